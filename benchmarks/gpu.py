@@ -30,16 +30,15 @@ from benchmarks.peers import build_transformers
 from benchmarks.picture import markdown, number
 from benchmarks.shapes import DTYPES, build_ours, fill, prompt
 from benchmarks.systems import persistent_step, read_bandwidth
-from benchmarks.training import matrix_products
 from generation import kv_cache as kv
 from generation.decoding import eager_step
 from inference.checkpoint import fast_step
+from training.flops import known_peak, measured_peak
 
 ROOT = Path(__file__).resolve().parent.parent
 TOTAL, LEAST = 530, 15  # seconds of a whole run, and those without which no section begins
 SLOWER = 4  # times that a CPU takes, most of them to import what a section needs
 PARITY_TOKENS, PARITY_CONTEXT = 24, 300
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # in bfloat16, dense, as their maker says
 PAGE, MARKS = ROOT / "docs/speed.md", ("<!-- gpu:", "<!-- /gpu -->")
 RECIPES = {"nanoVLM-222M": "nanovlm-222m", "nanoVLM-460M": "nanovlm-460m"}
 
@@ -97,16 +96,13 @@ def sections(device: str) -> dict[str, Section]:
         arguments = [*model[:3], shape, *arguments]
         if cpu:
             arguments = [*model, "--row", "128", "--documents", "4", "--steps", "1"]
-        elif flops := peak_flops():
+        elif torch.cuda.is_available() and (
+            flops := known_peak(torch.cuda.get_device_name(), torch.bfloat16)
+        ):
             arguments += ["--peak-flops", str(flops)]
         systems = ["--systems", "ours-packed"]
         found[f"training {shape}"] = Section(100, ["-m", "benchmarks.training", *arguments, *systems])
     return found
-
-
-def peak_flops() -> float | None:
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return next((flops for kind, flops in PEAK_FLOPS.items() if kind in name), None)
 
 
 # ----------------------------------------------------------------------------------------- the run
@@ -159,8 +155,7 @@ def env(device: str, shape: str) -> dict:
     found = hardware(device, torch.get_num_threads())
     size = 2**23 if device == "cpu" else 2**32
     found["read_bytes_per_second"] = read_bandwidth(device, size)
-    products = {"device": device, "shape": shape, "precision": "bfloat16"}
-    found |= matrix_products(products)
+    found["flops_per_second"] = measured_peak(torch.device(device), torch.bfloat16)
     if device == "cuda":
         found["capability"] = torch.cuda.get_device_capability()
         found["microseconds_a_kernel"] = {count: kernel_seconds(count) * 1e6 for count in (150, 300)}

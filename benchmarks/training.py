@@ -41,11 +41,11 @@ from benchmarks.common import (
     trim,
 )
 from benchmarks.peers import build_transformers
-from benchmarks.shapes import SHAPES, build_ours, fill, words
+from benchmarks.shapes import DTYPES, SHAPES, build_ours, fill, words
 from data.packing import IGNORE_INDEX, PADDING, Batch, Sample, collate, pack, pack_indices
 from data.tiles import Tiles
 from inference.cli import positive
-from training.flops import Amounts, training_flops
+from training.flops import Amounts, measured_peak, training_flops
 from training.rows import RowsLoss
 
 TRAINERS = ("ours-packed", "ours-padded", "transformers")
@@ -209,7 +209,6 @@ class Trainer:
                 seconds += now(self.device) - start
                 positions += sum(batch["input_ids"].numel() for batch in batch_list)
         timed = [amounts_of(samples) for samples in groups[warm_up:]]
-        learns = frozenset(("vision", "projector", "language"))
         return {
             "seconds": seconds,
             "loss": loss,
@@ -217,28 +216,16 @@ class Trainer:
             "tokens": sum(one.positions for one in timed),
             "labelled": sum(one.labelled for one in timed),
             "tiles": sum(one.tiles for one in timed),
-            "flops": sum(training_flops(SHAPES[self.shape], one, learns) for one in timed),
+            "flops": sum(training_flops(SHAPES[self.shape], one) for one in timed),
         }
-
-
-def matrix_products(setup: dict) -> dict:
-    """The most FLOP/s that a product of large matrices reaches here, in the precision of the run."""
-    device, seconds = setup["device"], []
-    side = 256 if setup["shape"] == "tiny" else {"cpu": 2048, "cuda": 8192}[device]
-    dtype = torch.bfloat16 if setup["precision"] == "bfloat16" else torch.float32
-    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    for _ in range(6):
-        start = now(device)
-        a @ b
-        seconds.append(now(device) - start)
-    return {"flops_per_second": 2 * side**3 / min(seconds)}
 
 
 def make_handler(setup: dict) -> Handler:
     """The child's side: answers jobs with one system, and with the memory that they took."""
     torch.set_num_threads(setup["threads"])
     if setup["system"] == "peak":
-        return lambda job: matrix_products(setup)
+        dtype = DTYPES[setup["precision"]]
+        return lambda job: {"flops_per_second": measured_peak(torch.device(setup["device"]), dtype)}
     device = setup["device"]
     before = memory_now(device)
     trainer = Trainer(setup)

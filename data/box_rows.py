@@ -18,7 +18,7 @@ from typing import Any
 from data.augmentation import augmented
 from data.coordinates import COORDINATES, Box, CoordinateForm, Point
 from data.errors import BadRow, ImageError
-from data.images import image_size, load_image
+from data.images import load_image, measure
 
 BAD_BOX = "bad box"
 CATEGORIES = ("objects", "ref")  # columns whose names may be numbers
@@ -54,7 +54,7 @@ class BoxRows:
     ) -> tuple[list[Mapping[str, Any]], Any]:
         """A user's and an assistant's message for each thing that a row (with our column names) is about, and
         the image to show. `draw` seeds the augmentation. Raises BadRow."""
-        size, form = self.size(image), self.coordinates
+        (size, image), form = self.measure(image), self.coordinates
         groups = self.groups(row, size)
         if self.augment:
             try:
@@ -73,10 +73,10 @@ class BoxRows:
             ]
         return messages, image
 
-    def size(self, image: Any) -> tuple[int, int]:
-        """(width, height) of an image, upright."""
+    def measure(self, image: Any) -> tuple[tuple[int, int], Any]:
+        """See `data.images.measure`."""
         try:
-            return image_size(image)
+            return measure(image)
         except (ImageError, OSError) as error:
             raise BadRow("broken image", str(error)) from error
 

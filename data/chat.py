@@ -19,18 +19,20 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import secrets
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 from jinja2 import Template, TemplateError, ext, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -209,6 +211,9 @@ def _default(written: Any) -> str | None:
 
 # ---------------------------------------------------------------------------------------- rendering templates
 MEMORY, SECONDS = 512 * 2**20, 2  # of the child, beyond what it starts with
+STARTED_MEMORY, STARTED_SECONDS = 512 * 2**20, 5  # more than it starts with, where that is not known
+WATCHED_EVERY = 0.05  # seconds
+CHILD = "import data.chat; data.chat.child()"
 LONGEST_TEMPLATE, LONGEST_RESULT = 2**20, 2**20  # characters; texts are put in later
 
 
@@ -277,33 +282,79 @@ def render_bounded(template: str, variables: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=1024)
 def _of_child(template: str, variables: str, today: date) -> tuple[str, str]:
     """(text, why there is none); `today` because a template may ask for it."""
-    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", "import data.chat; data.chat.child()"],
-        input=json.dumps([template, variables]).encode(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment | {"PYTHONPATH": str(Path(__file__).parent.parent)},
-        check=False,
+    names = ("PATH", "HOME", "SYSTEMROOT")
+    environment = {name: os.environ[name] for name in names if name in os.environ}
+    done, over = _watched(
+        [sys.executable, "-P", "-c", CHILD],
+        json.dumps([template, variables]).encode(),
+        environment | {"PYTHONPATH": str(Path(__file__).parent.parent)},
     )
-    if done.returncode:
+    if over or (done.returncode < 0 and -done.returncode == getattr(signal, "SIGPROF", None)):
         return "", f"it takes more than {SECONDS} s or {MEMORY // 2**20} MiB for one conversation"
+    if done.returncode < 0:
+        return "", f"it ends the process that renders it, with signal {-done.returncode}"
+    if done.returncode:  # not the template's fault, so not remembered
+        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
+        raise TemplateRefused(f"the process that renders it has failed: {one_line(said[-1], 200)}")
     text, refusal = json.loads(done.stdout)
     return text, refusal
+
+
+def _watched(
+    command: list[str], given: bytes, environment: Mapping[str, str]
+) -> tuple[subprocess.CompletedProcess[bytes], bool]:
+    """A process that has ended, and whether it was ended here: for systems on which `child` cannot limit
+    itself, macOS and Windows, its memory and time are looked at from outside, where that is possible."""
+    ended, over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(WATCHED_EVERY):
+            with suppress(psutil.Error, OSError):
+                seen = psutil.Process(process.pid)
+                memory, seconds = seen.memory_info().rss, sum(seen.cpu_times()[:2])
+                if memory > STARTED_MEMORY + MEMORY or seconds > STARTED_SECONDS + SECONDS:
+                    over.set()
+                    process.kill()
+                    return
+
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            printed, said = process.communicate(given)
+        finally:
+            ended.set()
+            watcher.join()
+    return subprocess.CompletedProcess(command, process.returncode, printed, said), over.is_set()
 
 
 def child() -> None:
     """Render what stdin says under limits: the whole of a process that `_of_child` starts."""
     template, variables = json.loads(sys.stdin.buffer.read())
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)  # which ends the process, whatever it is doing
+    _limit_this_process()
     try:
         answer = (render(template, json.loads(variables)), "")
     except TemplateRefused as error:
         answer = ("", str(error))
     print(json.dumps(answer), flush=True)
+
+
+def _limit_this_process() -> None:
+    """As far as the system does that: Linux limits both time and memory, macOS the time."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # which ends the process, whatever it is doing
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return
+    try:
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:  # without /proc it is not known what is mapped already
+        mapped = STARTED_MEMORY
+    for limit, most in ((resource.RLIMIT_AS, mapped + MEMORY), (resource.RLIMIT_CORE, 0)):
+        with suppress(ValueError, OSError):  # on macOS more is mapped than may be
+            resource.setrlimit(limit, (most, most))
 
 
 # ------------------------------------------------------------------------------------------------- to tokens

@@ -23,6 +23,7 @@ import sys
 import urllib.parse
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -53,6 +54,10 @@ SCANS, SCANNED_PIXELS = 100, 1_200_000_000  # of a JPEG (a usual progressive one
 PIXELS_IN_PYTHON = 2_000_000  # one to three seconds of a decoder that Pillow has in Python
 PIXELS_IN_JPEG2000 = 16_000_000  # its decoder takes ten times as long as others
 
+HEADER_BYTES = (2**14, 2**18)  # of a file that are read to find its size, at first and at most
+PNG_TAIL = 2**17  # bytes at a PNG's end where its EXIF is looked for, if it is not before the pixels
+
+_JPEG, _PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
 _ORIENTATION = 0x0112
 _FLIP = Image.Transpose
 _UPRIGHT = {
@@ -63,6 +68,7 @@ _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _HEIC = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"))
 # Blocks that Pillow and the HEIC library would read whole while opening: renamed, so that they do not.
 _JPEG_BLOCK = re.compile(rb"(\xff[\xe1\xe2]..)(Exif\0\0|MPF\0)", re.DOTALL)
+_JPEG_EXIF = re.compile(rb"\xff\xe1..Exif\0\0", re.DOTALL)
 _AVIF_ITEM = re.compile(rb"(infe.{8}(?:..)?)Exif", re.DOTALL)  # an item information entry
 _HEIC_ITEM = re.compile(rb"infe(?!\x02.{7}(?:hvc1|grid)|\x03.{9}(?:hvc1|grid))", re.DOTALL)  # of no image
 _MARKER = re.compile(rb"\xff([^\x00\xff])")
@@ -126,7 +132,31 @@ def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     name = name or describe(source)
     if _is_array(source):
         return _array_size(source, name)
-    image, orientation = _open(source, limits, name)
+    return _upright_size(*_open(source, limits, name))
+
+
+class NamedBytes(bytes):
+    """An image that was read or fetched, and what error messages call it."""
+
+    name = ""
+
+
+def measure(source: Any, limits: ImageLimits = ImageLimits()) -> tuple[tuple[int, int], Any]:
+    """(width, height) of what `load_image` gives, and what to give to it: `source`, or its bytes where all of
+    them had to be read or fetched. Of a JPEG or PNG no more than the header is read, and what it would cost
+    to decode is left for `load_image` to refuse."""
+    name = describe(source)
+    header = _header(source, limits, name)
+    if header is not None:
+        with suppress(ImageError):  # the whole file decides
+            return _upright_size(*_open_bytes(header, limits, name, whole=False)), source
+    if isinstance(source, str | os.PathLike):
+        data = NamedBytes(read_bytes(source, limits, name))
+        data.name, source = name, data
+    return image_size(source, limits, name), source
+
+
+def _upright_size(image: Image.Image, orientation: int) -> tuple[int, int]:
     turned = orientation >= 5 and image.format != "TIFF"  # whose size Pillow has turned by itself
     return (image.height, image.width) if turned else image.size
 
@@ -143,6 +173,8 @@ def describe(source: Any) -> str:
         return f"PIL image ({source.mode}, {source.width}x{source.height})"
     if _is_array(source):
         return f"array {tuple(source.shape)} of {source.dtype}"
+    if isinstance(source, NamedBytes):
+        return source.name
     if isinstance(source, bytes | bytearray | memoryview):
         return f"image data ({len(source)} bytes)"
     if isinstance(source, str | os.PathLike):
@@ -170,7 +202,7 @@ def read_bytes(source: Any, limits: ImageLimits, name: str) -> bytes:
     elif isinstance(source, str | os.PathLike):
         data = _read_path(source, limits, name)
     elif isinstance(source, bytes | bytearray | memoryview):
-        data = bytes(source)
+        data = source if isinstance(source, bytes) else bytes(source)
     elif hasattr(source, "read"):
         data = source.read(limits.max_bytes + 1)
     else:
@@ -198,6 +230,42 @@ def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> byt
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: NUL in the path; RuntimeError: no home
         got = f"what cannot be read ({one_line(error, 200)})"
     raise ImageError(f"{name}: expected an image file, got {got}")
+
+
+def _header(source: Any, limits: ImageLimits, name: str) -> bytes | None:
+    """What stands in front of the pixels of a JPEG or PNG, and of a PNG the end of the file as well, where
+    its EXIF may be; None of every other image."""
+    if isinstance(source, bytes):
+        end = _header_end(source[: HEADER_BYTES[-1]])
+        return source[:end] + source[max(end, len(source) - PNG_TAIL) :] if end else None
+    if not (isinstance(source, Path) and limits.allow_paths and source.is_file()):
+        return None
+    with suppress(OSError), source.open("rb", buffering=0) as file:
+        size, data = os.fstat(file.fileno()).st_size, b""
+        _check_most(name, "bytes", size, limits.max_bytes)
+        for most in HEADER_BYTES:
+            data += file.read(most - len(data))
+            if end := _header_end(data):
+                if not data.startswith(_PNG):
+                    return data[:end]
+                file.seek(max(end, size - PNG_TAIL))
+                return data[:end] + file.read()
+    return None
+
+
+def _header_end(data: bytes) -> int:
+    """Where the header of a JPEG or PNG ends; 0 where `data` does not reach so far or is of another kind."""
+    end = 0
+    if data.startswith(_JPEG):
+        segments = islice(_jpeg_segments(data), HEADER_PIECES)
+        end = next((end for marker, end in segments if marker == 0xDA), 0)
+    elif data.startswith(_PNG):
+        place = len(_PNG)
+        while not end and len(data) >= place + 8:  # a length and a kind, then so many bytes and a checksum
+            if data[place + 4 : place + 8] == b"IDAT":
+                end = place + 8
+            place += 12 + int.from_bytes(data[place : place + 4], "big")
+    return end if end <= len(data) else 0
 
 
 def _read_data_url(source: str, limits: ImageLimits, name: str) -> bytes:
@@ -241,7 +309,7 @@ def _check_cost(image: Image.Image, data: bytes, name: str, limits: ImageLimits)
     if image.format == "JPEG2000":
         _check_most(name, "pixels in JPEG 2000", pixels, PIXELS_IN_JPEG2000)
     if image.format == "JPEG":
-        scans = sum(marker == 0xDA for marker in islice(_jpeg_markers(data), PIECES))
+        scans = sum(marker == 0xDA for marker, _ in islice(_jpeg_segments(data), PIECES))
         _check_most(name, "scans of a JPEG of this size", scans, min(SCANS, max(1, SCANNED_PIXELS // pixels)))
     if image.format == "TIFF":
         _check_most(name, "strips or tiles", len(codecs), STRIPS)
@@ -252,15 +320,15 @@ def _check_cost(image: Image.Image, data: bytes, name: str, limits: ImageLimits)
         _check_most(name, "pixels", covered, limits.max_pixels, f" in tiles of {width} x {height}")
 
 
-def _jpeg_markers(data: bytes) -> Iterator[int]:
-    """A JPEG's markers up to its end; what stands inside segments is skipped."""
+def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """A JPEG's markers up to its end, and where the segment of each ends; what stands inside is skipped."""
     place = 0
     # Without `+` after \xff, which would try a run of them from each of its places.
     while (match := _MARKER.search(data, place)) and match[1] != b"\xd9":
         marker, place = match[1][0], match.end()
-        yield marker
         if marker != 0x01 and not 0xD0 <= marker <= 0xD8:  # those have no length
             place += int.from_bytes(data[place : place + 2], "big")
+        yield marker, place
 
 
 # ---------------------------------------------------------------------------------- bytes to an image
@@ -288,7 +356,11 @@ def _open(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int
     if isinstance(source, Image.Image):
         check_size(source.width, source.height, limits, name)
         return source, 1 if source.format == "TIFF" else _orientation(source, b"")
-    data = read_bytes(source, limits, name)
+    return _open_bytes(read_bytes(source, limits, name), limits, name)
+
+
+def _open_bytes(data: bytes, limits: ImageLimits, name: str, whole: bool = True) -> tuple[Image.Image, int]:
+    """See `_open`. What is not the `whole` file is opened, but cannot be decoded."""
     formats = _formats(data, name)
     try:
         with warnings.catch_warnings():  # of large images and broken tags: what counts is said here
@@ -305,7 +377,8 @@ def _open(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int
     except Exception as error:  # Pillow's own guard of 179 million pixels, or whatever hostile bytes lead to
         raise ImageError(f"{name}: the image cannot be opened ({one_line(error, 200)})") from error
     check_size(image.width, image.height, limits, name)
-    _check_cost(image, data, name, limits)
+    if whole:
+        _check_cost(image, data, name, limits)
     if image.format == "TIFF":  # it would read all directories, and turn the image as `load_image` does
         image.load_end = lambda: None  # type: ignore[attr-defined,method-assign]
     return image, orientation
@@ -332,7 +405,7 @@ def _formats(data: bytes, name: str) -> list[str]:
 
 def _harmless(data: bytes) -> bytes:
     """The same image without what takes unbounded time or memory to open."""
-    if data.startswith(b"\xff\xd8"):
+    if data.startswith(_JPEG):
         return _JPEG_BLOCK.sub(lambda match: match[1] + bytes(len(match[2])), data)
     if data[4:8] == b"ftyp":  # turned by properties of its own, which go before its EXIF
         return _HEIC_ITEM.sub(b"free", data) if _is_heic(data) else _AVIF_ITEM.sub(rb"\1none", data)
@@ -363,14 +436,14 @@ def _orientation(image: Image.Image, data: bytes) -> int:
 
 def _exif_block(image: Image.Image, data: bytes) -> bytes | None:
     """The EXIF block of an image that came from `data`, wherever in the file it stands."""
-    if data.startswith(b"\xff\xd8"):
-        found = re.search(rb"\xff\xe1..Exif\0\0", data, re.DOTALL)
+    if data.startswith(_JPEG):
+        found = _JPEG_EXIF.search(data, 0, _header_end(data) or len(data))  # not that of a second image
         return data[found.end() : found.end() + EXIF_HEAD] if found else None
     if isinstance(block := image.info.get("exif"), bytes):
         return block
     if isinstance(text := image.info.get("Raw profile type exif"), str):  # ImageMagick's PNGs
         return bytes.fromhex("".join(text.split("\n")[3:]))
-    if data.startswith(b"\x89PNG") and (place := data.rfind(b"eXIf")) > 0:  # behind the pixels
+    if data.startswith(_PNG) and (place := data.rfind(b"eXIf", max(0, len(data) - PNG_TAIL))) > 0:
         return data[place + 4 : place + 4 + EXIF_HEAD]
     return None
 

@@ -33,10 +33,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from data.errors import BadRow, DatasetError, one_line
-from data.order import RowPosition, RowRead, ShardReader
+from data.order import RowPosition, RowRead, ShardReader, most_bytes
 from data.packing import Batch, PackedSequence, Sample, SampleEncoder, SampleId, collate, pack, pack_indices
 from data.processor import Processor
-from data.sources import Mixture, reading
+from data.sources import Mixture, Stream, reading
 
 logger = logging.getLogger(__name__)
 _SHARDS = 16  # at least so many, so that as many workers can help, however small the batch
@@ -56,8 +56,9 @@ class LoaderConfig:
         sequence_length: maximum number of tokens of a row, and of a sample.
         max_tiles: maximum number of tiles of a row, and of a sample; None leaves that to the tokens.
         packing: put several samples into a row; if not, each has its own, padded to its batch's longest.
-        packing_buffer_size: samples of each shard to choose from when a row is packed.
-        shuffle_buffer: rows of a stream that are shuffled together, in each shard.
+        packing_buffer_size: samples of each shard to choose from when a row is packed; fewer if their images,
+            where they came in rows or from the network, take more than `data.order.most_bytes`.
+        shuffle_buffer: rows of a stream that are shuffled together, in each shard; fewer if they are large.
         seed: of the order.
         epochs: number of passes over the data; None never ends.
         workers: processes that read and decode on this rank; with 0, this process does.
@@ -216,7 +217,10 @@ class Shard:
         return self._read, sequences
 
     def _has_room(self) -> bool:
-        return len(self._buffer) < (self.config.packing_buffer_size if self.config.packing else 1)
+        if not self._buffer or not self.config.packing:
+            return not self._buffer
+        held, most = sum(sample.image_bytes for _, sample in self._buffer), most_bytes(self.config.num_shards)
+        return len(self._buffer) < self.config.packing_buffer_size and held < most
 
     def _take(self) -> bool:
         """Read one row into the buffer, or leave it out; False at the end."""
@@ -439,8 +443,20 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the merged states of all ranks, on any number of ranks and workers."""
-        for name, expected in self._order().items():
-            if (got := state["order"].get(name)) != expected:
+        order, streams = self._order(), "streams (files)"
+        if order[streams] and streams not in state["order"]:
+            raise DatasetError(
+                "the saved run read its streams in the order of an earlier version, in which rows cannot be "
+                "found again: finish it with that version, or start again with --no-resume"
+            )
+        for name, expected in order.items():
+            got = state["order"].get(name, [])
+            if got != expected and name == "lanes":
+                raise DatasetError(
+                    "batch_size: cannot become another on resume here: the saved run dealt its rows to "
+                    f"{got} shards, {self.config.batch_size} would deal them to {expected}"
+                )
+            if got != expected:
                 raise DatasetError(f"the saved run's {name} was {got}, this one's is {expected}: keep it")
         if state["rows"] % self.config.batch_size:
             raise DatasetError(
@@ -466,6 +482,10 @@ class Loader:
             "packing (sequence_length, max_tiles, waiting)": packing if config.packing else None,
             "datasets (name, rows, weight)": [
                 [source.name, source.num_rows, source.weight] for source in self.mixture.sources
+            ],
+            # Of runs before there were parts of files, this is missing.
+            "streams (files)": [
+                source.rows.num_files for source in self.mixture.sources if isinstance(source.rows, Stream)
             ],
         }
 

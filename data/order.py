@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import islice
+from itertools import count
 from typing import Any
 
 from data.errors import DatasetError
@@ -23,6 +23,12 @@ from data.sources import Mixture, Stream
 
 _MASK = (1 << 64) - 1
 RowPosition = list[int]
+
+
+def most_bytes(num_shards: int) -> int:
+    """Bytes of rows that each shard of a run may hold to shuffle them, and of images to pack them: together a
+    gibibyte each, which all shards share if one process reads them all, but enough for some large images."""
+    return max(8 << 20, (1 << 30) // num_shards)
 
 
 def key_of(*parts: Any) -> int:
@@ -102,10 +108,13 @@ class MapReader:
 class StreamReader:
     """A shard's rows of a stream, read in blocks of at most `block` rows, each block shuffled in memory.
 
-    Files are dealt to the shards as evenly as possible and read in an order shuffled anew in each epoch. If
-    there are more shards than groups of files, several shards read the same files and take turns by row. A
-    block never crosses the end of an epoch. The state is where the block began and how many of its rows were
-    taken: on resume the block is read once more.
+    In each epoch the files are shuffled and laid end to end, all of the same length, and every shard gets an
+    equal piece: whole files, and of the files at its two ends whole parts. Only a part that a border cuts is
+    read by the shards on both sides of it, each of which keeps its share of the rows. So a stream of F parts
+    is read by S shards at most (F + S) / F times.
+
+    A block ends when it holds `block_bytes` bytes as well, and never crosses the end of an epoch. The state
+    is where the block began and how many of its rows were taken: on resume the block is read once more.
 
     A stream may have fewer rows than shards. A shard without a row of its own then borrows another shard's, a
     different one in each epoch. With `epochs` it reads nothing, so that every row is read equally often.
@@ -120,23 +129,23 @@ class StreamReader:
         epochs: int | None,
         block: int,
         name: str = "a stream",
+        block_bytes: int | None = None,
     ):
-        self.stream, self.key, self.shard, self.epochs = stream, key, shard, epochs
-        self.block, self.name = block, name
-        groups = math.gcd(stream.num_files, num_shards)
-        # This shard reads every `stride`th row, from row `turn` on, of the files of its group.
-        self.group, self.stride, self.turn = shard % groups, num_shards // groups, shard // groups
-        self.files = range(self.group, stream.num_files, groups)
-        self.restore([0, 0, 0, 0])
+        self.stream, self.key, self.shard, self.num_shards = stream, key, shard, num_shards
+        self.epochs, self.block, self.name = epochs, block, name
+        self.block_bytes = most_bytes(num_shards) if block_bytes is None else block_bytes
+        # Row i of a part that is shared counts as row i * spread, so that few rows go to all shards alike.
+        self.spread = next(n for n in count(round(num_shards * 0.618) or 1) if math.gcd(n, num_shards) == 1)
+        self.restore([0, 0, 0, 0, 0])
 
     def state(self) -> list[int]:
         return [*self.start, self.taken]
 
     def restore(self, state: Sequence[int]) -> None:
-        """`start` is where the block begins: [epoch, files read in it, row in the next file]."""
+        """`start` is where the block begins: [epoch, index of the file in it, part of the file, row]."""
         *self.start, self.taken = state
         self._blocks = self._read_blocks(self.start)
-        self._rows: list[RowRead] | None = None  # of the block; None before it is read
+        self._rows: list[Any] | None = None  # of the block; None before it is read
 
     def next(self) -> RowRead | None:
         """The next row; None at the end."""
@@ -146,64 +155,101 @@ class StreamReader:
             if self._rows is not None:
                 self.taken = 0
             self.start, self._rows = block
-        key = key_of(self.key, *self.start, self.turn)
+        index = shuffled(self.taken, len(self._rows), key_of(self.key, *self.start, self.shard))
         self.taken += 1
-        return self._rows[shuffled(self.taken - 1, len(self._rows), key)]
+        read, self._rows[index] = self._rows[index], None  # a block's rows are large
+        return read
 
     def _read_blocks(self, start: RowPosition) -> Iterator[tuple[RowPosition, list[RowRead]]]:
         """Where each block begins, and its rows, from a position on."""
         while self.epochs is None or start[0] < self.epochs:
             rows = self._rest_of_epoch(*start)
-            while block := list(islice(rows, self.block)):
-                yield start, block
-                epoch, file_index, row = block[-1].position
-                start = [epoch, file_index, row + 1]
-            start = [start[0] + 1, 0, 0]
+            while block := self._read_block(rows):
+                yield start, [*block]
+                epoch, index, part, row = block[-1].position
+                start = [epoch, index, part, row + 1]
+            start = [start[0] + 1, 0, 0, 0]
 
-    def _rest_of_epoch(self, epoch: int, file_index: int, row: int) -> Iterator[RowRead]:
-        # After a row that it has read, a shard continues with the turn of that row, own or borrowed.
-        turn, found = (row - 1) % self.stride if row else self.turn, row > 0
-        for read in self._every_stride(epoch, file_index, row, turn):
-            found = True
-            yield read
-        if not found and self.epochs is None:
-            yield from self._every_stride(epoch, 0, 0, self._borrowed_turn(epoch))
+    def _read_block(self, rows: Iterator[RowRead]) -> list[RowRead]:
+        block: list[RowRead] = []
+        size = 0
+        while len(block) < self.block and size < self.block_bytes and (read := next(rows, None)):
+            block.append(read)
+            size += size_of(read.row)
+        return block
 
-    def _every_stride(self, epoch: int, file_index: int, row: int, turn: int) -> Iterator[RowRead]:
-        for index, file in enumerate(self._file_order(epoch)[file_index:], file_index):
-            first = row + (turn - row) % self.stride
-            for steps, held in enumerate(islice(self.stream.open(file, first), 0, None, self.stride)):
-                yield self._read([epoch, index, first + steps * self.stride], file, held)
-            row = 0
-
-    def _borrowed_turn(self, epoch: int) -> int:
-        most = max(sum(1 for _ in islice(self.stream.open(file, 0), self.turn)) for file in self.files)
-        if not most:
+    def _rest_of_epoch(self, epoch: int, index: int, part: int, row: int) -> Iterator[RowRead]:
+        own = self._rows_of(self.shard, epoch, index, part, row)
+        first = next(own, None)
+        if first is not None:
+            yield first
+            yield from own
+        elif self.epochs is None and not (index or part or row):
+            for other in range(self.num_shards):
+                theirs = self._rows_of((self.shard + epoch + other) % self.num_shards, epoch)
+                if (borrowed := next(theirs, None)) is not None:
+                    yield borrowed
+                    return
             raise DatasetError(
-                f"{self.name}: shard {self.shard} has no row, because all of its {len(self.files)} files are "
-                "empty; remove empty files or turn streaming off"
+                f"{self.name}: its {self.stream.num_files} files have no row; check them, or turn streaming "
+                "off"
             )
-        return (self.turn + epoch) % most
 
-    def _file_order(self, epoch: int) -> list[int]:
-        key = key_of(self.key, epoch, self.group)
-        return [self.files[shuffled(i, len(self.files), key)] for i in range(len(self.files))]
+    def _rows_of(
+        self, shard: int, epoch: int, index: int = 0, part: int = 0, row: int = 0
+    ) -> Iterator[RowRead]:
+        """A shard's own rows of an epoch, from a position on."""
+        for i, p, turns in self._pieces(shard, epoch, index, part):
+            first = row if (i, p) == (index, part) else 0
+            for number, held in enumerate(self.stream.open(self._file(epoch, i), p, first), first):
+                if number * self.spread % self.num_shards in turns:
+                    yield self._read([epoch, i, p, number], held)
 
-    def _read(self, position: RowPosition, file: int, row: Any) -> RowRead:
-        return RowRead(position, position[-1] * self.stream.num_files + file, row)
+    def _pieces(self, shard: int, epoch: int, index: int, part: int) -> Iterator[tuple[int, int, range]]:
+        """(index of the file in this epoch, part of it, which of `num_shards` rows in turn) of all that a
+        shard reads, from a file and a part of it on."""
+        files, shards = self.stream.num_files, self.num_shards
+        # A file is `shards` long, a shard's piece `files`.
+        for i in range(max(index, shard * files // shards), -(-(shard + 1) * files // shards)):
+            parts = self.stream.parts(self._file(epoch, i))
+            begin, end = (max(0, min(shards, border * files - i * shards)) for border in (shard, shard + 1))
+            for p in range(begin * parts // shards, -(-end * parts // shards)):
+                if (i, p) >= (index, part):
+                    low, high = begin * parts - p * shards, end * parts - p * shards
+                    yield i, p, range(max(0, low), min(shards, high))
+
+    def _file(self, epoch: int, index: int) -> int:
+        return shuffled(index, self.stream.num_files, key_of(self.key, epoch))
+
+    def _read(self, position: RowPosition, row: Any) -> RowRead:
+        """Its number is unique in the stream; of one file with one part it is the row's place."""
+        epoch, index, part, number = position
+        file = self._file(epoch, index)
+        number = (number * self.stream.parts(file) + part) * self.stream.num_files + file
+        return RowRead(position, number, row)
 
     def reread(self, positions: Sequence[RowPosition]) -> list[RowRead]:
-        """Reads each of their files once, from front to back."""
-        wanted: dict[tuple[int, int], set[int]] = {}
-        for epoch, file_index, number in positions:
-            wanted.setdefault((epoch, file_index), set()).add(number)
+        """Reads each of their parts once, from front to back."""
+        wanted: dict[tuple[int, int, int], set[int]] = {}
+        for epoch, index, part, number in positions:
+            wanted.setdefault((epoch, index, part), set()).add(number)
         found: dict[tuple[int, ...], RowRead] = {}
-        for (epoch, file_index), numbers in wanted.items():
-            file, first = self._file_order(epoch)[file_index], min(numbers)
-            for number, row in zip(range(first, max(numbers) + 1), self.stream.open(file, first)):
+        for (epoch, index, part), numbers in wanted.items():
+            first = min(numbers)
+            rows = self.stream.open(self._file(epoch, index), part, first)
+            for number, row in zip(range(first, max(numbers) + 1), rows):
                 if number in numbers:
-                    found[epoch, file_index, number] = self._read([epoch, file_index, number], file, row)
+                    found[epoch, index, part, number] = self._read([epoch, index, part, number], row)
         return [found[*position] for position in positions]
+
+
+def size_of(row: Any) -> int:
+    """Bytes of the texts and images in a row."""
+    if isinstance(row, str | bytes):
+        return len(row)
+    if isinstance(row, Mapping):
+        return sum(map(size_of, row.values()))
+    return sum(map(size_of, row)) if isinstance(row, list | tuple) else 8
 
 
 class ShardReader:

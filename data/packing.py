@@ -1,7 +1,8 @@
 """Conversations -> samples -> packed sequences -> batches, and the masks that keep packed samples apart.
 
 A sample's tokens and tiles are known from its text and the headers of its images. Pixels are decoded only
-once its sequence is certain, so that many samples may wait at a few kilobytes each.
+once its sequence is certain, so that many samples may wait at a few kilobytes each, or at the size of their
+images where these came in the row or from the network.
 
 Several samples share a sequence, each blind to the others and at the positions that it has alone. So nothing
 is computed for padding, and nothing is learnt from a neighbour. A sequence is limited in tokens and in tiles;
@@ -22,11 +23,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
-from data.images import count_tiles, describe, image_size, load_image, tile_image
+from data.images import count_tiles, describe, load_image, measure, tile_image
 from data.processor import Processor
 from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
 from data.tiles import Tiles
@@ -62,6 +64,15 @@ class Sample:
     def tiles(self) -> int:
         return sum(self.image_tiles)
 
+    @property
+    def image_bytes(self) -> int:
+        """Memory that its images take while it waits: nothing for files that are yet to be read."""
+        return sum(
+            len(image) if isinstance(image, bytes | str) else 3 * image.width * image.height
+            for image in self.images
+            if isinstance(image, bytes | str | Image)
+        )
+
 
 class SampleEncoder:
     """Makes samples of at most `max_tokens` positions and `max_tiles` tiles (None: as many as tokens allow).
@@ -79,7 +90,7 @@ class SampleEncoder:
         with _counted_as(BAD_CONVERSATION, PromptError):
             messages = processor.messages(conversation, name)
         sources = [source for message in messages for source in message.images]
-        grids = self._grids(sources)
+        grids, sources = self._grids(sources)
         with _counted_as(TOO_MANY_TILES, PromptError):
             prompts = [
                 processor.images.prompt(rows, columns, i, len(grids))
@@ -96,13 +107,15 @@ class SampleEncoder:
             raise BadRow(TOO_LONG, f"expected at most {self.max_tokens} tokens, got {sample.tokens}")
         return sample
 
-    def _grids(self, sources: list[Any]) -> list[tuple[int, int, int]]:
-        """(tiles, rows, columns) of each image, from its header."""
+    def _grids(self, sources: list[Any]) -> tuple[list[tuple[int, int, int]], list[Any]]:
+        """(tiles, rows, columns) of each image, from its header; and the images, for `load_image`."""
         images, limits = self.processor.images, self.processor.limits
         grids: list[tuple[int, int, int]] = []
+        kept = []
         for source in sources:
             with _counted_as(BROKEN_IMAGE, ImageError):
-                width, height = image_size(source, limits)
+                (width, height), source = measure(source, limits)
+            kept.append(source)
             with _counted_as(TOO_MANY_TILES, ImageError), _counted_as(BROKEN_IMAGE, ProcessorError):
                 grids.append(count_tiles(images, width, height, describe(source), limits.max_tiles))
         tiles = sum(count for count, _, _ in grids)
@@ -111,7 +124,7 @@ class SampleEncoder:
         if tiles > most or tiles * images.tokens_per_tile > self.max_tokens:
             fitting = f"at most {most} tiles and {self.max_tokens} tokens"
             raise BadRow(TOO_MANY_TILES, f"expected {fitting}, got {tiles} tiles")
-        return grids
+        return grids, kept
 
     def tiles(self, sample: Sample) -> Tiles | None:
         """A sample's tiles, (n, 3, M, M) in the order of its placeholders; None without images."""

@@ -40,6 +40,7 @@ _BUILDERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}  # by t
 _SPLITS = {TRAIN: TRAIN, "training": TRAIN}  # words in names, as the `datasets` library knows them
 _SPLITS |= dict.fromkeys(("validation", "valid", "dev", "val"), "validation")
 _SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
+_PARTS = 1024  # of a JSON-lines file, so that this many shards read hardly more than their share
 _LOOKED_AT = 100  # rows that show what all rows are like
 
 
@@ -67,8 +68,11 @@ class Stream(Protocol):
 
     num_files: int
 
-    def open(self, file: int, start: int) -> Iterator[Any]:
-        """The rows of a file from number `start` on."""
+    def parts(self, file: int) -> int:
+        """Number of parts of a file that can be read without the others; always the same."""
+
+    def open(self, file: int, part: int, start: int) -> Iterator[Any]:
+        """The rows of a part of a file, from the part's row number `start` on."""
 
 
 class JsonLines(Sequence):
@@ -98,15 +102,30 @@ class JsonLines(Sequence):
 
 
 class JsonLinesStream:
-    """JSON-lines files read from front to back, without looking up their lines first."""
+    """JSON-lines files read from front to back, without looking up their lines first. A part is a range of
+    bytes, and holds the lines that begin there."""
 
     def __init__(self, paths: Sequence[Path]):
         self.paths, self.num_files = paths, len(paths)
+        self.sizes = [path.stat().st_size for path in paths]
 
-    def open(self, file: int, start: int) -> Iterator[Any]:
+    def parts(self, file: int) -> int:
+        return min(_PARTS, self.sizes[file])
+
+    def open(self, file: int, part: int, start: int) -> Iterator[Any]:
+        for line in islice(self._lines(file, part), start, None):
+            yield _parsed(line, self.paths[file])
+
+    def _lines(self, file: int, part: int) -> Iterator[bytes]:
+        begin, end = (self.sizes[file] * number // self.parts(file) for number in (part, part + 1))
         with self.paths[file].open("rb") as lines:
-            for line in islice(filter(bytes.strip, lines), start, None):
-                yield _parsed(line, self.paths[file])
+            if begin:  # the rest of a line that begins before
+                lines.seek(begin - 1)
+                begin += len(lines.readline(end - begin + 1)) - 1
+            while begin < end and (line := lines.readline()):
+                begin += len(line)
+                if line.strip():
+                    yield line
 
 
 def _line_starts(path: Path) -> Iterator[int]:
@@ -127,23 +146,45 @@ def _parsed(line: bytes, path: Path) -> Any:
 
 
 class LibraryStream:
-    """A streaming dataset of the `datasets` library, file by file."""
+    """A streaming dataset of the `datasets` library, file by file. The row groups of Parquet are parts; any
+    other file is one part."""
 
     def __init__(self, dataset: Any):
         self.dataset, self.num_files = dataset, dataset.num_shards
         self.column_names: list[str] | None = dataset.column_names
+        self._split: dict[int, Any] = {}  # files in parts; finding out the parts of one may take a download
 
-    def open(self, file: int, start: int) -> Iterator[Any]:
-        several = self.num_files > 1
-        one = self.dataset.shard(num_shards=self.num_files, index=file) if several else self.dataset
+    def parts(self, file: int) -> int:
+        return self._in_parts(file).num_shards
+
+    def open(self, file: int, part: int, start: int) -> Iterator[Any]:
+        one = self._in_parts(file)
+        if one.num_shards > 1:
+            one = one.shard(num_shards=one.num_shards, index=part)
         return iter(one.skip(start) if start else one)
+
+    def _in_parts(self, file: int) -> Any:
+        if file not in self._split:
+            one = self.dataset
+            if self.num_files > 1:
+                one = one.shard(num_shards=self.num_files, index=file)
+            if len(self._split) >= _PARTS:
+                self._split.clear()
+            self._split[file] = one.reshard()
+        return self._split[file]
+
+
+def all_rows(rows: Stream) -> Iterator[Any]:
+    """The rows of a stream, one file after another."""
+    for file in range(rows.num_files):
+        for part in range(rows.parts(file)):
+            yield from rows.open(file, part, 0)
 
 
 def first_rows(rows: Sequence[Any] | Stream) -> Iterator[Any]:
     """Some rows that show what all are like."""
     if isinstance(rows, Stream):
-        all_files = (row for file in range(rows.num_files) for row in rows.open(file, 0))
-        return islice(all_files, _LOOKED_AT)
+        return islice(all_rows(rows), _LOOKED_AT)
     return (rows[i] for i in range(min(len(rows), _LOOKED_AT)))
 
 
@@ -206,7 +247,9 @@ def open_rows(
         rows = _open_saved(path, _name_of(split) or TRAIN)
         if "[" in split:
             rows = rows.select(range(len(rows))[_part(split, len(rows), path)])
-        return LibraryStream(rows.to_iterable_dataset()) if streaming else rows, local
+        if streaming:
+            rows = LibraryStream(rows.to_iterable_dataset(num_shards=max(1, min(_PARTS, len(rows)))))
+        return rows, local
     if local.is_dir():
         by_split = _json_lines_by_split(local)
         files = sorted(file for of_split in by_split.values() for file in of_split)

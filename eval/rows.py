@@ -228,7 +228,7 @@ class _Reader:
         images = self.schema.column_images(row)
         if len(images) != 1:
             raise _bad(f"expected one image with its boxes, got {len(images)}")
-        size, form = rows.size(images[0]), rows.coordinates
+        (size, _), form = rows.measure(images[0]), rows.coordinates
         own = {name: row[column] for name, column in self.box_names.items() if column in row}
         kind = "point" if self.config.points else "detect"
         given = row.get(self.names["id"])

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import llguidance
 import torch
@@ -32,10 +33,11 @@ from data.tokenizer import AnyTokenizer, no_panic
 from generation.kv_cache import to_device
 from generation.options import ConstraintError
 from inference.errors import RequestError
-from inference.grammar import LIMITS, is_json, refusal
+from inference.grammar import is_json, refusal
+from inference.trial import TrialFailed, Trials, compiled
 
 _IS_ZERO = bytes([1] + 255 * [0])
-MOST_COMPILED = 64  # grammars that are kept for the next answers
+MOST_COMPILED, MOST_BYTES = 64, 256 * 2**20  # grammars that are kept for the next answers, and their bytes
 MOST_DIGITS = 20  # of a number, as many as 2**64 has: it ends there, if it may
 
 
@@ -196,7 +198,8 @@ def _keep(scores: Tensor, ids: Sequence[int]) -> None:
 
 
 class Constraints:
-    """Makes constraints for the answers of one checkpoint; keeps the grammars that it compiled last.
+    """Makes constraints for the answers of one checkpoint; keeps the grammars that it compiled last, and what
+    was wrong with those that it refused.
 
     Args:
         vocab_size: of the model, which may have more ids than the tokenizer.
@@ -213,31 +216,43 @@ class Constraints:
             raise RequestError("this model's tokenizer is not one of the tokenizers library: no constraints")
         spec = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
         size = max(vocab_size, 1 + max(backend.get_vocab().values()))
+        known = json.dumps(spec), size, stop_token_ids[0]
         try:
             with no_panic():
-                self._tokenizer = llguidance.LLTokenizer(json.dumps(spec), size, stop_token_ids[0])
+                self._tokenizer = llguidance.LLTokenizer(*known)
         except ValueError as error:
             raise RequestError(
                 f"this model's tokenizer cannot be held to a grammar ({one_line(error, 200)})"
             ) from None
         self._vocabulary = Vocabulary(self._tokenizer, vocab_size, stop_token_ids)
-        self._compiled = lru_cache(MOST_COMPILED)(self._compile)
+        self._trials = Trials(known)
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[str, tuple[llguidance.LLMatcher | str, int]] = OrderedDict()
 
     def __call__(self, grammar: str) -> Callable[[], Constraint]:
         """What makes a constraint for each answer; RequestError for a grammar that cannot be used."""
-        compiled = self._compiled(grammar)
-        return lambda: Constraint(compiled.deep_copy(), self._vocabulary, is_json(grammar))
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+        matcher, _ = found or self._compile(grammar)
+        if isinstance(matcher, str):
+            raise RequestError(matcher)
+        return lambda: Constraint(matcher.deep_copy(), self._vocabulary, is_json(grammar))
 
-    def _compile(self, grammar: str) -> Any:
-        limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
-        for before in (b"", b" "):  # some grammars are too large for their first token, or allow none
-            first = matcher.deep_copy()
-            first.consume_tokens(self._tokenizer.tokenize_bytes(before))
-            first.compute_logit_bias()
-            if first.is_error():
-                raise RequestError(refusal(first.get_error()))
-        return matcher
+    def _compile(self, grammar: str) -> tuple[llguidance.LLMatcher | str, int]:
+        """The matcher, or why there is none, and its bytes. Only what was tried out is compiled here."""
+        try:
+            taken = self._trials(grammar)
+            made: tuple[llguidance.LLMatcher | str, int] = compiled(self._tokenizer, grammar), taken
+        except (TrialFailed, ValueError) as error:
+            made = refusal(str(error)), 0
+        with self._lock:
+            self._compiled[grammar] = made
+            kept = self._compiled.values()
+            while len(kept) > MOST_COMPILED or sum(size for _, size in kept) > MOST_BYTES:
+                self._compiled.popitem(last=False)
+        return made
 
 
 @lru_cache(4)

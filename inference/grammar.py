@@ -10,8 +10,8 @@ stands before, and no model can go on with white space for ever. For the same re
 properties that its schema names, unless that speaks of others. One space may stand in front of everything,
 because many models begin their answers with one; it is no part of the answer's text.
 
-Schemas come from strangers: how long they are, what compiling them takes and what they can make of a single
-token is bounded.
+Schemas come from strangers: how long they are, what compiling them takes (`inference.trial`) and what they
+can make of a single token is bounded.
 """
 
 from __future__ import annotations
@@ -19,21 +19,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from data.errors import one_line
 from inference.errors import RequestError
+from inference.trial import TrialFailed, Trials
 
 MOST_BYTES = 65_536  # of a schema, all choices, or a pattern
 MOST_CHOICES = 1000
-MOST_MULTIPLES = 20_000  # all values of multipleOf together: each costs as many states as it is large
-# Of llguidance's limits: 20 MB of states, a fifth of a second to compile.
-LIMITS: dict[str, Any] = {
-    "initial_lexer_fuel": 500_000,
-    "max_grammar_size": 100_000,
-    "max_lexer_states": 20_000,
-}
 # A schema may not change these, which "x-guidance" in it could do.
 _JSON = {
     "whitespace_flexible": False,
@@ -55,9 +48,6 @@ def json_grammar(schema: Mapping[str, Any] | str | bytes) -> str:
         value = json.loads(text)
         if not isinstance(value, dict):
             raise RequestError(f"schema: expected a JSON object, got {one_line(repr(value), 80)}")
-        multiples = sum(_numerator(one.get("multipleOf")) for one in _objects(value))
-        if multiples > MOST_MULTIPLES:
-            raise RequestError(f"schema: expected values of multipleOf up to {MOST_MULTIPLES} in all")
         if not any(map(_puts_together, _objects(value))):
             value = _closed(value)
         return f"{_START}%json {json.dumps(value | {'x-guidance': _JSON})}"
@@ -121,12 +111,10 @@ def response_grammar(response_format: Mapping[str, Any]) -> str | None:
 
 def check_grammar(grammar: str) -> str:
     """Refuse, before any model is loaded, what llguidance does not understand. Returns the grammar."""
-    import llguidance  # the feature's own library
-
-    limits = llguidance.LLParserLimits(**LIMITS)
-    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
-    if failed:
-        raise RequestError(refusal(messages[0]))
+    try:
+        Trials(None)(grammar)
+    except TrialFailed as error:
+        raise RequestError(refusal(str(error))) from None
     return grammar
 
 
@@ -188,14 +176,3 @@ def _closed(schema: Any) -> Any:
     if known and not (_OF_OBJECTS - {"properties", "required"}) & schema.keys():
         closed["additionalProperties"] = False
     return closed
-
-
-def _numerator(value: Any) -> int:
-    """Of a number as a decimal fraction: how many remainders a multiple of it is told by."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return 0  # refused when it is compiled
-    if not abs(value) < 1e18:
-        return MOST_MULTIPLES + 1
-    _, digits, exponent = Decimal(repr(value)).as_tuple()
-    assert isinstance(exponent, int)
-    return int("".join(map(str, digits))) * 10 ** max(0, exponent)

@@ -34,13 +34,18 @@ def rows(count: int, every: int = 5, longest: int = 24) -> list[dict]:
 
 
 class ListStream:
-    """Lists as the files of a stream; `opened` counts rows read."""
+    """Lists as the files of a stream, each in `parts` parts; `read` counts rows read."""
 
-    def __init__(self, *files: list):
-        self.files, self.num_files, self.read = files, len(files), 0
+    def __init__(self, *files: list, parts: int = 1):
+        self.files, self.num_files, self.of_each, self.read = files, len(files), parts, 0
 
-    def open(self, file: int, start: int):
-        for row in self.files[file][start:]:
+    def parts(self, file: int) -> int:
+        return self.of_each
+
+    def open(self, file: int, part: int, start: int):
+        rows = self.files[file]
+        begin, end = (len(rows) * number // self.of_each for number in (part, part + 1))
+        for row in rows[begin + start : end]:
             self.read += 1
             yield row
 

@@ -343,6 +343,14 @@ def test_compiled_step():
 TRAINING = ("--documents", "4", "--row", "128", "--steps", "1")
 
 
+def test_gpus_have_one_table_of_peaks(monkeypatch):
+    """A PCIe card is no SXM card, in the benchmark as in a run."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 PCIe")
+    arguments = gpu.sections("cuda")["training nanoVLM-222M"].arguments
+    assert float(arguments[arguments.index("--peak-flops") + 1]) == 756e12
+
+
 def test_training(run):
     result = run(training, *TRAINING, "--rounds", "2")
     rows = {row["system"]: row for row in result["rows"]}
@@ -357,6 +365,18 @@ def test_training(run):
     # Packed or padded, the same weights see the same documents.
     assert rows["ours-packed"]["loss"] == pytest.approx(rows["ours-padded"]["loss"], rel=1e-3)
     assert result["hardware"]["peak_is"] == "measured"
+
+
+def test_mfu_counts_what_every_part_computes(run):
+    """By hand, of the tiny shape: a patch convolution that pixels get no gradient of, and three products for
+    each of the tower, the projector, two blocks, attention and head."""
+    (row,) = run(training, *TRAINING, "--documents", "1", "--systems", "ours-padded")["rows"]
+    tower = 16 * (2 * (4 * 32 * 32 + 2 * 32 * 64) + 4 * 16 * 32)  # 16 patches of width 32
+    tile = 2 * (2 * 16 * 3 * 8 * 8 * 32) + 3 * tower + 3 * (2 * 16 * 32 * 64)
+    block = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)  # of a position
+    ((tokens,), (tiles,), (labelled,)) = row["tokens"], row["tiles"], row["labelled_tokens"]
+    flops = tile * tiles + 3 * 2 * block * tokens + 3 * 2 * 4 * 64 * tokens**2 + 3 * 2 * 64 * 320 * labelled
+    assert tiles == 1 and row["flops_per_second"] * row["seconds_of_rounds"][0] == pytest.approx(flops)
 
 
 def test_training_in_bfloat16_with_a_peak_that_is_given(run):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -40,6 +38,69 @@ def test_a_hostile_template_is_refused_in_a_sentence(name):
     with pytest.raises(TemplateRefused, match=reason) as caught:
         render_bounded(template, {"messages": []})
     assert str(caught.value).isprintable()
+
+
+# What systems lack or refuse: the pieces of code are run before the child begins.
+NO_PROC = """
+import pathlib
+real = pathlib.Path.read_text
+def read_text(self, *given):
+    if str(self).startswith("/proc"):
+        raise FileNotFoundError(2, "No such file or directory", str(self))
+    return real(self, *given)
+pathlib.Path.read_text = read_text
+"""
+MACOS = (
+    NO_PROC
+    + """
+import resource
+def refuse(*given):
+    raise ValueError("current limit exceeds maximum limit")
+resource.setrlimit = refuse
+"""
+)
+WINDOWS = (
+    NO_PROC
+    + """
+import signal, sys
+import psutil  # which needs it here
+sys.modules["resource"] = None
+del signal.setitimer, signal.ITIMER_PROF
+"""
+)
+GREEDY = "{% set n = namespace(x='x' * 9**6) %}{% for i in range(9) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+
+
+@pytest.mark.parametrize("system", [NO_PROC, MACOS, WINDOWS], ids=["no /proc", "macOS", "Windows"])
+def test_other_systems_render_and_hold_to_the_limits(monkeypatch, system):
+    """What they cannot do to themselves is done from outside."""
+    monkeypatch.setattr(chat, "CHILD", f"{system}\n{chat.CHILD}")
+    monkeypatch.setattr(chat, "STARTED_SECONDS", 1)
+    chat._of_child.cache_clear()
+    assert render_bounded(LLAMA_TEMPLATE, {"messages": []}) == "<|begin_of_text|>"
+    loops, _ = HOSTILE["loops"]
+    with pytest.raises(TemplateRefused, match="than 2 s"):
+        render_bounded(loops, {})
+    if system == WINDOWS:  # it is ended for its memory: its time would not be over
+        monkeypatch.setattr(chat, "MEMORY", 64 << 20)
+        monkeypatch.setattr(chat, "STARTED_MEMORY", 150 << 20)
+        monkeypatch.setattr(chat, "SECONDS", 100)
+        with pytest.raises(TemplateRefused, match="64 MiB"):
+            render_bounded(GREEDY + loops, {})
+    chat._of_child.cache_clear()
+
+
+def test_a_child_that_fails_says_why_and_is_tried_again(monkeypatch):
+    """Not that the template takes too long."""
+    own = chat.CHILD
+    monkeypatch.setattr(chat, "CHILD", "raise OSError('no room for another process')")
+    with pytest.raises(TemplateRefused, match="no room for another process"):
+        render_bounded("{{ 'fine' }}", {})
+    monkeypatch.setattr(chat, "CHILD", own)
+    assert render_bounded("{{ 'fine' }}", {}) == "fine"
+    monkeypatch.setattr(chat, "CHILD", "import os; os.abort()")
+    with pytest.raises(TemplateRefused, match="signal 6"):
+        render_bounded("{{ 'aborted' }}", {})
 
 
 EVERYTHING = (
@@ -80,8 +141,8 @@ def test_a_child_for_each_form_of_a_conversation_and_no_environment(monkeypatch)
     """Texts of any content share one; what a template writes about the day is asked for anew each day."""
     monkeypatch.setenv("OCELLI_SECRET", "secret")
     started = []
-    real = subprocess.run
-    monkeypatch.setattr(chat.subprocess, "run", lambda *a, **o: started.append(o["env"]) or real(*a, **o))
+    real = chat._watched
+    monkeypatch.setattr(chat, "_watched", lambda c, given, env: started.append(env) or real(c, given, env))
     own = encoder("{{ messages[0].content[0].text }}")
     for text in ("how many?", "why?", "<image>", "many\nlines", " blank first"):
         own.encode(read_conversation([{"role": "user", "content": text}]))

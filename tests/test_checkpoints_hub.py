@@ -196,6 +196,96 @@ def test_what_is_missing_is_named(hub, repos, tmp_path, monkeypatch):
     assert "HF_HUB_OFFLINE" in complaint(load, PLAIN)
 
 
+def cached_model(cache: Path, repo: str, config: dict, weights: bool = True) -> None:
+    folder = cache / f"models--{repo.replace('/', '--')}" / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if weights:
+        (folder / WEIGHTS).write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SmolVLM-256M-Instruct", {"HuggingFaceTB/SmolVLM-256M-Instruct"}),
+        ("smolvlm-256m-instruct", {"HuggingFaceTB/SmolVLM-256M-Instruct"}),
+        ("HuggingFace/SmolVLM-256M-Instruct", {"HuggingFaceTB/SmolVLM-256M-Instruct"}),
+        ("granite-docling", {"ibm-granite/granite-docling-258M"}),
+        ("SmolVLM-256M-Instuct", {"HuggingFaceTB/SmolVLM-256M-Instruct"}),
+        ("my-boats", {"someone/my-boats"}),  # of the cache
+        ("somone/my-boats", {"someone/my-boats"}),
+        ("HuggingFaceTB/SmolVLM-256M-Instruct", set()),  # is right
+        ("nobody/nothing-alike", set()),
+    ],
+)
+@pytest.mark.parametrize("network", ["a Hub without it", "none", "offline"])
+def test_half_a_name_says_whose_it_may_be_and_what_is_here(
+    repos, tmp_path, monkeypatch, name, meant, network
+):
+    """At once, and in words of ours: no number of the system, no text of a library."""
+    cache = tmp_path / "cache"
+    cached_model(cache, "someone/my-boats", {"vision_config": {}})
+    cached_model(cache, "someone/half", {"vision_config": {}}, weights=False)
+    cached_model(cache, "someone/texts", {"model_type": "llama"})
+    waits = []
+    with HubServer(repos) as server:
+        url = NOBODY if network == "none" else server.url
+        point_client_at(monkeypatch, url, cache, network == "offline")
+        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
+        for ask in (hub_module.check_has_config, load):
+            text = complaint(ask, name)
+            told = {known for known in (*hub_module.KNOWN, "someone/my-boats") if f"mean {known}?" in text}
+            assert told == meant and not waits
+            assert not [word for word in ("Errno", "urllib3", "httpx", "HTTPConnection") if word in text]
+            here = network != "a Hub without it"
+            assert ("ocelli-shapes, someone/my-boats, and" in text) == here
+            assert "someone/half" not in text and "someone/texts" not in text
+
+
+def test_a_visitor_s_model_is_not_told_what_lies_here(hub, tmp_path, monkeypatch):
+    """The page measures what a visitor names, and then describes one commit of it."""
+    cached_model(tmp_path / "cache", "private/boats", {"vision_config": {}})
+    point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
+    assert "private" not in complaint(hub_module.measure, "other/boats")
+    assert "private" not in complaint(hub_module.describe, "other/boats", "0" * 40)
+
+
+def test_many_of_a_name_are_counted(monkeypatch, tmp_path):
+    point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
+    text = complaint(load, "smolvlm")
+    assert "HuggingFaceTB/SmolVLM-256M-Instruct" in text and "more?" in text
+
+
+@pytest.mark.parametrize("code", [401, 403])
+@pytest.mark.parametrize("token", [None, "hf_wrong"])
+@pytest.mark.parametrize("ask", [load, hub_module.snapshot, hub_module.measure])
+def test_a_mirror_that_wants_a_login_and_says_no_more(hub, monkeypatch, code, token, ask):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
+    hub.fault = status(code)
+    text = complaint(ask, PLAIN)
+    assert "hf auth login" in text and hub.url in text and ("token" in text) == bool(token)
+
+
+def test_a_mirror_that_says_no_more_than_404(hub, local):
+    """What a commit lacks is absent; a repository that is not there is not there."""
+
+    def bare(request: BaseHTTPRequestHandler, path: str) -> bool:
+        absent = path.startswith("/owner/nothing/") or path.endswith("/chat_template.json")
+        return absent and status(404)(request, path)
+
+    hub.fault = bare
+    assert same_weights(load(PLAIN), local) and hub_module.snapshot(PLAIN).is_dir()
+    assert "no repository owner/nothing" in complaint(load, "owner/nothing")
+
+
+def test_a_hub_that_is_down_is_not_waited_for_where_the_cache_will_do(hub, monkeypatch, local):
+    waits = []
+    load(PLAIN)
+    hub.fault = status(503)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
+    assert same_weights(load(PLAIN), local) and not waits
+
+
 def test_environment_variables(repos, tmp_path, local):
     """The same once in a process of its own, with the variables that users set; and nothing is imported that
     takes seconds."""

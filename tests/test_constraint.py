@@ -3,6 +3,7 @@ tokens change nothing but the number of passes."""
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import random
@@ -509,9 +510,22 @@ def test_a_constraint_fails_alone(vlm, constraints):
         vlm.generate(**inputs_of(prompt_of(1)), options=requests[1].options)
 
 
-def test_a_grammar_is_compiled_once(constraints):
-    grammar = json_grammar(SCHEMAS["deep"])
-    assert constraints._compiled(grammar) is constraints._compiled(str(grammar))
+def test_a_grammar_is_tried_and_compiled_once(tokenizer, monkeypatch):
+    """One that is refused is refused again without a trial; all that is kept stays within bounds."""
+    own, tried = Constraints(tokenizer, VOCAB, STOPS), []
+    trials = own._trials
+    monkeypatch.setattr(own, "_trials", lambda grammar: tried.append(grammar) or trials(grammar))
+    good, bad = json_grammar(SCHEMAS["deep"]), json_grammar({"type": "strin"})
+    for _ in range(3):
+        own(good)
+        with pytest.raises(RequestError):
+            own(bad)
+    assert tried == [good, bad]
+    monkeypatch.setattr("inference.constraint.MOST_COMPILED", 2)
+    for name in ("word", "boolean", "null"):
+        own(json_grammar(SCHEMAS[name]))
+    own(good)
+    assert tried[-1] == good and len(tried) == 6
 
 
 # --------------------------------------------------------------------------------------------- refusals
@@ -524,7 +538,6 @@ def nested(depth: int) -> dict:
     return schema
 
 
-MULTIPLES = {"type": "array", "prefixItems": [{"type": "integer", "multipleOf": 10_007}] * 3}
 HUGE = {"type": "integer", "multipleOf": 1e30}
 
 
@@ -536,13 +549,59 @@ HUGE = {"type": "integer", "multipleOf": 1e30}
      {"items": {"not": {"type": "string"}, "x-guidance": {"lenient": True}}},
      {"type": "string", "pattern": "("},
      {"type": "string", "pattern": "(?=a)b"}, {"oneOf": [{"type": "integer"}, {"type": "number"}]},
-     {"anyOf": []}, {"$ref": "#"}, nested(5000), MULTIPLES, HUGE,
+     {"anyOf": []}, {"$ref": "#"}, nested(5000), HUGE,
      " " * (MOST_BYTES + 1), {"enum": ["x" * MOST_BYTES]}, {"a": object()}],
 )  # fmt: skip
 def test_schemas_that_are_refused(constraints, schema):
     with pytest.raises(RequestError) as refused:
         constraints(json_grammar(schema))
     assert 10 < len(str(refused.value)) < 600 and "\n" not in str(refused.value)
+
+
+def parts(*schemas: dict) -> dict:
+    return {"allOf": list(schemas)}
+
+
+COSTLY = {
+    "multiples": parts({"type": "integer", "multipleOf": 1999}, {"multipleOf": 1997}),
+    "patterns": parts(*({"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(5, 25))),
+    "cases": parts(
+        *({"anyOf": [{"properties": {f"p{i}{j}": {"type": "null"}}} for j in range(8)]} for i in range(8))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_what_takes_too_long_to_compile_is_ended(constraints, name):
+    """It took minutes; and the next one is tried out by the same process."""
+    with pytest.raises(RequestError):
+        constraints(json_grammar(COSTLY[name]))
+    process = constraints._trials._process
+    number = random.Random(name).randrange(2**40)
+    constraints(json_grammar({"const": number}))
+    assert constraints._trials._process is process
+
+
+def test_what_takes_too_much_memory_is_ended(tokenizer, monkeypatch):
+    """The bound of the process is on what a grammar takes; here, of one that takes little."""
+    program = "import inference.trial as t; t.MEMORY = 2**20; t.serve()"
+    monkeypatch.setattr("inference.trial.PROGRAM", program)
+    with pytest.raises(RequestError):
+        Constraints(tokenizer, VOCAB, STOPS)(json_grammar({"enum": [f"{n:05d}" for n in range(7000)]}))
+
+
+def test_a_process_that_has_gone_is_started_again(tokenizer):
+    own = Constraints(tokenizer, VOCAB, STOPS)
+    own(json_grammar(SCHEMAS["word"]))
+    process = own._trials._process
+    process.kill()
+    process.wait()
+    own(json_grammar(SCHEMAS["boolean"]))
+    again = own._trials._process
+    assert again is not process and again.poll() is None
+    del own
+    gc.collect()
+    assert again.poll() is not None  # nothing stays behind
 
 
 @pytest.mark.parametrize("choices", [[], "yes", ["a", "a"], ["a", ""], [" a"], ["a", 1], ["x"] * 1001,

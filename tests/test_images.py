@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from data.errors import BadRow, DatasetError, ImageError, ProcessorError, PromptError, one_line
-from data.images import ImageLimits, image_size, load_image
+from data.images import ImageLimits, describe, image_size, load_image, measure
 from tests.processors import draw_image
 
 
@@ -76,6 +76,55 @@ def test_exif_orientation(orientation: int, format: str):
     assert loaded.size == (48, 16)
     assert np.abs(np.asarray(loaded, np.int16) - np.asarray(upright)).max() < 12
     assert same(load_image(loaded), loaded)  # a second load does not turn it again
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP"])
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("kind", ["bytes", "file"])
+def test_a_size_is_measured_from_a_header(tmp_path, format, orientation, kind):
+    """The size of the loaded image, of files of 30 MB without reading them; what has no header of known
+    length is read once, and its bytes take its place."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    icc = {"icc_profile": os.urandom(30_000)} if format in ("JPEG", "PNG") else {}
+    more = {"exif": exif} if format in ("JPEG", "PNG", "WEBP", "TIFF") else {}
+    data = encoded(draw_image(48, 16), format, **more, **icc)
+    behind = png(48, 16, bytes(16 * (48 * 3 + 1)), after=chunk(b"eXIf", exif.tobytes()[6:]))
+    for content in (data, behind) if format == "PNG" else (data,):
+        source = content
+        if kind == "file":
+            source = tmp_path / "image"
+            source.write_bytes(content)
+        size, kept = measure(source)
+        assert load_image(kept).size == load_image(content).size == size == image_size(content)
+        if format in ("JPEG", "PNG") or kind == "bytes":
+            assert kept is source
+        else:
+            source.unlink()
+            assert describe(kept) == repr(str(source)) and load_image(kept).size == size
+    if kind == "file" and format in ("JPEG", "PNG"):
+        with source.open("r+b") as file:
+            file.truncate(30_000_000)
+        tracemalloc.start()
+        measure(source)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2_000_000
+
+
+def test_a_header_that_cannot_be_followed_is_not_guessed_at(tmp_path):
+    """Damaged files and those that are too large are refused as when they are loaded."""
+    (tmp_path / "large.jpg").write_bytes(encoded(draw_image(48, 16), "JPEG"))
+    with pytest.raises(ImageError, match="at most 10 bytes"):
+        measure(tmp_path / "large.jpg", ImageLimits(max_bytes=10))
+    for source in (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n" + bytes(99), b"", tmp_path, tmp_path / "none.png"):
+        with pytest.raises(ImageError):
+            measure(source)
+    junk = encoded(draw_image(48, 16), "JPEG").replace(b"\xff\xdb", b"\xff\x02\xff\xdb", 1)
+    with pytest.raises(ImageError):  # a marker that Pillow does not know
+        measure(junk)
+    with pytest.raises(ImageError, match="pixels"):
+        measure(png(100_000, 100_000))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import torch
 
 from data import loader as loader_module
 from data.errors import DatasetError
-from data.loader import DropCount, Dropped, LoaderConfig, merge_states, steps_per_run
+from data.loader import DropCount, Dropped, LoaderConfig, Shard, merge_states, steps_per_run
+from data.order import ShardReader
 from data.packing import IGNORE_INDEX, PADDING
 from data.sources import Mixture
 from data.tiles import Tiles
@@ -155,7 +156,7 @@ def test_a_state_may_be_returned_to():
     [
         (DATA, {"seed": 1}, "seed"),
         (DATA, {"packing_buffer_size": 9}, "packing"),
-        (DATA, {"batch_size": 20}, "lanes"),
+        (DATA, {"batch_size": 20}, "batch_size: .*16 shards.* 20"),
         (DATA, {"batch_size": 8}, "batch_size"),
         (DATA[1:], {}, "datasets"),
         ([row | {"answer": ""} for row in DATA], {}, r"toy, row \d+"),
@@ -168,6 +169,23 @@ def test_another_order_or_other_data_cannot_resume(data, change, field):
     with pytest.raises(DatasetError, match=field):
         second.load_state_dict(one.state_dict())
         next(iter(second))
+
+
+def test_a_stream_that_was_read_in_the_order_of_before_is_not_resumed():
+    """Its rows could not be found again. A run without streams is resumed as ever."""
+    for data, refused in ((stream(), True), (DATA, False)):
+        (one,) = ranks(data, 1)
+        uninterrupted = steps(ranks(data, 1), 3)
+        steps([one], 1)
+        state = one.state_dict()
+        del state["order"]["streams (files)"]
+        second = loader(data)
+        if refused:
+            with pytest.raises(DatasetError, match="no-resume"):
+                second.load_state_dict(state)
+        else:
+            second.load_state_dict(state)
+            assert steps([second], 2) == uninterrupted[1:]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +227,40 @@ def test_bad_rows_are_left_out_counted_and_logged(workers, caplog):
     assert one.state.drops.dropped == Counter({reason: 2 * count for reason, count in expected.items()})
     assert (one.state.drops.read, one.state.drops.filtered) == (150, 18)
     assert "toy, row 62 left out, empty text" in caplog.text
+
+
+def test_an_image_of_the_network_is_fetched_once_an_epoch(monkeypatch):
+    """Its size is needed when its sample is made, its pixels when the sample is packed."""
+    fetched = Counter()
+
+    def fetch(url: str, most: int) -> bytes:
+        fetched[url] += 1
+        return png() if url.endswith(("0", "1", "2")) else b"no picture"
+
+    monkeypatch.setattr("data.fetch.fetch", fetch)
+    data = [GOOD | {"image": f"https://example.org/{i}"} for i in range(4)]
+    one = loader(mixture(data, allow_urls=True), epochs=1, max_drop_rate=0.5)
+    assert sorted(flat(one)) == [("toy", 0), ("toy", 1), ("toy", 2)]
+    assert set(fetched.values()) == {1} and one.state.drops.dropped == {"broken image": 1}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_what_waits_to_be_packed_is_bounded_in_bytes(monkeypatch, streaming):
+    """Rows with their images in them may wait by the hundred, in each shard; a sample always fits."""
+    data = rows(60, every=1, longest=2)
+    most = 4 * len(data[0]["image"])
+    monkeypatch.setattr("data.loader.most_bytes", lambda shards: most)
+    monkeypatch.setattr("data.order.most_bytes", lambda shards: most)
+    data = mixture(ListStream(data)) if streaming else mixture(data)
+    shard = Shard(0, data, embedded(), LoaderConfig(sequence_length=300, batch_size=1, epochs=1))
+    shard.reader = ShardReader(data, 0, 1, seed=0, epochs=1)
+    held, taken = 0, 0
+    while shard._take():
+        taken += 1
+        if not shard._has_room():
+            held = max(held, len(shard._buffer))
+            shard._next_samples()
+    assert taken == 60 and 4 <= held <= 5
 
 
 def test_too_many_bad_rows_stop_the_run():

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from data.errors import DatasetError
-from data.order import MapReader, ShardReader, StreamReader, shuffled
+from data.order import MapReader, ShardReader, StreamReader, shuffled, size_of
 from data.sources import Mixture
 from tests.rows import ListStream, source
 
@@ -38,13 +38,14 @@ def test_shards_share_the_rows_of_each_epoch():
 
 
 @pytest.mark.parametrize("block", [1, 3, 8])
+@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("files", [(23,), (5, 9, 2), (4, 4, 4, 4), (1,), (3, 7), (2, 0, 3)])
-def test_streams_share_their_rows_and_go_on_anywhere(files, block):
+def test_streams_share_their_rows_and_go_on_anywhere(files, parts, block):
     """With epochs each row is read equally often; without, a shard that has no row of its own borrows one."""
-    stream = ListStream(*[[(f, i) for i in range(count)] for f, count in enumerate(files)])
-    every = {(i * len(files) + f, (f, i)) for f, count in enumerate(files) for i in range(count)}
+    stream = ListStream(*[[(f, i) for i in range(count)] for f, count in enumerate(files)], parts=parts)
+    every = {(f, i) for f, count in enumerate(files) for i in range(count)}
     for shards, epochs in ((4, 2), (16, 3), (16, None)):
-        seen = Counter()
+        seen, numbers = Counter(), {}
         for shard in range(shards):
             reader, whole = StreamReader(stream, 5, shard, shards, epochs, block), []
             while len(whole) < 20:
@@ -56,19 +57,47 @@ def test_streams_share_their_rows_and_go_on_anywhere(files, block):
                     break
                 whole.append(read)
             assert reader.reread([read.position for read in whole]) == whole
-            seen.update((read.number, read.row) for read in whole)
-            if epochs == 2:
-                first = [read.number for read in whole if not read.position[0]]
-                assert sorted(first) == sorted(read.number for read in whole if read.position[0])
-        assert set(seen) == every and (epochs is None or set(seen.values()) == {epochs})
+            seen.update(read.row for read in whole)
+            for read in whole:  # a row has the same number in each epoch, and no other row has it
+                assert numbers.setdefault(read.number, read.row) == read.row
+        assert set(seen) == every == set(numbers.values()) and len(numbers) == len(every)
+        assert epochs is None or set(seen.values()) == {epochs}
 
 
-def test_a_shard_whose_files_are_empty_says_so():
-    empty = ListStream([{}], [])
+@pytest.mark.parametrize("parts", [1, 50])
+def test_a_stream_is_read_hardly_more_often_than_its_rows_are_given(parts):
+    """Whatever the number of files and shards: not each file by each shard. And shards have equal shares."""
+    for files, shards in ((1, 16), (1, 128), (3, 16), (7, 16), (16, 16), (33, 16), (200, 128), (333, 128)):
+        stream = ListStream(*[range(400)] * files, parts=parts)
+        given = []
+        for shard in range(shards):
+            reader = StreamReader(stream, 5, shard, shards, epochs=1, block=64)
+            given.append(len(drain(reader)))
+        read, pieces = stream.read / sum(given), files * parts
+        assert sum(given) == 400 * files and read <= (pieces + shards) / pieces, (files, shards, read)
+        assert read < 2 or pieces < shards
+        assert max(given) - min(given) <= 8 + max(given) / 20, (files, shards)
+
+
+def test_a_block_is_bounded_in_bytes():
+    """Rows with images are large, and every shard of a rank holds a block of them."""
+    stream = ListStream([{"image": bytes(1000), "answer": ["x" * 500, 3]} for _ in range(40)])
+    reader, held = StreamReader(stream, 5, 0, 1, 1, block=256, block_bytes=6000), 0
+    for number in range(40):
+        row = reader.next().row
+        held = max(held, stream.read - number)
+    assert held == 4 and size_of(row) == 1508
+    assert reader.next() is None
+
+
+def test_a_stream_whose_files_are_empty_says_so():
+    empty = ListStream([], [])
     reader = StreamReader(empty, 0, 3, 4, epochs=None, block=2, name="mine")
-    with pytest.raises(DatasetError, match="mine: shard 3"):
+    with pytest.raises(DatasetError, match="mine: its 2 files"):
         reader.next()
     assert drain(StreamReader(empty, 0, 3, 4, epochs=2, block=2)) == []
+    some = StreamReader(ListStream([7], []), 0, 3, 4, epochs=None, block=2)
+    assert {some.next().row for _ in range(5)} == {7}
 
 
 def test_mixing_keeps_to_the_weights():

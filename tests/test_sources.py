@@ -18,7 +18,7 @@ import pytest
 from data.errors import DatasetError
 from data.images import load_image
 from data.order import ShardReader
-from data.sources import LibraryStream, Stream, count_rows, open_datasets, open_rows
+from data.sources import LibraryStream, Stream, all_rows, count_rows, open_datasets, open_rows
 from eval.metrics import find_metric
 from eval.rows import DataConfig, data_task
 from tests.rows import loader, png
@@ -111,7 +111,7 @@ WEBDATASET = {"columns": {"image": "png", "question": "q.txt", "answer": "a.txt"
 )
 def test_an_epoch_of_every_format_holds_every_row_once(layouts, path, rows, entry):
     """With its number, its text and its image, which is not decoded before it is needed."""
-    mixture, seen = open_datasets([{"path": str(layouts / path)} | entry]), []
+    mixture, seen, numbers = open_datasets([{"path": str(layouts / path)} | entry]), [], []
     (source,) = mixture.sources
     assert isinstance(source.rows, Stream) is entry.get("streaming", False)
     reader = ShardReader(mixture, 0, 1, seed=0, epochs=1)
@@ -119,13 +119,18 @@ def test_an_epoch_of_every_format_holds_every_row_once(layouts, path, rows, entr
         messages = source.schema.conversation(read.row)
         *images, question = messages[0]["content"]
         i = int(question["text"].split()[1])
-        assert messages[1]["content"][0]["text"] == f"answer {i}" and read.number == i - rows.start
+        assert messages[1]["content"][0]["text"] == f"answer {i}"
         assert len(images) == bool(i % 3 or path == "rows.tar")
         for image in images:
             assert isinstance(image["image"], bytes | Path)
             assert load_image(image["image"]).tobytes() == load_image(png(seed=i)).tobytes()
         seen.append(i)
+        numbers.append(read.number)
     assert sorted(seen) == list(rows)
+    if isinstance(source.rows, Stream):
+        assert len(set(numbers)) == len(rows)
+    else:
+        assert numbers == [i - rows.start for i in seen]
 
 
 @pytest.mark.parametrize(
@@ -157,9 +162,31 @@ def test_json_lines_keep_types_and_name_lines_that_are_none(tmp_path):
 def test_a_stream_of_the_library_is_read_file_by_file():
     rows = datasets.Dataset.from_dict({"question": [f"{i}" for i in range(10)], "answer": ["a"] * 10})
     stream = LibraryStream(rows.to_iterable_dataset(num_shards=3))
-    seen = [row["question"] for file in range(stream.num_files) for row in stream.open(file, 0)]
+    seen = [row["question"] for row in all_rows(stream)]
     assert stream.num_files == 3 and sorted(seen) == sorted(rows["question"])
-    assert [row["question"] for row in stream.open(0, 2)] == seen[2:4]
+    assert [row["question"] for row in stream.open(0, 0, 2)] == seen[2:4]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_shards_read_their_own_parts_of_a_file(tmp_path, monkeypatch, kind):
+    """Ranges of bytes, also where a line is longer than one, and row groups: each row once, and few twice."""
+    rows = [{"question": f"{i}", "answer": "x" * (i % 7 * 100 if i != 50 else 70_000)} for i in range(400)]
+    if kind == "jsonl":
+        write_lines(tmp_path / "rows.jsonl", rows)
+    else:
+        datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "rows.parquet"), batch_size=10)
+    entry = {"path": str(tmp_path / f"rows.{kind}"), "streaming": True, "allow_text_only": True}
+    mixture, read, seen = open_datasets([entry]), [], []
+    stream = type(mixture.sources[0].rows)
+    opened = stream.open
+    monkeypatch.setattr(stream, "open", lambda *args: (read.append(row) or row for row in opened(*args)))
+    for shard in range(16):
+        reader = ShardReader(mixture, shard, 16, seed=0, epochs=1)
+        given = [int(row.row["question"]) for row in iter(reader.next, None)]
+        assert kind == "jsonl" or 24 <= len(given) <= 26
+        seen += given
+    assert sorted(seen) == [*range(400)]
+    assert len(read) <= 400 * (1.02 if kind == "jsonl" else 56 / 40)
 
 
 @pytest.fixture
@@ -274,7 +301,7 @@ def write(path, *names: str, **more) -> None:
 
 def answers(path, split: str, streaming: bool = False) -> str:
     rows, _ = open_rows(str(path), None, split, streaming)
-    found = [row for file in range(rows.num_files) for row in rows.open(file, 0)] if streaming else list(rows)
+    found = all_rows(rows) if streaming else rows
     return "".join(row["answer"] for row in found)
 
 

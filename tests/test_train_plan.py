@@ -23,7 +23,16 @@ from shapes.training import build_processor, describe_plan, model_config
 from tests.runs import refused, tiny_checkpoint
 from training.attention import AttentionOnCPU
 from training.config import PlanOptions, TrainConfig, parse_arguments
-from training.flops import PARTS, amounts_of, known_peak, linear_sizes, measured_peak
+from training.flops import (
+    PARTS,
+    Amounts,
+    amounts_of,
+    known_peak,
+    linear_sizes,
+    measured_peak,
+    training_flops,
+    what_learns,
+)
 from training.optim import build_optimizers, part_of
 from training.plan import AverageRow, Device, make_plan, network, plan_of
 
@@ -201,6 +210,15 @@ def test_flops_are_those_of_torchs_counter(frozen):
     assert tiny_plan(frozen).flops == pytest.approx(counter.get_total_flops(), rel=0.03)
 
 
+def test_what_learns_is_named_as_the_model_names_it():
+    """A name that no part has would count as nothing."""
+    amounts = Amounts(tiles=1, positions=10, pairs=100, labelled=5)
+    with pytest.raises(AssertionError, match="vision_model"):
+        training_flops(TINY, amounts, frozenset({"vision"}))
+    learns, _ = what_learns(model_of(TINY, ()))
+    assert training_flops(TINY, amounts, learns) == training_flops(TINY, amounts)
+
+
 def test_amounts_of_a_batch():
     """Two segments of 3 and 2 positions, and a prefix of 2 that two branches of 1 and 3 see."""
     segments = torch.tensor([[1, 1, 1, 2, 2, -1], [0, 0, 1, 2, 2, 2]])
@@ -223,6 +241,7 @@ def test_steps_and_hours():
 def test_peaks():
     assert known_peak("NVIDIA H100 80GB HBM3", torch.bfloat16) == 989.4e12
     assert known_peak("NVIDIA H100 PCIe", torch.bfloat16) == 756e12
+    assert known_peak("NVIDIA H100 NVL", torch.bfloat16) == 835e12
     assert known_peak("NVIDIA A100-SXM4-40GB", torch.float32) == 156e12  # TF32
     assert known_peak("Tesla T4", torch.bfloat16) is None
     state = torch.get_rng_state()

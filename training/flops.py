@@ -69,13 +69,14 @@ def training_flops(
     adapters: int = 0,
     recompute: bool = False,
 ) -> float:
-    """FLOPs of forward and backward. `learns` says which parts do; `adapters` is the number of weights that
-    LoRA trains in their place; `recompute` counts the second forward pass of activation checkpointing.
+    """FLOPs of forward and backward. `learns` says which of PARTS do; `adapters` is the number of weights
+    that LoRA trains in their place; `recompute` counts the second forward pass of activation checkpointing.
 
     Backward repeats a product once for its input, where something in front of it learns, and once for its
     weight, where that learns: three times forward where everything learns. Attention's two activations both
     get a gradient.
     """
+    assert learns <= set(PARTS), f"expected parts out of {PARTS}, got {sorted(learns)}"
     vision, text = config.vision, config.text
     patches, width = vision.num_patches, vision.hidden_size
     # Forward, per tile: the patch convolution (pixels get no gradient), the tower, the projector.

@@ -16,8 +16,10 @@ import hashlib
 import json
 import os
 import re
+import socket
+import ssl
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -41,6 +43,14 @@ _REPO_ID = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}", re.ASCII)
 _WEB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?")
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _SIMILAR = 0.7  # of two names (difflib's ratio), one of which may be a slip for the other
+# Repositories that Ocelli opens and many ask for: whose a model may be that was asked for by half its name.
+KNOWN = (
+    "HuggingFaceTB/SmolVLM-256M-Instruct", "HuggingFaceTB/SmolVLM-500M-Instruct",
+    "HuggingFaceTB/SmolVLM-Instruct", "HuggingFaceTB/SmolVLM2-256M-Video-Instruct",
+    "HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
+    "ibm-granite/granite-docling-258M", "ds4sd/SmolDocling-256M-preview", "HuggingFaceM4/Idefics3-8B-Llama3",
+    "lusxvr/nanoVLM-222M", "lusxvr/nanoVLM-230M-8k", "lusxvr/nanoVLM-450M",
+)  # fmt: skip
 # The largest config files are lists of a tokenizer's added tokens, a megabyte. An index lists at most the
 # tensors of a thousand layers. tokenizer.json holds vocabulary and merges: Gemma's has 33 MB and two million
 # values, and Python's objects take some twenty times a file's bytes.
@@ -153,31 +163,71 @@ def one_sentence(repo: str, revision: str | None, what: str) -> Iterator[None]:
 
 
 def _hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:
-    errors, constants = client().errors, client().constants
-    reason = (str(error).strip().splitlines() or [""])[0]
+    errors, endpoint = client().errors, client().constants.ENDPOINT
+    sought = repo if what == "config.json" else f"{what} of {repo}"  # without that one there is no checkpoint
+    status = _status(error)
     if isinstance(error, errors.GatedRepoError):
         return f"repository {repo} is gated: accept its terms on its page and log in with `hf auth login`"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"there is no folder {repo} here and no repository {repo} on {constants.ENDPOINT}: check the "
-            f"spelling (a private repository needs `hf auth login`)"
-        )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"repository {repo} has no revision {revision!r}: expected a branch, a tag or a commit"
+    if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
+        return (
+            f"there is no folder {repo} here and no repository {repo} on {endpoint}: check the spelling (a "
+            f"private repository needs `hf auth login`)"
+        )
+    if status in (401, 403):  # as a mirror says it; the Hub itself says more
+        refuses = "does not accept this token" if client().get_token() else "wants a login"
+        return f"{endpoint} {refuses} for {sought} (status {status}): use `hf auth login`, or check the name"
+    if status:
+        return f"{endpoint} answers with status {status} for {sought}: try again later"
+    if any(isinstance(cause, errors.FileMetadataError) for cause in _causes(error)):
+        return f"{endpoint} answers for {sought}, but not as the Hub does: check the proxy and HF_ENDPOINT"
     if isinstance(error, (errors.LocalEntryNotFoundError, *_unreachable())):
-        if constants.HF_HUB_OFFLINE:
-            return f"{what} of {repo} is not in the local cache and HF_HUB_OFFLINE is set"
-        return f"{constants.ENDPOINT} cannot be reached for {what} of {repo} ({reason})"
+        if client().constants.HF_HUB_OFFLINE:
+            return f"{sought} is not in the local cache and HF_HUB_OFFLINE is set"
+        return f"{endpoint} cannot be reached ({_why_not(error)}) for {sought}"
+    reason = (isinstance(error, OSError) and error.strerror) or (str(error).strip().splitlines() or [""])[0]
     return (
         f"{what} of {repo} failed ({type(error).__name__}: {reason}): check the disk, the proxy and "
-        f"HF_ENDPOINT, which is {constants.ENDPOINT}"
+        f"HF_ENDPOINT, which is {endpoint}"
     )
+
+
+def _status(error: BaseException | None) -> int:
+    """The status that the Hub answered with, 0 where there was no answer."""
+    responses = (
+        cause.response for cause in _causes(error) if isinstance(cause, client().errors.HfHubHTTPError)
+    )
+    return next((response.status_code for response in responses), 0)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it came from."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        yield error
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+
+
+def _why_not(error: BaseException) -> str:
+    """Why there was no connection, in words."""
+    words: dict[type[BaseException], str] = {
+        socket.gaierror: "no network, or no host of that name",
+        ConnectionRefusedError: "it refuses connections",
+        ssl.SSLError: "its certificate is not trusted",
+        TimeoutError: "no answer in time",
+        client().utils.httpx.TimeoutException: "no answer in time",
+    }
+    said = (words[kind] for cause in _causes(error) for kind in words if isinstance(cause, kind))
+    return next(said, "no network")
 
 
 def _unreachable() -> tuple[type[Exception], ...]:
     """What the client raises where there is no network. We then do not ask again, as it would for 23 s."""
     httpx = client().utils.httpx
-    return (client().errors.OfflineModeIsEnabled, httpx.ConnectError, httpx.TimeoutException)
+    offline = client().errors.OfflineModeIsEnabled
+    return (offline, httpx.ConnectError, httpx.TimeoutException, httpx.ProxyError)
 
 
 def _patience() -> Any:
@@ -349,10 +399,59 @@ def _finder(source: str | Path, revision: str | None) -> _Folder | _Hub:
 
 
 def _config_path(files: _Folder | _Hub) -> Path:
-    path = files.file("config.json")
+    try:
+        path = files.file("config.json")
+    except CheckpointError as error:
+        # Not of a commit: whoever names one knows the repository, or is a visitor of the page, who is not
+        # told what lies on this machine.
+        if isinstance(files, _Folder) or files.commit is not None:
+            raise
+        raise CheckpointError(f"{error}{_advice(files.repo, error.__cause__)}") from error.__cause__
     if path is None:
         raise CheckpointError(f"{files.name} has no config.json: a checkpoint needs one beside its weights")
     return path
+
+
+def _advice(repo: str, error: BaseException | None) -> str:
+    """The end of a sentence about a repository that was not found: whose it may be, and what is here."""
+    cached, hints = _cached_models(), []
+    if repo not in KNOWN and (similar := _similar(repo, [*cached, *KNOWN])):
+        hints.append(f"did you mean {'one of ' if len(similar) > 1 else ''}{some(similar)}?")
+    if not _status(error):
+        here = [*_checkpoints_in(EMBEDDED), *(name for name, opens in cached.items() if opens)]
+        hints.append(f"without the Hub there are {some(here)}, and any folder of a checkpoint")
+    return "".join(f"; {hint}" for hint in hints)
+
+
+def _cached_models() -> dict[str, bool]:
+    """Repositories in the client's cache, and whether each has weights and a config with a vision tower."""
+    found: dict[str, bool] = {}
+    for path in Path(client().constants.HF_HUB_CACHE).glob("models--*/snapshots/*/config.json"):
+        with suppress(OSError, ValueError):
+            check_size(path, MAX_CONFIG)
+            raw, name = path.read_bytes(), path.parents[2].name.removeprefix("models--").replace("--", "/", 1)
+            sees = b'"vision_config"' in raw or b'"vit_hidden_dim"' in raw
+            whole = any((path.parent / weights).is_file() for weights in (WEIGHTS, INDEX))
+            found[name] = found.get(name, False) or (sees and whole)
+    return found
+
+
+def _similar(repo: str, known: Iterable[str]) -> list[str]:
+    """Those that may have been meant: of the same name with another owner, else with this in their name, else
+    the nearest."""
+    others = [name for name in dict.fromkeys(known) if name != repo]
+
+    def plain(name: str) -> str:
+        return re.sub(r"[-_.]", "", name).lower()
+
+    wanted = plain(repo.rpartition("/")[2])
+    names = {name: plain(name.rpartition("/")[2]) for name in others}
+    if same := [name for name in others if names[name] == wanted]:
+        return same
+    if len(wanted) > 3 and (longer := [name for name in others if wanted in names[name]]):
+        return longer
+    near = difflib.get_close_matches(wanted, names.values(), n=1, cutoff=_SIMILAR + 0.1)
+    return [name for name in others if names[name] in near]
 
 
 def _configs(source: str | Path, files: _Folder | _Hub) -> CheckpointFiles:
@@ -453,8 +552,11 @@ class _Hub:
                 raise hf.errors.LocalEntryNotFoundError(str(error)) from error
             self.reachable, self.name = False, f"the local cache of {self.name}"
             return cached
-        except hf.errors.HfHubHTTPError:
-            pass  # the client decides whether the cache will do
+        except hf.errors.HfHubHTTPError as error:
+            if cached is not None and error.response.status_code in (429, 500, 502, 503, 504):
+                self.reachable, self.name = False, f"the local cache of {self.name}"
+                return cached
+            # Otherwise the client decides whether the cache will do.
         self.reachable = True
         return cached if cached is not None and cached.parent.name == commit else self._download(name)
 
@@ -467,7 +569,12 @@ class _Hub:
         began, hf = time.time(), client()
         try:
             file = fetched(hf.hf_hub_download, self.repo, name, revision=self.commit or self.revision)
-        except hf.errors.LocalEntryNotFoundError:
+        except hf.errors.LocalEntryNotFoundError as error:
+            bare = (
+                isinstance(error.__cause__, hf.errors.HfHubHTTPError) and error.__cause__.response.status_code
+            )
+            if bare == 404 and self.commit and self.reachable:  # as a mirror says that a commit lacks a file
+                return None
             raise
         except hf.errors.EntryNotFoundError:
             return None
