@@ -6,9 +6,11 @@ import json
 
 from eval.boxes import Asked, iou, score_of
 from shapes import score
-from shapes.heldout import BY_QUESTION, DrawingQuestion
+from shapes.heldout import BY_QUESTION, DrawingQuestion, drawing_questions
 from shapes.places import FORM
 from shapes.world import FAMILIES, KNOWS, QA
+
+__all__ = ["drawing_questions", "score_drawing"]
 
 
 def score_drawing(asked: DrawingQuestion, answer: str) -> float:

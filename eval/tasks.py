@@ -178,8 +178,7 @@ def drawings_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
     places, about what is not there and about what is no drawing; second and third ones, after turns with the
     right answers. Needs requirements-shapes.txt."""
     try:
-        from eval.drawings import score_drawing
-        from shapes.heldout import drawing_questions
+        from eval.drawings import drawing_questions, score_drawing
     except ImportError as error:
         raise TaskError(f"drawings: needs {error.name}: pip install -r requirements-shapes.txt") from None
 
