@@ -20,7 +20,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from data.errors import one_line
-from inference.cli import DTYPES, Parser, address, check_model, device, dtype, listen, log_if_slow, positive
+from inference.cli import (
+    DTYPES,
+    Parser,
+    add_threads,
+    address,
+    check_model,
+    device,
+    dtype,
+    listen,
+    log_if_slow,
+    positive,
+)
 
 # What imports torch or gradio is imported inside functions: --help and a wrong argument answer at once.
 
@@ -53,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dtype", type=dtype, default="auto", choices=DTYPES,
         help="data type of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the "
         "checkpoint's own; int8 works on a CPU and on CUDA")
+    add_threads(add)
     add("--share", action=argparse.BooleanOptionalAction, default=False,
         help="make the page public for a week, through Gradio's servers")
     add("--browser", action=argparse.BooleanOptionalAction, default=None,
@@ -75,7 +87,9 @@ def start(settings: argparse.Namespace, host: str, port: int):
     from web import engine, guard, models, page, service
 
     largest = settings.largest_model * 10**9
-    opened = models.Models(names, settings.any_model, settings.device, settings.dtype, largest)
+    opened = models.Models(
+        names, settings.any_model, settings.device, settings.dtype, largest, settings.threads
+    )
     with log_if_slow("app.py", opened.default):
         first = opened.open(opened.default)
     space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name

@@ -78,7 +78,7 @@ def load(args: argparse.Namespace, answers: int, images: int):
     from inference.checkpoint import open_checkpoint
 
     with cli.log_if_slow("generate.py", args.model):
-        checkpoint = open_checkpoint(args.model, args.revision, args.device, args.dtype)
+        checkpoint = open_checkpoint(args.model, args.revision, args.device, args.dtype, args.threads)
     if args.compile != "off" and args.cache:
         steps = None if args.compile == "on" else answers * args.max_new_tokens
         checkpoint = checkpoint.compiled(steps, None if args.compile == "on" else images)

@@ -21,7 +21,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from data.errors import one_line
-from inference.cli import DTYPES, Parser, address, check_model, device, dtype, listen, log_if_slow, positive
+from inference.cli import (
+    DTYPES,
+    Parser,
+    add_threads,
+    address,
+    check_model,
+    device,
+    dtype,
+    listen,
+    log_if_slow,
+    positive,
+)
 
 # What imports torch or fastapi is imported inside functions: --help and a wrong argument answer at once.
 
@@ -48,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dtype", type=dtype, default="auto", choices=DTYPES,
         help="data type of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the "
         "checkpoint's own; int8 works on a CPU and on CUDA")
+    add_threads(add)
     add("--slots", type=positive, default=8, metavar="N",
         help="answers that are made at the same time (default 8)")
     add("--queue", type=positive, default=64, metavar="N",
@@ -93,7 +105,7 @@ def start(settings: argparse.Namespace, uploads: str):
     listening = listen(settings.host, settings.port)
     from web import api, engine, guard, models
 
-    opened = models.Models(names, device=settings.device, dtype=settings.dtype)
+    opened = models.Models(names, device=settings.device, dtype=settings.dtype, threads=settings.threads)
     with log_if_slow("serve.py", opened.default):
         first = opened.open(opened.default)
     limits = api.ApiLimits(

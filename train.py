@@ -36,6 +36,7 @@ from torch import Tensor
 from data.errors import DatasetError, one_line
 from data.packing import Batch
 from eval.in_run import HeldOutQuestions
+from generation.threads import choose
 from inference.checkpoint import pick_device
 from inference.cli import log_if_slow
 from inference.locks import only_writer
@@ -105,8 +106,7 @@ class Run:
 
     def __init__(self, config: TrainConfig, ranks: Ranks, output: Path):
         self.config, self.ranks, self.output = config, ranks, output
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        choose(config.threads or None)
         torch.manual_seed(config.seed)
         loaded = config.init_from or config.text_from
         with log_if_slow("train.py", loaded) if loaded and ranks.is_first else nullcontext():

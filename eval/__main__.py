@@ -33,7 +33,7 @@ from data.errors import one_line
 from data.files import check_rows_path
 from eval.metrics import find_metric
 from eval.tasks import DEFAULT_MODEL, OWN, TaskError, check_official, is_user_error
-from inference.cli import DTYPES, Parser, check_model, device, dtype, positive
+from inference.cli import DTYPES, Parser, add_threads, check_model, device, dtype, positive
 
 # Nothing here imports torch before everything is checked that can be: --help and refusals answer at once.
 
@@ -86,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     compiled = "compile the decode step (auto, the default: if this machine can)"
     add("--compile", default="auto", choices=("auto", "off"), help=compiled)
     add("--batch-size", type=positive, default=32, metavar="N", help="answers in parallel (default 32)")
+    add_threads(add)
 
     add = parser.add_argument_group("output").add_argument
     add("--output", type=Path, metavar="DIR", help="folder of the run (default runs/eval/TASK-MODEL)")

@@ -191,7 +191,9 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
 
         check_tasks(official)  # before our own tasks are answered
     with log_if_slow("python -m eval", settings.model) if ranks.is_first else nullcontext():
-        checkpoint = open_checkpoint(settings.model, settings.revision, str(ranks.device), settings.dtype)
+        checkpoint = open_checkpoint(
+            settings.model, settings.revision, str(ranks.device), settings.dtype, settings.threads
+        )
     if settings.compile != "off":
         checkpoint = checkpoint.compiled()
     model = _as_folder(settings.model)

@@ -34,6 +34,7 @@ from generation.prefix import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.protocol import Constraint
 from generation.steps import DecodeStep
+from generation.threads import choose, watch
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
 from models.checkpoints.hub import printable, snapshot
@@ -203,14 +204,20 @@ def spoken_form(generation_config: Mapping[str, Any]) -> CoordinateForm | None:
 
 
 def open_checkpoint(
-    source: str | Path, revision: str | None = None, device: str = "auto", dtype: str = "auto"
+    source: str | Path,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    threads: int | None = None,
 ) -> Checkpoint:
     """Load model and processor from a folder or the Hub.
 
     `device` is auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1 or mps; `dtype` is as for
     `VisionLanguageModel.from_pretrained`, or int8 (CPU and CUDA; compiled C rounds activations as well). A
-    CPU without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32.
+    CPU without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32. `threads` is for all
+    that this process computes: see `generation.threads.choose`.
     """
+    choose(threads)
     chosen, began = pick_device(device), time.perf_counter()
     if dtype == "int8" and chosen.type not in ("cpu", "cuda"):
         raise RequestError(f"dtype int8: expected device cpu or cuda, got {chosen}; use bfloat16 there")
@@ -228,6 +235,9 @@ def open_checkpoint(
     name = dtype if dtype == "int8" else str(model.dtype).removeprefix("torch.")
     if dtype == "int8" or (name == "bfloat16" and chosen.type == "cpu" and not has_fast_bfloat16()):
         pack(model, name)
+    if chosen.type == "cpu":
+        for blocks in (model.language_model.layers, model.vision_model.layers):
+            watch(blocks)
     return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
 
 

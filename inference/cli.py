@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 STDIN = "-"  # the image that is read from stdin
 _DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 LOG_AFTER = 1.0  # seconds of loading
+MOST_THREADS = 512  # with more, OpenMP ends the process
 STDIN_TIMEOUT = 5.0  # seconds for a piped question to begin: nobody may be writing to the pipe
 _URL = re.compile(r"\w+://|data:", re.IGNORECASE)
 _PATH = re.compile(r"\.{0,2}/|~\w*/")
@@ -84,12 +86,14 @@ class Parser(argparse.ArgumentParser):
         return names
 
 
-def positive(text: str) -> int:
-    """The type of an option that takes an integer of at least 1."""
+def positive(text: str, most: int | None = None) -> int:
+    """The type of an option that takes an integer of at least 1, and at most `most`."""
     if not text.strip().lstrip("+-").isdecimal():
         raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
+    if most is not None and int(text) > most:
+        raise argparse.ArgumentTypeError(f"expected at most {most}, got {text}")
     return int(text)
 
 
@@ -130,6 +134,13 @@ def device(text: str) -> str:
         return check_device(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_threads(add: Callable[..., Any]) -> None:
+    """The option of `generation.threads.choose`."""
+    usual = "the variable OMP_NUM_THREADS, or one for each processor that this process may use"
+    number = partial(positive, most=MOST_THREADS)
+    add("--threads", type=number, metavar="N", help=f"maximum of CPU threads (default: {usual})")
 
 
 def check_model(source: str, revision: str | None, text_only: bool = False) -> None:
@@ -216,6 +227,7 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
         help="answer with compiled code (cached per machine; same float32 output); auto (default): if it is "
         "already compiled, or if the run is long enough to benefit",
     )
+    add_threads(add)
 
     add_group = parser.add_argument_group("answer")
     add = add_group.add_argument

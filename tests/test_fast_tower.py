@@ -16,6 +16,7 @@ from generation.fast.native import build
 from generation.fast.native.build import to_panels
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower, OneDNNLinear, break_even_tiles, fast_tower
+from generation.threads import choose
 from models import VisionConfig, VisionLanguageModel
 from models.vision_transformer import VisionTransformer
 
@@ -126,16 +127,15 @@ def test_other_machines(flags, monkeypatch, tmp_path):
 def test_a_tile_is_the_same_in_any_company(precision):
     tower = make_tower("heads of 72")
     native, (pixels, mask) = in_c(tower, precision), tiles(tower)
-    threads = torch.get_num_threads()
     expected = native(pixels)
     try:
         for count in (1, 2, 3):
-            torch.set_num_threads(count)
+            choose(count)
             assert native(pixels).equal(expected)
             for i in range(3):
                 assert native(pixels[i : i + 1], mask[:1]).equal(expected[i : i + 1])
     finally:
-        torch.set_num_threads(threads)
+        choose(1)
 
 
 @torch.inference_mode()

@@ -58,7 +58,12 @@ class TrainConfig:
     seed: int = _field(0, "seed of the weights, the drawn images and the order of rows", 0, 2**63 - 1)
     device: str = _field("auto", "auto, cpu, cuda or mps")
     # With more than 512, OpenMP ends the process.
-    threads: int = _field(0, "number of CPU threads; 0: PyTorch's choice", 0, 512)
+    threads: int = _field(
+        0,
+        "maximum of CPU threads; 0: one for each processor that it may use",
+        0,
+        512,
+    )
     workers: int = _field(1, "processes per rank that read and decode, or draw, images", 0, 128)
 
     # data

@@ -34,7 +34,7 @@ class Models:
     Args:
         names: folders or Hub ids that visitors may choose; the first is the default.
         any_model: visitors may name other repositories on the Hub, one of which (the guest) is kept open.
-        device, dtype: as for `open_checkpoint`.
+        device, dtype, threads: as for `open_checkpoint`.
         largest_guest: most bytes of a guest's files, and of its weights in memory. Both are measured before
             any weights are downloaded. After the download as much room must be left on the disk.
 
@@ -48,10 +48,11 @@ class Models:
         device: str = "auto",
         dtype: str = "auto",
         largest_guest: int = LARGEST_GUEST,
+        threads: int | None = None,
     ):
         self.names, self.any_model, self.largest_guest = tuple(dict.fromkeys(names)), any_model, largest_guest
         self.closed: Callable[[Checkpoint], None] = lambda checkpoint: None
-        self._device, self._dtype = device, dtype
+        self._device, self._dtype, self._threads = device, dtype, threads
         self._open: dict[str, Checkpoint] = {}  # changed while `_opening` is held; reading needs no lock
         self._opening = threading.Lock()
 
@@ -98,7 +99,7 @@ class Models:
         if name not in self.names:
             commit = self._measured(name)
             self._drop_guest()  # two at once need not fit into memory
-        return open_checkpoint(name, commit, device=self._device, dtype=self._dtype).compiled()
+        return open_checkpoint(name, commit, self._device, self._dtype, self._threads).compiled()
 
     def _drop_guest(self) -> None:
         for name in [name for name in self._open if name not in self.names]:

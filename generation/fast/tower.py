@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from threading import Lock
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +27,17 @@ from generation.fast.native.build import (
     NoCompiler,
     PanelLinear,
     PanelWeight,
+    Pass,
     is_sound,
     library_file,
     load_library,
+    make_pass,
     refuse_change,
     to_panels,
     unfit,
 )
 from generation.fast.quantized import quantize_rows
+from generation.threads import CROWD, Paces, Turns
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 # Seconds that compiling takes, and that a tile saves for each floating-point operation, by bits of weights:
@@ -80,7 +83,7 @@ def _declare(opened: ctypes.CDLL) -> None:
     opened.ocelli_tower_floats.restype = _LONG
     opened.ocelli_tower_floats.argtypes = (tower, tile, _LONG)
     opened.ocelli_tower.restype = None
-    opened.ocelli_tower.argtypes = (tower, tile, _LONG, _POINTER, _POINTER)
+    opened.ocelli_tower.argtypes = (tower, tile, ctypes.POINTER(Pass), _POINTER, _POINTER)
 
 
 def _library_parts(weight_bits: int) -> tuple[str, tuple[str, ...]]:
@@ -223,7 +226,8 @@ class FastTower(nn.Module):
             block=self._blocks,
         )
         self._scratch = torch.empty(0)
-        self._lock = Lock()
+        self._turns = Turns()
+        self._paces = Paces(CROWD)
         tower.patch_embedding = None  # its weights are in panels now
 
     def _apply(self, fn, recurse: bool = True):
@@ -249,23 +253,22 @@ class FastTower(nn.Module):
         places = places.expand(count, -1).contiguous()
         features = torch.empty(count, grid[0] * grid[1], self.config.hidden_size)
         everything = torch.arange(features.shape[1])
-        with self._lock:
+        with self._turns:
             for i in range(count):
                 real = everything if patch_mask is None else patch_mask[i].flatten().nonzero().flatten()
                 keys = real if len(real) else everything  # padding alone looks at all of itself
                 tile = _Tile(
                     pixels[i].data_ptr(), height, width, places[i].data_ptr(), len(keys), keys.data_ptr()
                 )
-                self._encode(tile, features[i])
+                make_pass(self._paces, features.shape[1], partial(self._encode, tile, features[i]))
         return features
 
-    def _encode(self, tile: _Tile, features: Tensor) -> None:
-        threads = torch.get_num_threads()
-        needed = self.library.ocelli_tower_floats(self._description, tile, threads)
+    def _encode(self, tile: _Tile, features: Tensor, made: Pass) -> None:
+        needed = self.library.ocelli_tower_floats(self._description, tile, made.threads)
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(needed)
         self.library.ocelli_tower(
-            self._description, tile, threads, self._scratch.data_ptr(), features.data_ptr()
+            self._description, tile, made, self._scratch.data_ptr(), features.data_ptr()
         )
 
 

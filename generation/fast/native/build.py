@@ -43,10 +43,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from generation.fast.quantized import PackedEmbedding, PackedLinear
+from generation.threads import CROWD, HOOKS, Paces, with_threads
 
 FOLDER = Path(__file__).parent
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8}
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
+STAKE = 2e-4  # seconds that threads may wait for one another in a pass, whatever that brings
+_packing, _multiplying = Paces(CROWD), Paces(CROWD)
 # Sums are vectorised by hand and stay as they are written, so that a row's result is the same in any batch.
 # NaN and infinity keep their meaning.
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-fno-math-errno",
@@ -171,6 +174,28 @@ def _compile(compiler: str, source: str, options: tuple[str, ...], target: Path)
         draft.replace(target)
 
 
+class Pass(ctypes.Structure):
+    """What team.h knows a pass by."""
+
+    _fields_ = (
+        ("threads", _LONG),
+        *((name, ctypes.c_double) for name in ("stake", "worth")),
+        ("kept", _LONG),
+        *((name, ctypes.c_double) for name in ("seconds", "waited", "off")),
+    )
+
+
+def make_pass(paces: Paces, amount: int, call: Callable[[Pass], None]) -> None:
+    """Call C, which works on `amount` units, with as many threads as pay."""
+
+    def run(threads: int, worth: float) -> tuple[float, float, float]:
+        made = Pass(threads, STAKE, worth)
+        call(made)
+        return made.seconds, made.waited, made.off
+
+    with_threads(paces, amount, run)
+
+
 class Matrix(ctypes.Structure):
     """What panels.h knows a matrix by."""
 
@@ -188,12 +213,12 @@ def library_parts(weight_bits: int, cache_bits: int | None = None) -> tuple[str,
 
 
 def _declare_panels(opened: ctypes.CDLL) -> None:
-    matrix = ctypes.POINTER(Matrix)
+    matrix, made = ctypes.POINTER(Matrix), ctypes.POINTER(Pass)
     functions = {
         "panel": (_LONG, ()),
-        "pack": (None, (_POINTER, _LONG, _LONG, _POINTER, _LONG)),
+        "pack": (None, (_POINTER, _LONG, _LONG, _POINTER, made)),
         "linear_floats": (_LONG, (matrix, _LONG)),
-        "linear": (None, (matrix, _POINTER, _LONG, _LONG, _POINTER, _POINTER)),
+        "linear": (None, (matrix, _POINTER, _LONG, made, _POINTER, _POINTER)),
         "embed": (None, (matrix, _POINTER, _LONG, _POINTER)),
     }
     for name, (result, arguments) in functions.items():
@@ -235,7 +260,9 @@ class PanelWeight(nn.Module):
         weight = weight.detach().contiguous()
         units = -(-self.in_features // unit)
         panels = torch.empty((self.out_features + padding) // panel, units, panel * unit, dtype=weight.dtype)
-        library.ocelli_pack(weight.data_ptr(), *weight.shape, panels.data_ptr(), torch.get_num_threads())
+        where, to = weight.data_ptr(), panels.data_ptr()
+        kibibytes = weight.nbytes // 1024 + 1
+        make_pass(_packing, kibibytes, lambda made: library.ocelli_pack(where, *weight.shape, to, made))
         self.register_buffer("weight", panels)
         # As long as the panels are, because C reads whole vectors of them.
         scale = None if scale is None else F.pad(scale.detach().float(), (0, padding))
@@ -281,9 +308,10 @@ class PanelLinear(PanelWeight):
         y = torch.empty(len(rows), self.out_features)
         library, matrix = load_panels(BITS[self.weight.dtype]), self.matrix
         room = torch.empty(library.ocelli_linear_floats(matrix, len(rows)))
-        library.ocelli_linear(
-            matrix, rows.data_ptr(), len(rows), torch.get_num_threads(), room.data_ptr(), y.data_ptr()
-        )
+        from_, to, count = rows.data_ptr(), y.data_ptr(), len(rows)
+        products = count * self.in_features * self.out_features // 2**16 + 1
+        call = library.ocelli_linear
+        make_pass(_multiplying, products, lambda made: call(matrix, from_, count, made, room.data_ptr(), to))
         return y.view(*x.shape[:-1], self.out_features)
 
 
@@ -367,7 +395,7 @@ class Network:
             known = self.parts.get(re.sub(r"\.\d+", ".*", name), ())
             if kind not in known and full_name(kind) not in known:
                 yield f"{where} is a {full_name(kind)}"
-            if module._forward_hooks or module._forward_pre_hooks:
+            if not HOOKS.issuperset((*module._forward_hooks.values(), *module._forward_pre_hooks.values())):
                 yield f"{where} has hooks"
             tensors = {**module._parameters, **module._buffers}
             if tensors and not isinstance(module, LEAVES):

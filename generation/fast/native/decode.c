@@ -41,7 +41,8 @@ typedef struct {
 
 typedef struct {
     float *x, *added, *q, *k, *v, *gate, *up, *cosine, *sine, *mixed, *partial, *shared_inputs, *own;
-    int64_t own_floats; /* of each thread: hidden states, a normed row, inputs */
+    int64_t own_floats;      /* of each thread: hidden states, a normed row, inputs, */
+    int64_t attention_floats; /* and at the end queries and sums of a run */
     int64_t *run;       /* (runs + 1,): the first token of each run */
     int64_t runs, most_chunks;
     int separate;       /* some row has several tokens: their keys are written before any attends */
@@ -77,7 +78,9 @@ static int64_t lay_out(const Model *m, const Tokens *t, int64_t threads, float *
     widest = m->width > widest ? m->width : widest;
     int64_t few = n <= ALONE ? n : 0;
     s->shared_inputs = TAKE(input_floats(n, widest));
+    s->attention_floats = round_up(RUN * (m->heads / m->kv_heads) * (2 * m->head_dim + 2), 16);
     s->own_floats = round_up(few * (m->width + q_width) + widest + input_floats(few, widest), 16) + 16;
+    s->own_floats += s->attention_floats;
     s->own = TAKE(threads * s->own_floats);
     #undef TAKE
     return at;
@@ -115,16 +118,16 @@ static void write_cache(const Model *m, const Layer *layer, const Scratch *s, co
     }
 }
 
-/* Attention of the tokens of a run over one chunk of their row's key head. */
+/* Attention of the tokens of a run over one chunk of their row's key head. room: attention_floats. */
 static void attend_unit(const Model *m, const Layer *layer, const Scratch *s, const Tokens *t, int64_t run,
-                        int64_t head, int64_t chunk, int64_t capacity) {
+                        int64_t head, int64_t chunk, int64_t capacity, float *room) {
     int64_t dim = m->head_dim, group = m->heads / m->kv_heads, first = s->run[run], end = s->run[run + 1];
     int64_t longest = t->position[end - 1] + 1, size = chunk_of(longest), from = chunk * size;
     int64_t to = from + size < longest ? from + size : longest, stride = dim + 2;
     if (from >= longest) return;
     if (!s->separate && to == longest) write_cache(m, layer, s, t, first, head, capacity);
     int64_t at = ((t->row[first] * m->kv_heads + head) * capacity + from) * dim;
-    float q[RUN * group * dim], out[RUN * group * stride];
+    float *q = room, *out = q + RUN * group * dim; /* a config may ask for more heads than fit on a stack */
     while (first < end && t->position[first] < from) first++;
     for (int64_t i = first; i < end; i++) {
         float *own = q + (i - first) * group * dim;
@@ -146,31 +149,29 @@ static void attend_unit(const Model *m, const Layer *layer, const Scratch *s, co
     }
 }
 
-/* Attention of every token. Returns where the result (T, H * D_h) is, for the thread that asks. */
+/* Attention of every token. Returns where the result (T, H * D_h) is, for the thread that asks, or NULL if it is no
+ * longer needed. room: attention_floats. */
 static const float *attention(const Model *m, const Layer *layer, const Scratch *s, const Tokens *t, int64_t capacity,
-                              float *own) {
-    int64_t dim = m->head_dim, n = t->count, stride = dim + 2;
+                              float *own, float *room, Member *me) {
+    int64_t dim = m->head_dim, n = t->count, stride = dim + 2, unit;
     if (s->separate) {
-        #pragma omp for schedule(static)
-        for (int64_t unit = 0; unit < n * m->kv_heads; unit++)
+        while ((unit = next_unit(me, n * m->kv_heads)) >= 0)
             write_cache(m, layer, s, t, unit / m->kv_heads, unit % m->kv_heads, capacity);
+        if (!regroup(me)) return NULL;
     }
-    #pragma omp for schedule(dynamic) collapse(3)
-    for (int64_t run = 0; run < s->runs; run++)
-        for (int64_t head = 0; head < m->kv_heads; head++)
-            for (int64_t chunk = 0; chunk < s->most_chunks; chunk++)
-                attend_unit(m, layer, s, t, run, head, chunk, capacity);
+    while ((unit = next_unit(me, s->runs * m->kv_heads * s->most_chunks)) >= 0) {
+        int64_t chunk = unit % s->most_chunks, head = unit / s->most_chunks % m->kv_heads;
+        attend_unit(m, layer, s, t, unit / s->most_chunks / m->kv_heads, head, chunk, capacity, room);
+    }
+    if (!regroup(me)) return NULL;
     int64_t from = 0, to = n * m->heads;
     int together = !own || to * s->most_chunks > 256; /* else merging is quicker than waiting */
     float *out = together ? s->mixed : own;
-    if (together) share(n * m->heads, &from, &to);
+    if (together) share(me, n * m->heads, &from, &to);
     for (int64_t head = from; head < to; head++)
         merge_chunks(s->partial + head * s->most_chunks * stride, chunks_of(t->position[head / m->heads] + 1), stride,
                      dim, out + head * dim);
-    if (together) {
-        #pragma omp barrier
-    }
-    return out;
+    return together && !regroup(me) ? NULL : out;
 }
 
 static __attribute__((noinline)) void rms_norm(const float *x, const float *w, float eps, int64_t n, float *y) {
@@ -188,89 +189,100 @@ static __attribute__((noinline)) void gated(float *gate, const float *up, int64_
     for (int64_t i = from; i < to; i++) gate[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
 }
 
-/* logits: (outputs, V). Each token's key and value are written into the cache at its position. */
-void ocelli_forward(const Model *m, const Tokens *t, int64_t capacity, int64_t threads, float *base, float *logits) {
+/* The hidden state that token i begins with. */
+static void begin_token(const Model *m, const Tokens *t, int64_t i, float *x) {
+    if (t->id) embed(m->embedding, t->id[i], x + i * m->width);
+    else memcpy(x + i * m->width, t->embedding + i * m->width, m->width * sizeof(float));
+}
+
+/* What each thread does of a pass. With few tokens every one has hidden states and inputs of its own, and makes all of
+ * them. */
+static void forward(const Model *m, const Tokens *t, const Scratch *s, int64_t capacity, float *logits, Member *me) {
     int64_t width = m->width, dim = m->head_dim, q_width = m->heads * dim, kv_width = m->kv_heads * dim, n = t->count;
-    Scratch s;
-    lay_out(m, t, threads, (float *)(((uintptr_t)base + 63) / 64 * 64), &s);
-    find_runs(t, &s);
-    #pragma omp parallel num_threads((int)threads)
-    {
-        /* With few tokens every thread has hidden states and inputs of its own, and makes all of them. */
-        int alone = n <= ALONE;
-        float *own = s.own + omp_get_thread_num() * s.own_floats, *x = alone ? own : s.x;
-        float *mixed = alone ? own + n * width : NULL, *normed = own + (alone ? n * (width + q_width) : 0);
-        int64_t widest = m->inner > q_width ? m->inner : q_width, from, to, mine = 0, end = n;
-        widest = width > widest ? width : widest;
-        float *room = alone ? normed + round_up(widest, 16) : s.shared_inputs;
-        if (!alone) share(n, &mine, &end);
-        #define TOGETHER if (!alone) { _Pragma("omp barrier") }
-        #pragma omp for schedule(static)
-        for (int64_t i = 0; i < n * dim / 2; i++) {
-            float angle = (float)t->position[i / (dim / 2)] * m->inv_freq[i % (dim / 2)];
-            s.cosine[i] = cosf(angle);
-            s.sine[i] = sinf(angle);
+    int alone = n <= ALONE;
+    float *own = s->own + me->id * s->own_floats, *x = alone ? own : s->x, *mixed = alone ? own + n * width : NULL;
+    float *normed = own + (alone ? n * (width + q_width) : 0), *heads = own + s->own_floats - s->attention_floats;
+    int64_t widest = m->inner > q_width ? m->inner : q_width, from, to, mine = 0, end = n;
+    widest = width > widest ? width : widest;
+    float *room = alone ? normed + round_up(widest, 16) : s->shared_inputs;
+    #define REGROUP \
+        if (!regroup(me)) return; \
+        if (!alone) share(me, n, &mine, &end);
+    #define TOGETHER if (!alone) { REGROUP }
+    for (int64_t i; (i = next_unit(me, n)) >= 0;) {
+        for (int64_t j = 0; j < dim / 2; j++) {
+            float angle = (float)t->position[i] * m->inv_freq[j];
+            s->cosine[i * dim / 2 + j] = cosf(angle);
+            s->sine[i * dim / 2 + j] = sinf(angle);
         }
+        if (!alone) begin_token(m, t, i, s->x);
+    }
+    for (int64_t i = 0; alone && i < n; i++) begin_token(m, t, i, x);
+    REGROUP
+    for (int64_t l = 0; l < m->layers; l++) {
+        const Layer *layer = m->layer + l;
+        Inputs in = inputs_at(room, n, width, PRECISE_HALVES);
         for (int64_t i = mine; i < end; i++) {
-            if (t->id) embed(m->embedding, t->id[i], x + i * width);
-            else memcpy(x + i * width, t->embedding + i * width, width * sizeof(float));
-        }
-        for (int64_t l = 0; l < m->layers; l++) {
-            const Layer *layer = m->layer + l;
-            Inputs in = inputs_at(room, n, width, PRECISE_HALVES);
-            for (int64_t i = mine; i < end; i++) {
-                rms_norm(x + i * width, layer->input_norm, m->eps, width, normed);
-                set_input(in, i, normed, width);
-            }
-            TOGETHER
-            product(layer->q, in, (Output){s.q, q_width, 0});
-            product(layer->k, in, (Output){s.k, kv_width, 0});
-            product(layer->v, in, (Output){s.v, kv_width, 0});
-            #pragma omp barrier
-            const float *attended = attention(m, layer, &s, t, capacity, mixed);
-            in = inputs_at(room, n, q_width, PRECISE_HALVES);
-            set_inputs(in, mine, end, attended, q_width);
-            TOGETHER
-            product(layer->o, in, (Output){s.added, width, 0});
-            #pragma omp barrier
-            in = inputs_at(room, n, width, PRECISE_HALVES);
-            for (int64_t i = mine; i < end; i++) {
-                for (int64_t j = i * width; j < (i + 1) * width; j++) x[j] += s.added[j];
-                rms_norm(x + i * width, layer->post_norm, m->eps, width, normed);
-                set_input(in, i, normed, width);
-            }
-            TOGETHER
-            product(layer->gate, in, (Output){s.gate, m->inner, 0});
-            product(layer->up, in, (Output){s.up, m->inner, 0});
-            if (evenly_shared(in)) { /* this thread made both */
-                share(panels_of(layer->gate), &from, &to);
-                to = to * PANEL < m->inner ? to * PANEL : m->inner;
-                for (int64_t i = 0; i < n; i++)
-                    gated(s.gate + i * m->inner, s.up + i * m->inner, from * PANEL, to);
-            } else {
-                #pragma omp barrier
-                share(n * m->inner, &from, &to);
-                gated(s.gate, s.up, from, to);
-            }
-            #pragma omp barrier
-            in = inputs_at(room, n, m->inner, PRECISE_HALVES);
-            set_inputs(in, mine, end, s.gate, m->inner);
-            TOGETHER
-            product(layer->down, in, (Output){s.added, width, 0});
-            #pragma omp barrier
-            for (int64_t i = mine * width; i < end * width; i++) x[i] += s.added[i];
+            rms_norm(x + i * width, layer->input_norm, m->eps, width, normed);
+            set_input(in, i, normed, width);
         }
         TOGETHER
-        if (t->outputs) { /* at most as many as tokens */
-            Inputs in = inputs_at(room, t->outputs, width, PRECISE_HALVES);
-            mine = 0, end = t->outputs;
-            if (!alone) share(t->outputs, &mine, &end);
-            for (int64_t i = mine; i < end; i++) {
-                rms_norm(x + t->output[i] * width, m->final_norm, m->eps, width, normed);
-                set_input(in, i, normed, width);
-            }
-            TOGETHER
-            product(m->head, in, (Output){logits, m->vocab, 0});
+        product(layer->q, in, (Output){s->q, q_width, 0}, me);
+        product(layer->k, in, (Output){s->k, kv_width, 0}, me);
+        product(layer->v, in, (Output){s->v, kv_width, 0}, me);
+        REGROUP
+        const float *attended = attention(m, layer, s, t, capacity, mixed, heads, me);
+        if (!attended) return;
+        if (!alone) share(me, n, &mine, &end);
+        in = inputs_at(room, n, q_width, PRECISE_HALVES);
+        set_inputs(in, mine, end, attended, q_width);
+        TOGETHER
+        product(layer->o, in, (Output){s->added, width, 0}, me);
+        REGROUP
+        in = inputs_at(room, n, width, PRECISE_HALVES);
+        for (int64_t i = mine; i < end; i++) {
+            for (int64_t j = i * width; j < (i + 1) * width; j++) x[j] += s->added[j];
+            rms_norm(x + i * width, layer->post_norm, m->eps, width, normed);
+            set_input(in, i, normed, width);
         }
+        TOGETHER
+        product(layer->gate, in, (Output){s->gate, m->inner, 0}, me);
+        product(layer->up, in, (Output){s->up, m->inner, 0}, me);
+        if (evenly_shared(in)) { /* this thread made both */
+            share(me, panels_of(layer->gate), &from, &to);
+            to = to * PANEL < m->inner ? to * PANEL : m->inner;
+            for (int64_t i = 0; i < n; i++) gated(s->gate + i * m->inner, s->up + i * m->inner, from * PANEL, to);
+        } else {
+            REGROUP
+            share(me, n * m->inner, &from, &to);
+            gated(s->gate, s->up, from, to);
+        }
+        REGROUP
+        in = inputs_at(room, n, m->inner, PRECISE_HALVES);
+        set_inputs(in, mine, end, s->gate, m->inner);
+        TOGETHER
+        product(layer->down, in, (Output){s->added, width, 0}, me);
+        REGROUP
+        for (int64_t i = mine * width; i < end * width; i++) x[i] += s->added[i];
     }
+    TOGETHER
+    if (t->outputs) { /* at most as many as tokens */
+        Inputs in = inputs_at(room, t->outputs, width, PRECISE_HALVES);
+        mine = 0, end = t->outputs;
+        if (!alone) share(me, t->outputs, &mine, &end);
+        for (int64_t i = mine; i < end; i++) {
+            rms_norm(x + t->output[i] * width, m->final_norm, m->eps, width, normed);
+            set_input(in, i, normed, width);
+        }
+        TOGETHER
+        product(m->head, in, (Output){logits, m->vocab, 0}, me);
+    }
+}
+
+/* logits: (outputs, V). Each token's key and value are written into the cache at its position. */
+void ocelli_forward(const Model *m, const Tokens *t, int64_t capacity, Pass *pass, float *base, float *logits) {
+    Scratch s;
+    lay_out(m, t, pass->threads, (float *)(((uintptr_t)base + 63) / 64 * 64), &s);
+    find_runs(t, &s);
+    WITH_TEAM(pass, forward(m, t, &s, capacity, logits, &me))
 }

@@ -6,10 +6,9 @@
 int64_t ocelli_panel(void) { return PANEL; }
 
 /* weight (rows, columns) of WEIGHT_BITS each -> panels; see Matrix. */
-void ocelli_pack(const char *weight, int64_t rows, int64_t columns, uint32_t *panels, int64_t threads) {
+static void pack(const char *weight, int64_t rows, int64_t columns, uint32_t *panels, Member *me) {
     int64_t units = units_of(columns), bytes = columns * WEIGHT_BITS / 8, whole = columns / UNIT;
-    #pragma omp parallel for num_threads((int)threads) schedule(static)
-    for (int64_t panel = 0; panel < (rows + PANEL - 1) / PANEL; panel++) {
+    for (int64_t panel; (panel = next_unit(me, (rows + PANEL - 1) / PANEL)) >= 0;) {
         uint32_t *out = panels + panel * units * PANEL;
         int64_t count = rows - panel * PANEL < PANEL ? rows - panel * PANEL : PANEL;
         if (count < PANEL || whole < units) memset(out, 0, units * PANEL * 4);
@@ -23,19 +22,19 @@ void ocelli_pack(const char *weight, int64_t rows, int64_t columns, uint32_t *pa
                 memcpy(out + whole * PANEL + r, weight + (panel * PANEL + r) * bytes + whole * 4, bytes - whole * 4);
     }
 }
+void ocelli_pack(const char *weight, int64_t rows, int64_t columns, uint32_t *panels, Pass *pass) {
+    WITH_TEAM(pass, pack(weight, rows, columns, panels, &me))
+}
 
 /* y (count, rows) = x (count, columns) W^T + b, with ocelli_linear_floats of room. */
 int64_t ocelli_linear_floats(const Matrix *m, int64_t count) { return input_floats(count, m->columns) + 16; }
-void ocelli_linear(const Matrix *m, const float *x, int64_t count, int64_t threads, float *room, float *y) {
+static void linear(const Matrix *m, const float *x, int64_t count, float *room, float *y, Member *me) {
     Inputs in = inputs_at((float *)(((uintptr_t)room + 63) / 64 * 64), count, m->columns, PRECISE_HALVES);
-    #pragma omp parallel num_threads((int)threads)
-    {
-        int64_t from, to;
-        share(count, &from, &to);
-        set_inputs(in, from, to, x, m->columns);
-        #pragma omp barrier
-        product(*m, in, (Output){y, m->rows, 0});
-    }
+    for (int64_t i; (i = next_unit(me, count)) >= 0;) set_input(in, i, x + i * m->columns, m->columns);
+    if (regroup(me)) product(*m, in, (Output){y, m->rows, 0}, me);
+}
+void ocelli_linear(const Matrix *m, const float *x, int64_t count, Pass *pass, float *room, float *y) {
+    WITH_TEAM(pass, linear(m, x, count, room, y, &me))
 }
 
 /* x (count, columns) = rows `id` of a table. */

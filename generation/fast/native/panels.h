@@ -13,6 +13,7 @@
  */
 #pragma once
 #include "activations.h"
+#include "team.h"
 
 #define PANEL (2 * LANES)
 #define UNIT (32 / WEIGHT_BITS) /* weights in a unit */
@@ -415,13 +416,6 @@ static inline __attribute__((always_inline)) void finish(Matrix m, Inputs in, in
     put(out, token * out.stride + column, low, high, m.rows - column);
 }
 
-/* The share of `count` that is this thread's. */
-static inline void share(int64_t count, int64_t *from, int64_t *to) {
-    int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
-    *from = count * me / threads;
-    *to = count * (me + 1) / threads;
-}
-
 /* Panels [from, from + panels) and those `apart` panels further on, `streams` times, for few rows. */
 static void walk_panels(Matrix m, Inputs in, int64_t from, int64_t panels, int64_t apart, int streams, Kernel kernel,
                         Output out) {
@@ -441,12 +435,12 @@ static void walk_panels(Matrix m, Inputs in, int64_t from, int64_t panels, int64
 /* Whether each thread makes the same outputs of every matrix of one shape. */
 static inline int evenly_shared(Inputs in) { return in.tokens * in.halves <= MOST_FEW; }
 
-/* y = x W^T + b: all threads of a parallel region call it, and it does not wait for the others at its end. */
-static void product(Matrix m, Inputs in, Output out) {
+/* y = x W^T + b: all threads of a team call it, and it does not wait for the others at its end. */
+static void product(Matrix m, Inputs in, Output out, Member *me) {
     if (!in.tokens) return;
     int64_t rows = in.tokens * in.halves, panels = panels_of(m), units = units_of(m.columns), from, to;
     if (evenly_shared(in)) {
-        share(panels, &from, &to);
+        share(me, panels, &from, &to);
         int streams = few_streams[rows];
         int64_t apart = (to - from) / streams, rest = from + apart * streams;
         walk_panels(m, in, from, apart, apart, streams, few_rows[rows], out);
@@ -456,8 +450,7 @@ static void product(Matrix m, Inputs in, Output out) {
     int64_t most = MOST_ROWS / in.halves * in.halves; /* a token's halves stay together */
     int64_t block = BLOCK_ROWS, blocks = (rows + block - 1) / block;
     total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
-    #pragma omp for schedule(dynamic) nowait
-    for (int64_t unit = 0; unit < blocks * panels; unit++) {
+    for (int64_t unit; (unit = next_unit(me, blocks * panels)) >= 0;) {
         int64_t panel = unit % panels, first = unit / panels * block, count = rows - first < block ? rows - first : block;
         const uint32_t *w = m.panels + panel * units * PANEL;
         for (int64_t k = 0; k < units; k += BLOCK_UNITS)

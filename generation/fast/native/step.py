@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
-from threading import Lock
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +26,17 @@ from generation.fast.native.build import (
     Matrix,
     Network,
     PanelWeight,
+    Pass,
     is_sound,
     library_file,
     library_parts,
     load_library,
+    make_pass,
     to_panels,
     unfit,
 )
 from generation.kv_cache import KVCache
+from generation.threads import CROWD, Paces, Turns
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
 DECODER = Network(
@@ -108,7 +111,7 @@ def _declare(opened: ctypes.CDLL) -> None:
     opened.ocelli_scratch_floats.restype = _LONG
     opened.ocelli_scratch_floats.argtypes = (model, tokens, _LONG)
     opened.ocelli_forward.restype = None
-    opened.ocelli_forward.argtypes = (model, tokens, _LONG, _LONG, _POINTER, _POINTER)
+    opened.ocelli_forward.argtypes = (model, tokens, _LONG, ctypes.POINTER(Pass), _POINTER, _POINTER)
 
 
 def load_step(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
@@ -170,7 +173,8 @@ class NativeStep:
             layer=self._layers,
         )
         self._scratch = torch.empty(0)
-        self._lock = Lock()  # for the cache's addresses and the scratch memory
+        self._turns = Turns()  # for the cache's addresses and the scratch memory
+        self._paces = Paces(CROWD)
 
     def _float(self, tensor: Tensor) -> int:
         self._kept.append(tensor.detach().float().contiguous())
@@ -242,11 +246,11 @@ class NativeStep:
         elif int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab:
             low, high = int(tokens.min()), int(tokens.max())
             raise ValueError(f"token_ids: expected 0 to {self._vocab - 1}, got {low} to {high}")
-        library, threads = load_step(self._weight_bits, BITS[key.dtype]), torch.get_num_threads()
+        library = load_step(self._weight_bits, BITS[key.dtype])
         tokens = (tokens if tokens.is_floating_point() else tokens.long()).contiguous()
         positions = positions.long().contiguous()
         kind = "embedding" if tokens.is_floating_point() else "id"
-        with self._lock:
+        with self._turns:
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
                 slot.key, slot.value = layer["key"].data_ptr(), layer["value"].data_ptr()
@@ -262,11 +266,12 @@ class NativeStep:
                     output=here.data_ptr(),
                     **{kind: tokens[first:].data_ptr()},
                 )
-                needed = library.ocelli_scratch_floats(self._description, part, threads)
-                if self._scratch.numel() < needed:
-                    self._scratch = torch.empty(needed)
-                library.ocelli_forward(
-                    self._description, part, head_stride, threads, self._scratch.data_ptr(),
-                    logits[done:].data_ptr(),
-                )  # fmt: skip
+                to = logits[done:].data_ptr()
+                make_pass(self._paces, part.count, partial(self._pass, library, part, head_stride, to))
                 done += len(here)
+
+    def _pass(self, library: ctypes.CDLL, part: _Tokens, capacity: int, logits: int, made: Pass) -> None:
+        needed = library.ocelli_scratch_floats(self._description, part, made.threads)
+        if self._scratch.numel() < needed:
+            self._scratch = torch.empty(needed)
+        library.ocelli_forward(self._description, part, capacity, made, self._scratch.data_ptr(), logits)

@@ -118,69 +118,76 @@ static void complete(Inputs in, const element *wide, int64_t columns, int64_t fr
         end_input(in, i, columns);
 #endif
     }
-    #pragma omp barrier
+}
+
+/* What each thread does of a tile. */
+static void encode(const Tower *m, const Tile *t, const Scratch *s, float *y, Member *me) {
+    int64_t n = patches_of(m, t), width = m->width, columns = m->embedding.columns, from, to;
+    const Heads heads = {m->heads, width / m->heads, n, s->q_stride, t->keys, t->key, s->q, s->k, s->v,
+                         s->key_panels, s->value_panels};
+    const Output onto_x = {.y = s->x, .stride = width, .add = 1};
+    const enum gelu gelu = m->exact_gelu ? ERF_GELU : TANH_GELU;
+    float *own = s->own + me->id * s->own_floats;
+    #define REGROUP \
+        if (!regroup(me)) return; \
+        share(me, n, &from, &to);
+    Inputs in = inputs_at(s->inputs, n, columns, PRECISE_HALVES), wide = inputs_at(s->wide_inputs, n, m->inner, 1);
+    for (int64_t i; (i = next_unit(me, n)) >= 0;) {
+        unfold(m, t, i, own);
+        set_input(in, i, own, columns);
+        if (heads.dim % PAIR) s->q[i * s->q_stride + width] = 0; /* the last unit's second half, times zero */
+        memcpy(s->x + i * width, m->positions + t->position[i] * width, width * sizeof(float));
+    }
+    REGROUP
+    product(m->embedding, in, onto_x, me);
+    REGROUP
+    in = inputs_at(s->inputs, n, width, 1);
+    for (const Block *b = m->block; b < m->block + m->layers; b++) {
+        for (int64_t i = from; i < to; i++) {
+            layer_norm(s->x + i * width, b->before_attention, m->eps, width, own);
+            set_input(in, i, own, width);
+        }
+        REGROUP
+        product(b->q, in, (Output){.y = (float *)s->q, .stride = s->q_stride, .half = HALF_ATTENTION}, me);
+        product(b->k, in, (Output){.y = (float *)s->k, .stride = s->q_stride, .half = HALF_ATTENTION}, me);
+        product(b->v, in, (Output){.y = (float *)s->v, .stride = s->q_stride, .half = HALF_ATTENTION}, me);
+        REGROUP
+        int64_t unit, panels = (t->keys + PANEL - 1) / PANEL, blocks = (n + QUERY_BLOCK - 1) / QUERY_BLOCK;
+        while ((unit = next_unit(me, panels * m->heads)) >= 0) /* all heads of some patches: as they lie in memory */
+            pack_keys(&heads, unit % m->heads, unit / m->heads * PANEL);
+        REGROUP
+        const Output attended = outputs_for(in, s->wide, width);
+        while ((unit = next_unit(me, m->heads * blocks)) >= 0) {
+            int64_t row = unit % blocks * QUERY_BLOCK;
+            attend_all(&heads, unit / blocks, row, row + QUERY_BLOCK < n ? row + QUERY_BLOCK : n, own, attended);
+        }
+        REGROUP
+        complete(in, s->wide, width, from, to, own);
+        REGROUP
+        product(b->out, in, onto_x, me);
+        REGROUP
+        for (int64_t i = from; i < to; i++) {
+            layer_norm(s->x + i * width, b->before_mlp, m->eps, width, own);
+            set_input(in, i, own, width);
+        }
+        REGROUP
+        Output inside = outputs_for(wide, s->wide, m->inner);
+        inside.gelu = gelu;
+        product(b->fc1, in, inside, me);
+        REGROUP
+        complete(wide, s->wide, m->inner, from, to, own);
+        REGROUP
+        product(b->fc2, wide, onto_x, me);
+        REGROUP
+    }
+    for (int64_t i = from; i < to; i++) layer_norm(s->x + i * width, m->last, m->eps, width, y + i * width);
 }
 
 /* y (patches, width): the features of one tile. */
-void ocelli_tower(const Tower *m, const Tile *t, int64_t threads, float *base, float *y) {
-    int64_t n = patches_of(m, t), width = m->width, columns = m->embedding.columns;
+void ocelli_tower(const Tower *m, const Tile *t, Pass *pass, float *base, float *y) {
+    int64_t n = patches_of(m, t);
     Scratch s;
-    lay_out(m, t, threads, (float *)(((uintptr_t)base + 63) / 64 * 64), &s);
-    const Heads heads = {m->heads, width / m->heads, n, s.q_stride, t->keys, t->key, s.q, s.k, s.v,
-                         s.key_panels, s.value_panels};
-    const Output onto_x = {.y = s.x, .stride = width, .add = 1};
-    const enum gelu gelu = m->exact_gelu ? ERF_GELU : TANH_GELU;
+    lay_out(m, t, pass->threads, (float *)(((uintptr_t)base + 63) / 64 * 64), &s);
     memset(s.q + n * s.q_stride, 0, (round_up(n, QUERIES) - n) * s.q_stride * sizeof(element));
-    #pragma omp parallel num_threads((int)threads)
-    {
-        int64_t from, to;
-        float *own = s.own + omp_get_thread_num() * s.own_floats;
-        share(n, &from, &to);
-        Inputs in = inputs_at(s.inputs, n, columns, PRECISE_HALVES), wide = inputs_at(s.wide_inputs, n, m->inner, 1);
-        for (int64_t i = from; i < to; i++) {
-            unfold(m, t, i, own);
-            set_input(in, i, own, columns);
-            if (heads.dim % PAIR) s.q[i * s.q_stride + width] = 0; /* the last unit's second half, times zero */
-            memcpy(s.x + i * width, m->positions + t->position[i] * width, width * sizeof(float));
-        }
-        #pragma omp barrier
-        product(m->embedding, in, onto_x);
-        #pragma omp barrier
-        in = inputs_at(s.inputs, n, width, 1);
-        for (const Block *b = m->block; b < m->block + m->layers; b++) {
-            for (int64_t i = from; i < to; i++) {
-                layer_norm(s.x + i * width, b->before_attention, m->eps, width, own);
-                set_input(in, i, own, width);
-            }
-            #pragma omp barrier
-            product(b->q, in, (Output){.y = (float *)s.q, .stride = s.q_stride, .half = HALF_ATTENTION});
-            product(b->k, in, (Output){.y = (float *)s.k, .stride = s.q_stride, .half = HALF_ATTENTION});
-            product(b->v, in, (Output){.y = (float *)s.v, .stride = s.q_stride, .half = HALF_ATTENTION});
-            #pragma omp barrier
-            #pragma omp for collapse(2)
-            for (int64_t key = 0; key < t->keys; key += PANEL) /* all heads of some patches: as they lie in memory */
-                for (int64_t head = 0; head < m->heads; head++) pack_keys(&heads, head, key);
-            const Output attended = outputs_for(in, s.wide, width);
-            #pragma omp for collapse(2) schedule(dynamic)
-            for (int64_t head = 0; head < m->heads; head++)
-                for (int64_t row = 0; row < n; row += QUERY_BLOCK)
-                    attend_all(&heads, head, row, row + QUERY_BLOCK < n ? row + QUERY_BLOCK : n, own, attended);
-            complete(in, s.wide, width, from, to, own);
-            product(b->out, in, onto_x);
-            #pragma omp barrier
-            for (int64_t i = from; i < to; i++) {
-                layer_norm(s.x + i * width, b->before_mlp, m->eps, width, own);
-                set_input(in, i, own, width);
-            }
-            #pragma omp barrier
-            Output inside = outputs_for(wide, s.wide, m->inner);
-            inside.gelu = gelu;
-            product(b->fc1, in, inside);
-            #pragma omp barrier
-            complete(wide, s.wide, m->inner, from, to, own);
-            product(b->fc2, wide, onto_x);
-            #pragma omp barrier
-        }
-        for (int64_t i = from; i < to; i++) layer_norm(s.x + i * width, m->last, m->eps, width, y + i * width);
-    }
+    WITH_TEAM(pass, encode(m, t, &s, y, &me))
 }

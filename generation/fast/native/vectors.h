@@ -3,7 +3,6 @@
 #pragma once
 #include <float.h>
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <string.h>
 #ifdef __AVX2__

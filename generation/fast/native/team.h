@@ -1,0 +1,221 @@
+/* The threads of a pass: one that leads, the caller's, and others that help it for as long as that pays.
+ *
+ *     WITH_TEAM(pass, work(..., &me))
+ *
+ * Where threads meet, all wait for the last one, and one whose processor has other work as well is late by a time
+ * slice, which is longer than many a pass. So the leader does not wait for helpers that have not begun, and counts how
+ * long it waits for the others. When that is more than they bring, half of them leave the pass, and the rest share
+ * what follows. How work is shared changes no sum, so neither does who is there.
+ *
+ * `work` returns as soon as `regroup` gives 0. How many they are is known from the first `regroup` on: before it, work is
+ * shared by `next_unit` alone.
+ */
+#pragma once
+#include <math.h>
+#include <omp.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <time.h>
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+/* What generation/threads.py asks for, and what it learns. Times are in seconds. */
+typedef struct {
+    int64_t threads;     /* at most */
+    double stake, worth; /* the leader may wait for `stake`, and `worth` more for each second that it works; with a
+                          * worth of -1 half of them leave after `stake`, whatever they do */
+    int64_t kept;        /* threads at the end */
+    double seconds;      /* of the pass, */
+    double waited;       /* of these, for helpers, */
+    double off;          /* and while the leader had no processor, though it did not wait */
+} Pass;
+
+#define PATIENCE 1e-4 /* seconds to wait with open eyes, and then asleep */
+#define SEALED (1 << 20)
+
+typedef struct { /* what several write to lies in lines of the cache of its own */
+    _Alignas(64) _Atomic uint32_t joined;  /* threads that have begun; SEALED more when it is too late to */
+    _Alignas(64) _Atomic uint32_t arrived; /* times that a helper came to where they meet */
+    _Atomic uint32_t leader_sleeps;
+    _Alignas(64) _Atomic uint32_t turn;    /* 2^16 * times that they met + threads from then on */
+    _Atomic uint32_t sleepers;
+    _Alignas(64) _Atomic int64_t units;    /* taken since they last met */
+    _Alignas(64) Pass pass;                /* from here on the leader's alone */
+    uint32_t due;                          /* what `arrived` is when all are there */
+    double began, since, spent, slept;     /* since: the team's last change; spent: `waited` by then */
+    double processor;
+} Team;
+
+typedef struct {
+    Team *team;
+    int64_t id, threads; /* 0 leads; 0 threads: not known yet */
+    int64_t unit, loops; /* taken for a loop that follows, or -1; units of the loops since they last met */
+    uint32_t turn;
+} Member;
+
+static inline double clock_of(clockid_t which) {
+    struct timespec t;
+    clock_gettime(which, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+static inline double now(void) { return clock_of(CLOCK_MONOTONIC); }
+
+static inline void breathe(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
+}
+
+/* Sleep if *word is `value`, until it is woken. */
+static void sleep_at(_Atomic uint32_t *word, uint32_t value) {
+#ifdef __linux__
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+#else
+    (void)word, (void)value;
+    nanosleep(&(struct timespec){0, 50000}, NULL);
+#endif
+}
+static void wake_at(_Atomic uint32_t *word) {
+#ifdef __linux__
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+#else
+    (void)word;
+#endif
+}
+
+static void gather(Team *t, const Pass *pass) {
+    *t = (Team){.joined = 1, .pass = *pass};
+    t->processor = clock_of(CLOCK_THREAD_CPUTIME_ID);
+    t->began = t->since = now();
+}
+
+/* Whether the thread is in time to take part. */
+static int join(Team *t, Member *me) {
+    *me = (Member){.team = t, .unit = -1};
+    if (omp_get_thread_num()) return (me->id = atomic_fetch_add(&t->joined, 1)) < SEALED;
+    t->pass.threads = me->threads = omp_get_num_threads();
+    if (me->threads > 1) me->threads = 0;
+    return 1;
+}
+
+/* The next unit of a loop over `count` that is this thread's, or -1 at its end. All threads run all loops. */
+static inline int64_t next_unit(Member *me, int64_t count) {
+    if (me->unit < 0) me->unit = atomic_fetch_add_explicit(&me->team->units, 1, memory_order_relaxed);
+    int64_t unit = me->unit - me->loops;
+    if (unit >= count) {
+        me->loops += count;
+        return -1;
+    }
+    me->unit = -1;
+    return unit;
+}
+
+/* The part of `count` that is this thread's. */
+static inline void share(const Member *me, int64_t count, int64_t *from, int64_t *to) {
+    *from = count * me->id / me->threads;
+    *to = count * (me->id + 1) / me->threads;
+}
+
+/* Wait until *word is `value`, for at most so many seconds. */
+static void await(Team *t, _Atomic uint32_t *word, uint32_t value, double most) {
+    for (int i = 0; i < 64; i++, breathe())
+        if (atomic_load(word) == value) return;
+    double from = now(), to = from;
+    while (atomic_load(word) != value && to - from < most) {
+        if (to - from < PATIENCE) {
+            for (int i = 0; i < 16; i++) breathe();
+            to = now();
+            continue;
+        }
+        atomic_store(&t->leader_sleeps, 1);
+        uint32_t seen = atomic_load(word);
+        if (seen != value) sleep_at(word, seen);
+        atomic_store(&t->leader_sleeps, 0);
+        double woken = now();
+        t->slept += woken - to;
+        to = woken;
+    }
+    t->pass.waited += to - from;
+}
+
+static __attribute__((noinline)) void lead(Member *me) {
+    Team *t = me->team;
+    if (!me->threads) {
+        await(t, &t->joined, (uint32_t)t->pass.threads, t->pass.stake < PATIENCE ? t->pass.stake : PATIENCE);
+        me->threads = atomic_fetch_add(&t->joined, SEALED);
+    }
+    t->due += (uint32_t)me->threads - 1;
+    await(t, &t->arrived, t->due, INFINITY);
+    double waited = t->pass.waited - t->spent;
+    if (waited > t->pass.stake || t->pass.worth < 0) {
+        double present = now(), worked = present - t->since - waited;
+        if (waited > t->pass.stake + t->pass.worth * worked) {
+            me->threads /= 2;
+            t->since = present;
+            t->spent = t->pass.waited;
+        }
+    }
+    if (me->loops) atomic_store(&t->units, 0);
+    me->turn = ((me->turn >> 16) + 1) << 16 | (uint32_t)me->threads;
+    atomic_store(&t->turn, me->turn);
+    if (atomic_load(&t->sleepers)) wake_at(&t->turn);
+}
+
+static __attribute__((noinline)) void follow(Member *me) {
+    Team *t = me->team;
+    atomic_fetch_add(&t->arrived, 1);
+    if (atomic_load(&t->leader_sleeps)) wake_at(&t->arrived);
+    for (int i = 0; i < 64 && atomic_load(&t->turn) == me->turn; i++) breathe();
+    if (atomic_load(&t->turn) == me->turn) {
+        for (double from = now(); atomic_load(&t->turn) == me->turn && now() - from < PATIENCE;)
+            for (int i = 0; i < 16; i++) breathe();
+        atomic_fetch_add(&t->sleepers, 1);
+        while (atomic_load(&t->turn) == me->turn) sleep_at(&t->turn, me->turn);
+        atomic_fetch_sub(&t->sleepers, 1);
+    }
+    me->turn = atomic_load(&t->turn);
+    me->threads = me->turn & 0xffff;
+}
+
+/* Wait for the others: what they wrote before is there afterwards. 0 if this thread is no longer needed. */
+static inline int regroup(Member *me) {
+    if (me->id) follow(me);
+    else if (me->threads != 1) lead(me);
+    else if (me->loops) atomic_store_explicit(&me->team->units, 0, memory_order_relaxed);
+    me->unit = -1, me->loops = 0;
+    return me->id < me->threads;
+}
+
+/* At the end of the region, or where a thread is not needed. */
+static void leave(Team *t, const Member *me) {
+    if (me->id) return;
+    t->pass.kept = me->threads ? me->threads : 1;
+    t->pass.seconds = now() - t->began;
+    double processor = clock_of(CLOCK_THREAD_CPUTIME_ID) - t->processor;
+    t->pass.off = fmax(0, t->pass.seconds - t->slept - processor);
+}
+
+/* After the region. */
+static void report(Team *t, Pass *pass) {
+    double seconds = pass->threads > 1 ? now() - t->began : t->pass.seconds;
+    t->pass.waited += seconds - t->pass.seconds;
+    t->pass.seconds = seconds;
+    *pass = t->pass;
+}
+
+/* `work`, an expression, is run by each member, which it knows as `me`; the pass is told what became of it. */
+#define WITH_TEAM(pass, work) \
+    Team team; \
+    gather(&team, pass); \
+    _Pragma("omp parallel num_threads((int)(pass)->threads)") \
+    { \
+        Member me; \
+        if (join(&team, &me)) work; \
+        leave(&team, &me); \
+    } \
+    report(&team, pass);
