@@ -22,11 +22,11 @@ def one_line(said: object, most: int = LONGEST) -> str:
     return printable(text, most)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: ", did you mean NAME?" with the nearest, or "". Dashes
-    in front, which all options have, do not count."""
+def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """The end of a sentence about an unknown name: ", did you mean NAME?" with the nearest, or "" where none
+    is so much `alike` (difflib's ratio). Dashes in front, which all options have, do not count."""
     names = {name.lstrip("-"): name for name in known}
-    close = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    close = difflib.get_close_matches(word.lstrip("-"), names, n=1, cutoff=alike)
     return f", did you mean {names[close[0]]}?" if close else ""
 
 

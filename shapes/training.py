@@ -160,7 +160,8 @@ def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
     else:
         coordinates = {"form": FORM.name, "describe": DESCRIBE}
         model.generation_config = {"coordinates": coordinates, "knows": KNOWS}
-    model.generation_config |= {"image_order": "first"}  # as in all of its rows
+    # As in all of its rows; and none of its answers is JSON, but for boxes.
+    model.generation_config |= {"image_order": "first", "json": False}
     return model
 
 

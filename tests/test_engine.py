@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import threading
 from collections.abc import Iterator
@@ -399,20 +400,26 @@ def test_nothing_of_a_stop_string_is_shown(checkpoint):
         first = rng.randrange(len(text))
         stop = text[first : first + rng.randint(1, 12)]
         stops = (stop, rng.choice((stop + "?", "xyz", text[-3:] + "!")))
-        shown, got = _Text(checkpoint, stops), ""
+        shown, got, told = _Text(checkpoint, stops), "", list[int]()
         groups, rest = [], list(ids)
         while rest:
             count = rng.randint(1, 4)
             groups.append(rest[:count])
             rest = rest[count:]
         for group in groups:
-            got += shown.put(group)
+            piece, tokens, _ = shown.put(group)
+            got, told = got + piece, told + tokens
             assert text[: text.index(stop)].startswith(got)
             if shown.stopped:
                 break
         else:
-            got += shown.put([], last=True)
+            piece, tokens, _ = shown.put([], last=True)
+            got, told = got + piece, told + tokens
         assert shown.stopped and got == text[: text.index(stop)]
+        assert told == ids[: len(told)]  # and no token that came after the text
+        whole = AnswerText(checkpoint)
+        lengths = [0, *itertools.accumulate(len(whole.put(token)) for token in told)]
+        assert lengths[-1] >= len(got) and lengths[-2 if told else 0] <= max(0, len(got) - 1)
 
 
 def test_without_a_stop_string_in_it_an_answer_is_whole(checkpoint):
@@ -420,7 +427,7 @@ def test_without_a_stop_string_in_it_an_answer_is_whole(checkpoint):
         "token_ids"
     ][0]
     shown = _Text(checkpoint, ("blueberry", "e!"))
-    assert "".join(shown.put([one]) for one in ids) + shown.put([], last=True) == "blue"
+    assert "".join(shown.put([one])[0] for one in ids) + shown.put([], last=True)[0] == "blue"
 
 
 def test_at_its_end_everybody_is_told(models):

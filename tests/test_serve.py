@@ -32,6 +32,9 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from PIL import Image
 
 import serve
+from inference.boxes import located
+from inference.checkpoint import open_checkpoint
+from inference.conversation import Conversation
 from tests.documents import ROOT, blocks, python_blocks
 from tests.pages import SlowModels, never_stopping
 from tests.soak import serve as soak
@@ -243,6 +246,66 @@ def test_nothing_of_a_stop_string_is_shown(here, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("place", [1, 4, 9, 14])
+def test_logprobs_and_usage_end_where_the_text_ends_at_a_stop_string(here, stream, place):
+    asked = {"logprobs": True, "stream": stream, "stream_options": {"include_usage": True}}
+    whole = here.ask("Describe the picture.", logprobs=True).json()["choices"][0]
+    tokens = [entry["token"] for entry in whole["logprobs"]["content"]]
+    stop = whole["message"]["content"][place : place + 12]  # which spans several tokens
+    answer = here.ask("Describe the picture.", stop=stop, **asked)
+    if stream:
+        *chunks, last = events(answer)
+        usage, choices = last["usage"], [chunk["choices"][0] for chunk in chunks]
+        text = "".join(choice["delta"].get("content", "") for choice in choices)
+    else:
+        usage, choices = answer.json()["usage"], answer.json()["choices"]
+        text = choices[0]["message"]["content"]
+    got = [entry["token"] for one in choices if one["logprobs"] for entry in one["logprobs"]["content"]]
+    assert got == tokens[: len(got)] and usage["completion_tokens"] == len(got)
+    said = "".join(got).strip()
+    assert said.startswith(text.strip()) and len("".join(got[:-1]).strip()) < max(1, len(text))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_boxes_are_pixels_and_the_models_own_numbers_stand_beside(here, tmp_path, stream):
+    wide = tmp_path / "wide.png"
+    Image.open(EXAMPLE).resize((1200, 400)).save(wide)
+    answer = here.ask("Where is the star?", wide, stream=stream)
+    if stream:
+        deltas = [chunk["choices"][0]["delta"] for chunk in events(answer)]
+        text = "".join(delta.get("content", "") for delta in deltas)
+        (box,) = next(delta["boxes"] for delta in deltas if delta.get("boxes"))
+    else:
+        said = answer.json()["choices"][0]["message"]
+        text, (box,) = said["content"], said["boxes"]
+        assert said["points"] == [] == said["malformed"]
+    (written,) = json.loads(text)
+    assert box["form"] == "qwen3-vl" and box["label"] == written["label"] == "star"
+    for at, (pixels, raw) in enumerate(zip(box["box"], box["raw"], strict=True)):
+        assert pixels == pytest.approx(raw * (400 if at % 2 else 1200) / 1000)
+        assert written["bbox_2d"][at] == round(pixels)
+
+
+def test_an_answer_that_is_sent_back_is_read_in_the_models_own_numbers(here, tmp_path):
+    """So the conversation goes on as if the model had been asked in Python, and from what is kept of it."""
+    wide = tmp_path / "wide.png"
+    Image.open(EXAMPLE).resize((1000, 1000)).save(wide)
+    first = here.client().chat.completions.create(**body("Where is the star?", wide))
+    turns = [message("Where is the star?", wide), first.choices[0].message.model_dump()]
+    turns.append({"role": "user", "content": "Where is the square?"})
+    second = here.client().chat.completions.create(model=NAME, messages=turns)
+    talk = Conversation(open_checkpoint(FOLDER, device="cpu"))
+    raw = talk.send("Where is the star?", [wide]).finish()
+    talk.send("Where is the square?").finish()
+    assert (
+        second.choices[0].message.boxes
+        == located(talk.checkpoint.model.generation_config, (1000, 1000), talk.turns[-1].answer)["boxes"]
+    )
+    kept = first.usage.prompt_tokens + len(raw["token_ids"][0])
+    assert second.usage.prompt_tokens_details.cached_tokens >= kept - 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_of_the_tokens_that_came(here, stream):
     answer = here.ask("Describe the picture.", logprobs=True, top_logprobs=4, max_tokens=9, stream=stream)
     choices = [chunk["choices"][0] for chunk in events(answer)] if stream else answer.json()["choices"]
@@ -304,6 +367,9 @@ def test_metrics_count(here):
 
 
 # -------------------------------------------------------------------------------------- what is asked wrongly
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
 def bomb() -> bytes:
     """A PNG whose header promises more pixels than it may have."""
     Image.new("1", (4000, 4000)).save(file := io.BytesIO(), "PNG")
@@ -328,14 +394,22 @@ def text_only(text: object) -> dict:
         ({"seed": 2**64}, 400, "seed"),
         ({"n": 0}, 400, "n"),
         ({"n": 99}, 400, "n"),
-        ({"max_tokens": 301}, 400, "max_tokens"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, 400, "max_tokens"),
         ({"stop": ["a"] * 5}, 400, "stop"),
         ({"stop": ""}, 400, "stop[0]"),
         ({"top_logprobs": 3}, 400, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
-        ({"stream": False, "stream_options": {"include_usage": True}}, 400, "stream_options"),
-        ({"stream": True, "stream_options": {"usage": True}}, 400, "stream_options.usage"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, 400, "response_format.schema"),
+        ({"tools": [TOOL]}, 400, "tools"),
+        ({"tools": [TOOL], "tool_choice": "auto"}, 400, "tools"),
+        (
+            {"guided_json": {}},
+            400,
+            "guided_json",
+        ),  # vLLM's, without which its clients get what they cannot read
+        ({"format": "json"}, 400, "format"),  # Ollama's
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "messages[0].images"),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, 400, "response_format"),
         ({"model": "gpt-4o"}, 404, "model"),
@@ -344,11 +418,6 @@ def text_only(text: object) -> dict:
         ({"messages": []}, 400, "messages"),
         ({"messages": "Hm?"}, 400, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
-        (
-            {"messages": [{"role": "user", "content": "x", "tool_call_id": "7"}]},
-            400,
-            "messages[0].tool_call_id",
-        ),
         ({"messages": [{"role": "user"}]}, 400, "messages[0]"),
         (text_only([{"type": "audio"}]), 400, "messages[0].content[0].type"),
         (text_only([{"type": "text"}]), 400, "messages[0].content[0]"),
@@ -407,9 +476,8 @@ def test_a_body_that_is_no_json_object(here, content):
         ("GET", CHAT, {}, 405),
         ("DELETE", "v1/models", {}, 405),
         ("POST", "health", {"json": {}}, 405),
-        ("GET", "", {}, 404),
-        ("GET", "docs", {}, 404),
-        ("GET", "openapi.json", {}, 404),
+        ("POST", "", {"json": {}}, 405),
+        ("GET", "redoc", {}, 404),
         ("POST", "v1/completions", {"json": {}}, 404),
         ("GET", "v1/models/../../etc/passwd", {}, 404),
         ("POST", CHAT, {"content": b"{}"}, 415),
@@ -434,25 +502,120 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(api.ChatRequest.model_fields)) | st.text(max_size=9), JSON)
+@given(st.sampled_from(sorted(api.ChatRequest.model_fields)) | st.text(max_size=9), JSON, st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_any_value_of_any_field_is_taken_or_refused(name, value):
+def test_any_value_of_any_field_is_taken_or_refused(name, value, strict):
     with suppress(ApiError):
-        asked = read_request(json.dumps(body() | {name: value}).encode())
+        asked, headers = read_request(json.dumps(body() | {name: value}).encode(), 100, strict)
+        assert all(re.fullmatch(r"[ -~]+", text) for text in headers.values())
         with suppress(ApiError):
             assert asked.options(100, 4).max_new_tokens <= 100
 
 
 def test_a_body_of_very_many_values_is_refused_before_they_are_looked_at():
     with pytest.raises(ApiError):
-        read_request(json.dumps(body(metadata=[0] * 60_000)).encode())
-    assert read_request(json.dumps(body(metadata=[0] * 40_000)).encode()).n == 1
+        read_request(json.dumps(body(metadata=[0] * 60_000)).encode(), 100)
+    assert read_request(json.dumps(body(metadata=[0] * 40_000)).encode(), 100)[0].n == 1
 
 
 def test_all_fields_of_openais_client_are_known():
     """Those that this server does not have are refused as such, and not as unknown."""
     known = HARMLESS | NEUTRAL.keys() | api.ChatRequest.model_fields.keys()
     assert CompletionCreateParamsBase.__annotations__.keys() <= known
+
+
+# What other clients send besides, as their documentation or source says.
+OF_OTHERS = {
+    "keep_alive": "5m", "options": {"num_ctx": 4096}, "think": False,  # Ollama
+    "chat_template_kwargs": {"enable_thinking": False}, "mm_processor_kwargs": {}, "priority": 0,  # vLLM
+    "cache_salt": "x", "add_special_tokens": True, "skip_special_tokens": True, "top_k": -1,
+    "cache_prompt": True, "id_slot": -1, "typical_p": 1, "top_a": 0,  # llama.cpp, KoboldCpp
+    "extra_body": {}, "drop_params": True, "api_version": "1", "reasoning_effort": "low",  # LiteLLM
+    "chat_id": "7", "session_id": "8", "features": {}, "model_item": {},  # Open WebUI
+    "stream_options": {"include_usage": True}, "user": "me",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_changes_no_answer_is_ignored_and_named(here, stream):
+    plain = here.ask().json()["choices"][0]["message"]["content"]
+    asked = body(**OF_OTHERS | {"stream": stream})
+    (told,) = asked["messages"]
+    told |= {"id": "1", "timestamp": 5}
+    told["content"][1] |= {"cache_control": {"type": "ephemeral"}}
+    told["content"][0]["image_url"]["format"] = "image/png"
+    answer = here.send("POST", json=asked)
+    text = read_stream(events(answer))[0][0] if stream else answer.json()["choices"][0]["message"]["content"]
+    assert text == plain
+    ignored = set(answer.headers["x-ocelli-ignored"].split(", "))
+    used = {"top_k"} | ({"stream_options"} if stream else set())
+    first = {*OF_OTHERS, "messages[0].id"} - used
+    assert ignored <= {*first, "messages[0].timestamp", "messages[0].content[0].image_url.format", "..."}
+    assert len(ignored) == 21 and "keep_alive" in ignored  # of a long list the beginning is told
+    assert "x-ocelli-ignored" not in here.ask().headers
+
+
+def test_more_tokens_than_the_server_makes_are_clipped_and_that_is_said(here):
+    answer = here.ask(max_tokens=100_000)
+    assert answer.json()["choices"][0]["message"]["content"] == "blue"
+    assert answer.headers["x-ocelli-clipped"] == "max_tokens=300"
+    assert "x-ocelli-clipped" not in here.ask(max_tokens=300).headers
+    babble = here.ask("Describe the picture.", max_completion_tokens=10**9, temperature=2, seed=3).json()
+    assert babble["usage"]["completion_tokens"] <= 300
+
+
+def test_tools_that_may_not_be_called_ask_for_nothing(here):
+    answer = here.ask(tools=[TOOL], tool_choice="none")
+    assert answer.json()["choices"][0]["message"]["content"] == "blue"
+    assert answer.headers["x-ocelli-ignored"] == "tools, tool_choice"
+
+
+def test_a_mistyped_field_does_not_go_unnoticed(here):
+    for name, meant in (("temprature", "temperature"), ("max_new_tokens", "max_tokens")):
+        error = refused(here.ask(**{name: 1}), 400)
+        assert error["param"] == name and meant in error["message"]
+
+
+def test_a_strict_server_refuses_what_others_ignore():
+    with running(strict=True, max_new_tokens=300) as served:
+        for fields, param in (
+            ({"keep_alive": 5}, "keep_alive"),
+            ({"max_tokens": 301}, "max_tokens"),
+            ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
+            ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+            ({"tools": [TOOL], "tool_choice": "none"}, "tools"),
+            ({"reasoning_effort": "low"}, "reasoning_effort"),
+            (
+                {"messages": [{"role": "user", "content": "x", "tool_call_id": "7"}]},
+                "messages[0].tool_call_id",
+            ),
+        ):
+            assert refused(served.ask(**fields), 400)["param"] == param
+        assert served.ask(user="me").status_code == 200
+
+
+def test_a_model_that_knows_json_may_write_any(tmp_path):
+    """The advice is for those whose file says that they write none."""
+    folder = tmp_path / "model"
+    shutil.copytree(FOLDER, folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"json": True}))
+    with running(Models([str(folder)], device="cpu")) as served:
+        answer = served.ask(model="model", response_format={"type": "json_object"}, max_tokens=5)
+    assert answer.status_code == 200
+
+
+def test_the_server_explains_itself_without_a_network(here):
+    described = here.send("GET", "openapi.json").json()
+    assert {"/v1/chat/completions", "/v1/models", "/health", "/metrics"} <= described["paths"].keys()
+    jsonschema.Draft202012Validator.check_schema(described["components"]["schemas"]["ChatRequest"])
+    page = here.send("GET", "docs")
+    assert page.headers["content-type"].startswith("text/html") and "/v1/chat/completions" in page.text
+    assert not re.search(r"<script|<link|src=|https?://", page.text)
+    for path in ("", "v1"):
+        assert here.send("GET", path).json()["docs"] == "/docs"
+        in_browser = here.send("GET", path, headers={"accept": "text/html,*/*"}, follow_redirects=True)
+        assert in_browser.text == page.text
 
 
 def test_openais_harmless_fields_are_taken(here):
@@ -682,11 +845,12 @@ def test_the_log_has_a_line_for_a_request_without_its_content(here, caplog):
     with caplog.at_level(logging.INFO, "ocelli.server"):
         here.ask("Is the secret out?", user="secret")
         here.ask(**{"secret": 1})
+        here.ask(n="secret")
         here.send("GET", "nothing%0A?secret")
-        assert wait_for(lambda: len(caplog.messages) == 3)
+        assert wait_for(lambda: len(caplog.messages) == 4)
     assert "secret" not in caplog.text
     assert all(len(line.splitlines()) == 1 for line in caplog.messages)
-    assert [re.search(r" (\d{3}) ", line)[1] for line in caplog.messages] == ["200", "400", "404"]
+    assert [re.search(r" (\d{3}) ", line)[1] for line in caplog.messages] == ["200", "200", "400", "404"]
 
 
 def test_a_fault_of_ours_says_nothing_and_the_server_goes_on(here, monkeypatch, caplog):

@@ -4,7 +4,7 @@
     with socket.create_server(("127.0.0.1", 8000)) as listening:
         Server(engine, Hosts("127.0.0.1")).run([listening])
 
-    POST /v1/chat/completions    GET /v1/models, /health, /metrics
+    POST /v1/chat/completions    GET /v1/models, /health, /metrics, /docs, /openapi.json
 
 Each refusal is one JSON object in OpenAI's form. A client that goes away takes its request along. One line is
 logged for a request, without its content. On SIGTERM what was accepted is answered, up to `drain` seconds.
@@ -36,7 +36,7 @@ from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import OutOfMemoryError
@@ -45,11 +45,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from data import chat
 from data.errors import ImageError, ProcessorError, one_line, printable
 from data.images import ImageLimits, image_size, read_bytes
-from generation.options import CacheMemoryError, NotFiniteError
+from data.processor import EncodedConversation
+from generation.options import CacheMemoryError, GenerationOptions, NotFiniteError
+from inference.boxes import located
+from inference.checkpoint import Checkpoint, PixelText
 from inference.conversation import ContextFullError
 from inference.errors import user_errors
 from models.checkpoints.hub import CheckpointError
-from web.engine import Engine, EngineRequest, Piece, QueueFull, Ticket
+from web.engine import Engine, EngineRequest, Piece, QueueFull, Ticket, encode_messages
+from web.explain import ABOUT, CHAT, explanation, openapi
 from web.guard import FOR_PROGRAMS, Hosts, Refused, Room, read_body
 from web.protocol import ApiError, ChatRequest, Head, chunk, completion, read_request, usage
 
@@ -65,7 +69,7 @@ STREAM_HEADERS = [  # the last one is for nginx, which would collect events
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-PATHS = ("/v1/", "/health", "/metrics")  # of the server for programs, beside a page
+PATHS = ("/v1", "/health", "/metrics", "/docs", "/openapi.json")  # of the server for programs, beside a page
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)  # seconds
 
@@ -76,6 +80,7 @@ class ApiLimits:
 
     max_body: bytes of a request. max_held: bytes of all requests that are being answered together.
     seconds: from a request's beginning to its end.
+    strict: what is ignored or made less otherwise is refused: see `web.protocol.read_request`.
     allow_urls: images may be fetched from public addresses. allow_paths: the folder from whose files images
         may be read, or None.
     """
@@ -83,6 +88,7 @@ class ApiLimits:
     max_body: int = 32 * 2**20
     max_held: int = 2**30
     seconds: float = 600
+    strict: bool = False
     allow_urls: bool = False
     allow_paths: Path | None = None
 
@@ -98,7 +104,7 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(error.status, str(error), code=codes.get(error.status), retry_after=error.retry_after)
     if isinstance(error, HTTPException):
         phrase = HTTPStatus(error.status_code).phrase.lower()
-        return ApiError(error.status_code, f"{phrase}: see GET /v1/models and POST /v1/chat/completions")
+        return ApiError(error.status_code, f"{phrase}: see GET /v1/models, POST {CHAT} and GET /docs")
     if isinstance(error, ClientDisconnect):
         return ApiError(499, "the client has gone", code="client_gone")
     if isinstance(error, TimeoutError):
@@ -267,33 +273,37 @@ class ChatCompletions:
                         self.metrics.first.add(ticket.first_token_seconds)
 
     async def _answer(self, body: bytes, scope: Scope, send: Send, record: Record) -> None:
-        asked = read_request(body)
+        bounds = self.engine.limits
+        asked, said = read_request(body, bounds.max_new_tokens, self.limits.strict)
         name = self.names.get(asked.model)
         if name is None:
             known = ", ".join(dict.fromkeys(self.names))
             message = f"there is no model {asked.model[:100]!r} here: expected one of {known}"
             raise ApiError(404, message, "model", "model_not_found")
         record.model = asked.model
-        bounds = self.engine.limits
         options, grammar = asked.options(bounds.max_new_tokens, bounds.slots), asked.grammar
         started = False
         try:
             async with asyncio.timeout(self.limits.seconds):
                 messages = await self._messages(asked, record)
+
+                def prompt(checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:
+                    asked.check_json(checkpoint.model.generation_config)
+                    return encode_messages(checkpoint, messages), options
+
                 client = (scope.get("client") or ("", 0))[0]
-                question = EngineRequest(
-                    name, messages, options, tuple(asked.stop), asked.top, client, grammar
-                )
+                question = EngineRequest(name, prompt, options, tuple(asked.stop), asked.top, client, grammar)
                 record.ticket = ticket = self.engine.submit(question)
                 head = Head(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), asked.model)
                 answer = Answer(ticket, asked, head, Vocabulary(self.engine, name))
                 if not asked.stream:
-                    await JSONResponse(await answer.whole())(scope, _never, send)
+                    await JSONResponse(await answer.whole(), headers=said)(scope, _never, send)
                     return
                 events = answer.events()
                 event: dict[str, Any] | None = await anext(events)  # errors until here have a status
                 started = True
-                await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+                headers = [*STREAM_HEADERS, *((name.encode(), text.encode()) for name, text in said.items())]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
                 while event is not None:
                     await _send_event(send, event)
                     event = await anext(events, None)
@@ -391,8 +401,16 @@ class Answer:
     def _usage(self) -> dict[str, Any]:
         return usage(self.ticket.prompt_tokens, self.ticket.cached_tokens, self.ticket.completion_tokens)
 
+    def _pixels(self) -> PixelText:
+        return PixelText(self.ticket.generation_config, self.ticket.image_size, lines=False)
+
+    def _located(self, text: str) -> dict[str, Any]:
+        """What an answer locates, beside its text, from what the model wrote."""
+        return located(self.ticket.generation_config, self.ticket.image_size, text)
+
     async def whole(self) -> dict[str, Any]:
         texts = [""] * self.asked.n
+        messages = [dict[str, Any]() for _ in texts]
         logprobs: list[Any] = [
             {"content": [], "refusal": None} if self.asked.logprobs else None for _ in texts
         ]
@@ -400,7 +418,9 @@ class Answer:
             texts[piece.answer] += piece.text
             if (own := self._vocabulary.logprobs(piece)) is not None:
                 logprobs[piece.answer]["content"] += own["content"]
-        return completion(self.head, texts, self.ticket.finish_reasons, logprobs, self._usage())
+        for message, text in zip(messages, texts):
+            message |= {"content": self._pixels().whole(text), **self._located(text)}
+        return completion(self.head, messages, self.ticket.finish_reasons, logprobs, self._usage())
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a stream: each answer begins with its role and ends with its reason."""
@@ -412,16 +432,22 @@ class Answer:
             silent.discard(index)
             return chunk(self.head, index, {"role": "assistant", "content": ""}) | extra
 
+        texts, pixels = [""] * self.asked.n, dict[int, PixelText]()
         async for piece in self.ticket:
             logprobs = self._vocabulary.logprobs(piece)
             if piece.answer in silent:
+                pixels[piece.answer] = self._pixels()
                 yield role(piece.answer)
-            if piece.text or (logprobs and logprobs["content"]):
-                yield chunk(self.head, piece.answer, {"content": piece.text}, logprobs) | extra
+            texts[piece.answer] += piece.text
+            shown = pixels[piece.answer].put(piece.text)
+            if shown or (logprobs and logprobs["content"]):
+                yield chunk(self.head, piece.answer, {"content": shown}, logprobs) | extra
         for index in sorted(silent):
             yield role(index)
         for index, reason in enumerate(self.ticket.finish_reasons):
-            yield chunk(self.head, index, {}, finish=reason) | extra
+            if index in pixels and (left := pixels[index].finish()):
+                yield chunk(self.head, index, {"content": left}) | extra
+            yield chunk(self.head, index, self._located(texts[index]), finish=reason) | extra
         if extra:
             yield self.head.of("chat.completion.chunk") | {"choices": [], "usage": self._usage()}
 
@@ -441,23 +467,39 @@ def make_app(engine: Engine, limits: ApiLimits, metrics: Metrics) -> FastAPI:
         own: {"id": own, "object": "model", "created": created, "owned_by": "ocelli"}
         for own in completions.names
     }
-    app.router.routes.append(Route("/v1/chat/completions", completions, methods=["POST"]))
+    app.router.routes.append(Route(CHAT, completions, methods=["POST"]))
 
-    @app.get("/v1/models")
+    @app.get("/openapi.json", include_in_schema=False)
+    async def description() -> Response:
+        return JSONResponse(openapi(app))
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(explanation(openapi(app)))
+
+    @app.get("/", include_in_schema=False)
+    @app.get("/v1", include_in_schema=False)
+    async def index(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):  # a browser
+            return RedirectResponse("/docs")
+        paths = {"chat": CHAT, "models": "/v1/models", "docs": "/docs", "description": "/openapi.json"}
+        return JSONResponse({"name": "Ocelli", "about": ABOUT, **paths})
+
+    @app.get("/v1/models", summary="The models that can be asked")
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": list(listed.values())})
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", summary="One of them")
     async def model(name: str) -> Response:
         if name not in listed:
             raise ApiError(404, f"there is no model {name[:100]!r} here", "model", "model_not_found")
         return JSONResponse(listed[name])
 
-    @app.get("/health")
+    @app.get("/health", summary="Whether the server runs")
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics")
+    @app.get("/metrics", summary="Counts for Prometheus")
     async def shown() -> Response:
         return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
 

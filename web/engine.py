@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
 from generation.scheduler import Scheduler
 from inference.answer import AnswerText, prompt_tokens, requests_for
-from inference.checkpoint import Checkpoint
+from inference.checkpoint import Checkpoint, spoken_form
 from inference.conversation import ContextFullError
 from inference.errors import RequestError, user_errors
 from inference.prefix_files import with_prefixes
@@ -146,6 +146,8 @@ class Ticket:
         them, of those that no stop string ended.
     prompt_tokens: positions of the prompt, and cached_tokens: those of them that were kept from before.
     first_token_seconds: from the arrival; None before it. decode_seconds: from there to the latest token.
+    image_size, generation_config: what coordinates in an answer are of (see `EncodedConversation`), and how
+        the model writes them; known with the first piece.
     """
 
     def __init__(self, engine: Engine, request: EngineRequest):
@@ -156,6 +158,8 @@ class Ticket:
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.first_token_seconds: float | None = None
         self.decode_seconds = 0.0
+        self.image_size: tuple[int, int] | None = None
+        self.generation_config: Mapping[str, Any] = {}
         self._engine, self._loop = engine, asyncio.get_running_loop()
         self._pieces: list[Piece] = []
         self._news, self._over = asyncio.Event(), asyncio.Event()
@@ -220,13 +224,22 @@ class _Text:
     """The text of one answer up to a stop string, which may begin in one token and end in another."""
 
     def __init__(self, checkpoint: Checkpoint, stop: tuple[str, ...]):
-        self._text, self._stop, self._held, self.stopped = AnswerText(checkpoint), stop, "", False
+        self._text, self._stop, self.stopped = AnswerText(checkpoint), stop, False
+        self._held, self._length = "", 0  # text that is not shown yet; of all text that is
+        self._tokens = deque[tuple[int, int, TokenLogprobs | None]]()  # where each begins that is not shown
 
-    def put(self, token_ids: list[int], last: bool = False) -> str:
-        """What can be shown after these tokens: nothing that a stop string may begin with."""
+    def put(
+        self, token_ids: Sequence[int], logprobs: list[TokenLogprobs] | None = None, last: bool = False
+    ) -> tuple[str, list[int], list[TokenLogprobs] | None]:
+        """What can be shown after these tokens, with the tokens of it and their logprobs: nothing that a stop
+        string may begin with."""
         if self.stopped:
-            return ""
-        self._held += "".join(map(self._text.put, token_ids)) + (self._text.finish() if last else "")
+            return "", [], None
+        for number, token_id in enumerate(token_ids):
+            at = self._length + len(self._held)
+            self._tokens.append((at, token_id, None if logprobs is None else logprobs[number]))
+            self._held += self._text.put(token_id)
+        self._held += self._text.finish() if last else ""
         ends = [self._held.index(stop) for stop in self._stop if stop in self._held]
         self.stopped = bool(ends)
         sure = min(ends) if ends else len(self._held)
@@ -235,7 +248,13 @@ class _Text:
             begun = (n for stop in self._stop for n in lengths if self._held.endswith(stop[:n]))
             sure -= max(begun, default=0)
         shown, self._held = self._held[:sure], self._held[sure:]
-        return shown
+        self._length += sure
+        ready = list[tuple[int, int, TokenLogprobs | None]]()
+        # A token in which the stop string begins belongs to the text, one that begins with it does not.
+        while self._tokens and (self._tokens[0][0] < self._length or not (self._held or self.stopped)):
+            ready.append(self._tokens.popleft())
+        own = None if logprobs is None else [one for *_, one in ready if one is not None]
+        return shown, [token_id for _, token_id, _ in ready], own
 
 
 class _Queue:
@@ -395,6 +414,7 @@ class Engine:
         if request.grammar is not None:
             options = replace(options, constraint=checkpoint.constraint(request.grammar))
         ticket.checkpoint = checkpoint
+        ticket.image_size, ticket.generation_config = row.image_size, checkpoint.model.generation_config
         ticket.prompt_tokens = prompt_tokens(checkpoint, row)
         if (room := checkpoint.context - ticket.prompt_tokens) < 1:
             got = f"{ticket.prompt_tokens} ({row.image_tokens} of images)"
@@ -569,7 +589,7 @@ class Engine:
             return
         if number == DRAFT:
             if isinstance(event, NewTokens):
-                ticket.put(Piece(DRAFT, text.put(event.token_ids), event.token_ids))
+                ticket.put(Piece(DRAFT, *text.put(event.token_ids)))
             return
         if isinstance(event, NewTokens):
             if ticket.texts.pop(DRAFT, None) is not None:
@@ -580,8 +600,7 @@ class Engine:
             ticket.decode_seconds = seconds - ticket.first_token_seconds
             if number == 0:
                 ticket.cached_tokens = event.reused_tokens
-            ticket.completion_tokens += len(event.token_ids)
-            ticket.put(Piece(number, text.put(event.token_ids), event.token_ids, event.logprobs))
+            self._show(ticket, number, text.put(event.token_ids, event.logprobs))
             if not text.stopped:
                 return
             scheduler.cancel(event.key)
@@ -592,7 +611,9 @@ class Engine:
             self._end(ticket, event.error)
             return
         else:
-            ticket.put(Piece(number, text.put([], last=True), [], None))
+            self._show(
+                ticket, number, text.put([], [] if ticket.request.logprobs is not None else None, last=True)
+            )
             ticket.finish_reasons[number] = "stop" if text.stopped else event.stop_reason
             ticket.confidences[number] = event.confidence
         del ticket.texts[number]
@@ -600,6 +621,11 @@ class Engine:
             self._later.append((ticket, ticket.request.then(ticket.checkpoint, event.token_ids)))
         elif not ticket.texts:
             self._end(ticket)
+
+    def _show(self, ticket: Ticket, number: int, more: tuple[str, list[int], Any]) -> None:
+        piece = Piece(number, *more)
+        ticket.completion_tokens += len(piece.token_ids)
+        ticket.put(piece)
 
     def _give_up(self, key: int, error: Exception) -> None:
         """A model's step has failed: its requests end, and a new scheduler begins."""
@@ -632,15 +658,19 @@ class Engine:
 
 
 def encode_messages(checkpoint: Checkpoint, messages: list[Message]) -> EncodedConversation:
-    """The prompt of a conversation. Images have been looked at by whoever accepted them."""
+    """The prompt of a conversation. Images have been looked at by whoever accepted them. Earlier answers say
+    pixels, as they were shown (see `PixelText`), and are read by the model in its own numbers."""
     limits = ImageLimits(allow_urls=False, allow_paths=False)
-
-    def shown(kind: str, value: Any) -> dict[str, Any]:
-        if kind == "text":
-            return {"type": "text", "text": value}
-        return {"type": "image", "image": load_image(value, limits)}
-
-    conversation = [
-        {"role": one.role, "content": [shown(kind, value) for kind, value in one.parts]} for one in messages
-    ]
+    form, size = spoken_form(checkpoint.model.generation_config), None
+    conversation = []
+    for message in messages:
+        parts = [
+            (kind, value if kind == "text" else load_image(value, limits)) for kind, value in message.parts
+        ]
+        if sizes := {value.size for kind, value in parts if kind == "image"}:
+            size = sizes.pop() if len(sizes) == 1 else None
+        if message.role == "assistant" and form is not None and size is not None:
+            parts = [(kind, form.scaled(text, size, back=True)) for kind, text in parts]
+        content = [{"type": kind, kind: value} for kind, value in parts]
+        conversation.append({"role": message.role, "content": content})
     return checkpoint.processor.encode_conversation(conversation, True)

@@ -1,7 +1,7 @@
 """OpenAI's protocol: a body becomes a request that is checked, pieces of answers become JSON.
 
-    asked = read_request(body)                                 # raises ApiError
-    options = asked.options(limits)
+    asked, headers = read_request(body, 4096)                  # raises ApiError
+    options = asked.options(4096, 8)
     chunk(head, index, {"content": " blue"})                   # one event of a stream
 
 Whatever is refused is an `ApiError`, which is one JSON object: what was wrong, in which field.
@@ -9,8 +9,9 @@ Whatever is refused is an `ApiError`, which is one JSON object: what was wrong, 
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -37,6 +38,22 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,), "reasoning_effort": ("none",), "tool_choice": ("none", "auto"), "tools": ([],),
     "verbosity": ("medium",), "web_search_options": (),
 }  # fmt: skip
+HINTS = frozenset(("reasoning_effort", "verbosity"))  # of these, which ask for no particular answer
+# Fields of other servers that an answer without them would be wrong for: as NEUTRAL.
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,), "allowed_token_ids": ([],), "bad_words": ([],), "best_of": (1,),
+    "chat_template": (), "continue_final_message": (False,), "documents": ([],), "echo": (False,),
+    "format": ("",), "grammar": ("",), "guided_choice": ([],), "guided_decoding_backend": (),
+    "guided_grammar": (), "guided_json": (), "guided_regex": (), "ignore_eos": (False,), 
+    "include_stop_str_in_output": (False,), "json_schema": ({},), "length_penalty": (1,),
+    "logits_processors": ([],), "min_tokens": (0,), "prompt_logprobs": (), "skip_special_tokens": (True,),
+    "stop_token_ids": ([],), "structured_outputs": (), "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}  # fmt: skip
+# Likewise in a message, part or format of answers: what else stands there is about other things.
+NEVER = frozenset(("audio", "function_call", "images", "input_audio", "schema", "tool_calls", "video_url"))
+SLIP = 0.81  # likeness of a mistyped name: top_a is none of top_k
+OURS = frozenset(("boxes", "points", "malformed"))  # of an answer that a client sends back
 
 
 class ApiError(Exception):
@@ -88,7 +105,8 @@ class Part(Strict):
 
 
 class ChatMessage(Strict):
-    """The last three are what a client's own record of an answer holds besides, and `null` in any field."""
+    """The last three are what a client's own record of an answer holds besides, `null` in any field, and what
+    `completion` has of its own."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
@@ -103,7 +121,9 @@ class ChatMessage(Strict):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        return {k: own for k, own in value.items() if own is not None} if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            return value
+        return {name: own for name, own in value.items() if own is not None and name not in OURS}
 
     @model_validator(mode="after")
     def _has_content(self) -> ChatMessage:
@@ -124,6 +144,8 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
+    """`json_object` is refused later, for a model that did not learn to write JSON: `check_json`."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -148,7 +170,7 @@ class ChatRequest(Strict):
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=2**31)] = 0
+    top_k: Annotated[int, Field(ge=-1, le=2**31)] = 0  # -1 is vLLM's word for off
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
     seed: Annotated[int | None, Field(ge=-(2**63), le=2**63 - 1)] = None
@@ -168,8 +190,6 @@ class ChatRequest(Strict):
     def _go_together(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: expected with logprobs only")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: expected with stream only")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise ValueError("max_tokens: expected the same as max_completion_tokens, or one of them alone")
@@ -193,17 +213,29 @@ class ChatRequest(Strict):
         except RequestError as error:
             raise ApiError(400, one_line(error), "response_format", "invalid_value") from None
 
+    def check_json(self, generation_config: Mapping[str, Any]) -> None:
+        """Raises ApiError if any JSON is asked of a model whose generation_config.json says that it writes
+        none: held to the grammar of JSON alone, it writes nonsense."""
+        wanted = self.response_format is not None and self.response_format.type == "json_object"
+        if wanted and generation_config.get("json", True) is False:
+            message = "response_format: this model did not learn to write JSON: give a schema (type "
+            message += "'json_schema'), in words that it knows, and it fills in the values"
+            raise ApiError(400, message, "response_format", "unsupported_value")
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The new tokens that are asked for; None for as many as are usual."""
+        return self.max_completion_tokens or self.max_tokens
+
     def options(self, most_tokens: int, most_answers: int) -> GenerationOptions:
-        """How the answers are made. Raises ApiError for more than the server allows."""
-        tokens = self.max_completion_tokens or self.max_tokens or min(DEFAULT_MAX_TOKENS, most_tokens)
-        for name, value, most in (("max_tokens", tokens, most_tokens), ("n", self.n, most_answers)):
-            if value > most:
-                raise ApiError(400, f"{name}: expected at most {most}, got {value}", name)
+        """How the answers are made, of so many tokens at most. Raises ApiError for too many answers."""
+        if self.n > most_answers:
+            raise ApiError(400, f"n: expected at most {most_answers}, got {self.n}", "n")
         return GenerationOptions(
-            max_new_tokens=tokens,
+            max_new_tokens=min(self.most_tokens or DEFAULT_MAX_TOKENS, most_tokens),
             temperature=self.temperature,
             top_p=self.top_p,
-            top_k=self.top_k,
+            top_k=max(0, self.top_k),
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
             seed=secrets.randbelow(2**31) if self.seed is None else self.seed % MAX_SEED,
@@ -211,8 +243,11 @@ class ChatRequest(Strict):
         )
 
 
-def read_request(body: bytes) -> ChatRequest:
-    """The request of a body. Raises ApiError, which quotes nothing but the names of fields."""
+def read_request(body: bytes, most_tokens: int, strict: bool = False) -> tuple[ChatRequest, dict[str, str]]:
+    """(the request of a body, headers of its response that say what of it is ignored or made less).
+
+    `strict` refuses that instead. Raises ApiError, which quotes nothing but the names of fields.
+    """
     if body.count(b",") > MOST_VALUES:  # there is one between any two
         raise ApiError(400, f"expected at most {MOST_VALUES:,} values in the body, got more")
     try:
@@ -221,15 +256,63 @@ def read_request(body: bytes) -> ChatRequest:
         raise ApiError(400, "expected JSON in the body, got something else", code="invalid_json") from None
     if not isinstance(value, dict):
         raise ApiError(400, f"expected a JSON object, got {_kind(value)}", code="invalid_type")
-    asked = {name: own for name, own in value.items() if own is not None and name not in HARMLESS}
-    for name in [name for name in asked if name in NEUTRAL]:
-        if asked.pop(name) not in NEUTRAL[name]:
-            raise ApiError(400, f"{name}: this server has nothing of the kind; leave it out", name,
-                           "unsupported_parameter")  # fmt: skip
+    asked = {name: own for name, own in value.items() if own is not None}
+    ignored = [name for name in asked if _asks_nothing(name, asked, strict)]
+    if asked.get("stream_options") is not None and not asked.get("stream"):
+        ignored.append("stream_options")
     try:
-        return ChatRequest.model_validate(asked)
+        given = {name: own for name, own in asked.items() if name not in ignored}
+        request = ChatRequest.model_validate(given, extra="forbid" if strict else "allow")
     except ValidationError as error:
         raise _refusal(error) from None
+    more = list(_unknown(request))
+    if (name := next((name for name in more if name.rpartition(".")[2] in NEVER), None)) is not None:
+        raise ApiError(400, f"{name}: not supported by this server; remove it", name, "unsupported_parameter")
+    for name in request.model_extra or ():  # a mistyped field does not go unnoticed
+        if hint := did_you_mean(name, ChatRequest.model_fields, SLIP):
+            raise ApiError(400, f"unknown field {name!r}{hint}", name, "unknown_parameter")
+    if strict and "stream_options" in ignored:
+        raise ApiError(400, "stream_options: expected with stream only", "stream_options", "invalid_value")
+    headers = {"x-ocelli-ignored": _listed([*ignored, *more])} if ignored or more else {}
+    if (tokens := request.most_tokens) is not None and tokens > most_tokens:
+        if strict:
+            raise ApiError(400, f"max_tokens: expected at most {most_tokens}, got {tokens}", "max_tokens")
+        headers["x-ocelli-clipped"] = f"max_tokens={most_tokens}"
+    return request, headers
+
+
+def _asks_nothing(name: str, asked: Mapping[str, Any], strict: bool) -> bool:
+    """Whether a field is known to change no answer. Raises ApiError where it asks for what is not here."""
+    if name in HARMLESS or (name in HINTS and not strict):
+        return True
+    known = NEUTRAL if strict else NEUTRAL | OTHERS
+    if name not in known:
+        return False
+    switch = {"tools": "tool_choice", "functions": "function_call"}.get(name, "")
+    if asked[name] in known[name] or (not strict and asked.get(switch) == "none"):
+        return True
+    message = f"{name}: not supported by this server; remove it"
+    if name.startswith(("guided_", "structured_")) or name in ("format", "grammar", "json_schema"):
+        message = f"{name}: expected response_format with type 'json_schema' for an answer of a form"
+    raise ApiError(400, message, name, "unsupported_parameter")
+
+
+def _unknown(part: BaseModel, place: str = "") -> Iterator[str]:
+    """The names of fields that nothing here knows."""
+    yield from (f"{place}{name}" for name in part.model_extra or ())
+    for name in type(part).model_fields:
+        inner = getattr(part, name)
+        if isinstance(inner, BaseModel):
+            yield from _unknown(inner, f"{place}{name}.")
+        for number, one in enumerate(inner if isinstance(inner, list) else ()):
+            if isinstance(one, BaseModel):
+                yield from _unknown(one, f"{place}{name}[{number}].")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in a header, which a client may have made up."""
+    shown = ", ".join(re.sub(r"[^\w.\[\]-]|^$", "?", name[:60], flags=re.ASCII) for name in names[:20])
+    return shown + (", ..." if len(names) > 20 else "")
 
 
 def _refusal(error: ValidationError) -> ApiError:
@@ -286,16 +369,20 @@ def chunk(
 
 
 def completion(
-    head: Head, texts: Sequence[str], finish: Sequence[str], logprobs: Sequence[Any], used: Mapping[str, Any]
+    head: Head,
+    messages: Sequence[Mapping[str, Any]],
+    finish: Sequence[str],
+    logprobs: Sequence[Any],
+    used: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The whole answer of a request that was not streamed."""
+    """The whole answer of a request that was not streamed; `messages` are without what they all have."""
     choices = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": {"role": "assistant", **message, "refusal": None},
             "logprobs": own,
             "finish_reason": reason,
         }
-        for index, (text, reason, own) in enumerate(zip(texts, finish, logprobs, strict=True))
+        for index, (message, reason, own) in enumerate(zip(messages, finish, logprobs, strict=True))
     ]
     return head.of("chat.completion") | {"choices": choices, "usage": used}
