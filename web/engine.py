@@ -670,7 +670,7 @@ def encode_messages(checkpoint: Checkpoint, messages: list[Message]) -> EncodedC
         if sizes := {value.size for kind, value in parts if kind == "image"}:
             size = sizes.pop() if len(sizes) == 1 else None
         if message.role == "assistant" and form is not None and size is not None:
-            parts = [(kind, form.scaled(text, size, back=True)) for kind, text in parts]
+            parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
         content = [{"type": kind, kind: value} for kind, value in parts]
         conversation.append({"role": message.role, "content": content})
     return checkpoint.processor.encode_conversation(conversation, True)
