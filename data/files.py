@@ -46,6 +46,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 ROWS = (".jsonl", ".json", ".parquet", ".csv", ".tar")  # the endings of files of rows
+# Rows that lie somewhere else begin so, such as s3://bucket/rows.parquet.
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def nearest_file(path: str | os.PathLike, alike: float = 0.6) -> str:
@@ -70,7 +72,7 @@ def check_rows_path(path: str) -> None:
     """Refuse a path of rows that can be nothing but a file or folder here, where there is none, and a file of
     another kind, with a DatasetError. Of an address (s3://, gs://, hf://, https://) it refuses a scheme that
     cannot be read here; whether it exists, nobody knows yet."""
-    if is_address(path):
+    if ADDRESS.match(path):
         _check_scheme(path)
         return
     local = Path(expanded(path))
@@ -82,11 +84,6 @@ def check_rows_path(path: str) -> None:
     if path.startswith((".", "/", "~")) or local.suffix in ROWS or "*" in path:
         hint = nearest_file(path) or f" (looked in {Path.cwd()}); check the path"
         raise DatasetError(f"{path}: no such file or folder{hint}")
-
-
-def is_address(path: str) -> bool:
-    """Whether rows lie somewhere else, at an address such as s3://bucket/rows.parquet."""
-    return re.match(r"[a-z][a-z0-9+.-]*://", path, re.IGNORECASE) is not None
 
 
 def _check_scheme(path: str) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 from data.box_rows import CATEGORIES, NAMES, BoxRows
 from data.coordinates import COORDINATES
 from data.errors import DatasetError, one_line
-from data.files import check_rows_path, is_address
+from data.files import ADDRESS, check_rows_path
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
 
 TRAIN = "train"
@@ -233,7 +233,7 @@ def open_rows(
         (rows, folder): a sequence or a `Stream`, and the folder that relative image paths start from, None
         for a dataset on the Hub or at an address.
     """
-    if is_address(path):
+    if ADDRESS.match(path):
         check_rows_path(path)
         ending = Path(urlsplit(path).path).suffix
         if (builder := _BUILDERS.get(ending, "json" if ending in (".json", ".jsonl") else None)) is None:

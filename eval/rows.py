@@ -30,7 +30,7 @@ from typing import Any
 
 from data.box_rows import CATEGORIES, BoxRows, centre
 from data.errors import BadRow, DatasetError
-from data.files import is_address
+from data.files import ADDRESS
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
 from data.sources import class_names, columns_of, first_rows, open_rows
@@ -80,7 +80,8 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     """Read and check all rows; images are opened when they are asked about. Raises DatasetError."""
     path = config.path
     is_local = Path(path).expanduser().exists() or "*" in path or path.startswith((".", "/", "~"))
-    is_local = is_local or is_address(path)  # files that are named themselves, wherever they lie
+    # Files that are named themselves are all of one split, wherever they lie.
+    is_local = is_local or ADDRESS.match(path) is not None
     split = config.split or ("" if is_local else "test")
     rows, folder = open_rows(path, config.subset, split, False, config.revision)
     if not len(rows):

@@ -32,9 +32,10 @@ from data.errors import one_line
 from data.tokenizer import AnyTokenizer, no_panic
 from generation.kv_cache import to_device
 from generation.options import ConstraintError
+from inference.compiling import compiled
 from inference.errors import RequestError
 from inference.grammar import is_json, refusal
-from inference.trial import TrialFailed, Trials, compiled
+from inference.trial import TrialFailed, Trials
 
 _IS_ZERO = bytes([1] + 255 * [0])
 MOST_COMPILED, MOST_BYTES = 64, 256 * 2**20  # grammars that are kept for the next answers, and their bytes

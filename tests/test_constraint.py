@@ -584,7 +584,7 @@ def test_what_takes_too_long_to_compile_is_ended(constraints, name):
 
 def test_what_takes_too_much_memory_is_ended(tokenizer, monkeypatch):
     """The bound of the process is on what a grammar takes; here, of one that takes little."""
-    program = "import inference.trial as t; t.MEMORY = 2**20; t.serve()"
+    program = "import inference.compiling as t; t.MEMORY = 2**20; t.serve()"
     monkeypatch.setattr("inference.trial.PROGRAM", program)
     with pytest.raises(RequestError):
         Constraints(tokenizer, VOCAB, STOPS)(json_grammar({"enum": [f"{n:05d}" for n in range(7000)]}))
