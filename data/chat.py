@@ -24,8 +24,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cache, lru_cache
@@ -36,12 +36,13 @@ import psutil
 from jinja2 import Template, TemplateError, ext, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from data.errors import PromptError, one_line
+from data.errors import PromptError, PromptTooLong, one_line
 from data.tokenizer import AnyTokenizer, naming_file, no_panic, private_tokenizer, read_object
 from models.checkpoints.hub import MAX_CONFIG, check_size
 
 ROLES = ("system", "user", "assistant")
 IMAGE_ORDERS = ("first", "last")
+WINDOW = 65_536  # characters that are tokenized at a time where it is doubtful that all are wanted
 LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
 
 SMOLVLM_CHAT_TEMPLATE = (
@@ -401,12 +402,15 @@ class ChatEncoder:
         image_prompts: Sequence[str] = (),
         add_generation_prompt: bool = True,
         label: str = "conversation",
+        most_tokens: int | None = None,
     ) -> EncodedText:
         """Token ids of a conversation.
 
         Args:
             image_prompts: what replaces each image's placeholder, in the order of the images: special
                 tokens by their ordinary names, and plain text. Written by a processor, never by a person.
+            most_tokens: that the caller can use. A text of more than twice as many is refused before all
+                of it is tokenized; one of a few more is not.
         """
         rendered, texts = self._render(messages, add_generation_prompt, label)
         pieces, placed, spans = self._fill(rendered, texts, image_prompts, label)
@@ -416,17 +420,28 @@ class ChatEncoder:
                 f"{label}: expected at most {self._longest:,} characters for this checkpoint's tokenizer, "
                 f"got {length:,}; shorten the text"
             )
+        if most_tokens is not None:
+            self._check_count("".join(pieces), most_tokens, label)
         own_bos = bool(self._bos) and rendered.startswith(self._bos)
         special = self.add_special_tokens and not own_bos
-        try:
-            with no_panic():
-                encoding = self._tokenizer.encode("".join(pieces), add_special_tokens=special)
-        except Exception as error:  # the library raises bare Exception
-            raise PromptError(f"{label}: the tokenizer cannot read it ({one_line(error, 200)})") from error
+        with _readable(label):
+            encoding = self._tokenizer.encode("".join(pieces), add_special_tokens=special)
         inside = [i for i, added in zip(encoding.ids, encoding.special_tokens_mask) if not added]
         if [i for i in inside if i in self._watched] != [i for i in placed if i in self._watched]:
             raise PromptError(f"{label}: the text turns into special tokens in this tokenizer; reword it")
         return EncodedText(list(encoding.ids), _covered(encoding.offsets, spans))
+
+    def _check_count(self, text: str, most: int, label: str) -> None:
+        """Raises PromptTooLong for more than twice `most` tokens, as soon as they are counted: text is
+        tokenized in windows, each of which has a few more tokens than in one piece. Meanwhile other threads
+        run, which they do not while `encode` is at work."""
+        size, count = max(WINDOW, 16 * most), 0  # of an ordinary text, no more than may be
+        starts = range(0, len(text), size) if len(text) > size else ()
+        for start in starts:
+            with _readable(label):
+                count += len(self._tokenizer.encode_batch_fast([text[start : start + size]])[0])
+            if count > 2 * most:
+                raise PromptTooLong(f"{label}: expected fewer than {most} tokens, got more than {2 * most}")
 
     def _render(
         self, messages: Sequence[Message], add_generation_prompt: bool, label: str
@@ -510,6 +525,16 @@ class ChatEncoder:
         if len(used) != len(texts):
             raise PromptError(f"{label}: the checkpoint's chat template leaves out part of the text")
         return pieces, placed, spans
+
+
+@contextmanager
+def _readable(label: str) -> Iterator[None]:
+    """Raises PromptError for what a tokenizer raises in here."""
+    try:
+        with no_panic():
+            yield
+    except Exception as error:  # the library raises bare Exception
+        raise PromptError(f"{label}: the tokenizer cannot read it ({one_line(error, 200)})") from error
 
 
 def _covered(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[bool]:

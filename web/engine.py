@@ -673,4 +673,4 @@ def encode_messages(checkpoint: Checkpoint, messages: list[Message]) -> EncodedC
             parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
         content = [{"type": kind, kind: value} for kind, value in parts]
         conversation.append({"role": message.role, "content": content})
-    return checkpoint.processor.encode_conversation(conversation, True)
+    return checkpoint.processor.encode_conversation(conversation, True, most_tokens=checkpoint.context)
