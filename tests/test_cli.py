@@ -290,3 +290,14 @@ def test_a_process_in_any_folder(model_folder, photo, tmp_path):
     lines = b"\xff why?\nhow many?\n"
     done = subprocess.run(command, input=lines, capture_output=True, timeout=600, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout.strip() and b"expected valid Unicode" in done.stderr
+
+
+def test_a_tokenizer_with_more_ids_than_its_model(complaint, model_folder, photo, tmp_path):
+    """A question with one of them; another question is answered as ever."""
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    vocab = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
+    marks = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    spec["added_tokens"].append({"id": vocab, "content": "beyond", **marks})
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    assert "input_ids" in complaint(photo, "what is beyond it?", "--model", folder)
