@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -42,7 +42,7 @@ from models.checkpoints.hub import MAX_CONFIG, check_size
 
 ROLES = ("system", "user", "assistant")
 IMAGE_ORDERS = ("first", "last")
-WINDOW = 65_536  # characters that are tokenized at a time where it is doubtful that all are wanted
+WINDOW = 8_192  # characters that are tokenized at a time where it is doubtful that all are wanted
 LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
 
 SMOLVLM_CHAT_TEMPLATE = (
@@ -402,15 +402,12 @@ class ChatEncoder:
         image_prompts: Sequence[str] = (),
         add_generation_prompt: bool = True,
         label: str = "conversation",
-        most_tokens: int | None = None,
     ) -> EncodedText:
         """Token ids of a conversation.
 
         Args:
             image_prompts: what replaces each image's placeholder, in the order of the images: special
                 tokens by their ordinary names, and plain text. Written by a processor, never by a person.
-            most_tokens: that the caller can use. A text of more than twice as many is refused before all
-                of it is tokenized; one of a few more is not.
         """
         rendered, texts = self._render(messages, add_generation_prompt, label)
         pieces, placed, spans = self._fill(rendered, texts, image_prompts, label)
@@ -420,8 +417,6 @@ class ChatEncoder:
                 f"{label}: expected at most {self._longest:,} characters for this checkpoint's tokenizer, "
                 f"got {length:,}; shorten the text"
             )
-        if most_tokens is not None:
-            self._check_count("".join(pieces), most_tokens, label)
         own_bos = bool(self._bos) and rendered.startswith(self._bos)
         special = self.add_special_tokens and not own_bos
         with _readable(label):
@@ -431,13 +426,13 @@ class ChatEncoder:
             raise PromptError(f"{label}: the text turns into special tokens in this tokenizer; reword it")
         return EncodedText(list(encoding.ids), _covered(encoding.offsets, spans))
 
-    def _check_count(self, text: str, most: int, label: str) -> None:
-        """Raises PromptTooLong for more than twice `most` tokens, as soon as they are counted: text is
-        tokenized in windows, each of which has a few more tokens than in one piece. Meanwhile other threads
-        run, which they do not while `encode` is at work."""
-        size, count = max(WINDOW, 16 * most), 0  # of an ordinary text, no more than may be
-        starts = range(0, len(text), size) if len(text) > size else ()
-        for start in starts:
+    def check_length(self, texts: Iterable[str], most: int, label: str = "conversation") -> None:
+        """Raises PromptTooLong if texts have more than twice `most` tokens, as soon as so many are counted:
+        they are tokenized in windows, each of which may have a few more than it has in one piece. Meanwhile
+        other threads run, which they do not while `encode` is at work."""
+        text = "\n".join(map(str.strip, texts))  # templates trim it
+        size, count = max(WINDOW, 4 * most), 0
+        for start in range(0, len(text), size) if len(text) > size else ():
             with _readable(label):
                 count += len(self._tokenizer.encode_batch_fast([text[start : start + size]])[0])
             if count > 2 * most:

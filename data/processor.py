@@ -212,14 +212,9 @@ class Processor:
         return self.images.normalise_messages(messages, label)
 
     def encode_conversation(
-        self,
-        conversation: Conversation,
-        add_generation_prompt: bool = False,
-        label: str = "conversation",
-        most_tokens: int | None = None,
+        self, conversation: Conversation, add_generation_prompt: bool = False, label: str = "conversation"
     ) -> EncodedConversation:
-        """One conversation's ids, assistant mask and tiles. `label` names it in error messages; for
-        `most_tokens` see `ChatEncoder.encode`."""
+        """One conversation's ids, assistant mask and tiles. `label` names it in error messages."""
         messages = self.messages(conversation, label)
         if add_generation_prompt:
             check_question(messages, label)
@@ -237,7 +232,7 @@ class Processor:
         prompts = [self.images.prompt(one.rows, one.columns, i, len(images)) for i, one in enumerate(images)]
         if self.image_token_id is None:  # the features stand in front; the template has no place for them
             prompts = []
-        encoded = self.chat.encode(messages, prompts, add_generation_prompt, label, most_tokens)
+        encoded = self.chat.encode(messages, prompts, add_generation_prompt, label)
         image_tokens = count * self.images.tokens_per_tile
         placeholder = self.image_token_id
         if placeholder is not None and (got := encoded.input_ids.count(placeholder)) != image_tokens:

@@ -660,6 +660,8 @@ class Engine:
 def encode_messages(checkpoint: Checkpoint, messages: list[Message]) -> EncodedConversation:
     """The prompt of a conversation. Images have been looked at by whoever accepted them. Earlier answers say
     pixels, as they were shown (see `PixelText`), and are read by the model in its own numbers."""
+    texts = (str(value) for message in messages for kind, value in message.parts if kind == "text")
+    checkpoint.processor.chat.check_length(texts, checkpoint.context)
     limits = ImageLimits(allow_urls=False, allow_paths=False)
     form, size = spoken_form(checkpoint.model.generation_config), None
     conversation = []
@@ -673,4 +675,4 @@ def encode_messages(checkpoint: Checkpoint, messages: list[Message]) -> EncodedC
             parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
         content = [{"type": kind, kind: value} for kind, value in parts]
         conversation.append({"role": message.role, "content": content})
-    return checkpoint.processor.encode_conversation(conversation, True, most_tokens=checkpoint.context)
+    return checkpoint.processor.encode_conversation(conversation, True)
