@@ -185,6 +185,8 @@ class Chat:
         check_image_name(path)
         self.show(path, path)
         log(f"{path} is shown with the next question")
+        if several := self.conversation.checkpoint.too_many_images(len(self.images)):
+            log(several)
 
     def _undo(self) -> None:
         if self.images:

@@ -160,7 +160,8 @@ def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
     else:
         coordinates = {"form": FORM.name, "describe": DESCRIBE}
         model.generation_config = {"coordinates": coordinates, "knows": KNOWS}
-    model.generation_config |= {"image_order": "first"}  # as in all of its rows
+    # As in all of its rows.
+    model.generation_config |= {"image_order": "first", "most_images": 1 if config.drawings == "plain" else 2}
     return model
 
 
