@@ -64,6 +64,35 @@ def test_two_ranks(base, parallel, micro):
     same(expected, curve(output))
 
 
+def test_ranks_drop_out_other_inputs(base):
+    """With the same masks on every rank, dropout would be weaker than it is asked to be."""
+    folder, settings, _ = base
+    output = folder / "dropped"
+    more = {"lora_rank": 2, "lora_dropout": 0.5, "steps": 1, "save_every": 1, "output": str(output)}
+    run(2, **(settings | more))
+    saved = torch.load(output / "state" / "step-00000001" / "run.pt", weights_only=True)
+    one, other = (of_rank["torch"] for of_rank in saved["random"])
+    assert not torch.equal(one, other)
+
+
+def test_the_first_rank_opens_the_data_before_the_others(tmp_path, monkeypatch):
+    """What it downloads lies in the cache for them."""
+    order, waited = [], []
+
+    class Pretended(Ranks):
+        def __init__(self, rank: int):
+            self.rank = rank
+
+        def sum(self, *values: float) -> list[float]:
+            order.append(f"{self.rank} waits")
+            return list(values)
+
+    for rank in (0, 1):
+        result = Pretended(rank).first_then_others(lambda: order.append(f"{rank} opens") or (rank,))  # noqa: B023
+        waited.append(result)
+    assert order == ["0 opens", "0 waits", "1 waits", "1 opens"] and waited == [(0,), (1,)]
+
+
 def test_two_ranks_then_one(base):
     """A sharded state opens on another number of ranks: same samples, none lost or doubled."""
     folder, settings, expected = base

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,8 @@ from torch.utils.checkpoint import checkpoint
 from data.errors import one_line
 from models.vision_language_model import VisionLanguageModel, prepare_device
 from training.config import TrainConfig
+
+T = TypeVar("T")
 
 _FAILED_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re.IGNORECASE)
 _FOUND_OUT_SECONDS = 5.0  # in which torchrun sees which rank ended first
@@ -82,6 +84,13 @@ class Ranks:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
+
+    def first_then_others(self, act: Callable[[], T]) -> T:
+        """What `act` returns on this rank. The first rank does it first: what it downloads lies in the cache
+        for the others, and the Hub is not asked by all at once."""
+        result = act() if self.is_first else None
+        self.sum(0.0)  # the others wait
+        return act() if result is None else result
 
     @contextmanager
     def watching(self) -> Iterator[None]:
