@@ -79,12 +79,12 @@ class DataConfig:
 def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     """Read and check all rows; images are opened when they are asked about. Raises DatasetError."""
     path = config.path
-    is_local = Path(path).expanduser().exists() or "*" in path or path.startswith((".", "/", "~"))
-    # Files that are named themselves are all of one split, wherever they lie.
-    is_local = is_local or ADDRESS.match(path) is not None
+    is_here = Path(path).expanduser().exists() or "*" in path or path.startswith((".", "/", "~"))
+    at_address = ADDRESS.match(path) is not None
+    is_local = is_here or at_address  # files that are named themselves are all of one split
     split = config.split or ("" if is_local else "test")
     # Of a few questions about rows that lie elsewhere, no more is downloaded than these rows.
-    streaming = config.limit is not None and (not is_local or is_address(path)) and "[" not in split
+    streaming = config.limit is not None and (at_address or not is_here) and "[" not in split
     rows, folder = open_rows(path, config.subset, split, streaming, config.revision)
     if not any(True for _ in first_rows(rows)):
         raise DatasetError(f"{path}: split {split!r} has no rows")
