@@ -12,6 +12,7 @@
     curl -s https://example.org/photo.jpg | python generate.py - "What is this?"
     echo "What is this?" | python generate.py photo.jpg
     python generate.py --batch questions.jsonl --out answers.jsonl
+    python generate.py --batch photos -q "How many boats are there?" --out answers.jsonl
 
 The answer goes to stdout while it is made, everything else to stderr. A batch reports a bad line in its
 results and continues. Run it again to resume where it stopped; the bad lines are tried again.
@@ -36,7 +37,6 @@ from typing import Any
 
 from generation.options import GenerationOptions
 from inference import cli
-from inference.batch_files import BatchFiles
 from inference.errors import user_errors, user_message
 from inference.results import to_json
 from models.checkpoints.hub import for_terminal
@@ -63,8 +63,7 @@ def read_request(args: argparse.Namespace) -> tuple[GenerationOptions, list[str]
     cli.check_model(args.model, args.revision, text_only=args.no_image and not args.chat)
     options = cli.generation_options(args)
     names = args.images or ([] if args.no_image else [str(EXAMPLE_IMAGE)])
-    for name in names:
-        cli.check_image_name(name, " (a question that looks like a path takes -q)")
+    cli.check_together(names, log)
     piped = cli.read_stdin_image(ImageLimits().max_bytes) if cli.STDIN in names else b""
     images = [load_image(piped, name=name) if name == cli.STDIN else load_image(name) for name in names]
     questions = args.questions
@@ -164,43 +163,15 @@ def chat(args: argparse.Namespace) -> int:
     return talk.run(questions)
 
 
-def answer_batch(args: argparse.Namespace) -> int:
-    """Answer the lines of a file. Returns the exit status."""
-    cli.check_model(args.model, args.revision)
-    options, batch_size = cli.generation_options(args), args.batch_size or 8
-    # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
-    names = ("revision", "system", "max_new_tokens", "num_answers", "temperature", "top_k", "top_p", "min_p",
-             "repetition_penalty", "seed")  # fmt: skip
-    settings = {name: vars(args)[name] for name in [*names, *(["grammar"] if args.grammar else [])]}
-    files = BatchFiles(args.batch, args.out, args.model, settings)
-    cli.log_unused(args, log)
-    from inference.batch import Summary, run_batch
-
-    summary, step = Summary(skipped=files.total), ""
-    if files.missing:
-        checkpoint = load(args, -(-len(files.missing) * args.num_answers // batch_size), len(files.missing))
-        options = cli.constrained(options, args.grammar, checkpoint)
-        summary = run_batch(files, checkpoint, options, args.system, batch_size, log=log)
-        step = f"; decode step: {checkpoint.decode_step_name}"
-    log(f"{summary}: {args.out}")
-    if summary.unused_keys:
-        log(f"unknown keys, kept under 'other': {', '.join(sorted(summary.unused_keys))}")
-    if args.stats:
-        seconds = ", ".join(f"{name} {value:.3f} s" for name, value in summary.seconds.items())
-        log(f"{summary.new_tokens} new tokens; {seconds or 'nothing computed'}{step}")
-    return 1 if summary.failed else 0
-
-
 def run(args: argparse.Namespace) -> int:
     """Do what the arguments say. Errors of users and of the machine end in one sentence."""
     try:
         if args.chat:
             return chat(args)
         if args.batch is not None:
-            from inference.locks import only_writer  # importing its library takes 15 ms
+            from inference.batch_command import answer_batch
 
-            with only_writer(args.out, "--out"):
-                return answer_batch(args)
+            return answer_batch(args, load, log)
         answer_questions(args)
     except BrokenPipeError:
         raise

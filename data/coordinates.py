@@ -635,3 +635,18 @@ def form_of(generation_config: Mapping[str, Any], name: str | None = None) -> Co
     if wanted not in COORDINATES:
         raise ValueError(f"unknown form of coordinates {wanted!r}; expected {', '.join(COORDINATES)}")
     return COORDINATES[wanted].asking(said if wanted == said.get("form") else {})
+
+
+def questions_about(
+    form: CoordinateForm | None, detect: Sequence[str], point: Sequence[str], describe: bool, needed: bool
+) -> list[tuple[str, str]]:
+    """(question, thing) for things to detect and to point to, and for everything. Raises ValueError where the
+    form has no such question, and where it is `needed` and not known."""
+    asked = (
+        [("detect", one) for one in detect]
+        + [("point", one) for one in point]
+        + [("describe", "")] * describe
+    )
+    if form is None and (asked or needed):
+        raise ValueError("the model does not say in which form it writes boxes: give --box-format")
+    return [(form.question(kind, thing), thing) for kind, thing in asked] if form else []

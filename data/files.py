@@ -50,9 +50,10 @@ ROWS = (".jsonl", ".json", ".parquet", ".csv", ".tar")  # the endings of files o
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
-def nearest_file(path: str | os.PathLike, alike: float = 0.6) -> str:
+def nearest_file(path: str | os.PathLike, alike: float = 0.6, folders: bool = False) -> str:
     """The end of a sentence about a file that is not there: ", did you mean NAME?" with the name that is most
-    like it (difflib's ratio is `alike` or more), or ""; a folder on the way may be mistyped as well."""
+    like it (difflib's ratio is `alike` or more), or ""; a folder on the way may be mistyped as well. It may
+    be the name of a folder where those are wanted, too."""
     found = Path()
     for part in Path(expanded(os.fspath(path))).parts:
         if not os.path.lexists(found / part):
@@ -65,7 +66,7 @@ def nearest_file(path: str | os.PathLike, alike: float = 0.6) -> str:
                 return ""
             part = names[close[0]]
         found /= part
-    return f", did you mean {found}?" if found.is_file() else ""
+    return f", did you mean {found}?" if found.is_file() or (folders and found.is_dir()) else ""
 
 
 def check_rows_path(path: str) -> None:

@@ -1,6 +1,6 @@
 """A batch of questions, several at a time. Each result is appended at once; at the end they are sorted.
 
-    files = BatchFiles(Path("questions.jsonl"), Path("answers.jsonl"), name, {})
+    files = BatchFiles(QuestionLines(Path("questions.jsonl")), Path("answers.jsonl"), name, {})
     print(run_batch(files, open_checkpoint(name), GenerationOptions(), system=None, batch_size=8, log=print))
 
 Questions about the same images follow one another, wherever they stand in the file, so that each image is
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from tqdm import tqdm
@@ -24,7 +24,7 @@ from generation.decoding import GenerationOptions
 from generation.requests import LazyRequest, Request
 from generation.scheduler import Scheduler
 from inference.answer import answers_of, encode, requests_for
-from inference.batch_files import BatchFiles, Line, passed_on, read_object, read_question
+from inference.batch_files import BatchFiles, Line, passed_on, read_question
 from inference.boxes import located
 from inference.checkpoint import Checkpoint, RequestError
 from inference.grammar import grammar_of
@@ -35,11 +35,15 @@ class Summary:
     """Counts of a run, and the seconds that each kind of work took."""
 
     answered: int = 0
-    failed: int = 0
     skipped: int = 0
+    failures: list[str] = field(default_factory=list)
     new_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     unused_keys: set[str] = field(default_factory=set)
+
+    @property
+    def failed(self) -> int:
+        return len(self.failures)
 
     def __str__(self) -> str:
         return f"{self.answered} answered, {self.failed} failed, {self.skipped} skipped (answered before)"
@@ -52,8 +56,10 @@ def run_batch(
     system: str | None,
     batch_size: int,
     log: Callable[[str], None],
+    box_format: str | None = None,
 ) -> Summary:
-    """Answer the questions that have no answer yet, `batch_size` answers at a time.
+    """Answer the questions that have no answer yet, `batch_size` answers at a time. Boxes in answers are read
+    in the form called `box_format`, by default in the model's own.
 
     `log` gets one line about memory before any work. Raises RequestError if the memory does not suffice.
     """
@@ -70,7 +76,7 @@ def run_batch(
     log(str(scheduler.budget))
     summary = Summary(skipped=files.total - len(files.missing))
     bar = tqdm(total=files.total, initial=summary.skipped, unit="question")
-    with files.questions.open("rb") as lines, bar, files.results.appending() as write:
+    with files.source.reading() as read, bar, files.results.appending() as write:
 
         @lru_cache(maxsize=1)
         def tiled(images: tuple[str, ...]) -> list[TiledImage]:
@@ -79,9 +85,9 @@ def run_batch(
 
         def requests() -> Iterator[LazyRequest]:
             """A request for each answer. Its question is read when the scheduler has room for it."""
-            for number, place in files.missing:
-                lines.seek(place)
-                question = _Question(number, lines.readline(), files, checkpoint, options, system, tiled)
+            for key, place in files.missing:
+                ask = partial(read, place)
+                question = _Question(key, ask, files, checkpoint, options, system, tiled, box_format)
                 for answer in range(options.num_return_sequences):
                     yield LazyRequest((question, answer), question.next_request)
 
@@ -91,9 +97,10 @@ def run_batch(
             question.ids[answer], question.confidences[answer] = done.token_ids, done.confidence
             if len(question.ids) < options.num_return_sequences:
                 continue
-            write(question.record())
+            write(record := question.record())
             summary.answered += question.error is None
-            summary.failed += question.error is not None
+            if question.error is not None:
+                summary.failures.append(f"{files.source.key} {question.key}: {record['error']}")
             summary.unused_keys.update(passed_on(question.value).get("other", ()))
             bar.update()
     files.results.compact(errors=True, ordered=True)
@@ -103,20 +110,22 @@ def run_batch(
 
 @dataclass(eq=False)
 class _Question:
-    """Line `number` of a batch, on its way to its answers.
+    """A question of a batch, on its way to its answers.
 
+    key: names it in the results. read: gives it as an object.
     tiled: opens its images and cuts them into tiles.
     requests: for its answers. Each is given away once, so that its tiles are not kept.
     ids, confidences: the answers so far, by their number. error: why there are none.
     """
 
-    number: int
-    raw: bytes
+    key: int | str
+    read: Callable[[], dict[str, Any]]
     files: BatchFiles
     checkpoint: Checkpoint
     options: GenerationOptions
     system: str | None
     tiled: Callable[[tuple[str, ...]], list[TiledImage]]
+    box_format: str | None
     value: dict[str, Any] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     ids: dict[int, list[int]] = field(default_factory=dict)
@@ -128,12 +137,12 @@ class _Question:
         if self.error is not None:
             raise self.error
         if self.asked is None:
-            self.value = read_object(self.raw)
+            self.value = self.read()
             line = read_question(self.value)
             own = {"system": self.system, "max_new_tokens": self.options.max_new_tokens} | line.options
             limit = replace(self.options, max_new_tokens=own["max_new_tokens"]).max_new_tokens
             self.checkpoint.check_images(len(line.images))
-            images = self.tiled(tuple(self.files.image_path(image) for image in line.images))
+            images = self.tiled(tuple(self.files.source.image_path(image) for image in line.images))
             row = encode(self.checkpoint, images, line.question, own["system"])
             options = self.options
             if (grammar := grammar_of(own.get("schema"), own.get("choices"))) is not None:
@@ -144,7 +153,7 @@ class _Question:
 
     def record(self) -> dict[str, Any]:
         """The result."""
-        result = {"line": self.number, **passed_on(self.value)}
+        result = {self.files.source.key: self.key, **passed_on(self.value)}
         if self.error is not None:
             return result | {"error": one_line(self.error)}
         assert self.asked is not None, "without an error there is a question"
@@ -152,8 +161,15 @@ class _Question:
         result |= {"model": self.files.model, "images": line.images, "question": line.question}
         answers = answers_of(self.checkpoint, row, [self.ids[number] for number in sorted(self.ids)])
         if len(self.ids) == 1:
-            answers |= located(self.checkpoint.model.generation_config, row.image_size, answers["answers"][0])
-        answers["answers"] = [self.checkpoint.pixels(row, False).whole(one) for one in answers["answers"]]
+            said = (
+                {"coordinates": self.box_format}
+                if self.box_format
+                else self.checkpoint.model.generation_config
+            )
+            thing = self.files.source.things.get(line.question, "")
+            answers |= located(said, row.image_size, answers["answers"][0], thing)
+        pixels = self.checkpoint.pixels(row, False, self.box_format)
+        answers["answers"] = [pixels.whole(one) for one in answers["answers"]]
         # With so few digits a line is the same in whatever company it was answered.
         sure = (self.confidences[number] for number in sorted(self.confidences))
         confidences = [one if one is None else round(one, 4) for one in sure]

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from data.coordinates import Box, CoordinateForm, Located, Point, form_of, lines_of
+from data.coordinates import Box, CoordinateForm, Located, Point, form_of, lines_of, questions_about
 from inference.attribution.agreement import looked_at
 from inference.attribution.draw import font, save_signed
 from inference.checkpoint import Checkpoint, spoken_form
@@ -39,12 +39,12 @@ def located_fields(form: CoordinateForm, found: Located) -> dict[str, list[dict[
 
 
 def located(
-    generation_config: Mapping[str, Any], size: tuple[int, int] | None, answer: str
+    generation_config: Mapping[str, Any], size: tuple[int, int] | None, answer: str, thing: str = ""
 ) -> dict[str, list[dict[str, Any]]]:
-    """`located_fields` of an answer, as the model wrote it, about an image of `size`; {} where the model's
-    form or the image is not known."""
+    """`located_fields` of an answer, as the model wrote it, about an image of `size`, where it was asked for
+    `thing`; {} where the model's form or the image is not known."""
     form = spoken_form(generation_config)
-    return {} if form is None or size is None else located_fields(form, form.read(answer, size))
+    return {} if form is None or size is None else located_fields(form, form.read(answer, size, thing))
 
 
 def draw_things(image: Image.Image, boxes: Sequence[Box], points: Sequence[Point]) -> Image.Image:
@@ -107,16 +107,11 @@ class Locator:
         self.found: list[Located] = []
         try:
             self.form = form_of(describe(args.model, args.revision).generation_config, args.box_format)
-            if needed and self.form is None:
-                raise ValueError("the model does not say in which form it writes boxes: give --box-format")
             if needed and self.image is None:
                 raise ValueError(f"boxes and points: expected one image, got {len(images)}")
-            things = [("detect", one) for one in args.detect] + [("point", one) for one in args.point]
-            things += [("describe", "")] * args.describe
-            for kind, thing in things:
-                assert self.form is not None, "refused above"
+            for question, thing in questions_about(self.form, args.detect, args.point, args.describe, needed):
                 self.asked[len(self.questions)] = thing
-                self.questions.append(self.form.question(kind, thing))
+                self.questions.append(question)
         except ValueError as error:
             raise RequestError(error) from error
 

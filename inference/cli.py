@@ -27,6 +27,7 @@ from data.errors import ImageError, did_you_mean, one_line, printable
 from data.files import nearest_file
 from generation.options import GenerationOptions
 from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
+from inference.batch_images import are_images
 from inference.errors import RequestError, check_text_only
 from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar
 from inference.terminal import wrapped
@@ -50,8 +51,7 @@ _SUFFIX = re.compile(
 # Options of generate.py, what they cannot be combined with, and what needs them.
 _LOCATING = {"detect", "point", "describe", "show_boxes"}
 _ALONE = {
-    "batch": {"images", "questions", "no_image", "json", "no_cache", "chat", "show_attention", "draft"}
-    | {*_LOCATING, "box_format"},
+    "batch": {"images", "no_image", "json", "no_cache", "chat", "show_attention", "draft", "show_boxes"},
     "chat": {"json", "num_answers", "no_cache", "show_attention", *_LOCATING, "box_format"},
     **{name: {"no_image", "num_answers", "draft"} for name in sorted(_LOCATING)},
     "show_attention": {"no_image", "num_answers", "second_question"},
@@ -61,7 +61,8 @@ _ALONE = {
     "lookup_on": {"no_cache", "num_answers", "batch", "grammar"},
     "prefix_cache": {"no_cache"},
 }
-_BELONG = {"batch": {"out", "batch_size"}, "show_attention": {"method", "layers", "heads", "window"}}
+_BELONG = {"batch": {"out", "batch_size", "shard"}, "show_attention": {"method", "layers", "heads", "window"}}
+_MANY_TOGETHER, _MOST_TOGETHER = 4, 256  # images in one question: a hint beyond, and an error
 _ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
 
 
@@ -95,6 +96,14 @@ def positive(text: str, most: int | None = None) -> int:
     if most is not None and int(text) > most:
         raise argparse.ArgumentTypeError(f"expected at most {most}, got {text}")
     return int(text)
+
+
+def shard(text: str) -> tuple[int, int]:
+    """The type of an option that takes one part of several, such as 2/8."""
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise argparse.ArgumentTypeError(f"expected a part such as 2/8, from 1/8 to 8/8, got {text!r}")
+    return int(found[1]), int(found[2])
 
 
 def indices(text: str) -> list[int]:
@@ -157,6 +166,21 @@ def check_image_name(name: str, advice: str = "") -> None:
         return
     hint = nearest_file(name) or f" (looked in {os.getcwd()}), check the path"
     raise ImageError(f"{name!r}: no such file{hint}{advice}")
+
+
+def check_together(names: list[str], log: Callable[[str], None]) -> None:
+    """Refuse names of no images, and so many that they were hardly meant to be shown in one prompt."""
+    each = "to ask about each by itself: --batch IMAGE... -q TEXT --out FILE.jsonl"
+    for name in names:
+        check_image_name(name, " (a question that looks like a path takes -q)")
+        if name != STDIN and os.path.isdir(os.path.expanduser(name)):
+            raise ImageError(f"{name} is a folder; {each.replace('IMAGE...', name)}")
+    if len(names) > _MOST_TOGETHER:
+        raise ImageError(
+            f"expected at most {_MOST_TOGETHER} images in one question, got {len(names)}; {each}"
+        )
+    if len(names) > _MANY_TOGETHER:
+        log(f"{len(names)} images are shown together, in one question; {each}")
 
 
 @contextmanager
@@ -306,9 +330,15 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--box-format", choices=BOX_FORMATS, metavar="NAME", help=written + ", ".join(BOX_FORMATS))
 
     add = parser.add_argument_group("many questions").add_argument
-    add("--batch", type=Path, metavar="FILE.jsonl", help='file of lines {"image": ..., "question": ...}')
+    many = (
+        'file of lines {"image": ..., "question": ...}; or folders with their subfolders, globs and images, '
+    )
+    many += "to ask -q (or --detect, --point, --describe) about each image"
+    add("--batch", nargs="+", metavar="FILE.jsonl|FOLDER|IMAGE", help=many)
     add("--out", type=Path, metavar="FILE.jsonl", help="file for the results, one line each")
     add("--batch-size", type=positive, metavar="N", help="number of answers made at a time (default 8)")
+    part = "answer the Kth of N parts of the questions, for N machines; together they are one run"
+    add("--shard", type=shard, metavar="K/N", help=part)
     return parser
 
 
@@ -319,8 +349,10 @@ def parse_generate_args(
     parser = generate_parser(description, default_model)
     # Intermixed, so that images may stand on both sides of -q.
     args = parser.parse_intermixed_args(arguments)
-    args.questions = [*filter(is_question, args.images), *args.questions]
+    # --batch takes all that stands after it.
+    args.questions = [*filter(is_question, [*args.images, *(args.batch or [])]), *args.questions]
     args.images = [name for name in args.images if not is_question(name)]
+    args.batch = args.batch and [name for name in args.batch if not is_question(name)]
     if message := validate_args(args):
         parser.error(message)
     return args
@@ -328,6 +360,8 @@ def parse_generate_args(
 
 def validate_args(args: argparse.Namespace) -> str | None:
     """One sentence about arguments that do not go together, or None."""
+    if args.batch == []:
+        return "--batch: expected a FILE.jsonl, a folder or images, got a question only"
     values = vars(args) | {
         "no_cache": not args.cache,
         "num_answers": args.num_answers != 1,
@@ -346,8 +380,8 @@ def validate_args(args: argparse.Namespace) -> str | None:
         return "-q: expected a question, got an empty one"
     if not all(map(str.strip, args.detect + args.point)):
         return "--detect, --point: expected the name of a thing, got an empty one"
-    if args.batch and not args.out:
-        return "--batch needs --out FILE.jsonl for its results"
+    if args.batch is not None and (wrong := _wrong_batch(args)):
+        return wrong
     if args.images.count(STDIN) > (0 if args.chat else 1):
         return "-: stdin holds one image, and the lines of a --chat"
     foreign = given & ({"layers", "heads"} if args.method == "occlusion" else {"window"})
@@ -358,6 +392,25 @@ def validate_args(args: argparse.Namespace) -> str | None:
     for name in ("show_attention", "show_boxes"):
         if (sheet := values[name]) and (wrong := _wrong_sheet(sheet)):
             return f"--{_dashed(name)}: {wrong}"
+    return None
+
+
+def _wrong_batch(args: argparse.Namespace) -> str | None:
+    """What is wrong with the arguments beside --batch, or None."""
+    if not args.out:
+        return "--batch needs --out FILE.jsonl for its results"
+    asked = bool(args.questions or args.detect or args.point or args.describe)
+    images = are_images(args.batch, asked)
+    if images and not asked:
+        return (
+            f"--batch {args.batch[0]}: expected -q TEXT, a question about each image, or one FILE.jsonl alone"
+        )
+    if not images and (asked or args.box_format):
+        return (
+            f"--batch {args.batch[0]}: its lines are the questions; -q and others are for folders and images"
+        )
+    if args.shard and args.temperature > 0 and args.seed is None:
+        return "--shard with a --temperature: expected a --seed, so that all shards are as one run"
     return None
 
 
