@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--slots", type=positive, default=8, metavar="N",
         help="answers that are made at the same time (default 8)")
     add("--queue", type=positive, default=64, metavar="N",
-        help="requests that may wait; the next one is refused with status 429 (default 64)")
+        help="requests that may wait for a model; the next one is refused with status 429 (default 64)")
     add("--prefill-chunk", type=positive, default=256, metavar="N",
         help="positions of a prompt after which the others' next tokens are made (default 256)")
     add("--prefix-cache", type=Path, metavar="DIR",

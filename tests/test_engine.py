@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -125,6 +127,91 @@ def test_one_with_many_requests_delays_nobody(models):
     asyncio.run(run())
     engine.close()
     assert ended.index("few") <= 5  # those whose images were open already come first
+
+
+class Doors(Models):
+    """The embedded model by other names, of which those that are called shut do not open so far."""
+
+    def __init__(self, checkpoint, *names: str):
+        super().__init__(names)
+        self.checkpoint, self.gate, self.tried = checkpoint, threading.Event(), list[str]()
+
+    def _load(self, name: str):
+        self.tried.append(name)
+        if "shut" in name:
+            assert self.gate.wait(PATIENCE)
+        if "broken" in name:
+            raise RequestError("this one never opens")
+        return replace(self.checkpoint, model=copy.copy(self.checkpoint.model))
+
+
+def test_a_model_that_opens_holds_no_question_to_another(checkpoint):
+    """However many wait for it; one that is to be opened as well is opened meanwhile."""
+    models = Doors(checkpoint, "near", "shut", "later", "shut and broken")
+    engine = Engine(models, EngineLimits(slots=2, max_queue=6))
+
+    async def asked() -> None:
+        waiting = [engine.submit(replace(request(), model="shut")) for _ in range(8)]
+        with pytest.raises(QueueFull):
+            engine.submit(replace(request(), model="shut"))
+        broken = engine.submit(replace(request(), model="shut and broken"))
+        form = choice_grammar(["blue", "red"])
+        async with asyncio.timeout(PATIENCE):
+            for name in ("near", "later", "near"):
+                for grammar in (None, form):
+                    ticket = engine.submit(replace(request(), model=name, grammar=grammar))
+                    assert await answers(ticket) == ["blue"]
+            waiting[3].cancel()
+            assert [one.first_token_seconds for one in (*waiting, broken)] == [None] * 9
+            assert models.tried.count("shut") == 1 and engine.stats.waiting == 8
+            models.gate.set()
+            assert [await answers(one) for one in waiting] == [["blue"] if n != 3 else [""] for n in range(8)]
+            with pytest.raises(RequestError):
+                await answers(broken)
+
+    asyncio.run(asked())
+    engine.close()
+    assert engine.stats.waiting == engine.stats.running == 0
+
+
+def test_a_busy_model_holds_no_question_to_another(checkpoint, monkeypatch):
+    models, step, goes_on = Doors(checkpoint, "busy", "idle"), Scheduler.step, threading.Event()
+    engine, busy = Engine(models, EngineLimits(slots=1)), models.open("busy").model
+    monkeypatch.setattr(
+        Scheduler, "step", lambda self: step(self) if self.model is not busy or goes_on.wait(0.01) else []
+    )
+
+    async def asked() -> None:
+        waiting = [engine.submit(replace(request(), model="busy")) for _ in range(6)]
+        async with asyncio.timeout(PATIENCE):
+            assert await answers(engine.submit(replace(request(), model="idle"))) == ["blue"]
+            goes_on.set()
+            assert [await answers(one) for one in waiting] == [["blue"]] * 6
+
+    try:
+        asyncio.run(asked())
+    finally:
+        goes_on.set()
+        engine.close()
+
+
+def test_who_waits_for_a_model_is_told_when_the_server_ends(checkpoint):
+    models = Doors(checkpoint, "shut")
+    engine = Engine(models, EngineLimits())
+
+    async def asked() -> None:
+        ticket = engine.submit(replace(request(), model="shut"))
+        page, gone = (asyncio.wrap_future(engine.open("shut")) for _ in range(2))
+        gone.cancel()
+        await asyncio.sleep(0)
+        assert not page.done()  # one who goes does not take the model from the others
+        engine.close()
+        for waiter in (answers(ticket), page):
+            with pytest.raises(Interrupted):
+                await asyncio.wait_for(waiter, PATIENCE)
+
+    asyncio.run(asked())
+    models.gate.set()
 
 
 def test_who_gives_up_leaves_the_queue_at_once(models, monkeypatch):

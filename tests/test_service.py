@@ -336,6 +336,30 @@ def test_an_open_model_answers_while_another_one_is_being_opened():
     assert models.held("far") is models.open("far") and models.holds(models.held("far"))
 
 
+def test_visitors_of_an_open_model_do_not_wait_with_those_of_one_that_opens():
+    """Even if those are more than there are threads to wait in."""
+    models = GatedModels(["near", "far"])
+    service = Service(Engine(models))
+    models.open("near")
+
+    async def asked() -> None:
+        def ask(name: str):
+            return last_of(service.ask(Visitor(), replace(STAR, model=name)))
+
+        waiting = [asyncio.create_task(ask("far")) for _ in range(40)]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE):
+            assert (await ask("near")).log[-1].answers == ["blue"]
+            assert not any(one.done() for one in waiting)
+            waiting[0].cancel()
+            models.gate.set()
+            _, *others = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(view.log[-1].answers == ["blue"] for view in others)
+
+    asyncio.run(asked())
+    service.close()
+
+
 def test_visitors_and_open_pages_stay_within_their_bounds(service, monkeypatch):
     monkeypatch.setattr(service, "limits", ServiceLimits(max_visitors=3, max_open=2))
     for name in "abcdef":

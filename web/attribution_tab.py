@@ -102,7 +102,7 @@ class AttributionTab:
                 visitor.cancelled, began = False, True
                 if service.models.held(asked.model) is None:
                     yield self._shown(Progress(doing=f"Opening {asked.model} …"))
-                    await asyncio.to_thread(service.models.open, asked.model)
+                    await asyncio.wrap_future(service.engine.open(asked.model))
                 looking = self._request(visitor, asked, method)
                 async with aclosing(service.follow(visitor, service.engine.submit(looking))) as bursts:
                     async for pieces, place in bursts:

@@ -6,11 +6,12 @@
         print(piece.text, end="")
     print(ticket.finish_reasons, ticket.cached_tokens)
 
-Requests wait in one queue, clients take turns in it, and worker threads open the images of those that come
-next. Each model has a `Scheduler`, whose slots are shared by all who ask it, and what prompts left in them is
-kept for whoever asks about the same image or goes on with a conversation. Between two steps new requests
-enter, and those that nobody waits for any more leave; work that follows an answer has its turn there. An
-error is told to the request that it belongs to.
+Requests wait in a queue of their model, clients take turns in it, and worker threads open the images of those
+that come next. What waits for one model, as it is opened or is busy, holds no question to another. Each model
+has a `Scheduler`, whose slots are shared by all who ask it, and what prompts left in them is kept for whoever
+asks about the same image or goes on with a conversation. Between two steps new requests enter, and those that
+nobody waits for any more leave; work that follows an answer has its turn there. An error is told to the
+request that it belongs to.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import math
 import threading
 import time
 import traceback
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +46,7 @@ from inference.checkpoint import Checkpoint, spoken_form
 from inference.conversation import ContextFullError
 from inference.errors import RequestError, user_errors
 from inference.prefix_files import with_prefixes
-from web.models import Models
+from web.models import GUEST, Models
 
 OPENERS = 2  # threads that open images and encode prompts
 FORMS = 64  # grammars whose requests do not wait for those that are new
@@ -70,10 +73,10 @@ class Interrupted(RuntimeError):
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """slots: answers that a model makes at the same time. max_queue: requests that wait. prefill_chunk:
-    positions of a prompt, or one tile, between two tokens of the others; None computes prompts at once.
-    prefix_bytes: of prefixes that a model keeps in memory, and prefix_folder, where as many outlive the
-    process; None is no folder.
+    """slots: answers that a model makes at the same time. max_queue: requests that wait for a model.
+    prefill_chunk: positions of a prompt, or one tile, between two tokens of the others; None computes prompts
+    at once. prefix_bytes: of prefixes that a model keeps in memory, and prefix_folder, where as many outlive
+    the process; None is no folder.
 
     Page and API hold requests to the rest: max_images, what each image may be, and max_new_tokens.
     """
@@ -164,8 +167,8 @@ class Ticket:
         self._pieces: list[Piece] = []
         self._news, self._over = asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
+        self.checkpoint: Checkpoint | None = None  # once the model is open, until the end
         # Of the models' thread: what is to be scheduled, and the texts of answers that have not ended.
-        self.checkpoint: Checkpoint | None = None
         self.requests: list[Request] = []
         self.texts: dict[int, _Text] = {}
         self.started: float | None = None
@@ -299,7 +302,8 @@ class Engine:
         self.models, self.limits, self.stats = models, limits or EngineLimits(), EngineStats()
         models.closed = lambda checkpoint: self._wake.set()
         self._lock = threading.Lock()  # of all that follows, but the schedulers
-        self._queue, self._opening = _Queue(), 0
+        # By the place of a model: those that wait, and how many prompts are being made.
+        self._queues, self._opening = dict[str, _Queue](), Counter[str]()
         self._forms, self._forming = _Queue(), False  # whose grammars are to be compiled first
         self._formed: OrderedDict[tuple[str, str | None], None] = OrderedDict()  # models, grammars
         self._ready: deque[Ticket] = deque()
@@ -308,6 +312,9 @@ class Engine:
         self._closed, self._draining = False, False
         self._wake = threading.Event()
         self._openers = ThreadPoolExecutor(OPENERS, thread_name_prefix="openers")
+        # A model that takes long to open, or never ends, takes none of their threads.
+        self._doors = {place: ThreadPoolExecutor(1, f"door of {place}") for place in (*models.names, GUEST)}
+        self._openings: dict[str, Future[Checkpoint]] = {}
         self._former = ThreadPoolExecutor(1, thread_name_prefix="forms")
         # Of the models' thread: schedulers by the id of the model, and work that follows answers.
         self._schedulers: dict[int, tuple[Checkpoint, Scheduler, PrefixStore | None]] = {}
@@ -325,40 +332,92 @@ class Engine:
         with self._lock:
             if self._closed or self._draining:
                 raise QueueFull(1.0)  # by then the address is another server's, or nobody's
-            running = sum(len(one.texts) for one in self._tickets if one.started is not None)
+            place = self.models.place(request.model)
+            others = [one for one in self._tickets if self.models.place(one.request.model) == place]
+            running = sum(len(one.texts) for one in others if one.started is not None)
+            waiting = sum(one.started is None for one in others)
             # Those that wait for their images alone take a free slot at once.
-            if self.stats.waiting - max(0, self.limits.slots - running) >= self.limits.max_queue:
-                rounds = self.stats.waiting / self.limits.slots
+            if waiting - max(0, self.limits.slots - running) >= self.limits.max_queue:
+                rounds = waiting / self.limits.slots
                 raise QueueFull(min(max(1.0, math.ceil(rounds * self._seconds)), LONGEST_WAIT))
-            formed = request.grammar is None or (request.model, request.grammar) in self._formed
-            (self._queue if formed else self._forms).put(ticket)
             self._tickets.add(ticket)
             self.stats.requests += 1
             self.stats.waiting += 1
-        self._open_next()
+        self.open(request.model).add_done_callback(partial(self._enter, ticket))
         return ticket
+
+    def open(self, model: str) -> Future[Checkpoint]:
+        """A model, as soon as it is open. In any thread; what `Models.open` raises is in it."""
+        with self._lock:
+            if (opening := self._openings.get(model)) is not None:
+                return opening
+            opening = Future[Checkpoint]()
+            if (held := self.models.held(model)) is not None or self._closed:
+                opening.set_result(held) if held is not None else opening.cancel()
+                return opening
+            opening.set_running_or_notify_cancel()  # one who gives up does not end it for the others
+            self._openings[model] = opening
+        self._doors[self.models.place(model)].submit(self._open_model, model, opening)
+        return opening
+
+    def _open_model(self, model: str, opening: Future[Checkpoint]) -> None:
+        """In a thread of the model's own."""
+        checkpoint, error = None, None
+        try:
+            checkpoint = self.models.open(model)
+        except Exception as caught:
+            error = caught
+        self._openings.pop(model)
+        with suppress(InvalidStateError):  # the engine has been closed meanwhile
+            opening.set_exception(error) if checkpoint is None else opening.set_result(checkpoint)
+
+    def _enter(self, ticket: Ticket, opening: Future[Checkpoint]) -> None:
+        """Into the queue of a model that has been opened."""
+        if opening.cancelled():
+            return  # the engine has been closed, which ends it
+        if (error := opening.exception()) is not None:
+            self._end(ticket, error if isinstance(error, Exception) else Interrupted(str(error)))
+            return
+        with self._lock:
+            if ticket not in self._tickets:
+                return  # nobody waited so long
+            ticket.checkpoint, request = opening.result(), ticket.request
+            formed = request.grammar is None or (request.model, request.grammar) in self._formed
+            (self._queue_of(ticket) if formed else self._forms).put(ticket)
+        self._open_next()
+
+    def _queue_of(self, ticket: Ticket) -> _Queue:
+        return self._queues.setdefault(self.models.place(ticket.request.model), _Queue())
 
     def place(self, ticket: Ticket) -> int:
         with self._lock:
-            waiting = [one for one in (*self._ready, *self._queue, *self._forms) if one.started is None]
+            waiting = [
+                one
+                for one in (*self._ready, *chain(*self._queues.values()), *self._forms)
+                if one.started is None
+            ]
             return waiting.index(ticket) + 1 if ticket in waiting else 0
 
     def withdraw(self, ticket: Ticket) -> None:
         """See `Ticket.cancel`."""
         with self._lock:
-            waited = self._queue.remove(ticket) or self._forms.remove(ticket)
-        if waited:
+            waited = self._queue_of(ticket).remove(ticket) or self._forms.remove(ticket)
+        if waited or ticket.checkpoint is None:  # in a queue, or at a model's door
             self._end(ticket)
         self._wake.set()
 
     def _open_next(self) -> None:
         """Have prompts made as long as few are ready: those hold their images."""
         with self._lock:
-            while not self._closed and self._opening + len(self._ready) < max(OPENERS, self.limits.slots):
-                if (ticket := self._queue.get()) is None:
-                    break
-                self._opening += 1
-                self._openers.submit(self._open, ticket)
+            ready = Counter(self.models.place(one.request.model) for one in self._ready)
+            for place, queue in self._queues.items():
+                while not self._closed and self._opening[place] + ready[place] < max(
+                    OPENERS, self.limits.slots
+                ):
+                    if (ticket := queue.get()) is None:
+                        break
+                    self._opening[place] += 1
+                    self._openers.submit(self._open, ticket)
             if not self._closed and not self._forming and (ticket := self._forms.get()) is not None:
                 self._forming = True
                 self._former.submit(self._form, ticket)
@@ -368,15 +427,15 @@ class Engine:
         wait for it."""
         request, error = ticket.request, None
         try:
-            if request.grammar is not None and not ticket.cancelled:
-                self.models.open(request.model).constraint(request.grammar)
+            if request.grammar is not None and ticket.checkpoint is not None and not ticket.cancelled:
+                ticket.checkpoint.constraint(request.grammar)
         except Exception as caught:
             error = caught
         with self._lock:
             self._forming = False
             formed = error is None and not ticket.cancelled
             if formed:
-                self._queue.put(ticket)
+                self._queue_of(ticket).put(ticket)
                 self._formed[request.model, request.grammar] = None
                 while len(self._formed) > FORMS:
                     self._formed.popitem(last=False)
@@ -385,7 +444,7 @@ class Engine:
         self._open_next()
 
     def _open(self, ticket: Ticket) -> None:
-        """In a worker thread: the model, the images, the prompt."""
+        """In a worker thread: the images, the prompt."""
         error: Exception | None = None
         try:
             if not ticket.cancelled:
@@ -393,7 +452,7 @@ class Engine:
         except Exception as caught:
             error = caught
         with self._lock:
-            self._opening -= 1
+            self._opening[self.models.place(ticket.request.model)] -= 1
             ready = error is None and not ticket.cancelled
             if ready:  # from here on it is the models' thread that ends it
                 self._ready.append(ticket)
@@ -403,8 +462,8 @@ class Engine:
         self._wake.set()
 
     def _encode(self, ticket: Ticket) -> None:
-        request = ticket.request
-        checkpoint = self.models.open(request.model)
+        request, checkpoint = ticket.request, ticket.checkpoint
+        assert checkpoint is not None, "it was in a queue"
         made, options = request.messages, request.options
         if callable(made):
             row, options = made(checkpoint)
@@ -413,7 +472,6 @@ class Engine:
         checkpoint.check_images(row.image_tokens)
         if request.grammar is not None:
             options = replace(options, constraint=checkpoint.constraint(request.grammar))
-        ticket.checkpoint = checkpoint
         ticket.image_size, ticket.generation_config = row.image_size, checkpoint.model.generation_config
         ticket.prompt_tokens = prompt_tokens(checkpoint, row)
         if (room := checkpoint.context - ticket.prompt_tokens) < 1:
@@ -649,8 +707,11 @@ class Engine:
         with self._lock:  # what is taken in before is ended below, and what comes later is refused
             self._closed = True
         self._wake.set()
-        for pool in (self._openers, self._former):
+        for pool in (self._openers, self._former, *self._doors.values()):
             pool.shutdown(wait=False, cancel_futures=True)
+        for opening in list(self._openings.values()):
+            with suppress(InvalidStateError):  # it is open
+                opening.set_exception(Interrupted("the server has ended"))
         if threading.current_thread() is not self._thread:
             self._thread.join(10)
         for key in list(self._schedulers):

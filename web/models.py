@@ -24,12 +24,13 @@ from models.checkpoints.inspect import read_headers
 from models.checkpoints.load import resolve_dtype
 
 LARGEST_GUEST = 8 * 10**9  # bytes
+GUEST = ""  # in place of the name of a model that visitors may name
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 class Models:
     """See the module's docstring. For any thread. While a model is being opened, those that are open can be
-    asked.
+    asked, and others of `names` be opened.
 
     Args:
         names: folders or Hub ids that visitors may choose; the first is the default.
@@ -53,8 +54,8 @@ class Models:
         self.names, self.any_model, self.largest_guest = tuple(dict.fromkeys(names)), any_model, largest_guest
         self.closed: Callable[[Checkpoint], None] = lambda checkpoint: None
         self._device, self._dtype, self._threads = device, dtype, threads
-        self._open: dict[str, Checkpoint] = {}  # changed while `_opening` is held; reading needs no lock
-        self._opening = threading.Lock()
+        self._open: dict[str, Checkpoint] = {}  # changed while a lock of `_opening` is held, read without one
+        self._opening = {name: threading.Lock() for name in (*self.names, GUEST)}
 
     @property
     def default(self) -> str:
@@ -67,6 +68,10 @@ class Models:
     def holds(self, checkpoint: Checkpoint) -> bool:
         """Whether this checkpoint is still kept here."""
         return any(checkpoint is kept for kept in list(self._open.values()))
+
+    def place(self, name: str) -> str:
+        """A model's name, or GUEST for those of visitors, who share one thread and queue."""
+        return name if name in self.names else GUEST
 
     def check(self, name: str) -> None:
         """Raises RequestError for a name that visitors may not choose. No folder but those of `names` may be
@@ -88,7 +93,7 @@ class Models:
         self.check(name)
         if (held := self.held(name)) is not None:
             return held
-        with self._opening:
+        with self._opening[self.place(name)]:
             if (held := self.held(name)) is not None:  # opened while this thread waited
                 return held
             self._open[name] = checkpoint = self._load(name)

@@ -329,7 +329,7 @@ class Service:
                 options = self.check(request)
                 if self.models.held(request.model) is None:
                     yield View(visitor.log, f"Opening {request.model} …", busy=True)
-                    await asyncio.to_thread(self.models.open, request.model)
+                    await asyncio.wrap_future(self.engine.open(request.model))
                 new = () if visitor.log and request.images == visitor.images else request.images
                 exchange = Exchange(request, new, [""] * request.answers)
                 async with aclosing(self._answer(visitor, exchange, options, began)) as views:
