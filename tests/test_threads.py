@@ -17,6 +17,7 @@ import torch
 from generation import kv_cache as kv
 from generation import threads
 from generation.fast.native import build
+from generation.fast.native import step as native_step
 from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
@@ -309,6 +310,36 @@ def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
             assert torch.equal(one, other), f"after {after} s"
         seen |= set(left)
     assert 1 in seen, "somebody left"
+
+
+def alone_on_one_processor(say) -> None:
+    """Of a process of its own: whether tokens are those of one thread where helpers come too late to help."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before there are other threads
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # who is woken waits for its turn
+    lm = make_model().language_model
+    step = NativeStep(lm)
+
+    def tokens() -> list[torch.Tensor]:
+        cache = kv.allocate_for(lm.config, 1, 40, torch.empty(0))
+        return [step(torch.tensor([[token]]), cache, token) for token in range(40)]
+
+    with torch.no_grad():
+        choose(1)
+        expected = tokens()
+        torch.set_num_threads(4)
+        native_step.make_pass, _ = leaving(0.0)
+        say.send(all(map(torch.equal, tokens(), expected)))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="not on Linux")
+def test_the_thread_that_leads_stays_where_nobody_comes_to_help(compiler):
+    context = multiprocessing.get_context("spawn")
+    hear, say = context.Pipe(duplex=False)
+    process = context.Process(target=alone_on_one_processor, args=(say,))
+    process.start()
+    say.close()
+    assert hear.poll(PATIENCE) and hear.recv()
+    process.join()
 
 
 @torch.no_grad()

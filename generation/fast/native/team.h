@@ -152,7 +152,7 @@ static __attribute__((noinline)) void lead(Member *me) {
     t->due += (uint32_t)me->threads - 1;
     await(t, &t->arrived, t->due, INFINITY);
     double waited = t->pass.waited - t->spent;
-    if (waited > t->pass.stake || t->pass.worth < 0) {
+    if (me->threads > 1 && (waited > t->pass.stake || t->pass.worth < 0)) { /* the leader itself never leaves */
         double present = now(), worked = present - t->since - waited;
         if (waited > t->pass.stake + t->pass.worth * worked) {
             me->threads /= 2;
