@@ -1,6 +1,7 @@
 """How many of our files run between a user's input and what comes of it.
 
     python -m tests.walks             # the three walks: their numbers of files, and the files
+    python -m tests.walks --json      # the files of each
 
 A file counts where one of its functions runs; what importing a module runs does not.
 """
@@ -108,12 +109,18 @@ WALKS: dict[str, tuple[Callable[[Path], set[str]], int]] = {
 
 
 def main() -> None:
-    for name, (walk, most) in WALKS.items():
+    files_of = {}
+    for name, (walk, _) in WALKS.items():
         with tempfile.TemporaryDirectory() as folder:
-            files = walk(Path(folder))
+            files_of[name] = sorted(walk(Path(folder)))
+    if "--json" in sys.argv[1:]:
+        print(json.dumps(files_of))
+        return
+    for name, files in files_of.items():
+        most = WALKS[name][1]
         lines = sum(len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files)
         print(f"{name}: {len(files)} files (at most {most}), {lines:,} lines")
-        print("".join(f"    {file}\n" for file in sorted(files)), end="")
+        print("".join(f"    {file}\n" for file in files), end="")
 
 
 if __name__ == "__main__":
