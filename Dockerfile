@@ -18,7 +18,7 @@ ARG TORCH=https://download.pytorch.org/whl/cpu
 WORKDIR /ocelli
 COPY requirements.txt .
 RUN sed '/^# development/,$d' requirements.txt \
-    | grep -vE '^(gradio|datasets|peft|scikit-learn|scipy|prompt_toolkit)==' > /tmp/serving.txt \
+    | grep -vE '^(gradio|datasets|pyarrow|fsspec|peft|scikit-learn|scipy|prompt_toolkit)==' > /tmp/serving.txt \
     && pip install --no-cache-dir --extra-index-url "$TORCH" -r /tmp/serving.txt \
     && rm /tmp/serving.txt
 COPY . .

@@ -97,7 +97,7 @@ class PrefixFolder:
     """
 
     def __init__(self, folder: str | Path, max_bytes: int = FOLDER_BYTES):
-        self.path, self.max_bytes = own_folder(Path(expanded(os.fspath(folder))).absolute()), max_bytes
+        self.path, self.max_bytes = own_folder(folder), max_bytes
         self._readers = ThreadPoolExecutor(READERS, "prefix-reader")
         self._chains: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
@@ -327,9 +327,10 @@ def device_kind(device: torch.device) -> list[str]:
     return [device.type, torch.backends.cpu.get_cpu_capability(), processor()]
 
 
-def own_folder(path: Path) -> Path:
+def own_folder(folder: str | Path) -> Path:
     """A folder that is this user's alone, made if need be; what a link leads to, so that it cannot lead
     elsewhere later. Raises RequestError where others may write to it, as answers are computed from it."""
+    path = Path(expanded(os.fspath(folder))).absolute()
     if path.exists() and not path.is_dir():
         raise RequestError(f"{path}: expected a folder for kept prefixes, got a file")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

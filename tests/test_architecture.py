@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,26 @@ def test_generation_needs_torch_only():
         libraries = {module.split(".")[0] for module in imports(name)} - sys.stdlib_module_names
         triton = {"triton"} if within(name, "generation.fast.cuda") else set()  # part of torch's CUDA builds
         assert libraries <= {"torch", "psutil", "generation"} | triton, name
+
+
+def test_what_is_imported_is_pinned():
+    """Else a new version of what another library brings is another Ocelli with the same requirements."""
+    files = ROOT.glob("requirements*.txt")
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    pinned = {normal(found[1]) for line in lines if (found := re.match(r"([\w.-]+)==\d", line))}
+    assert {"torch", "triton", "pyyaml"} <= pinned
+    known, ours = packages_distributions(), {*ROOMS, *ENTRY_POINTS, "tests"}
+    loose = {}
+    for name in (*OURS, *ENTRY_POINTS):
+        for package in {module.split(".")[0] for module in imports(name)} - sys.stdlib_module_names - ours:
+            if pinned.isdisjoint(map(normal, known.get(package, [package]))):
+                loose.setdefault(package, []).append(name)
+    assert not loose
+
+
+def normal(distribution: str) -> str:
+    """Its name as the index compares names."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def test_no_import_circle():

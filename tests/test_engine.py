@@ -14,6 +14,7 @@ import pytest
 
 from data.chat import Message
 from data.errors import ImageError
+from generation import kv_cache as kv
 from generation.options import GenerationOptions
 from generation.scheduler import Scheduler
 from inference.answer import AnswerText, ask, encode
@@ -21,8 +22,10 @@ from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.draft import wholes
 from inference.grammar import choice_grammar
+from inference.prefix_files import PrefixFolder
 from tests.documents import ROOT
 from tests.waiting import PATIENCE, wait_for
+from web import engine as engine_module
 from web.engine import (
     DRAFT,
     Engine,
@@ -353,7 +356,7 @@ def test_who_leaves_one_of_two_models_frees_the_slot_there(model_folder, photo):
             await asyncio.sleep(0.005)
 
     asyncio.run(run())
-    cancelled = [scheduler.stats.cancelled for _, scheduler, _ in engine._schedulers.values()]
+    cancelled = [scheduler.stats.cancelled for _, scheduler in engine._schedulers.values()]
     engine.close()
     assert cancelled == [0, 1]
 
@@ -515,6 +518,64 @@ def test_without_a_stop_string_in_it_an_answer_is_whole(checkpoint):
     ][0]
     shown = _Text(checkpoint, ("blueberry", "e!"))
     assert "".join(shown.put([one])[0] for one in ids) + shown.put([], last=True)[0] == "blue"
+
+
+def test_hashing_weights_and_closing_a_folder_hold_nobody_up(models, tmp_path, monkeypatch):
+    """The first questions are answered without kept prefixes, the later ones with them; a guest that leaves
+    has its folder closed beside the models' thread, and what was to be kept is written at the end."""
+    open_now, close_now, closed = threading.Event(), threading.Event(), []
+    with_prefixes, close = engine_module.with_prefixes, PrefixFolder.close
+
+    def opened(*given):
+        assert open_now.wait(PATIENCE)
+        return with_prefixes(*given)
+
+    def closing(self):
+        assert close_now.wait(PATIENCE)
+        close(self)
+        closed.append(self)
+
+    monkeypatch.setattr(engine_module, "with_prefixes", opened)
+    monkeypatch.setattr(engine_module, "STORE_WAIT", 0.01)
+    monkeypatch.setattr(PrefixFolder, "close", closing)
+    holds = models.holds
+    engine = Engine(models, EngineLimits(slots=2, prefix_folder=tmp_path / "kept"))
+
+    async def cached() -> int:
+        ticket = engine.submit(request())
+        await answers(ticket)
+        return ticket.cached_tokens
+
+    assert asyncio.run(cached()) == 0
+    open_now.set()
+    assert wait_for(lambda: engine._stores.of(models.held(FOLDER)) is not None)
+    assert asyncio.run(cached()) > 0
+    monkeypatch.setattr(models, "holds", lambda checkpoint: False)
+    models.closed(models.held(FOLDER))
+    assert wait_for(lambda: not engine._schedulers)
+    assert asyncio.run(cached()) == 0 and not closed
+    monkeypatch.setattr(models, "holds", holds)
+    close_now.set()
+    engine.close()
+    assert closed and list((tmp_path / "kept").glob("*.safetensors"))
+
+
+def test_a_folder_that_cannot_be_used_is_told_at_the_start(models, tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(RequestError):
+        Engine(models, EngineLimits(prefix_folder=tmp_path))
+
+
+def test_what_a_long_request_took_is_given_back_when_nobody_asks(models, monkeypatch):
+    monkeypatch.setattr(engine_module, "REST_AFTER", 0.05)
+    monkeypatch.setattr(kv, "STEP", 16)
+    engine = Engine(models, EngineLimits(slots=2))
+    try:
+        asyncio.run(_answers_of(engine))
+        ((_, scheduler),) = engine._schedulers.values()
+        assert wait_for(lambda: scheduler._cache.capacity == scheduler.budget.positions == 16)
+    finally:
+        engine.close()
 
 
 def test_at_its_end_everybody_is_told(models):

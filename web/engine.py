@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import math
 import threading
 import time
 import traceback
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,13 +46,16 @@ from inference.answer import AnswerText, prompt_tokens, requests_for
 from inference.checkpoint import Checkpoint, spoken_form
 from inference.conversation import ContextFullError
 from inference.errors import RequestError, user_errors
-from inference.prefix_files import with_prefixes
+from inference.prefix_files import own_folder, with_prefixes
 from web.models import GUEST, Models
 
 OPENERS = 2  # threads that open images and encode prompts
 FORMS = 64  # grammars whose requests do not wait for those that are new
 LONGEST_WAIT = 60.0  # seconds that a refused client is asked to wait at most
+STORE_WAIT = 1.0  # seconds that a prompt waits for the prefixes of its model
+REST_AFTER = 60.0  # seconds without a request, after which memory is given back
 FORGETTING = 0.9  # weight of the seconds that requests took so far, after each one more
+logger = logging.getLogger(__name__)
 END = object()  # of an iterator
 DRAFT = -1  # in place of the number of an answer: a piece of the draft
 
@@ -295,6 +299,59 @@ class _Queue:
         return True
 
 
+class _Stores:
+    """The kept prefixes of each model, opened and closed in a thread of their own: a folder's first model has
+    all its weights hashed, and closing waits for what is being written. Meanwhile questions are answered
+    without. Raises RequestError for a folder that cannot be used."""
+
+    def __init__(self, limits: EngineLimits):
+        self._limits, self._lock, self._closed = limits, threading.Lock(), False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefixes")
+        # By the id of the model, which lives as long as its checkpoint is here.
+        self._opened: dict[int, tuple[Checkpoint, Future[PrefixStore | None]]] = {}
+        if limits.prefix_folder is not None:
+            own_folder(limits.prefix_folder)
+
+    def of(self, checkpoint: Checkpoint, seconds: float = 0.0) -> PrefixStore | None:
+        """The one of this model; None if it takes longer than so many seconds until it is open."""
+        key = id(checkpoint.model)
+        with self._lock:
+            if self._closed:
+                return None
+            if key not in self._opened:
+                self._opened[key] = checkpoint, self._thread.submit(self._open, checkpoint)
+            future = self._opened[key][1]
+        return future.result() if wait([future], seconds).done else None
+
+    def _open(self, checkpoint: Checkpoint) -> PrefixStore | None:
+        folder, most = self._limits.prefix_folder, self._limits.prefix_bytes
+        try:
+            return with_prefixes(checkpoint, folder, most, most).prefixes
+        except (ValueError, OSError) as error:  # the folder has changed since: answers need none of this
+            logger.warning("prefixes are kept in memory alone: %s", error)
+            return with_prefixes(checkpoint, None, most).prefixes
+
+    def drop(self, holds: Callable[[Checkpoint], bool]) -> None:
+        """Let go of those of models that are held no longer. Waits for nothing."""
+        with self._lock:
+            gone = [key for key, (checkpoint, _) in self._opened.items() if not holds(checkpoint)]
+            for key in gone:
+                self._thread.submit(self._close, self._opened.pop(key)[1])
+
+    def _close(self, future: Future[PrefixStore | None]) -> None:
+        if (store := future.result()) is not None:
+            store.close()
+
+    def close(self, seconds: float = 60.0) -> None:
+        """Write what is to be kept, for so long at most. In vain the second time."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed:
+            self.drop(lambda checkpoint: False)
+            wait([self._thread.submit(int)], seconds)  # after all that was to be done
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+
 class Engine:
     """See the module's docstring. `submit` is called in an event loop, `close` anywhere."""
 
@@ -316,11 +373,14 @@ class Engine:
         self._doors = {place: ThreadPoolExecutor(1, f"door of {place}") for place in (*models.names, GUEST)}
         self._openings: dict[str, Future[Checkpoint]] = {}
         self._former = ThreadPoolExecutor(1, thread_name_prefix="forms")
+        self._stores = _Stores(self.limits)
         # Of the models' thread: schedulers by the id of the model, and work that follows answers.
-        self._schedulers: dict[int, tuple[Checkpoint, Scheduler, PrefixStore | None]] = {}
+        self._schedulers: dict[int, tuple[Checkpoint, Scheduler]] = {}
         self._later: deque[tuple[Ticket, Iterator[Any]]] = deque()
         self._thread = threading.Thread(target=self._work, daemon=True, name="models")
         self._thread.start()
+        if (first := models.held(models.default)) is not None:
+            self._stores.of(first)  # it may be hashed before anybody asks
 
     # ---------------------------------------------------------------------------------------- the queue
 
@@ -472,6 +532,7 @@ class Engine:
         checkpoint.check_images(row.image_tokens)
         if request.grammar is not None:
             options = replace(options, constraint=checkpoint.constraint(request.grammar))
+        self._stores.of(checkpoint, STORE_WAIT)
         ticket.image_size, ticket.generation_config = row.image_size, checkpoint.model.generation_config
         ticket.prompt_tokens = prompt_tokens(checkpoint, row)
         if (room := checkpoint.context - ticket.prompt_tokens) < 1:
@@ -510,8 +571,13 @@ class Engine:
     # -------------------------------------------------------------------------------- the models' thread
 
     def _work(self) -> None:
+        resting = True  # nothing was asked for so long that memory has been given back
         while not self._closed:
-            self._wake.wait()
+            if not self._wake.wait(None if resting else REST_AFTER):
+                resting = True
+                self._rest()
+                continue
+            resting = False
             self._wake.clear()
             working = True
             while working and not self._closed:
@@ -526,7 +592,7 @@ class Engine:
         if self._later:
             self._continue(*self._later.popleft())
         working = False
-        for key, (_, scheduler, _) in list(self._schedulers.items()):
+        for key, (_, scheduler) in list(self._schedulers.items()):
             try:
                 self._withdraw_cancelled(scheduler)
                 for event in scheduler.step():
@@ -536,6 +602,15 @@ class Engine:
                 traceback.print_exception(error)
                 self._give_up(key, error)
         return working or bool(self._later)
+
+    def _rest(self) -> None:
+        """Nobody has asked for a while: what long requests made the slots grow by is for others."""
+        for key, (_, scheduler) in list(self._schedulers.items()):
+            try:
+                scheduler.give_back()
+            except Exception as error:  # as of a step
+                traceback.print_exception(error)
+                self._give_up(key, error)
 
     def _continue(self, ticket: Ticket, steps: Iterator[Any]) -> None:
         """One step of what follows an answer."""
@@ -586,37 +661,37 @@ class Engine:
     def _scheduler(self, checkpoint: Checkpoint) -> Scheduler:
         model = checkpoint.model
         if id(model) not in self._schedulers:
-            limits = self.limits
-            store = with_prefixes(
-                checkpoint, limits.prefix_folder, limits.prefix_bytes, limits.prefix_bytes
-            ).prefixes
             scheduler = Scheduler(
                 model,
                 self.limits.slots,
                 checkpoint.decode_step,
                 checkpoint.features,
                 self.limits.prefill_chunk,
-                store,
             )
-            self._schedulers[id(model)] = checkpoint, scheduler, store
-        return self._schedulers[id(model)][1]
+            self._schedulers[id(model)] = checkpoint, scheduler
+        scheduler = self._schedulers[id(model)][1]
+        if scheduler.prefixes is None:
+            scheduler.prefixes = self._stores.of(checkpoint)
+        return scheduler
 
     def _drop_closed(self) -> None:
         """Let go of models that are kept no longer and have nothing to do."""
         for key in [
             key
-            for key, (checkpoint, scheduler, _) in self._schedulers.items()
+            for key, (checkpoint, scheduler) in self._schedulers.items()
             if scheduler.idle and not self.models.holds(checkpoint)
         ]:
             self._drop(key)
             gc.collect()  # a model and its decode step may hold each other
+        kept = {id(checkpoint) for checkpoint, _ in self._schedulers.values()}
+        self._stores.drop(lambda checkpoint: id(checkpoint) in kept or self.models.holds(checkpoint))
 
     def _drop(self, key: int) -> Checkpoint:
         """Let go of a model's scheduler and of what is kept for it in memory."""
-        checkpoint, _, store = self._schedulers.pop(key)
+        checkpoint, scheduler = self._schedulers.pop(key)
         checkpoint.features.clear()
-        if store is not None:
-            store.close()
+        if scheduler.prefixes is not None:
+            scheduler.prefixes.clear()
         return checkpoint
 
     def _leave_ready(self, ticket: Ticket, started: bool = False) -> None:
@@ -716,6 +791,7 @@ class Engine:
             self._thread.join(10)
         for key in list(self._schedulers):
             self._drop(key)
+        self._stores.close()
 
 
 def encode_messages(checkpoint: Checkpoint, messages: list[Message]) -> EncodedConversation:
