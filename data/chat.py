@@ -24,8 +24,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cache, lru_cache
@@ -36,12 +36,13 @@ import psutil
 from jinja2 import Template, TemplateError, ext, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from data.errors import PromptError, one_line
+from data.errors import PromptError, PromptTooLong, one_line
 from data.tokenizer import AnyTokenizer, naming_file, no_panic, private_tokenizer, read_object
 from models.checkpoints.hub import MAX_CONFIG, check_size
 
 ROLES = ("system", "user", "assistant")
 IMAGE_ORDERS = ("first", "last")
+WINDOW = 8_192  # characters that are tokenized at a time where it is doubtful that all are wanted
 LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
 
 SMOLVLM_CHAT_TEMPLATE = (
@@ -418,15 +419,28 @@ class ChatEncoder:
             )
         own_bos = bool(self._bos) and rendered.startswith(self._bos)
         special = self.add_special_tokens and not own_bos
-        try:
-            with no_panic():
-                encoding = self._tokenizer.encode("".join(pieces), add_special_tokens=special)
-        except Exception as error:  # the library raises bare Exception
-            raise PromptError(f"{label}: the tokenizer cannot read it ({one_line(error, 200)})") from error
+        text = "".join(pieces)
+        with _readable(label):
+            if len(text) > WINDOW:  # other threads run meanwhile
+                (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=special)
+            else:
+                encoding = self._tokenizer.encode(text, add_special_tokens=special)
         inside = [i for i, added in zip(encoding.ids, encoding.special_tokens_mask) if not added]
         if [i for i in inside if i in self._watched] != [i for i in placed if i in self._watched]:
             raise PromptError(f"{label}: the text turns into special tokens in this tokenizer; reword it")
         return EncodedText(list(encoding.ids), _covered(encoding.offsets, spans))
+
+    def check_length(self, texts: Iterable[str], most: int, label: str = "conversation") -> None:
+        """Raises PromptTooLong if texts have more than twice `most` tokens, as soon as so many are counted:
+        they are tokenized in windows, each of which may have a few more than it has in one piece. Meanwhile
+        other threads run, which they do not during the library's `encode`."""
+        text = "\n".join(map(str.strip, texts))  # templates trim it
+        size, count = max(WINDOW, 4 * most), 0
+        for start in range(0, len(text), size) if len(text) > size else ():
+            with _readable(label):
+                count += len(self._tokenizer.encode_batch_fast([text[start : start + size]])[0])
+            if count > 2 * most:
+                raise PromptTooLong(f"{label}: expected fewer than {most} tokens, got more than {2 * most}")
 
     def _render(
         self, messages: Sequence[Message], add_generation_prompt: bool, label: str
@@ -510,6 +524,16 @@ class ChatEncoder:
         if len(used) != len(texts):
             raise PromptError(f"{label}: the checkpoint's chat template leaves out part of the text")
         return pieces, placed, spans
+
+
+@contextmanager
+def _readable(label: str) -> Iterator[None]:
+    """Raises PromptError for what a tokenizer raises in here."""
+    try:
+        with no_panic():
+            yield
+    except Exception as error:  # the library raises bare Exception
+        raise PromptError(f"{label}: the tokenizer cannot read it ({one_line(error, 200)})") from error
 
 
 def _covered(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[bool]:

@@ -45,6 +45,10 @@ class PromptError(OneSentence):
     """A conversation that cannot be used."""
 
 
+class PromptTooLong(PromptError):
+    """A conversation of far more tokens than may be; not all of them were made."""
+
+
 class ProcessorError(OneSentence):
     """A folder whose processor cannot be opened, or does not fit its model."""
 

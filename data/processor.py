@@ -90,7 +90,8 @@ class EncodedConversation:
 
 class Processor:
     """See the module's docstring. Build one with `from_pretrained` or `make_processor`. `image_order` is that
-    of `data.chat.in_order`, which generation_config.json says where the model learnt one only."""
+    of `data.chat.in_order`, which generation_config.json says where the model learnt one only; `config` is the
+    model's, whose context bounds what is tokenized of a prompt."""
 
     def __init__(
         self,
@@ -109,6 +110,7 @@ class Processor:
         self.image_token_id = None if placeholder is None else tokenizer.convert_tokens_to_ids(placeholder)
         if config is not None:
             _check_fit(self, config)
+        self._context = None if config is None else config.text.max_position_embeddings
         self.chat = ChatEncoder(
             tokenizer,
             chat_template,
@@ -214,10 +216,13 @@ class Processor:
     def encode_conversation(
         self, conversation: Conversation, add_generation_prompt: bool = False, label: str = "conversation"
     ) -> EncodedConversation:
-        """One conversation's ids, assistant mask and tiles. `label` names it in error messages."""
+        """One conversation's ids, assistant mask and tiles. `label` names it in error messages. Raises
+        PromptTooLong for a prompt that is far beyond the model's context."""
         messages = self.messages(conversation, label)
         if add_generation_prompt:
             check_question(messages, label)
+            if self._context is not None:
+                self.chat.check_length((message.text for message in messages), self._context, label)
         newest = next((len(one.images) for one in reversed(messages) if one.images), 0)
         sources = [source for message in messages for source in message.images]
         images, count, most = list[TiledImage](), 0, self.limits.max_tiles

@@ -234,6 +234,9 @@ def prompt_lengths(
     """
     if input_ids.dim() != 2 or input_ids.numel() == 0:
         raise ValueError(f"input_ids: expected (B, T) with at least one token, got {tuple(input_ids.shape)}")
+    least, most = torch.stack(input_ids.aminmax()).tolist()
+    if input_ids.is_floating_point() or least < 0 or most >= config.text.vocab_size:
+        raise ValueError(f"input_ids: expected ids below {config.text.vocab_size}, got {least} to {most}")
     batch, length = input_ids.shape
     front = config.tokens_per_tile if has_images and config.image_placement == "prefix" else 0
     lengths = [front + length] * batch

@@ -157,11 +157,8 @@ def read_prompt(
     ids = input_ids[0].cpu()
     if attention_mask is not None:
         ids = ids[attention_mask[0].bool().cpu()]
-    if ids.dtype != torch.int64 or ids.min() < 0 or ids.max() >= config.text.vocab_size:
-        raise ValueError(
-            f"input_ids: expected int64 from 0 to {config.text.vocab_size - 1}, "
-            f"got {ids.dtype} from {ids.min().item()} to {ids.max().item()}"
-        )
+    if ids.dtype != torch.int64:  # it is what slots are compared by
+        raise ValueError(f"input_ids: expected int64, got {ids.dtype}")
     if tiles is not None:
         size, channels = config.vision.image_size, (config.vision.num_channels,)
         shapes = (("pixel_values", tiles, channels), ("pixel_attention_mask", masks, ()))

@@ -210,6 +210,7 @@ class Constraints:
     """
 
     def __init__(self, tokenizer: AnyTokenizer, vocab_size: int, stop_token_ids: Sequence[int]):
+        stop_token_ids = [one for one in stop_token_ids if one < vocab_size]  # others are never chosen
         if not stop_token_ids:
             raise RequestError("this model has no stop token, so no answer can end where its grammar does")
         backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import random
+
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from data import chat
 from data.chat import SMOLVLM_CHAT_TEMPLATE, ChatEncoder, TemplateRefused, read_conversation, render_bounded
-from tests.processors import LLAMA_TEMPLATE, processor
+from data.errors import PromptTooLong
+from tests.processors import KINDS, LLAMA_TEMPLATE, processor
 
 QUESTION = [{"role": "user", "content": "how many?"}]
 # Why each ends is named, since a test for the limit on memory must not pass by a mistake in syntax.
@@ -147,3 +151,43 @@ def test_a_child_for_each_form_of_a_conversation_and_no_environment(monkeypatch)
     for text in ("how many?", "why?", "<image>", "many\nlines", " blank first"):
         own.encode(read_conversation([{"role": "user", "content": text}]))
     assert len(started) == 2 and started[0].keys() <= {"PATH", "PYTHONPATH", "HOME"}
+
+
+class Counting:
+    """A tokenizer that notes how many characters it was given."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.characters = tokenizer, 0
+
+    def encode_batch_fast(self, texts: list[str]):
+        self.characters += sum(map(len, texts))
+        return self._tokenizer.encode_batch_fast(texts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_as_much_is_tokenized_as_may_be_used(kind, monkeypatch):
+    """No text that fits is refused or read otherwise; of one that is far too long the beginning is looked
+    at."""
+    monkeypatch.setattr(chat, "WINDOW", 100)
+    encoder, most, rng = processor(kind).chat, 60, random.Random(kind)
+    encoder = copy.copy(encoder)
+    encoder._tokenizer = counting = Counting(encoder._tokenizer)
+    pieces = ["how many ", "    ", "größe", "\U0001f989", "aaaa", "\n\n", "1234", "日本", "."]
+    refused = fitting = 0
+    for _ in range(80):
+        few = rng.sample(pieces, rng.randint(1, 3))
+        text = "".join(rng.choice(few) for _ in range(int(2 ** rng.uniform(0, 12))))
+        messages = read_conversation([{"role": "user", "content": text or "x"}])
+        expected = processor(kind).chat.encode(messages)
+        with monkeypatch.context() as unbounded:
+            unbounded.setattr(chat, "WINDOW", 2**30)
+            assert processor(kind).chat.encode(messages) == expected
+        counting.characters = 0
+        try:
+            encoder.check_length([text], most)
+            fitting += 1
+        except PromptTooLong:
+            assert len(expected.input_ids) > most
+            refused += 1
+            assert counting.characters <= 4 * most * (1 + len(text) // len(expected.input_ids))
+    assert refused > 5 and fitting > 5

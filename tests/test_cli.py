@@ -238,6 +238,7 @@ def test_bad_checkpoint(complaint, photo, model_folder, tmp_path, expected):
 BAD_OPTIONS = [  # those that only a model shows; tests/test_help.py has the others
     (("--max-new-tokens", "5000"), "512 tokens, but the prompt"),
     (("-q", "why " * 400), "context"),
+    (("-q", "why " * 200_000), "question: expected fewer than"),
     (("--device", "cuda:99"), "cuda:99"),
     (("--dtype", "int8", "--device", "cuda:0"), "cuda"),
 ]
@@ -290,3 +291,14 @@ def test_a_process_in_any_folder(model_folder, photo, tmp_path):
     lines = b"\xff why?\nhow many?\n"
     done = subprocess.run(command, input=lines, capture_output=True, timeout=600, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout.strip() and b"expected valid Unicode" in done.stderr
+
+
+def test_a_tokenizer_with_more_ids_than_its_model(complaint, model_folder, photo, tmp_path):
+    """A question with one of them; another question is answered as ever."""
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    vocab = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
+    marks = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    spec["added_tokens"].append({"id": vocab, "content": "<td>", **marks})
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    assert "input_ids" in complaint(photo, "what is <td>?", model=folder)

@@ -672,6 +672,15 @@ def test_other_tokenizers(vlm):
         Constraints(tokenizer, VOCAB, ())
 
 
+def test_stop_tokens_that_the_model_has_not(vlm, tokenizer):
+    """A tokenizer may name more ids than there are logits; what ends answers is the others."""
+    constraint = Constraints(tokenizer, VOCAB, (VOCAB + 7, *STOPS))(json_grammar(SCHEMAS["record"]))
+    (ids,) = vlm.generate_detailed(**inputs_of(words(1, 5)), options=options_of(constraint)).rows()
+    assert_fits(text_of(tokenizer, ids), SCHEMAS["record"])
+    with pytest.raises(RequestError):
+        Constraints(tokenizer, VOCAB, (VOCAB,))
+
+
 # ------------------------------------------------------------------------------------------ command line
 
 

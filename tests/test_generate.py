@@ -215,6 +215,9 @@ def test_shapes_are_checked(vlm, kept):
     pixels = one["pixel_values"]
     for inputs, field in (
         ({"input_ids": ids[0]}, "input_ids"),
+        ({"input_ids": torch.cat((ids, torch.tensor([[VOCAB]])), 1)}, "input_ids"),
+        ({"input_ids": torch.cat((ids, torch.tensor([[-1]])), 1)}, "input_ids"),
+        ({"input_ids": ids.float()}, "input_ids"),
         ({"input_ids": ids, "attention_mask": torch.ones(1, 2)}, "attention_mask"),
         ({"input_ids": ids, "attention_mask": torch.zeros_like(ids)}, "all padding"),
         ({"input_ids": one["input_ids"]}, "4 image placeholders .* 0 features"),

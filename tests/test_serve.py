@@ -451,9 +451,10 @@ def test_an_answer_gets_the_tokens_that_the_context_has_left(tmp_path):
         asked = {"model": "model", "max_tokens": served.engine.limits.max_new_tokens}
         answer = served.ask(**asked).json()
         error = refused(served.ask("word " * 3000, **asked), 400)
+        longest = refused(served.ask("\U0001f989" * 1_000_000, **asked), 400)
     assert answer["usage"]["total_tokens"] == models.open(models.default).context
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert error["code"] == "context_length_exceeded"
+    assert error["code"] == longest["code"] == "context_length_exceeded"
 
 
 def test_a_text_that_is_no_field_is_not_quoted(here):

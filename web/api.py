@@ -43,7 +43,7 @@ from torch import OutOfMemoryError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from data import chat
-from data.errors import ImageError, ProcessorError, one_line, printable
+from data.errors import ImageError, ProcessorError, PromptTooLong, one_line, printable
 from data.images import ImageLimits, image_size, read_bytes
 from data.processor import EncodedConversation
 from generation.options import CacheMemoryError, GenerationOptions, NotFiniteError
@@ -117,7 +117,8 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(500, "something went wrong on the server: other requests are not affected",
                         code="internal_error")  # fmt: skip
     param = "messages" if isinstance(error, ImageError) else None
-    code = "context_length_exceeded" if isinstance(error, ContextFullError) else "invalid_value"
+    too_long = isinstance(error, ContextFullError | PromptTooLong)
+    code = "context_length_exceeded" if too_long else "invalid_value"
     return ApiError(400, FOR_PROGRAMS.sub("", one_line(error)), param, code)
 
 
