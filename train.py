@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from data.errors import DatasetError, one_line
+from data.order import key_of
 from data.packing import Batch
 from eval.in_run import HeldOutQuestions
 from generation.threads import choose
@@ -126,6 +127,8 @@ class Run:
             freeze(task.module, config.rates)
         prepare_blocks(task.model, config.activation_checkpointing, config.compile)
         self.wrapped = wrap(task.module, task.model, ranks, config.parallel, self.dtype)
+        if ranks.rank:  # each rank drops out other inputs; the first is as a single process
+            torch.manual_seed(key_of(config.seed, "rank", ranks.rank))
         self.optimizers = build_optimizers(task.module, config.rates, config)
         self.parameters = [p for p in task.module.parameters() if p.requires_grad]
         self.average: dict[str, Tensor] = {}
@@ -174,6 +177,12 @@ class Run:
                 self.save()
             if stop.failed is not None:
                 break
+        if self.first and self.done == self.first and not (stop.agreed or stop.failed):
+            more = "--pictures" if config.is_shapes else "--steps or --epochs"
+            metrics.say(
+                f"nothing to train: the run in {config.output} has ended, after {self.first} steps; to go on "
+                f"raise {more}, to start over set --no-resume"
+            )
         if self.first < self.done < task.steps and not (stop.agreed or stop.failed):  # the data has ended
             if self.done % config.log_every:
                 self._log(trained)
@@ -288,6 +297,8 @@ class Run:
             f"{size:,} parameters, of which {training:,} train, on {self.ranks.world_size} x "
             f"{self.ranks.device}; steps {self.first} to {self.task.steps}"
         )
+        if self.task.is_estimate:
+            self.metrics.say(f"about {config.epochs or 1} x all rows, as the first of them fill the steps")
         scored = config.eval_questions if config.is_shapes else config.eval_data and config.eval_pictures
         if config.keep_best and not scored:
             needed = "--eval-questions" if config.is_shapes else "--eval-data"
@@ -353,7 +364,7 @@ class Run:
         if not (stop.agreed or self.ranks.sum(stop.asked)[0]):
             self.task.check_rows()
             if self.config.push_to_hub and self.ranks.is_first:
-                push(self.config)
+                push(self.config, done)
 
 
 class Trained(NamedTuple):

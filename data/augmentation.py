@@ -1,7 +1,8 @@
 """Images that are flipped, cut and shrunk together with their boxes, as far as their names stay true.
 
 A name that says where something is (left, top, nearest the edge) forbids cuts and flips, and one of something
-that is written forbids flips.
+that is written forbids flips. That is known of English alone, and of what is in the name: images are flipped
+only where a dataset's entry says that no name is about a side.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _PLACE = re.compile(
 
 
 def augmented(
-    image: Image.Image, groups: Mapping[str, Sequence[Box]], draw: Sequence[int]
+    image: Image.Image, groups: Mapping[str, Sequence[Box]], draw: Sequence[int], may_flip: bool = False
 ) -> tuple[Image.Image, Groups]:
     """An image and its boxes by name, changed at random; the same `draw` gives the same change."""
     random_ = random.Random(repr(tuple(draw)))
     flips, cuts, shrinks = (random_.random() < share for share in (FLIPPED, CUT, SHRUNK))
     found = {name: list(boxes) for name, boxes in groups.items()}
-    if flips and not any(map(_SIDE.search, found)):
+    if may_flip and flips and not any(map(_SIDE.search, found)):
         image, found = flip(image, found)
     if cuts and not any(map(_PLACE.search, found)):
         boxes = [box.box for own in found.values() for box in own]

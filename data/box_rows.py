@@ -32,7 +32,9 @@ class BoxRows:
 
     form: a name in `data.coordinates.COORDINATES`.
     corners: boxes are x1, y1, x2, y2.
-    augment: images are flipped, cut and shrunk, with their boxes, where what they are asked for stays true.
+    augment: images are cut and shrunk, with their boxes, where what they are asked for stays true.
+    flip: with `augment`, they are flipped as well: no name and no image may be about left and right, or show
+        what is written.
     detect, point: what is asked, with {thing} in it; "" are the form's own words.
     names: of categories that are numbers, from 0.
     """
@@ -40,6 +42,7 @@ class BoxRows:
     form: str = "qwen3-vl"
     corners: bool = False
     augment: bool = False
+    flip: bool = False
     detect: str = ""
     point: str = ""
     names: Sequence[str] = ()
@@ -61,7 +64,7 @@ class BoxRows:
                 opened = load_image(image)
             except ImageError as error:
                 raise BadRow("broken image", str(error)) from error
-            image, groups = augmented(opened, groups, draw)
+            image, groups = augmented(opened, groups, draw, self.flip)
             size = image.size
         kind = "detect" if form.detect else "point"
         messages: list[Mapping[str, Any]] = []

@@ -43,7 +43,8 @@ _SHARDS = 16  # at least so many, so that as many workers can help, however smal
 _READING = "reading the data failed"
 _PATIENCE = 50  # bad or filtered rows after which a shard reports them although it has no sequence to give
 _ALL_FILTERED = 100_000  # rows in succession below the minimum ratings after which a shard gives up
-_ESTIMATED_FROM, _COUNTED = 200, 2_000  # rows of an estimate of an epoch's length; the most that are counted
+_ESTIMATED_FROM = 1_000  # rows of an estimate of an epoch's length
+_COUNTED = 2_000  # rows up to which it is counted
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class LoaderConfig:
         shuffle_buffer: rows of a stream that are shuffled together, in each shard; fewer if they are large.
         seed: of the order.
         epochs: number of passes over the data; None never ends.
+        endless: go on beyond `epochs`, for a run that ends after an estimated number of steps.
         workers: processes that read and decode on this rank; with 0, this process does.
         max_drop_rate: share of bad rows that stops the run, from 0 to 1; see `DropCount`.
     """
@@ -74,6 +76,7 @@ class LoaderConfig:
     shuffle_buffer: int = 256
     seed: int = 0
     epochs: int | None = None
+    endless: bool = False
     workers: int = 0
     max_drop_rate: float = 0.05
 
@@ -176,7 +179,12 @@ class Shard:
     ):
         self.mixture, self.config = mixture, config
         self.reader = ShardReader(
-            mixture, shard, config.num_shards, config.seed, config.epochs, config.shuffle_buffer
+            mixture,
+            shard,
+            config.num_shards,
+            config.seed,
+            None if config.endless else config.epochs,
+            config.shuffle_buffer,
         )
         self.encoder = SampleEncoder(processor, config.sequence_length, config.max_tiles)
         self._buffer: list[tuple[RowPosition, Sample]] = []  # a position here begins with the dataset's index
@@ -206,11 +214,14 @@ class Shard:
         yield self._item(None, ended=True)
 
     def count(self, most: int | None = None) -> tuple[int, int]:
-        """(rows read, sequences packed) of all or about `most` rows, without decoding an image."""
+        """(rows read, sequences packed) of all or about `most` rows, without decoding an image. Of `most`,
+        those that still wait do not count: the last sequences, with nothing to choose from, are short."""
         sequences, ended = 0, False
         while not ended or self._buffer:
             while not ended and self._has_room():
-                ended = self._read == most or not self._take()
+                if self._read == most and sequences:
+                    return self._read - len(self._buffer), sequences
+                ended = not self._take()
             if self._buffer:
                 self._next_samples()
                 sequences += 1
@@ -281,16 +292,21 @@ class Shard:
         return item
 
 
+def counts_exactly(mixture: Mixture, config: LoaderConfig) -> bool:
+    """Whether `steps_per_run` counts all rows."""
+    return (mixture.num_rows or 0) * (config.epochs or 1) <= _COUNTED
+
+
 def steps_per_run(mixture: Mixture, processor: Processor, config: LoaderConfig) -> int:
     """Number of steps until a loader's data end, which a schedule of learning rates needs in advance.
 
     Up to 2,000 rows (over all epochs) are packed as the loader packs them, without decoding images: that is
-    exact, unless an image turns out to be broken. Of more rows, the first 200 give an estimate.
+    exact, unless an image turns out to be broken. Of more rows, the first 1,000 give an estimate.
     """
     rows, shards = mixture.num_rows, config.num_shards
     if rows is None or config.epochs is None:
         raise DatasetError("steps: a stream has no known length; set --steps")
-    if rows * config.epochs > _COUNTED:
+    if not counts_exactly(mixture, config):
         one = Shard(0, mixture, processor, config)
         one.reader = ShardReader(mixture, 0, 1, config.seed, epochs=1)  # so that it reads all rows
         read, sequences = one.count(_ESTIMATED_FROM)
@@ -412,8 +428,8 @@ class Loader:
         # number of shards. A worker visits its shards in the order in which their rows are needed.
         first = self.shards[self.state.rows % len(self.shards)]
         items: dict[int, Iterator[ShardItem | str]] = {}
-        # A DataLoader draws a seed; when a run resumes, not from the restored generator, which dropout needs.
-        generator = torch.Generator() if self.state.rows else None
+        # A DataLoader draws a seed: not from the generator that dropout needs, which evaluations leave alone.
+        generator = torch.Generator()
         for worker in range(min(self.config.workers, len(active))):
             share = sorted(active[worker :: self.config.workers], key=lambda shard: (shard < first, shard))
             loader = DataLoader(

@@ -377,9 +377,15 @@ def _json_list(path: Path) -> list[Any] | None:
 def _load(builder: str, path: str, subset: str | None, split: str, streaming: bool, **options) -> Any:
     """Open what the library knows: a builder by its name, a folder, or a dataset on the Hub."""
     with reading(f"{path}: cannot be opened"):
-        if "data_files" not in options:
-            _builder(builder, subset, **options)
-        rows = _library().load_dataset(builder, subset, split=split or TRAIN, streaming=streaming, **options)
+        found = (_library().load_dataset_builder if "data_files" in options else _builder)(
+            builder, subset, **options
+        )
+        # As `load_dataset` goes on, which would ask the Hub for all of this once more.
+        if streaming:
+            rows = found.as_streaming_dataset(split=split or TRAIN)
+        else:
+            found.download_and_prepare()
+            rows = found.as_dataset(split=split or TRAIN)
         _leave_undecoded(rows.info.features)
     return LibraryStream(rows) if streaming else rows
 
@@ -465,7 +471,7 @@ class DatasetConfig:
         for key, kind in get_type_hints(type(self)).items():
             if not isinstance(value := getattr(self, key), kind):
                 raise DatasetError(f"dataset: {key}: got {value!r}, which is of another kind than it takes")
-        kinds = {"form": str, "corners": bool, "augment": bool, "detect": str, "point": str}
+        kinds = {"form": str, "corners": bool, "augment": bool, "flip": bool, "detect": str, "point": str}
         if not all(key in kinds and isinstance(value, kinds[key]) for key, value in self.boxes.items()):
             raise DatasetError(f"dataset: boxes: expected {', '.join(kinds)}, got {dict(self.boxes)}")
         if (form := self.boxes.get("form", "qwen3-vl")) not in COORDINATES:

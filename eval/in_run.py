@@ -9,14 +9,16 @@ Answers are greedy and nothing is kept of the model, so a run learns the same wi
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
+from data.box_rows import BoxRows
 from data.errors import DatasetError
 from data.sources import DatasetConfig
 from eval.answering import answers, by_image, record_of, share
 from eval.metrics import find_metric
-from eval.rows import DataConfig, data_task
+from eval.rows import BOX_TOKENS, DataConfig, data_task
 from eval.tasks import EvalSample, EvalTask, shapes_task
 from inference.checkpoint import Checkpoint
 from models.vision_language_model import VisionLanguageModel
@@ -104,8 +106,15 @@ def scored_tasks(config: TrainConfig) -> list[EvalTask]:
         if entry.streaming:
             raise DatasetError(f"{entry.name}: --eval-metric: expected rows on this machine, got a stream")
         same = ("subset", "split", "revision", "columns", "allow_urls", "allow_outside", "allow_text_only")
-        options = {name: getattr(entry, name) for name in same}
+        options: dict[str, Any] = {name: getattr(entry, name) for name in same}
+        of_metric: dict[str, Any] = {}
+        if config.eval_metric == "boxes":  # asked for as in training, in images as they are
+            boxes = BoxRows(**{**entry.boxes, "augment": False, "flip": False})
+            options |= {"boxes": boxes, "max_new_tokens": BOX_TOKENS}
+            points = not boxes.coordinates.detect  # a form that has no boxes is asked for points
+            options["points"] = points
+            of_metric = {"form": boxes.form, "corners": boxes.corners, "points": points}
         rows = DataConfig(entry.path, limit=max(1, config.eval_questions // len(entries)), **options)
-        tasks.append(data_task(rows, find_metric(config.eval_metric)))
+        tasks.append(data_task(rows, find_metric(config.eval_metric, **of_metric)))
         tasks[-1].check()
     return tasks

@@ -33,7 +33,7 @@ from data.errors import BadRow, DatasetError
 from data.files import ADDRESS
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
-from data.sources import class_names, columns_of, first_rows, open_rows
+from data.sources import all_rows, class_names, columns_of, first_rows, open_rows
 from eval.metrics import Metric
 from eval.tasks import EvalSample, EvalTask
 
@@ -79,22 +79,28 @@ class DataConfig:
 def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     """Read and check all rows; images are opened when they are asked about. Raises DatasetError."""
     path = config.path
-    is_local = Path(path).expanduser().exists() or "*" in path or path.startswith((".", "/", "~"))
-    # Files that are named themselves are all of one split, wherever they lie.
-    is_local = is_local or ADDRESS.match(path) is not None
+    is_here = Path(path).expanduser().exists() or "*" in path or path.startswith((".", "/", "~"))
+    at_address = ADDRESS.match(path) is not None
+    is_local = is_here or at_address  # files that are named themselves are all of one split
     split = config.split or ("" if is_local else "test")
-    rows, folder = open_rows(path, config.subset, split, False, config.revision)
-    if not len(rows):
+    # Of a few questions about rows that lie elsewhere, no more is downloaded than these rows.
+    streaming = config.limit is not None and (at_address or not is_here) and "[" not in split
+    rows, folder = open_rows(path, config.subset, split, streaming, config.revision)
+    if not any(True for _ in first_rows(rows)):
         raise DatasetError(f"{path}: split {split!r} has no rows")
     reader = _Reader(config, rows, folder)
-    samples, problems = list[EvalSample](), []
-    for number in range(len(rows)):
-        if config.limit is not None and len(samples) >= config.limit:
-            break
+    samples, problems, taken = list[EvalSample](), [], list[Any]()
+    for number, row in enumerate(all_rows(rows) if streaming else rows):
+        if streaming:
+            taken.append(row)
         try:
-            samples += reader.samples(number, rows[number])
+            samples += reader.samples(number, row)
         except BadRow as error:
             problems.append(f"row {number + 1}: {error}")
+        if config.limit is not None and len(samples) >= config.limit:
+            break
+    if streaming:
+        reader.rows = taken
     if problems:
         more = f" (and {len(problems) - 1} more such rows)" if len(problems) > 1 else ""
         raise DatasetError(f"{path}: {problems[0]}{more}")

@@ -225,7 +225,7 @@ def _data_task(settings: argparse.Namespace) -> EvalTask:
         said = describe(settings.model, settings.revision).generation_config
         form = form_of(said, options.get("form")) or COORDINATES["qwen3-vl"]
         options["form"] = form.name
-        boxes = BoxRows(form.name, bool(options.get("corners")), False, form.detect, form.point)
+        boxes = BoxRows(form.name, bool(options.get("corners")), detect=form.detect, point=form.point)
     config = DataConfig(
         settings.data,
         revision=settings.data_revision,

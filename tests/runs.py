@@ -30,7 +30,6 @@ SETTINGS = {
     "workers": 0,
     "batch_size": 8,
     "sequence_length": 64,
-    "waiting": 4,
     "steps": 20,
     "epochs": 0,
     "lr": 3e-3,
@@ -125,6 +124,8 @@ def settings_in(folder: Path, output: str, streaming: bool = False, **more) -> d
     """Of a run on what `prepared` made."""
     data = named(folder / "rows.jsonl", streaming=streaming)
     made = {"init_from": str(folder / "tiny"), "data": data, "output": str(folder / output)}
+    if more.get("packing", True):
+        made["waiting"] = 4
     return SETTINGS | made | more
 
 

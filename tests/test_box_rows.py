@@ -127,8 +127,8 @@ def test_boxes_move_with_their_pixels(change):
 def test_what_is_drawn_at_random_stays_true():
     seen = set()
     for number in range(60):
-        image, groups = augmented(drawn(), {"block": [Box("block", PLACE)], "hat": []}, (number,))
-        again, same = augmented(drawn(), {"block": [Box("block", PLACE)], "hat": []}, (number,))
+        image, groups = augmented(drawn(), {"block": [Box("block", PLACE)], "hat": []}, (number,), True)
+        again, same = augmented(drawn(), {"block": [Box("block", PLACE)], "hat": []}, (number,), True)
         assert same == groups and image.tobytes() == again.tobytes()
         assert np.allclose(dark(image), groups["block"][0].box, atol=1) and groups["hat"] == []
         seen.add((image.size, groups["block"][0].box))
@@ -138,10 +138,28 @@ def test_what_is_drawn_at_random_stays_true():
 @pytest.mark.parametrize("name", ["the left block", "block at the right", "the word on the block"])
 def test_a_name_that_a_flip_makes_false(name):
     for number in range(40):
-        image, groups = augmented(drawn(), {name: [Box(name, (0, 0, *SIZE))]}, (number,))
+        image, groups = augmented(drawn(), {name: [Box(name, (0, 0, *SIZE))]}, (number,), may_flip=True)
         left, _, right, _ = dark(image)
         assert left / image.width < 1 - right / image.width  # it still stands on the left
         assert np.allclose(groups[name][0].box, (0, 0, *image.size))
+
+
+@pytest.mark.parametrize("flips", [False, True])
+@pytest.mark.parametrize("name", ["der linke Block", "le bloc à gauche", "driver's door", "the block"])
+def test_images_are_flipped_where_the_entry_says_so(tmp_path, name, flips):
+    """Whether names are about a side, in whatever language, the entry says; without a word no flips."""
+    drawn().save(tmp_path / "a.png")
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps({"image": "a.png", "ref": name, "bbox": [40, 20, 50, 40]})
+    )
+    entry = {"path": str(tmp_path / "rows.jsonl"), "boxes": {"augment": True, "flip": flips}}
+    (source,) = open_datasets([entry]).sources
+    sides = set()
+    for number in range(40):
+        image = source.schema.conversation(source.rows[0], (number,))[0]["content"][0]["image"]
+        left, _, right, _ = dark(image)
+        sides.add(left / image.width < 1 - right / image.width)
+    assert sides == ({True, False} if flips else {True})
 
 
 @pytest.mark.parametrize("layout", ["columns", "list", "ref"])

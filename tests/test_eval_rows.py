@@ -11,7 +11,7 @@ from data.sources import open_datasets
 from eval.metrics import find_metric
 from eval.rows import DataConfig, data_task
 from tests.evaluations import blank_image, save_rows
-from tests.rows import png
+from tests.rows import ListStream, png
 
 EXACT = find_metric("exact_match")
 ROW = {"question": "How many?", "answer": "3", "image": "a.png"}
@@ -42,6 +42,23 @@ def test_rows_become_samples(tmp_path):
     assert (first.fields["hint"], first.family) == ("few", "k") and "pic" not in first.fields
     assert load_image(first.images()[0]).size == (48, 48)
     assert "2 questions about 1 different images" in str(task)
+
+
+def test_of_a_few_questions_about_rows_of_the_hub_few_rows_are_read(monkeypatch):
+    """Not the whole split; and what is asked is the same."""
+    rows = [{"question": f"What is {i}?", "answer": f"{i}", "image": png(seed=i)} for i in range(500)]
+    stream = ListStream(rows)
+
+    def open_rows(path, subset, split, streaming, revision):
+        return (stream if streaming else rows), None
+
+    monkeypatch.setattr("eval.rows.open_rows", open_rows)
+    few = data_task(DataConfig("owner/rows", limit=7), EXACT)
+    seen = stream.read
+    every = data_task(DataConfig("owner/rows"), EXACT)
+    assert len(every.samples) == 500 and stream.read == seen < 350  # the first ones are looked at, too
+    assert few.samples and [sample.prompt for sample in few.samples] == [f"What is {i}?" for i in range(7)]
+    assert [sample.images()[0] for sample in few.samples] == [row["image"] for row in rows[:7]]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,15 @@ import torch
 
 from data import loader as loader_module
 from data.errors import DatasetError
-from data.loader import DropCount, Dropped, LoaderConfig, Shard, merge_states, steps_per_run
+from data.loader import (
+    DropCount,
+    Dropped,
+    LoaderConfig,
+    Shard,
+    counts_exactly,
+    merge_states,
+    steps_per_run,
+)
 from data.order import ShardReader
 from data.packing import IGNORE_INDEX, PADDING
 from data.sources import Mixture
@@ -375,5 +383,18 @@ def test_steps_per_run_of_much_data(monkeypatch):
     """From some rows: close to what all of them make, packed as badly as they pack."""
     made = loader(rows(300, every=10, longest=2), epochs=1, sequence_length=40)
     exact = steps_per_run(made.mixture, made.processor, made.config)
+    assert counts_exactly(made.mixture, made.config)
     monkeypatch.setattr(loader_module, "_COUNTED", 0)
+    assert not counts_exactly(made.mixture, made.config)
     assert abs(steps_per_run(made.mixture, made.processor, made.config) - exact) <= 0.05 * exact
+    monkeypatch.setattr(loader_module, "_ESTIMATED_FROM", 60)
+    assert abs(steps_per_run(made.mixture, made.processor, made.config) - exact) <= 0.1 * exact
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loaders_leave_the_random_numbers_of_a_run_alone(workers):
+    """An evaluation in between would change what is dropped out after it."""
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    next(iter(loader(DATA, workers=workers)))
+    assert torch.equal(torch.get_rng_state(), before)

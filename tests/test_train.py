@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import types
@@ -21,13 +22,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 import train
+from eval.in_run import scored_tasks
 from models import VisionLanguageModel
 from shapes import training as shapes_training
+from tests.documents import shell_commands
 from tests.hub_server import HubServer, point_client_at
 from tests.rows import png
 from tests.runs import SMALL_SHAPES, curve, flags, metrics, prepared, refused, settings_in, shapes_processor
 from tests.waiting import PATIENCE
 from training import plot
+from training import rows as rows_module
 from training.config import TrainConfig, parse_arguments
 from training.distributed import is_out_of_memory
 from training.metrics import Metrics, open_tracker, read_metrics
@@ -44,7 +48,7 @@ def base(tmp_path_factory):
 
 
 def settings(base, output: str, **more) -> list[str]:
-    return flags(**(settings_in(base, output, batch_size=4, steps=3) | more))
+    return flags(**settings_in(base, output, **({"batch_size": 4, "steps": 3} | more)))
 
 
 # ---------------------------------------------------------------------------------------------- refusals
@@ -133,6 +137,33 @@ def test_too_little_memory(base, capsys, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------- rows
+@pytest.mark.parametrize("guess", [0.5, 2])
+def test_a_schedule_ends_with_the_run_though_its_steps_were_estimated(base, guess, monkeypatch, capsys):
+    """Also where the rows fill more or fewer steps: no rate is left high, and no step is left out."""
+    monkeypatch.setattr("data.loader._COUNTED", 0)
+    counted = rows_module.steps_per_run
+    monkeypatch.setattr(rows_module, "steps_per_run", lambda *given: round(guess * counted(*given)))
+    train.main(settings(base, f"guess-{guess}", steps=0, epochs=3, schedule="cosine"))
+    said, rows = capsys.readouterr().out, metrics(base / f"guess-{guess}", "loss")
+    steps = rows[-1]["step"]
+    assert "about 3 x" in said and f"steps 0 to {steps}" in said
+    rates = [row["lr_language_model"] for row in rows]
+    assert rates[-1] < 0.3 * max(rates) and steps >= 3
+
+
+def test_held_out_rows_are_read_by_workers(base, monkeypatch):
+    made, loader = [], rows_module.Loader
+
+    def noted(mixture, processor, config, *rest):
+        made.append(config)
+        return loader(mixture, processor, config, *rest)
+
+    monkeypatch.setattr(rows_module, "Loader", noted)
+    held_out = {"eval_data": str(base / "rows.jsonl"), "eval_pictures": 4, "workers": 1, "steps": 1}
+    train.main(settings(base, "workers", **held_out))
+    assert [config.workers for config in made] == [1, 1]
+
+
 def test_rate_0_freezes(base):
     more = {"vision_lr": 0.0, "projector_lr": 0.0, "activation_checkpointing": True}
     train.main(settings(base, "frozen", max_tiles=3, **more))
@@ -299,6 +330,15 @@ def test_a_tracker_gets_numbers_and_images_and_may_fail(tmp_path, monkeypatch, c
     assert [row["step"] for row in read_metrics(log.path)] == [1, 2, 3]
 
 
+def test_a_resumed_run_is_the_same_run_in_wandb(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", module := Wandb())
+    ids = []
+    for first in (0, 4, 8, 0):
+        Metrics(TrainConfig(output=str(tmp_path / "run"), tracker="wandb"), 9, first, True)
+        ids.append(module.settings["id"])
+    assert ids[0] == ids[1] == ids[2] != ids[3] and module.settings["resume"] == "allow"
+
+
 def test_a_tracker_without_login_or_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", Wandb(RuntimeError("No API key configured.")))
     monkeypatch.setitem(sys.modules, "trackio", None)  # as if it were not installed
@@ -342,9 +382,65 @@ def test_a_finished_run_is_pushed(base, tmp_path, monkeypatch, capsys):
         assert card.data.pipeline_tag == "image-text-to-text"
         assert 'from_pretrained("me/tiny")' in card.content and str(base) not in card.content
         VisionLanguageModel.from_pretrained("me/tiny")
-    with HubServer({}) as hub:  # which refuses it: the run has ended, and the model is where it was written
-        point_client_at(monkeypatch, hub.url, tmp_path / "cache2")
+        written = (there / "README.md").stat().st_mtime_ns
+        train.main(settings(base, **push))  # started again: nothing trains, and nothing is uploaded
+        said = capsys.readouterr().out
+        assert "nothing to train" in said and "/commit/" not in said
+        assert (there / "README.md").stat().st_mtime_ns == written
+        train.main(settings(base, **(push | {"steps": 3})))
+        assert "/commit/" in capsys.readouterr().out and len(curve(tmp_path / "run")) == 3
+
+
+def test_an_upload_that_failed_is_tried_again(base, tmp_path, monkeypatch, capsys):
+    """By the same command: the model is where it was written."""
+    push = {"output": str(tmp_path / "run"), "push_to_hub": "me/tiny", "steps": 2}
+    with HubServer({}) as hub:  # which refuses it
+        point_client_at(monkeypatch, hub.url, tmp_path / "cache")
         assert "me/tiny" in refused(capsys, settings(base, **push))
+    with HubServer({}, uploads=tmp_path / "hub") as hub:
+        point_client_at(monkeypatch, hub.url, tmp_path / "cache2")
+        train.main(settings(base, **push))
+        said = capsys.readouterr().out
+        assert "nothing to train" in said and f"{hub.url}/me/tiny/commit/" in said
+
+
+def test_boxes_are_scored_in_a_run(base, tmp_path):
+    """Rows with boxes, asked for as the dataset's entry says."""
+    rows = [{"image": f"{i}.png", "ref": "the block", "bbox": [1, 1, 4, 3]} for i in range(6)]
+    for i in range(6):
+        (tmp_path / f"{i}.png").write_bytes(png(seed=i))
+    (tmp_path / "boxes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = [{"path": str(tmp_path / "boxes.jsonl"), "boxes": {"corners": True, "augment": True}}]
+    more = {"output": str(tmp_path / "run"), "sequence_length": 256, "steps": 1}
+    scored = {"eval_metric": "boxes", "eval_questions": 4, "eval_pictures": 0, "eval_samples": 0}
+    train.main(settings(base, data=data, eval_data=data, **(more | scored)))
+    (row,) = metrics(tmp_path / "run", "eval_accuracy")
+    assert 0 <= row["eval_accuracy"] <= 1
+
+
+def test_the_rows_of_readme_can_be_trained_on(base, tmp_path, monkeypatch):
+    """Its command, with a smaller model: no row is left out. The command that evaluates on them is run as it
+    is (test_docs_commands.py)."""
+    commands = [command.line for command in shell_commands(ROOT / "README.md")]
+    (line,) = [line for line in commands if "train.py" in line and "assets/rows.jsonl" in line]
+    monkeypatch.chdir(ROOT)
+    small = {"init_from": str(base / "tiny"), "output": str(tmp_path / "run"), "sequence_length": 256}
+    small |= {"device": "cpu", "threads": 1, "workers": 0, "log_samples": True, "log_every": 1}
+    train.main([*shlex.split(line)[2:], *flags(**small, max_drop_rate=0)])
+    rows = metrics(tmp_path / "run", "loss")
+    assert {number for row in rows for samples in row["samples"] for _, number in samples} == set(range(8))
+
+
+@pytest.mark.parametrize("corners", [True, False])
+def test_boxes_in_a_run_are_read_as_the_entry_says(tmp_path, corners):
+    (tmp_path / "a.png").write_bytes(png())
+    row = {"image": "a.png", "ref": "the block", "bbox": [1, 2, 4, 3]}
+    (tmp_path / "boxes.jsonl").write_text(json.dumps(row) + "\n")
+    entry = {"path": str(tmp_path / "boxes.jsonl"), "boxes": {"corners": corners, "form": "doctags"}}
+    config = TrainConfig(data=[entry], eval_data=[entry], init_from="x", eval_metric="boxes")
+    ((sample,),) = (task.samples for task in scored_tasks(config))
+    assert sample.fields["boxes"] == [(1, 2, 4, 3) if corners else (1, 2, 5, 5)]
+    assert "<loc" in sample.targets[0] or "loc_" in sample.targets[0]
 
 
 def test_a_dataset_by_its_hub_id(base, tmp_path):

@@ -251,7 +251,7 @@ def test_peaks():
 
 # ------------------------------------------------------------------------------------------- the recipes
 def plan_for(*arguments: str):
-    return plan_of(*parse_arguments(list(arguments)))[0]
+    return plan_of(*parse_arguments([*arguments, "--plan"]))[0]
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_the_world_is_the_model_that_comes_with_ocelli():
 
 
 def test_the_plan_of_plain_drawings():
-    config, options = parse_arguments(["--plan-tflops", "0.1"])
+    config, options = parse_arguments(["--plan", "--plan-tflops", "0.1"])
     lines = describe_plan(config, options).splitlines()
     alone = vision_steps(config)
     for name, number in (("all", 3_075_392), ("steps", alone), ("steps", total_steps(config) - alone)):

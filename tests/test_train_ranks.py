@@ -64,6 +64,34 @@ def test_two_ranks(base, parallel, micro):
     same(expected, curve(output))
 
 
+def test_ranks_drop_out_other_inputs(base):
+    """With the same masks on every rank, dropout would be weaker than it is asked to be."""
+    folder, settings, _ = base
+    output = folder / "dropped"
+    more = {"lora_rank": 2, "lora_dropout": 0.5, "steps": 1, "save_every": 1, "output": str(output)}
+    run(2, **(settings | more))
+    saved = torch.load(output / "state" / "step-00000001" / "run.pt", weights_only=True)
+    one, other = (of_rank["torch"] for of_rank in saved["random"])
+    assert not torch.equal(one, other)
+
+
+def test_the_first_rank_opens_the_data_before_the_others(tmp_path, monkeypatch):
+    """What it downloads lies in the cache for them."""
+    order, waited = [], []
+
+    class Pretended(Ranks):
+        def __init__(self, rank: int):
+            self.rank = rank
+
+        def wait(self) -> None:
+            order.append(f"{self.rank} waits")
+
+    for rank in (0, 1):
+        result = Pretended(rank).first_then_others(lambda: order.append(f"{rank} opens") or (rank,))  # noqa: B023
+        waited.append(result)
+    assert order == ["0 opens", "0 waits", "1 waits", "1 opens"] and waited == [(0,), (1,)]
+
+
 def test_two_ranks_then_one(base):
     """A sharded state opens on another number of ranks: same samples, none lost or doubled."""
     folder, settings, expected = base
@@ -198,7 +226,7 @@ def test_the_shapes_world(tmp_path, monkeypatch):
     """Each part of the loss is divided by what all ranks have of it."""
     monkeypatch.setattr(shapes_training, "build_processor", shapes_processor)
     settings = SMALL_SHAPES | {"batch_size": 4, "pictures": 24, "eval_every": 1000, "steps": 0}
-    settings |= {"sequence_length": 256, "lr": 1e-3, "matrix_lr": 1e-3, "vision_matrix_lr": 1e-3}
+    settings |= {"sequence_length": 256, "lr": 1e-3, "vision_matrix_lr": 1e-3}
     for ranks in (1, 2):
         run(ranks, **(settings | {"output": str(tmp_path / str(ranks))}))
     rows = [metrics(tmp_path / ranks) for ranks in "12"]

@@ -158,3 +158,88 @@ def test_numbers_at_their_bounds():
     check_settings(config)
     assert total_steps(config) == 7
     check_settings(TrainConfig(init_from="x", scale_factor=3))  # a checkpoint brings its own sizes
+
+
+BACKBONES = "--data y --vision-from v --text-from t --batch-size 8"
+ROWS = "--data y --init-from x"
+# What each run has in common with all others is left out: these have an effect in some runs only.
+WITHOUT_EFFECT = {
+    "": ["eval_data", "max_tiles", "waiting", "shuffle_buffer", "packing", "max_drop_rate", "longest_edge"],
+    "--init-from x": [
+        *("vision_width", "vision_layers", "vision_heads", "text_width", "text_layers", "text_heads"),
+        *("text_kv_heads", "text_inner", "vocab_size", "tiles_per_side"),
+    ],
+    ROWS: [
+        *("image_size", "patch_size", "scale_factor", "longest_edge", "vision_layers", "text_width"),
+        *("pictures", "vision_pictures", "drawings", "curriculum_pictures", "vision_batch_size"),
+        *("vision_matrix_lr", "dense_weight", "fact_weight", "lora_alpha", "lora_dropout", "lora_targets"),
+        *("eval_pictures", "eval_samples", "eval_questions"),
+    ],
+    f"{ROWS} --no-packing": ["waiting"],
+    f"{ROWS} --eval-data z": ["eval_questions"],
+    BACKBONES: ["image_size", "text_layers", "pictures"],
+    "--muon none": ["matrix_lr"],
+    "--schedule cosine": ["decay_fraction"],
+}
+WITH_EFFECT = {
+    "": ["image_size", "pictures", "vision_width", "eval_questions", "eval_pictures", "matrix_lr"],
+    f"{ROWS} --lora-rank 2": ["lora_alpha", "lora_dropout", "lora_targets"],
+    f"{ROWS} --eval-data z --eval-metric exact_match": ["eval_questions", "eval_pictures", "eval_samples"],
+    ROWS: ["waiting", "max_tiles", "micro_batch_size", "epochs", "decay_fraction"],
+    BACKBONES: ["scale_factor", "longest_edge"],
+}
+CASES = {False: WITHOUT_EFFECT, True: WITH_EFFECT}
+EFFECTS = [(run, name, has) for has, cases in CASES.items() for run, names in cases.items() for name in names]
+
+
+def default_of(name: str) -> str | bool | int | float:
+    (item,) = (item for item in dataclasses.fields(TrainConfig) if item.name == name)
+    return item.default
+
+
+@pytest.mark.parametrize(("run", "name", "has"), EFFECTS, ids=str)
+def test_a_flag_that_has_no_effect_is_refused(run, name, has, capsys):
+    """By its name, also with the value that it has anyway: somebody expects something of it."""
+    value = default_of(name) or {"eval_data": "z", "lora_dropout": 0.1}.get(name, 1)
+    given = [*run.split(), flag(name), *([] if value is True else [str(value)])]
+    if has:
+        parse(*given, check=check_settings)
+    else:
+        assert f"{flag(name)}: has no effect" in refusal(capsys, given)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "named"),
+    [
+        ("init_from: x\ndata: y\ntext_layers: 9", "", "text_layers"),
+        ("lora_alpha: 8\ninit_from: x\ndata: y", "", "lora_alpha"),
+        ("text_layers: 9", "--init-from x --data y", ""),  # of the model that the flags replace
+        ("waiting: 7", "--init-from x --data y", ""),
+        ("lora_rank: 2\nlora_alpha: 8\ninit_from: x\ndata: y", "--lora-rank 0", ""),
+        ("text_layers: 4\ninit_from: x\ndata: y", "", ""),  # its default
+        ("waiting: 7\ndata: y", "", "--init-from"),
+    ],
+)
+def test_a_key_of_a_recipe_that_has_no_effect_is_refused(recipe, given, named, tmp_path, capsys):
+    """Unless a flag made it so."""
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    arguments = [str(tmp_path / "recipe.yaml"), *given.split()]
+    if named:
+        assert named in refusal(capsys, arguments)
+    else:
+        parse(*arguments)
+
+
+@pytest.mark.parametrize(
+    "given", ["--no-packing", "--lora-dropout 0", "--init-from x --data y --eval-samples 0"]
+)
+def test_what_turns_something_off_is_never_refused(given):
+    parse(*given.split(), check=check_settings)
+
+
+def test_plans_alone_have_the_flags_of_plans(capsys):
+    for item in dataclasses.fields(PlanOptions):
+        if item.name != "plan":
+            given = [flag(item.name), str(item.default)]
+            assert flag(item.name) in refusal(capsys, given)
+            assert parse("--plan", *given)

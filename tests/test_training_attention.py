@@ -35,6 +35,17 @@ def test_as_torchs_own(heads, kv_heads, masked, rows_at_once, monkeypatch):
     torch.testing.assert_close(*(torch.autograd.grad(out, (q, k, v), gradient) for out in (ours, expected)))
 
 
+def test_arguments_may_be_named_and_what_is_not_computed_is_left_to_torch():
+    q, k, v, mask, _ = made(4, 2, True, torch.bfloat16)
+    with AttentionOnCPU():
+        plain = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+        named = F.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=mask, enable_gqa=True)
+        scaled = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.01, enable_gqa=True)
+    assert torch.equal(plain, named) and "KeptProbabilities" in type(named.grad_fn).__name__
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.01, enable_gqa=True)
+    assert torch.equal(scaled, expected) and not torch.equal(scaled, plain)
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_taken_in_bfloat16_alone(autocast):
     """Under autocast, too, whose dtype decides; and never for a causal pass or without gradients."""

@@ -89,12 +89,29 @@ class AttentionOnCPU(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention and torch.is_grad_enabled():
-            q, k, v = args
-            if torch.is_autocast_enabled(q.device.type):
-                q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in args)
-            mask, size = kwargs.get("attn_mask"), q.numel() // q.shape[-1] * k.shape[2] * q.element_size()
-            faster = q.device.type == "cpu" and q.dtype == torch.bfloat16 and size <= MOST_KEPT
-            additive = mask is None or (mask.is_floating_point() and mask.shape[:2] == (len(q), 1))
-            if faster and additive and not kwargs.get("is_causal"):
-                return KeptProbabilities.apply(q, k, v, mask)
+            result = _kept(*args, **kwargs)
+            if result is not None:
+                return result
         return function(*args, **kwargs)
+
+
+def _kept(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    """Attention by `KeptProbabilities`, with the arguments of PyTorch's; None where that is not faster."""
+    q, k, v, mask = query, key, value, attn_mask
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    size = q.numel() // q.shape[-1] * k.shape[2] * q.element_size()
+    faster = q.device.type == "cpu" and q.dtype == torch.bfloat16 and size <= MOST_KEPT
+    additive = mask is None or (mask.is_floating_point() and mask.shape[:2] == (len(q), 1))
+    if not (faster and additive) or is_causal or dropout_p or scale is not None:
+        return None
+    return KeptProbabilities.apply(q, k, v, mask)

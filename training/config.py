@@ -11,11 +11,11 @@ import math
 import os
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -34,9 +34,36 @@ _MANY = 10**9
 _BELOW_1 = 1 - 1e-9
 
 
-def _field(default, help_text: str, *allowed) -> Any:
+class Scope(NamedTuple):
+    """In which runs a setting has an effect, and what those need, in words."""
+
+    holds: Callable[[TrainConfig], bool]
+    needs: str
+
+
+ALWAYS = Scope(lambda config: True, "")
+OF_SHAPES = Scope(lambda config: config.is_shapes, "--data shapes")
+OF_ROWS = Scope(lambda config: not config.is_shapes, "--data with rows")
+OF_PACKING = Scope(lambda config: not config.is_shapes and config.packing, "--data with rows, and --packing")
+# A checkpoint and backbones bring their own sizes.
+FROM_SCRATCH = Scope(
+    lambda config: config.is_shapes and not config.init_from, "--data shapes without --init-from"
+)
+FROM_BACKBONES = Scope(lambda config: bool(config.vision_from), "--vision-from and --text-from")
+OF_PROJECTOR = Scope(
+    lambda config: config.is_shapes or bool(config.vision_from),
+    "--data shapes, or --vision-from and --text-from",
+)
+OF_LORA = Scope(lambda config: config.lora_rank > 0, "--lora-rank")
+OF_MUON = Scope(lambda config: config.muon != "none", "--muon all or language")
+OF_WSD = Scope(lambda config: config.schedule == "wsd", "--schedule wsd")
+OF_HELD_OUT = Scope(lambda config: config.is_shapes or bool(config.eval_data), "--eval-data")
+OF_SCORES = Scope(lambda config: config.is_shapes or bool(config.eval_metric), "--eval-metric")
+
+
+def _field(default, help_text: str, *allowed, scope: Scope = ALWAYS) -> Any:
     """A setting and its help text, with a number's least and most value or the words that a text may be."""
-    return field(default=default, metadata={"help": help_text, "allowed": allowed})
+    return field(default=default, metadata={"help": help_text, "allowed": allowed, "scope": scope})
 
 
 @dataclass(frozen=True)
@@ -68,40 +95,70 @@ class TrainConfig:
 
     # data
     data: Data = _field(SHAPES, "shapes (drawn), or rows: a file, folder, Hub id, list of datasets")  # noqa: RUF009
-    eval_data: Data = _field("", "held-out rows, like --data; shapes has its own")  # noqa: RUF009
+    eval_data: Data = _field("", "held-out rows, like --data; shapes has its own", scope=OF_ROWS)  # noqa: RUF009
     batch_size: int = _field(16, "rows (for shapes: images) per step, over all ranks", 1, 65_536)
-    micro_batch_size: int = _field(0, "rows that a rank computes at a time; 0: its whole share", 0, 65_536)
+    micro_batch_size: int = _field(
+        0, "rows that a rank computes at a time; 0: its whole share", 0, 65_536, scope=OF_ROWS
+    )
     sequence_length: int = _field(256, "positions per row", 1, 1_048_576)
-    max_tiles: int = _field(0, "maximum number of tiles per row; 0: as many as fit", 0, 65_536)
-    packing: bool = _field(True, "pack several samples into a row, each blind to the others; else pad rows")
-    waiting: int = _field(64, "samples to choose from when a row is packed, per shard of the data", 1, 16_384)
-    shuffle_buffer: int = _field(256, "rows of a streaming dataset to shuffle together", 1, 1_048_576)
-    max_drop_rate: float = _field(0.05, "share of unusable rows above which the run stops", 0, 1)
+    max_tiles: int = _field(0, "maximum number of tiles per row; 0: as many as fit", 0, 65_536, scope=OF_ROWS)
+    packing: bool = _field(
+        True, "pack several samples into a row, each blind to the others; else pad rows", scope=OF_ROWS
+    )
+    waiting: int = _field(
+        64, "samples to choose from when a row is packed, per shard of the data", 1, 16_384, scope=OF_PACKING
+    )
+    shuffle_buffer: int = _field(
+        256, "rows of a streaming dataset to shuffle together", 1, 1_048_576, scope=OF_ROWS
+    )
+    max_drop_rate: float = _field(
+        0.05, "share of unusable rows above which the run stops", 0, 1, scope=OF_ROWS
+    )
 
     # length of the run: in steps or epochs, for shapes in images
     steps: int = _field(0, "number of optimizer steps; 0: as many as the epochs hold", 0, _MANY)
-    epochs: int = _field(0, "passes over the data; 0: no limit with --steps, else one", 0, _MANY)
-    pictures: int = _field(144_000, "shapes: images to train on, in all; 0: use --steps", 0, _MANY)
-    vision_pictures: int = _field(64_000, "shapes: how many of these train the vision tower alone", 0, _MANY)
-    drawings: str = _field("plain", "shapes: in one look, or as strangers draw", "plain", "any")
-    curriculum_pictures: int = _field(25_000, "shapes: images of a stage until scenes are hardest", 0, _MANY)
-    vision_batch_size: int = _field(64, "shapes: images per step of the vision tower alone", 1, 65_536)
+    epochs: int = _field(
+        0, "passes over the data; 0: no limit with --steps, else one", 0, _MANY, scope=OF_ROWS
+    )
+    pictures: int = _field(
+        144_000, "shapes: images to train on, in all; 0: use --steps", 0, _MANY, scope=OF_SHAPES
+    )
+    vision_pictures: int = _field(
+        64_000, "shapes: how many of these train the vision tower alone", 0, _MANY, scope=OF_SHAPES
+    )
+    drawings: str = _field(
+        "plain", "shapes: in one look, or as strangers draw", "plain", "any", scope=OF_SHAPES
+    )
+    curriculum_pictures: int = _field(
+        25_000, "shapes: images of a stage until scenes are hardest", 0, _MANY, scope=OF_SHAPES
+    )
+    vision_batch_size: int = _field(
+        64, "shapes: images per step of the vision tower alone", 1, 65_536, scope=OF_SHAPES
+    )
 
     # optimisation
     lr: float = _field(2e-3, "peak AdamW learning rate of the language model; 0 freezes it", 0, 100)
     vision_lr: float = _field(-1.0, "the same for the vision tower; 0 freezes it, -1: as --lr", -1, 100)
     projector_lr: float = _field(-1.0, "the same for the projector; 0 freezes it, -1: as --lr", -1, 100)
     muon: str = _field("all", "matrices of blocks and projector that Muon updates", "all", "language", "none")
-    matrix_lr: float = _field(3e-3, "peak learning rate of Muon", 0, 100)
-    vision_matrix_lr: float = _field(1e-2, "shapes: the same for the vision tower alone", 0, 100)
+    matrix_lr: float = _field(3e-3, "peak learning rate of Muon", 0, 100, scope=OF_MUON)
+    vision_matrix_lr: float = _field(
+        1e-2, "shapes: the same for the vision tower alone", 0, 100, scope=OF_SHAPES
+    )
     weight_decay: float = _field(0.1, "decoupled weight decay of matrices (not of norms, biases)", 0, 100)
     beta2: float = _field(0.98, "AdamW's decay of the second moment", 0, _BELOW_1)
     warmup_steps: int = _field(100, "steps of linear warm-up, at most half of a stage", 0, _MANY)
     schedule: str = _field("wsd", "learning rate over time; cosine has no plateau", "wsd", "cosine")
-    decay_fraction: float = _field(0.35, "wsd: last share of the run, in which the rate decays", 1e-9, 1)
+    decay_fraction: float = _field(
+        0.35, "wsd: last share of the run, in which the rate decays", 1e-9, 1, scope=OF_WSD
+    )
     lr_floor: float = _field(0.0, "share of its peak at which every rate ends", 0, 1)
-    dense_weight: float = _field(0.3, "shapes: weight of the dense vision loss in the second stage", 0, 1_000)
-    fact_weight: float = _field(0.5, "shapes: weight of the losses on what nouns mean", 0, 1_000)
+    dense_weight: float = _field(
+        0.3, "shapes: weight of the dense vision loss in the second stage", 0, 1_000, scope=OF_SHAPES
+    )
+    fact_weight: float = _field(
+        0.5, "shapes: weight of the losses on what nouns mean", 0, 1_000, scope=OF_SHAPES
+    )
     grad_clip: float = _field(1.0, "maximum gradient norm; 0: no clipping", 0, math.inf)
     max_skipped: int = _field(0, "steps with a non-finite gradient to skip before the run stops", 0, _MANY)
     ema: float = _field(
@@ -110,10 +167,12 @@ class TrainConfig:
 
     # low-rank adapters, through peft
     lora_rank: int = _field(0, "rank of LoRA adapters, trained in place of the weights; 0: none", 0, 1_024)
-    lora_alpha: float = _field(16.0, "LoRA: adapters are scaled by alpha / rank", 1e-6, 1e6)
-    lora_dropout: float = _field(0.0, "LoRA: dropout on the adapters' input", 0, _BELOW_1)
+    lora_alpha: float = _field(16.0, "LoRA: adapters are scaled by alpha / rank", 1e-6, 1e6, scope=OF_LORA)
+    lora_dropout: float = _field(0.0, "LoRA: dropout on the adapters' input", 0, _BELOW_1, scope=OF_LORA)
     lora_targets: str = _field(
-        "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj", "LoRA: layers of the language model"
+        "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
+        "LoRA: layers of the language model",
+        scope=OF_LORA,
     )
 
     # the machine
@@ -127,30 +186,44 @@ class TrainConfig:
     async_save: bool = _field(False, "under torchrun: write the training state in the background")
 
     # the network, where it starts from scratch
-    vision_width: int = _field(128, "vision tower: hidden size", 1, 2_048)
-    vision_layers: int = _field(6, "vision tower: blocks", 1, 64)
-    vision_heads: int = _field(4, "vision tower: heads", 1, 128)
-    image_size: int = _field(64, "vision tower: pixels per side", 1, 512)
-    patch_size: int = _field(8, "vision tower: pixels per side of a patch", 1, 512)
-    tiles_per_side: int = _field(1, "shapes: tiles of an image's longer side; 1: not split", 1, 6)
-    scale_factor: int = _field(1, "pixel shuffle: patches per side that become one token", 1, 64)
-    text_width: int = _field(192, "language model: hidden size", 1, 2_048)
-    text_layers: int = _field(4, "language model: blocks", 1, 64)
-    text_heads: int = _field(6, "language model: query heads", 1, 128)
-    text_kv_heads: int = _field(2, "language model: key and value heads", 1, 128)
-    text_inner: int = _field(512, "language model: SwiGLU width", 1, 8_192)
+    vision_width: int = _field(128, "vision tower: hidden size", 1, 2_048, scope=FROM_SCRATCH)
+    vision_layers: int = _field(6, "vision tower: blocks", 1, 64, scope=FROM_SCRATCH)
+    vision_heads: int = _field(4, "vision tower: heads", 1, 128, scope=FROM_SCRATCH)
+    image_size: int = _field(64, "vision tower: pixels per side", 1, 512, scope=OF_SHAPES)
+    patch_size: int = _field(8, "vision tower: pixels per side of a patch", 1, 512, scope=OF_SHAPES)
+    tiles_per_side: int = _field(
+        1, "shapes: tiles of an image's longer side; 1: not split", 1, 6, scope=FROM_SCRATCH
+    )
+    scale_factor: int = _field(
+        1, "pixel shuffle: patches per side that become one token", 1, 64, scope=OF_PROJECTOR
+    )
+    text_width: int = _field(192, "language model: hidden size", 1, 2_048, scope=FROM_SCRATCH)
+    text_layers: int = _field(4, "language model: blocks", 1, 64, scope=FROM_SCRATCH)
+    text_heads: int = _field(6, "language model: query heads", 1, 128, scope=FROM_SCRATCH)
+    text_kv_heads: int = _field(2, "language model: key and value heads", 1, 128, scope=FROM_SCRATCH)
+    text_inner: int = _field(512, "language model: SwiGLU width", 1, 8_192, scope=FROM_SCRATCH)
     # The least is 256 bytes and the special tokens.
-    vocab_size: int = _field(1024, "tokenizer: maximum vocabulary, with special tokens", 299, 65_536)
-    longest_edge: int = _field(0, "from backbones: pixels of an image's longer side; 0: one tile", 0, 4_096)
+    vocab_size: int = _field(
+        1024, "tokenizer: maximum vocabulary, with special tokens", 299, 65_536, scope=FROM_SCRATCH
+    )
+    longest_edge: int = _field(
+        0, "from backbones: pixels of an image's longer side; 0: one tile", 0, 4_096, scope=FROM_BACKBONES
+    )
 
     # watching it
     log_every: int = _field(20, "steps between lines of metrics.jsonl", 1, _MANY)
     log_samples: bool = _field(False, "name each step's samples in metrics.jsonl")
     eval_every: int = _field(500, "steps between evaluations on held-out data", 1, _MANY)
-    eval_pictures: int = _field(512, "held-out rows (or images) for the loss of an evaluation", 0, 1_000_000)
-    eval_questions: int = _field(200, "held-out questions to answer and score in an evaluation", 0, _MANY)
+    eval_pictures: int = _field(
+        512, "held-out rows (or images) for the loss of an evaluation", 0, 1_000_000, scope=OF_HELD_OUT
+    )
+    eval_questions: int = _field(
+        200, "held-out questions to answer and score in an evaluation", 0, _MANY, scope=OF_SCORES
+    )
     eval_metric: str = _field("", "metric for answers to held-out rows; under fsdp, each rank holds a model")
-    eval_samples: int = _field(4, "held-out questions whose answers are kept, in samples/", 0, 1_000)
+    eval_samples: int = _field(
+        4, "held-out questions whose answers are kept, in samples/", 0, 1_000, scope=OF_HELD_OUT
+    )
     save_every: int = _field(500, "steps between checkpoints", 1, _MANY)
     keep: int = _field(2, "number of training states to keep, in case the newest is broken", 1, _MANY)
     keep_best: bool = _field(True, "keep the model with the best evaluation, in best/")
@@ -299,9 +372,38 @@ def parse_arguments(
         config = TrainConfig(**settings)
         if check is not None:
             check(config)
+        of_plan = [name for name in vars(given) if name.startswith("plan")]
+        if of_plan and not plan.plan:
+            raise ValueError(f"{flag(of_plan[0])}: has no effect without --plan; leave it out, or set --plan")
+        check_effects(config, vars(given).keys() - of_plan, recipe)
         return config, plan
     except ValueError as error:
         leave(error)
+
+
+def check_effects(config: TrainConfig, given: Iterable[str], recipe: Path) -> None:
+    """Raises ValueError for a flag that is `given`, or a key of the recipe, that has no effect in this run.
+
+    What turns something off passes. A key may have its effect with the flags or without them, and a run.yaml,
+    which holds every setting, passes.
+    """
+    for name in given:
+        if getattr(config, name):
+            _check_effect(name, flag(name), config)
+    written = read_recipe(recipe) if recipe.name != RUN_FILE else {}
+    try:
+        alone = TrainConfig(**written)
+    except ValueError:  # it is whole only with flags
+        return
+    for name, value in written.items():
+        if value and value != _FIELDS[name].default:
+            _check_effect(name, f"recipe {recipe}: {name}", config, alone)
+
+
+def _check_effect(name: str, where: str, *runs: TrainConfig) -> None:
+    scope: Scope = _FIELDS[name].metadata["scope"]
+    if not any(map(scope.holds, runs)):
+        raise ValueError(f"{where}: has no effect in this run, it needs {scope.needs}; leave it out")
 
 
 def parse_command(

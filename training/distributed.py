@@ -13,9 +13,10 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,10 @@ from data.errors import one_line
 from models.vision_language_model import VisionLanguageModel, prepare_device
 from training.config import TrainConfig
 
+T = TypeVar("T")
+
 _FAILED_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re.IGNORECASE)
+_LONGEST_DOWNLOAD = timedelta(days=30)
 _FOUND_OUT_SECONDS = 5.0  # in which torchrun sees which rank ended first
 
 
@@ -82,6 +86,23 @@ class Ranks:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
+
+    def first_then_others(self, act: Callable[[], T]) -> T:
+        """What `act` returns on this rank. The first rank does it first: what it downloads lies in the cache
+        for the others, and the Hub is not asked by all at once."""
+        if self.is_first:
+            result = act()
+            self.wait()
+            return result
+        self.wait()
+        return act()
+
+    def wait(self) -> None:
+        """Until all ranks are here, however long one of them downloads; exchanges wait for half an hour."""
+        if self.together:
+            group = dist.new_group(backend="gloo", timeout=_LONGEST_DOWNLOAD)
+            dist.barrier(group)
+            dist.destroy_process_group(group)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,10 @@ from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks, whole
 from training.lora import merged, save_adapter
+from training.state import FOLDER
 from training.task import Task
+
+PUSHED = "pushed.json"  # beside the training state: what was uploaded where
 
 
 def whole_tensors(
@@ -85,8 +90,17 @@ def run_card(task: Task, config: TrainConfig, step: int, scores: dict[str, float
     )
 
 
-def push(config: TrainConfig) -> None:
-    """Upload what was written; it stays in the output folder if this fails."""
+def push(config: TrainConfig, step: int) -> None:
+    """Upload what was written after `step` steps, unless that was done before; it stays in the output folder
+    if this fails, and the same command tries again."""
+    note = Path(config.output) / FOLDER / PUSHED
+    this = json.dumps({"repository": config.push_to_hub, "step": step})
+    with suppress(OSError):
+        if note.read_text(encoding="utf-8") == this:
+            print(f"{config.push_to_hub} has this model already; nothing was uploaded")
+            return
     model = VisionLanguageModel.from_pretrained(config.output, dtype="stored")
     processor = Processor.from_pretrained(config.output, config=model.config)
     print(model.push_to_hub(config.push_to_hub, processor))
+    with suppress(OSError):
+        note.write_text(this, encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from training.config import TrainConfig
 from training.flops import peak_flops, training_flops, what_learns
 from training.task import Answered, Task
 
-METRICS = "metrics.jsonl"
+METRICS, RUN_ID = "metrics.jsonl", "wandb-run-id"
 SAMPLES, ANSWERS = "samples", "answers.jsonl"
 PROJECT = "ocelli"  # in trackers
 _LONGEST = 512  # pixels of the longer side of an image that is kept
@@ -56,7 +57,7 @@ class Metrics:
 
     def __init__(self, config: TrainConfig, steps: int, first: int, active: bool):
         self.path, self.active = Path(config.output) / METRICS, active
-        self.tracker: _Wandb | _TensorBoard | None = open_tracker(config) if active else None
+        self.tracker: _Wandb | _TensorBoard | None = open_tracker(config, first > 0) if active else None
         self.bar = tqdm(
             total=steps, initial=first, unit="step", smoothing=0.02, mininterval=2, disable=not active
         )
@@ -186,11 +187,13 @@ def small(image: Image.Image) -> Image.Image:
 class _Wandb:
     """wandb, or trackio, which has its calls."""
 
-    def __init__(self, config: TrainConfig):
+    def __init__(self, config: TrainConfig, resumed: bool):
         self.module, run = importlib.import_module(config.tracker), Path(config.output).name
-        # A resumed run is the same run in trackio; in wandb it is one of a group.
+        # A resumed run is the same run: trackio knows it by its name, wandb by an id of ours.
         resume = "allow" if config.resume else "never"
-        more = {"resume": resume} if config.tracker == "trackio" else {"group": run}
+        more = {"resume": resume}
+        if config.tracker == "wandb":
+            more["id"] = _run_id(Path(config.output), resumed)
         self.module.init(project=PROJECT, name=run, config=asdict(config), **more)
         self.close = self.module.finish
 
@@ -205,6 +208,20 @@ class _Wandb:
         }
         if shown:
             self.module.log(shown, step=step)
+
+
+def _run_id(output: Path, resumed: bool) -> str:
+    """The id that a run has in wandb, kept in its output folder. One that starts anew gets a new one."""
+    path, known = output / RUN_ID, ""
+    if resumed:
+        with suppress(OSError):
+            known = path.read_text(encoding="utf-8").strip()
+    if not known:
+        known = secrets.token_hex(4)
+        with suppress(OSError):  # a run that resumes is then another one in wandb
+            output.mkdir(parents=True, exist_ok=True)
+            path.write_text(known + "\n", encoding="utf-8")
+    return known
 
 
 class _TensorBoard:
@@ -224,12 +241,12 @@ class _TensorBoard:
             self.writer.add_text(f"sample_{number}", one.caption, step)
 
 
-def open_tracker(config: TrainConfig) -> _Wandb | _TensorBoard | None:
-    """The tracker of a run, if any; ValueError if it is not installed or refuses to start."""
+def open_tracker(config: TrainConfig, resumed: bool = False) -> _Wandb | _TensorBoard | None:
+    """The tracker of a run, which may be `resumed`, if any; ValueError if it is not installed or refuses."""
     if config.tracker == "none":
         return None
     try:
-        return _TensorBoard(config) if config.tracker == "tensorboard" else _Wandb(config)
+        return _TensorBoard(config) if config.tracker == "tensorboard" else _Wandb(config, resumed)
     except Exception as error:  # trackers raise anything when they want a login or a network
         reason = one_line(error, 200)
         if isinstance(error, ImportError):

@@ -14,11 +14,11 @@ from transformers import AutoTokenizer
 
 from data.errors import BadRow, DatasetError, ImageError
 from data.images import load_image
-from data.loader import DropCount, Loader, LoaderConfig, merge_states, steps_per_run
+from data.loader import DropCount, Loader, LoaderConfig, counts_exactly, merge_states, steps_per_run
 from data.order import ShardReader
 from data.packing import Batch, segment_mask
 from data.processor import Processor, make_processor
-from data.sources import open_datasets
+from data.sources import Mixture, open_datasets
 from data.tokenizer import SPECIAL_TOKENS
 from models.checkpoints.hub import locate, snapshot
 from models.checkpoints.idefics3 import check_expressible
@@ -77,13 +77,18 @@ class RowsLoss(nn.Module):
         return summed_cross_entropy(hidden, targets, language_model.lm_head), {}
 
 
+def _open(config: TrainConfig) -> tuple[Mixture, Mixture | None]:
+    """The rows to train on, and the held-out ones, if any."""
+    rows = open_datasets(dataset_entries(config.data))
+    return rows, open_datasets(dataset_entries(config.eval_data)) if config.eval_data else None
+
+
 class RowsTask(Task):
     """See `training.task.Task`."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
         super().__init__(config, ranks)
-        self.mixture = open_datasets(dataset_entries(config.data))
-        self.held_out = open_datasets(dataset_entries(config.eval_data)) if config.eval_data else None
+        self.mixture, self.held_out = ranks.first_then_others(lambda: _open(config))
         self.model, self.processor = open_model(config, ranks.device)
         check_expressible(self.model.config)  # what cannot be saved is not trained
         self.check_context()
@@ -102,14 +107,24 @@ class RowsTask(Task):
             workers=config.workers,
             max_drop_rate=config.max_drop_rate,
         )
+        self.steps = config.steps or self._steps_of_epochs()
         self.loader = Loader(self.mixture, self.processor, self.loader_config, ranks.rank, ranks.world_size)
         self._before = self.loader.state  # where the latest step's batches begin
-        self.steps = config.steps or steps_per_run(self.mixture, self.processor, self.loader_config)
         rates = config.rates
         trains = not config.lora_rank and (rates["vision_model"] > 0 or rates["projector"] > 0)
         self.module = RowsLoss(self.model, blank=trains or config.parallel == "fsdp")
         starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
         self.summary = f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
+
+    def _steps_of_epochs(self) -> int:
+        """The first rank counts. Where it cannot count all rows, the run has the estimated number of steps,
+        whatever the data hold: the learning rates then end where the schedule has them end."""
+        config, ranks = self.loader_config, self.ranks
+        self.is_estimate = not counts_exactly(self.mixture, config)
+        if self.is_estimate:
+            self.loader_config = replace(config, endless=True)
+        counted = steps_per_run(self.mixture, self.processor, config) if ranks.is_first else 0
+        return ranks.gather(counted)[0]
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:
@@ -178,7 +193,7 @@ class RowsTask(Task):
         if self.held_out is None or not self.config.eval_pictures:
             return {}
         self.model.eval()
-        config = replace(self.loader_config, epochs=1, workers=0, seed=0)
+        config = replace(self.loader_config, epochs=1, endless=False, seed=0)
         loader = Loader(self.held_out, self.processor, config, self.ranks.rank, self.ranks.world_size)
         batches, losses, tokens = grouped(loader), [], 0.0
         for _ in range(math.ceil(self.config.eval_pictures / self.config.batch_size)):

@@ -56,7 +56,7 @@ class Task:
 
     module: everything that trains, the model as its `model`; `module(**inputs(batch, step))` returns (summed
         loss, what to log).
-    steps: length of the run.
+    steps: length of the run; `is_estimate` says that it is about what was asked for.
     second_stage: the step at which a stage with new gradients begins and the rate warms up again; 0: none.
     best_by: the score that picks the best evaluation, and whether more of it is better.
     summary: a sentence for the model card; license: of the weights, if the data decides it.
@@ -67,6 +67,7 @@ class Task:
     module: nn.Module
     steps: int
     summary: str
+    is_estimate = False
     second_stage = 0
     best_by = ("eval_loss", False)
     license: str | None = None
