@@ -66,6 +66,10 @@ SHAPES = {
         image_token_id=49_151,
         tie_word_embeddings=True,
     ),
+    # checkpoints/ocelli-shapes
+    "ocelli-shapes": VLMConfig(
+        _vision(160, 640, 6, 5, 128, 8), _text(1556, 224, 576, 6, 7, 1, max_position_embeddings=2048), 2, 5
+    ),
     "tiny": VLMConfig(
         _vision(32, 64, 1, 2, 32, 8), _text(320, 64, 96, 2, 4, 2, max_position_embeddings=512), 2, 319
     ),

@@ -20,6 +20,7 @@ from benchmarks import (
     decode,
     first_token,
     gpu,
+    load,
     lookup,
     peers,
     photograph,
@@ -65,6 +66,26 @@ def run(local, capsys):
         return json.loads(out.splitlines()[-1]) | {"printed": out}
 
     return run
+
+
+def test_load(run):
+    systems = ("ours-fast", "ours-never-loaded", "transformers")
+    arguments = ("--systems", ",".join(systems), "--precisions", "float32", "--tokens", "2", "--quotas", "")
+    result = run(load, *arguments)
+    rows = {(row["system"], row["condition"]): row for row in result["rows"]}
+    assert set(rows) == {
+        (system, condition)
+        for system in systems
+        for condition in load.CONDITIONS
+        if (system, condition) != ("ours-never-loaded", "busy")
+    }
+    speeds = {key: row["decode_tokens_per_second"] for key, row in rows.items()}
+    loaded = rows["ours-fast", "quiet again"]
+    for peer in ("never_loaded", "transformers"):
+        other = peer.replace("never", "ours-never").replace("_", "-")
+        expected = speeds["ours-fast", "quiet again"] / speeds[other, "quiet again"]
+        assert loaded[f"over_{peer}"] == pytest.approx(expected)
+    assert loaded["over_llama"] is None and loaded["first_token_seconds"] > 0
 
 
 def test_decode(run):
