@@ -14,6 +14,8 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
+from operator import add
 
 import torch
 from torch import Tensor, nn
@@ -100,10 +102,23 @@ class _Model(ctypes.Structure):
 class _Tokens(ctypes.Structure):
     _fields_ = (
         ("count", _LONG),
-        *((name, _POINTER) for name in ("id", "embedding", "row", "position")),
+        ("id", ctypes.POINTER(_LONG)),
+        ("embedding", _POINTER),
+        *((name, ctypes.POINTER(_LONG)) for name in ("row", "position")),
         ("outputs", _LONG),
-        ("output", _POINTER),
+        ("output", ctypes.POINTER(_LONG)),
     )
+
+
+def _longs(numbers: Sequence[int]) -> ctypes.Array:
+    return (_LONG * len(numbers))(*numbers)
+
+
+def _starts(start_pos: int | Tensor, rows: int) -> list[int]:
+    """Where each row's tokens begin."""
+    if isinstance(start_pos, int):
+        return [start_pos] * rows
+    return start_pos.expand(rows).tolist()
 
 
 def _declare(opened: ctypes.CDLL) -> None:
@@ -192,11 +207,12 @@ class NativeStep:
     def chunk(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, T) token ids -> (B, T, V) float32 logits; the cache gains T positions in each row."""
         batch, length = token_ids.shape
-        rows = torch.arange(batch).repeat_interleave(length)
-        positions = torch.as_tensor(start_pos).view(-1, 1).expand(batch, 1) + torch.arange(length)
+        ids = token_ids.reshape(-1).tolist()
+        if min(ids) < 0 or max(ids) >= self._vocab:
+            raise ValueError(f"token_ids: expected 0 to {self._vocab - 1}, got {min(ids)} to {max(ids)}")
         logits = torch.empty(batch * length, self._vocab)
-        wanted = torch.arange(batch * length)
-        self._run(token_ids.reshape(-1), rows, positions.reshape(-1), wanted, kv_cache, logits)
+        lengths, wanted = [length] * batch, range(batch * length)
+        self._run(ids, lengths, _starts(start_pos, batch), wanted, kv_cache, logits)
         return logits.view(batch, length, self._vocab)
 
     def prefill(
@@ -209,62 +225,55 @@ class NativeStep:
             raise ValueError(
                 f"lengths: expected 1 to {embeddings.shape[1]} for each row, got {list(lengths)}"
             )
-        starts = torch.as_tensor(start_pos).expand(len(lengths)).tolist()
-        rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-        steps = torch.cat([torch.arange(length) for length in lengths])
-        positions = torch.tensor(starts)[rows] + steps
+        if embeddings.shape[2] != self._description.width:
+            raise ValueError(
+                f"embeddings: expected width {self._description.width}, got {embeddings.shape[2]}"
+            )
+        x = torch.cat([row[:length] for row, length in zip(embeddings.float(), lengths)])  # (tokens, D)
         logits = torch.empty(len(lengths), self._vocab)
-        x = embeddings.float()[rows, steps]  # (tokens, D): a copy, which is contiguous
-        self._run(x, rows, positions, torch.tensor(lengths).cumsum(0) - 1, kv_cache, logits)
+        wanted = [end - 1 for end in accumulate(lengths)]
+        self._run(x.contiguous(), lengths, _starts(start_pos, len(lengths)), wanted, kv_cache, logits)
         return logits
 
     def _run(
         self,
-        tokens: Tensor,
-        rows: Tensor,
-        positions: Tensor,
-        wanted: Tensor,
+        tokens: list[int] | Tensor,
+        lengths: Sequence[int],
+        starts: list[int],
+        wanted: Sequence[int],
         kv_cache: KVCache,
         logits: Tensor,
     ) -> None:
-        """Tokens, ids (T,) or embeddings (T, D), of the cache's rows (T,) at positions (T,); the logits of
-        those `wanted` (n,) go to logits (n, V)."""
+        """Tokens, T ids or embeddings (T, D): of each of the cache's rows so many, from a position on. The
+        logits of those `wanted`, in order, go to logits (n, V). Lists, because a tensor's every operation
+        takes as long as a small model's layer."""
         key = kv_cache[0]["key"]
         capacity, head_stride = key.shape[2], key.stride(1) // key.shape[3]
         # C reads and writes where it is told to.
-        if (last := int(positions.max())) >= capacity:
+        if (last := max(map(add, starts, lengths)) - 1) >= capacity:
             raise ValueError(f"kv_cache: expected room for position {last}, got {capacity} positions")
-        if (lowest := int(positions.min())) < 0:
-            raise ValueError(f"start_pos: expected 0 or more, got {lowest}")
-        if int(rows.max()) >= len(key):
-            raise ValueError(f"kv_cache: expected {int(rows.max()) + 1} rows, got {len(key)}")
-        if tokens.is_floating_point():
-            if tokens.shape[1] != self._description.width:
-                raise ValueError(
-                    f"embeddings: expected width {self._description.width}, got {tokens.shape[1]}"
-                )
-        elif int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab:
-            low, high = int(tokens.min()), int(tokens.max())
-            raise ValueError(f"token_ids: expected 0 to {self._vocab - 1}, got {low} to {high}")
+        if min(starts) < 0:
+            raise ValueError(f"start_pos: expected 0 or more, got {min(starts)}")
+        if len(lengths) > len(key):
+            raise ValueError(f"kv_cache: expected {len(lengths)} rows, got {len(key)}")
         library = load_step(self._weight_bits, BITS[key.dtype])
-        tokens = (tokens if tokens.is_floating_point() else tokens.long()).contiguous()
-        positions = positions.long().contiguous()
-        kind = "embedding" if tokens.is_floating_point() else "id"
+        rows = [row for row, length in enumerate(lengths) for _ in range(length)]
+        positions = [start + step for start, length in zip(starts, lengths) for step in range(length)]
         with self._turns:
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
                 slot.key, slot.value = layer["key"].data_ptr(), layer["value"].data_ptr()
             done = 0  # logits so far
-            for first in range(0, len(tokens), MOST_TOKENS):
-                end = min(first + MOST_TOKENS, len(tokens))
-                here = wanted[(wanted >= first) & (wanted < end)] - first
+            for first in range(0, len(rows), MOST_TOKENS):
+                end = min(first + MOST_TOKENS, len(rows))
+                here = [token - first for token in wanted if first <= token < end]
+                given, kind = tokens[first:end], "embedding" if isinstance(tokens, Tensor) else "id"
+                integers = {"row": rows[first:end], "position": positions[first:end], "output": here}
                 part = _Tokens(
                     count=end - first,
-                    row=rows[first:].data_ptr(),
-                    position=positions[first:].data_ptr(),
                     outputs=len(here),
-                    output=here.data_ptr(),
-                    **{kind: tokens[first:].data_ptr()},
+                    **{name: _longs(numbers) for name, numbers in integers.items()},
+                    **{kind: given.data_ptr() if isinstance(given, Tensor) else _longs(given)},
                 )
                 to = logits[done:].data_ptr()
                 make_pass(self._paces, part.count, partial(self._pass, library, part, head_stride, to))
