@@ -90,8 +90,8 @@ class EncodedConversation:
 
 class Processor:
     """See the module's docstring. Build one with `from_pretrained` or `make_processor`. `image_order` is that
-    of `data.chat.in_order`, which generation_config.json says where the model learnt one only; `config` is the
-    model's, whose context bounds what is tokenized of a prompt."""
+    of `data.chat.in_order`, which generation_config.json says where the model learnt one only; `config` is
+    the model's, whose context bounds what is tokenized of a prompt."""
 
     def __init__(
         self,

@@ -100,6 +100,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.fault == "stop breaks" and asked.get("stop"):
+            self.reply({"error": {"message": "internal error"}}, 500)
+            return
         try:
             choices, usage = self.answer(asked)
         except (ValueError, KeyError, OSError) as error:

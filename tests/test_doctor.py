@@ -35,6 +35,7 @@ FAULTS = {
     "text stripped": ({"white space around"}, "white space around the text stripped"),
     "max_tokens ignored": ({"max_tokens"}, ""),
     "stop ignored": ({"stop strings"}, ""),
+    "stop breaks": ({"stop strings"}, "500"),
     "stream loses a letter": ({"stream"}, ""),
     "never greedy": ({"the same answer twice"}, ""),
     "n ignored": ({"n"}, ""),

@@ -51,10 +51,15 @@ def make_model(shape="grouped", tied=False, dtype=torch.float32, max_position_em
 
 @torch.no_grad()
 def walk(step, language_model, rows, count, dtype=torch.float32, starts=None):
-    """Logits (count, B, V) of `count` steps; teacher-forced, so that both sides see the same tokens."""
+    """Logits (count, B, V) of `count` steps; teacher-forced, so that both sides see the same tokens. Rows
+    that start later find keys before them: without any, a wrong angle at all of a row's positions would not
+    show."""
     text = language_model.config
     cache = kv.allocate(3, rows, text.num_key_value_heads, 160, text.head_dim, dtype)
     generator = torch.Generator().manual_seed(0)
+    for tensor in (tensor for layer in cache for tensor in layer.values()):
+        for row, start in enumerate(starts or ()):
+            tensor[row, :, :start].normal_(generator=generator)
     position = 0 if starts is None else torch.tensor(starts)
     logits = []
     for _ in range(count):
