@@ -109,10 +109,15 @@ class Checkpoint:
     def constraint(self, grammar: str) -> Callable[[], Constraint]:
         """What holds an answer to a grammar (`inference.grammar`): `GenerationOptions.constraint`. Raises
         RequestError for a grammar that cannot be used, and a tokenizer that cannot be held to any."""
-        from inference.constraint import constraints_of  # its library is needed for nothing else
+        return self._constraints(grammar)
+
+    @cached_property
+    def _constraints(self) -> Callable[[str], Callable[[], Constraint]]:
+        """Made once, as a large vocabulary takes a second; they go with the checkpoint."""
+        from inference.constraint import Constraints  # its library is needed for nothing else
 
         vocab_size = self.model.config.text.vocab_size
-        return constraints_of(self.processor.tokenizer, vocab_size, self.stop_token_ids)(grammar)
+        return Constraints(self.processor.tokenizer, vocab_size, self.stop_token_ids)
 
     def pixels(self, row: EncodedConversation, lines: bool = True, form: str | None = None) -> PixelText:
         """What makes pixels of the coordinates in an answer to this prompt: lines for a person, or JSON. They

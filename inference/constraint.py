@@ -22,7 +22,6 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import llguidance
 import torch
@@ -255,9 +254,3 @@ class Constraints:
             while len(kept) > MOST_COMPILED or sum(size for _, size in kept) > MOST_BYTES:
                 self._compiled.popitem(last=False)
         return made
-
-
-@lru_cache(4)
-def constraints_of(tokenizer: AnyTokenizer, vocab_size: int, stop_token_ids: tuple[int, ...]) -> Constraints:
-    """Those of a checkpoint, made once: a large vocabulary takes a second."""
-    return Constraints(tokenizer, vocab_size, stop_token_ids)

@@ -8,6 +8,7 @@ import json
 import math
 import random
 import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -679,6 +680,17 @@ def test_stop_tokens_that_the_model_has_not(vlm, tokenizer):
     assert_fits(text_of(tokenizer, ids), SCHEMAS["record"])
     with pytest.raises(RequestError):
         Constraints(tokenizer, VOCAB, (VOCAB,))
+
+
+def test_a_closed_model_leaves_no_vocabulary_behind():
+    """A server that opens one model after another would keep them all."""
+    checkpoint = open_checkpoint(ROOT / "checkpoints" / "ocelli-shapes")
+    checkpoint.constraint(choice_grammar(["yes", "no"]))
+    kept = weakref.ref(checkpoint._constraints)
+    assert kept() is not None
+    del checkpoint
+    gc.collect()
+    assert kept() is None
 
 
 # ------------------------------------------------------------------------------------------ command line

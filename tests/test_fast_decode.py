@@ -172,7 +172,7 @@ def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_packed_native_equals_packed_eager(precision, tied):
-    model = make_model(tied=tied)
+    model = make_model("four heads", tied)
     exact, _ = walk(eager_step(model.language_model), model.language_model, 2, 20)
     lm = pack(copy.deepcopy(model), precision).language_model
     assert not tied or lm.lm_head.weight is lm.embed_tokens.weight
@@ -311,21 +311,37 @@ def test_int8_sums_do_not_overflow_at_any_width():
         torch.testing.assert_close(layer(torch.ones(1, width)), torch.full((1, 16), float(width)))
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
-def test_rearranged_weights_are_neither_saved_nor_moved(precision, tmp_path):
-    """A checkpoint without most of its weights would be the worst of outcomes."""
-    model = tiny_vlm(hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2)
-    if precision != "float32":
-        pack(model, precision)
-        with pytest.raises(CheckpointError, match="load the checkpoint again"):
-            model.save_pretrained(tmp_path / "packed")
-    speed_up(model)
-    with pytest.raises(CheckpointError, match="load the checkpoint again"):
-        model.save_pretrained(tmp_path / "panels")
-    assert not any(tmp_path.iterdir())
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("loaded", ["float32", "bfloat16"])
+def test_rearranged_weights_are_saved_as_they_were_loaded(loaded, tied, tmp_path):
+    """To the bit and the type, after each step of being made fast; they are not moved."""
+    model = make_model("four heads", tied)
+    model.to(getattr(torch, loaded)).save_pretrained(tmp_path / "first")
+    if loaded == "bfloat16":
+        pack(model, loaded)
+        model.save_pretrained(tmp_path / "packed")
+    *_, tower = speed_up(model)
+    assert tower == FastTower.NAME
+    model.save_pretrained(tmp_path / "panels")
+    names = sorted(path.name for path in (tmp_path / "first").iterdir())
+    for saved in set(tmp_path.iterdir()):
+        assert sorted(path.name for path in saved.iterdir()) == names
+        assert all((saved / name).read_bytes() == (tmp_path / "first" / name).read_bytes() for name in names)
     model.to("cpu")
     with pytest.raises(RuntimeError, match="load the checkpoint again"):
         model.half()
+
+
+def test_weights_that_were_rounded_to_int8_are_not_saved(tmp_path):
+    """A checkpoint without most of its weights would be the worst of outcomes."""
+    model = tiny_vlm(hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2)
+    pack(model, "int8")
+    for made_fast in (False, True):
+        if made_fast:
+            speed_up(model)
+        with pytest.raises(CheckpointError):
+            model.save_pretrained(tmp_path / "model")
+    assert not any(tmp_path.iterdir())
 
 
 @torch.no_grad()

@@ -234,6 +234,16 @@ class FastTower(nn.Module):
         refuse_change(fn)
         return self
 
+    def state_dict(self, *arguments, destination=None, prefix="", keep_vars=False):
+        """That of the tower which it has taken the place of."""
+        made = self.tower.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        channels, side = self.config.num_channels, self.config.patch_size
+        patches = self.patch_embedding.state_dict(keep_vars=keep_vars)
+        if patches["weight"].is_floating_point():  # else it stays in panels
+            patches["weight"] = patches["weight"].unflatten(-1, (channels, side, side))
+        made.update((f"{prefix}patch_embedding.{name}", tensor) for name, tensor in patches.items())
+        return made
+
     def __getstate__(self) -> object:
         """What copying and pickling ask for."""
         raise TypeError("a vision tower in C can be neither copied nor pickled: load the checkpoint again")

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from models.checkpoints import idefics3
@@ -77,21 +78,42 @@ def write_checkpoint(
         processor = transformers_processor(processor)
         _check_processor(processor, config)
         config = _with_tokenizer_ids(config, processor.tokenizer)
-    described = idefics3.write_config(config, str(model.dtype).removeprefix("torch."))
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise CheckpointError("the model has no weights yet: its parameters are on the meta device")
-    if next(model.buffers(), None) is not None:  # of packed layers: nothing else here has buffers
-        raise CheckpointError(
-            "the model's weights were rearranged for decoding: load the checkpoint again to save it"
-        )
+    idefics3.check_expressible(config)
+    tensors = stored_tensors(model)
+    dtype = min({tensor.dtype for tensor in tensors.values()}, key=lambda one: one == torch.bfloat16)
+    described = idefics3.write_config(config, str(dtype).removeprefix("torch."))
     write_json(folder / "config.json", described)
     generation = idefics3.write_generation_config(config, model.generation_config)
     write_json(folder / "generation_config.json", generation)
-    # A tied head is listed once, as the embedding.
-    tensors = {idefics3.stored_name(name): parameter for name, parameter in model.named_parameters()}
-    write_weights(tensors, folder, max_shard_bytes)
+    write_weights(
+        {idefics3.stored_name(name): tensor for name, tensor in tensors.items()}, folder, max_shard_bytes
+    )
     if processor is not None:
         _write_processor(processor, folder)
+
+
+def stored_tensors(model: Any) -> dict[str, Tensor]:
+    """A model's tensors by name, a tied head once, as the embedding. Of one that was rearranged for decoding
+    they are what it was loaded with, to the bit. Raises CheckpointError for weights that are not there, on
+    the meta device or rounded to int8."""
+    tensors = model.state_dict()
+    if model.config.tie_word_embeddings:
+        tensors.pop("language_model.lm_head.weight", None)
+        tensors.pop("language_model.lm_head.scale", None)
+    if any(tensor.is_meta for tensor in tensors.values()):
+        raise CheckpointError("the model has no weights yet: its parameters are on the meta device")
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    if torch.int8 in dtypes:
+        raise CheckpointError(
+            "the model's weights were rounded to int8, which no checkpoint holds: load it in another dtype "
+            "to save it"
+        )
+    if dtypes == {torch.float32, torch.bfloat16}:
+        # Rearranging makes all that is small float32: what loses nothing by it is bfloat16 again.
+        wide = {name: tensor for name, tensor in tensors.items() if tensor.dtype == torch.float32}
+        narrow = {name: tensor.bfloat16() for name, tensor in wide.items()}
+        tensors |= {name: one for name, one in narrow.items() if torch.equal(one.float(), wide[name])}
+    return tensors
 
 
 def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:
@@ -251,7 +273,7 @@ def push(
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
             held = api.list_repo_files(repo_id, revision=revision)
             if card is None and CARD not in held:
-                parameters = sum(parameter.numel() for parameter in model.parameters())
+                parameters = sum(tensor.numel() for tensor in stored_tensors(model).values())
                 text = model_card(repo_id, model.config, parameters, with_processor=with_processor)
                 (folder / CARD).write_text(text, encoding="utf-8")
             replaced = [path for path in held if is_checkpoint_file(path.split("/")[0], with_processor)]

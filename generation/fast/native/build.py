@@ -287,6 +287,22 @@ class PanelWeight(nn.Module):
         refuse_change(fn)
         return self
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """What `state_dict` calls: float weights are those of the layer that this one stands for."""
+        if self.weight.dtype == torch.int8:
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            return
+        destination[f"{prefix}weight"] = self.unpacked()
+        if self.bias is not None:
+            destination[f"{prefix}bias"] = self.bias[: self.out_features].clone()
+
+    def unpacked(self) -> Tensor:
+        """The matrix (out, in) that was put into panels; of int8 without its scale."""
+        panels, units, length = self.weight.shape
+        unit = 32 // BITS[self.weight.dtype]
+        rows = self.weight.view(panels, units, length // unit, unit).transpose(1, 2)
+        return rows.reshape(-1, units * unit)[: self.out_features, : self.in_features].contiguous()
+
     @property
     def matrix(self) -> Matrix:
         """Its addresses, which hold as long as this module is where it is."""
