@@ -106,7 +106,7 @@ def look(page, *images: str, question="What colour is the star?", method="attent
     """An attribution that was asked for."""
     message = {"text": question, "files": [handle_file(image) for image in images]}
     client = client or client_of(page)
-    return client.submit(message, method, page.service.models.default, api_name="/look")
+    return client.submit(message, method, Path(page.service.models.default).name, api_name="/look")
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,23 @@ def test_what_the_server_refuses(page, tmp_path):
         for route in (join, "gradio_api/call/ask"):
             assert send(page, "POST", route, json=body).status_code == 400
     assert ask(client_of(page), EXAMPLE, "What colour is the star?")[0][-1] == "blue"
+
+
+def test_an_upload_without_a_file_is_a_sentence(page):
+    """A field of the form that is text has no name; and a file may have an empty one."""
+    form = 'Content-Disposition: form-data; name="files"'
+    for head, status in ((form, 400), (f'{form}; filename=""', 200), (f'{form}; filename="a.png"', 200)):
+        body = f"--x\r\n{head}\r\n\r\nabc\r\n--x--\r\n".encode()
+        kind = {"content-type": "multipart/form-data; boundary=x"}
+        answer = send(page, "POST", "gradio_api/upload", content=body, headers=kind)
+        assert answer.status_code == status
+        assert status == 200 or answer.json()["detail"]
+
+
+def test_nobody_learns_where_this_repository_lies(page):
+    for path in ("", "config", "gradio_api/info"):
+        said = send(page, "GET", path).text
+        assert str(app.ROOT) not in said and Path(EMBEDDED).name in said
 
 
 @pytest.mark.parametrize(
@@ -259,7 +276,7 @@ def begin_answer(page, session: str) -> None:
     file = upload(page, "cup.png").json()[0]
     Path(file).write_bytes(Path(CUP).read_bytes())
     message = {"text": "What is it?", "files": [{"path": file, "meta": {"_type": "gradio.FileData"}}]}
-    data = [message, page.service.models.default, 1, 0, 1, 0, 0, 1000, -1, False, False]
+    data = [message, Path(page.service.models.default).name, 1, 0, 1, 0, 0, 1000, -1, False, False]
     body = {"data": data, "fn_index": next(asks)["id"], "session_hash": session}
     assert send(page, "POST", "gradio_api/queue/join", json=body).status_code == 200
 

@@ -39,7 +39,7 @@ from tests.documents import ROOT, blocks, python_blocks
 from tests.pages import SlowModels, never_stopping
 from tests.soak import serve as soak
 from tests.waiting import PATIENCE, free_port, wait_for
-from web import api
+from web import api, connections
 from web.api import ApiLimits, Server
 from web.engine import Engine, EngineLimits
 from web.guard import Hosts
@@ -78,7 +78,8 @@ def running(models: Models | None = None, api_key: str | None = None, slots: int
     models.open(models.default)
     bounds = {name: limits.pop(name) for name in ("max_images", "max_new_tokens", "image") if name in limits}
     engine = Engine(models, EngineLimits(slots, queue, **bounds))
-    server = Server(engine, Hosts("127.0.0.1", ["api.example"]), ApiLimits(**limits), api_key, drain=1)
+    hosts, proxies = Hosts("127.0.0.1", ["api.example"]), limits.pop("proxies", ())
+    server = Server(engine, hosts, ApiLimits(**limits), api_key, drain=1, proxies=proxies)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
@@ -785,7 +786,7 @@ def test_what_is_no_http_is_refused_in_json(here, garbage):
 
 
 def test_a_connection_that_asks_nothing_is_closed(here, monkeypatch):
-    monkeypatch.setattr(api, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     with connect(here) as silent, connect(here) as slow:
         slow.sendall(b"GET /health HTTP/1.1\r\n")
         assert heard(silent) == heard(slow) == b""
@@ -793,7 +794,7 @@ def test_a_connection_that_asks_nothing_is_closed(here, monkeypatch):
 
 def test_a_connection_is_kept_for_the_next_request(here, monkeypatch):
     """A client that read an answer slowly may use it again; then only a head that does not end is cut off."""
-    monkeypatch.setattr(api, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
     with connect(here) as connection:
         for _ in range(2):
@@ -808,7 +809,7 @@ def test_a_connection_is_kept_for_the_next_request(here, monkeypatch):
 
 
 def test_a_connection_that_reads_nothing_is_closed(monkeypatch):
-    monkeypatch.setattr(api, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
     with running() as served, connect(served) as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10_000)
         assert wait_for(lambda: served.server.metrics.responses)
@@ -916,6 +917,15 @@ def test_a_request_has_its_time(tmp_path):
         assert wait_for(lambda: served.engine.stats.running == 0)
 
 
+def test_what_a_proxy_says_of_a_client_reaches_the_log_printable_and_short(caplog):
+    with caplog.at_level(logging.INFO, "ocelli.server"), running(proxies=["127.0.0.1"]) as served:
+        said = [(b"x-forwarded-for", b"\x1b[2J\xc2\x85" + b"9" * 5000)]
+        assert served.send("GET", "health", headers=said).status_code == 200
+        assert wait_for(lambda: caplog.messages)
+    (line,) = caplog.messages
+    assert line.isprintable() and len(line) < 200
+
+
 @pytest.fixture
 def process(tmp_path):
     """Start serve.py as a user does: (the process, the address that it says)."""
@@ -940,6 +950,31 @@ def process(tmp_path):
         one.communicate()
 
 
+@pytest.mark.parametrize("program", ["serve.py", "app.py"])
+def test_idle_connections_beyond_the_descriptors_lock_nobody_out(process, program):
+    """The longest silent ones give way, and the log has a line of it, not thousands."""
+    port, path = free_port(), "health" if program == "serve.py" else "config"
+    start = f"ulimit -n 64; exec {sys.executable} {program} --port {port} --device cpu"
+    server, _ = process(command=["sh", "-c", start])
+    url = f"http://127.0.0.1:{port}/{path}"
+    assert wait_for(lambda: answers(url))
+    idle = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(70)]
+    for _ in range(3):
+        assert httpx.get(url, timeout=PATIENCE, trust_env=False).status_code == 200
+    assert any(heard(one) == b"" for one in idle[:2])  # closed, long before its time
+    server.send_signal(signal.SIGTERM)
+    said = server.communicate(timeout=PATIENCE)[1]
+    assert "Traceback" not in said and len(said.splitlines()) < 10 and "ulimit" in said
+    for one in idle:
+        one.close()
+
+
+def answers(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(url, timeout=PATIENCE, trust_env=False).status_code == 200
+    return False
+
+
 def test_one_process_serves_programs_and_the_page(process):
     """What a visitor asked is kept for programs, one count is kept of both, and the page as it opens asks for
     no more than the server allows."""
@@ -949,9 +984,9 @@ def test_one_process_serves_programs_and_the_page(process):
     root = url.removesuffix("v1")
     visitor = gradio_client.Client(root, verbose=False, httpx_kwargs={"timeout": PATIENCE})
     picture = gradio_client.handle_file(str(EXAMPLE))
-    chat, *_ = visitor.predict({"text": STAR, "files": [picture]}, str(FOLDER), api_name="/ask")
+    chat, *_ = visitor.predict({"text": STAR, "files": [picture]}, NAME, api_name="/ask")
     assert chat[-1]["content"][0]["text"] == "blue"
-    looked = {"text": STAR, "files": [picture]}, "attention", str(FOLDER)
+    looked = {"text": STAR, "files": [picture]}, "attention", NAME
     assert visitor.predict(*looked, api_name="/look")[0] == "blue"
     answer = httpx.post(f"{url}/chat/completions", json=body(), trust_env=False, timeout=PATIENCE).json()
     assert answer["choices"][0]["message"]["content"] == "blue"

@@ -30,8 +30,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import h11
-import uvicorn
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -40,7 +38,6 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import OutOfMemoryError
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from data import chat
 from data.errors import ImageError, ProcessorError, PromptTooLong, one_line, printable
@@ -52,14 +49,15 @@ from inference.checkpoint import Checkpoint, PixelText
 from inference.conversation import ContextFullError
 from inference.errors import user_errors
 from models.checkpoints.hub import CheckpointError
+from web.connections import BoundedServer
 from web.engine import Engine, EngineRequest, Piece, QueueFull, Ticket, encode_messages
 from web.explain import ABOUT, CHAT, explanation, openapi
 from web.guard import FOR_PROGRAMS, Hosts, Refused, Room, read_body
+from web.models import model_ids
 from web.protocol import ApiError, ChatRequest, Head, chunk, completion, read_request, usage
 
 log = logging.getLogger("ocelli.server")
 
-HEAD_SECONDS = 30  # for the head of a request to arrive at most, and half of them at least
 KEPT_SECONDS = 75  # that a connection is kept for the next request: longer than most clients keep theirs
 BODY_SECONDS = 60  # for its body
 LINGER_SECONDS, LINGER_BYTES = 5, 2**25  # for what is still sent of a request that was refused
@@ -120,6 +118,11 @@ def api_error(error: Exception) -> ApiError:
     too_long = isinstance(error, ContextFullError | PromptTooLong)
     code = "context_length_exceeded" if too_long else "invalid_value"
     return ApiError(400, FOR_PROGRAMS.sub("", one_line(error)), param, code)
+
+
+def client_of(scope: Scope) -> str:
+    """The address of a client. What a proxy says of it is a stranger's text."""
+    return printable((scope.get("client") or ("", 0))[0], 60)
 
 
 def log_fault(error: BaseException) -> None:
@@ -292,7 +295,7 @@ class ChatCompletions:
                     asked.check_json(checkpoint.model.generation_config)
                     return encode_messages(checkpoint, messages), options
 
-                client = (scope.get("client") or ("", 0))[0]
+                client = client_of(scope)
                 question = EngineRequest(name, prompt, options, tuple(asked.stop), asked.top, client, grammar)
                 record.ticket = ticket = self.engine.submit(question)
                 head = Head(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), asked.model)
@@ -454,12 +457,6 @@ class Answer:
 
 
 # --------------------------------------------------------------------------------------------------- the app
-def model_ids(names: Sequence[str]) -> dict[str, str]:
-    """What clients call each model: a repository by its id, a folder by its last name unless two share it."""
-    short = [Path(name).resolve().name if Path(name).is_dir() else name for name in names]
-    return {own if short.count(own) == 1 else name: name for own, name in zip(short, names, strict=True)}
-
-
 def make_app(engine: Engine, limits: ApiLimits, metrics: Metrics) -> FastAPI:
     """The routes. Errors pass through to the `Door`."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -571,7 +568,7 @@ class Door:
         finally:
             status = status or 499
             self.metrics.responses[status] += 1
-            client, path = (scope.get("client") or ("-", 0))[0], printable(scope["path"], 80)
+            client, path = client_of(scope) or "-", printable(scope["path"], 80)
             line = f"{client} {scope['method']} {path} {status} {time.monotonic() - began:.3f}s {record}"
             log.info("%s", line.rstrip())
 
@@ -584,41 +581,7 @@ class Door:
 
 
 # ------------------------------------------------------------------------------------------------ the server
-class JsonProtocol(H11Protocol):
-    """uvicorn's protocol, which refuses in JSON what is no HTTP, and waits neither for heads nor for clients
-    that do not read for ever."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._look_after(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._look.cancel()
-        super().connection_lost(exc)
-
-    def _look_after(self, before: Any) -> None:
-        """Cut a connection that has brought no request since the last look, or has read nothing. Where
-        none has begun after an answer, uvicorn's own timer runs."""
-        closing = self.transport.is_closing()
-        done = self.cycle is None or self.cycle.response_complete or closing
-        kept = self.timeout_keep_alive_task is not None and not closing
-        waits = (done and not kept) or self.flow.write_paused
-        now = (self.cycle, self.transport.get_write_buffer_size()) if waits else None
-        if waits and now == before:
-            self.transport.abort()
-        self._look = self.loop.call_later(HEAD_SECONDS / 2, self._look_after, now)
-
-    def send_400_response(self, msg: str) -> None:
-        body = json.dumps(ApiError(400, "expected an HTTP request, got something else").body).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        answer = h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")])
-        with suppress(h11.LocalProtocolError):  # in the middle of an answer
-            for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event))
-        self.transport.close()
-
-
-class Server(uvicorn.Server):
+class Server(BoundedServer):
     """Answers until a signal comes or `should_exit` is set, and then for up to `drain` seconds what it has
     accepted: `run([socket])`.
 
@@ -640,18 +603,15 @@ class Server(uvicorn.Server):
         self.metrics = Metrics(engine)
         door = Door(make_app(engine, limits, self.metrics), hosts, self.metrics, api_key)
         super().__init__(
-            uvicorn.Config(
-                door if page is None else beside(door, page),
-                http=JsonProtocol,
-                ws="none",
-                log_level="critical",
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=KEPT_SECONDS,
-                proxy_headers=bool(proxies),
-                forwarded_allow_ips=list(proxies),
-                timeout_graceful_shutdown=max(1, round(drain)) + 2,
-            )
+            door if page is None else beside(door, page),
+            ws="none",
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEPT_SECONDS,
+            proxy_headers=bool(proxies),
+            forwarded_allow_ips=list(proxies),
+            timeout_graceful_shutdown=max(1, round(drain)) + 2,
         )
         self._engine, self._drain, self._page = engine, drain, page
 

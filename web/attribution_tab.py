@@ -88,7 +88,7 @@ class AttributionTab:
         service, visitor = self.service, visitor_of(self.service, request)
         images, question = tuple(message.get("files") or ()), message.get("text") or ""
         most = min(MAX_NEW_TOKENS, service.engine.limits.max_new_tokens)
-        asked = AskRequest(images, question, model or "", max_new_tokens=most)
+        asked = AskRequest(images, question, service.models.named(model or ""), max_new_tokens=most)
         began, now = False, Progress()
         try:
             service.check(asked)
@@ -101,7 +101,7 @@ class AttributionTab:
             async with visitor.busy:
                 visitor.cancelled, began = False, True
                 if service.models.held(asked.model) is None:
-                    yield self._shown(Progress(doing=f"Opening {asked.model} …"))
+                    yield self._shown(Progress(doing=f"Opening {service.models.shown(asked.model)} …"))
                     await asyncio.wrap_future(service.engine.open(asked.model))
                 looking = self._request(visitor, asked, method)
                 async with aclosing(service.follow(visitor, service.engine.submit(looking))) as bursts:

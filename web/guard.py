@@ -256,6 +256,8 @@ class Guard:
         async def heard(message: Message) -> None:
             nonlocal answer, status
             status = message.get("status", status)
+            if status == 500:  # there is more to say of what is raised after it
+                return
             answer += message.get("body", b"")
             if message["type"] == "http.response.body" and not message.get("more_body") and status == 200:
                 self.uploads.uploaded(json.loads(answer), (scope.get("client") or ("", 0))[0])
@@ -265,6 +267,8 @@ class Guard:
         try:
             with self.uploads.room.taken(size):
                 await self.app({**scope, "headers": headers}, receive, heard)
+        except (TypeError, ValueError):  # of Gradio's
+            raise Refused(400, "expected images in the upload, each a file with its name") from None
         finally:  # an upload that was broken off has left a file, too
             await run_in_threadpool(self.uploads.make_room)
 

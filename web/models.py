@@ -28,6 +28,12 @@ GUEST = ""  # in place of the name of a model that visitors may name
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
+def model_ids(names: Sequence[str]) -> dict[str, str]:
+    """What clients call each model: a repository by its id, a folder by its last name unless two share it."""
+    short = [Path(name).resolve().name if Path(name).is_dir() else name for name in names]
+    return {own if short.count(own) == 1 else name: name for own, name in zip(short, names, strict=True)}
+
+
 class Models:
     """See the module's docstring. For any thread. While a model is being opened, those that are open can be
     asked, and others of `names` be opened.
@@ -39,6 +45,7 @@ class Models:
         largest_guest: most bytes of a guest's files, and of its weights in memory. Both are measured before
             any weights are downloaded. After the download as much room must be left on the disk.
 
+    ids: what visitors call each of `names`: see `model_ids`.
     `closed` is called with a checkpoint that is no longer kept.
     """
 
@@ -52,6 +59,7 @@ class Models:
         threads: int | None = None,
     ):
         self.names, self.any_model, self.largest_guest = tuple(dict.fromkeys(names)), any_model, largest_guest
+        self.ids = model_ids(self.names)
         self.closed: Callable[[Checkpoint], None] = lambda checkpoint: None
         self._device, self._dtype, self._threads = device, dtype, threads
         self._open: dict[str, Checkpoint] = {}  # changed while a lock of `_opening` is held, read without one
@@ -60,6 +68,14 @@ class Models:
     @property
     def default(self) -> str:
         return self.names[0]
+
+    def named(self, chosen: str) -> str:
+        """The name of a model that a visitor has chosen by its id."""
+        return self.ids.get(chosen, chosen)
+
+    def shown(self, name: str) -> str:
+        """What visitors call the model of that name."""
+        return next((own for own, known in self.ids.items() if known == name), name)
 
     def held(self, name: str) -> Checkpoint | None:
         """The model of that name if it is open."""
@@ -79,7 +95,7 @@ class Models:
         if name in self.names:
             return
         if not self.any_model:
-            raise RequestError(f"model: expected one of {', '.join(self.names)}, got {name[:100]!r}")
+            raise RequestError(f"model: expected one of {', '.join(self.ids)}, got {name[:100]!r}")
         if not _HUB_ID.fullmatch(name) or Path(name).exists():
             raise RequestError(f"model: expected an id on the Hub such as owner/name, got {name[:100]!r}")
 

@@ -23,7 +23,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import gradio as gr
-import uvicorn
 from fastapi import FastAPI
 from gradio.networking import setup_tunnel
 from gradio.tunneling import CURRENT_TUNNELS
@@ -31,6 +30,7 @@ from gradio.utils import get_upload_folder
 
 from web.attribution_tab import AttributionTab
 from web.boxes import overlay
+from web.connections import BoundedServer
 from web.guard import Guard, Hosts, Uploads
 from web.models import Models
 from web.parts import EXAMPLES, message_box, model_choice, notice, visitor_of
@@ -159,7 +159,7 @@ class AskTab:
         """Answer a question about its images, or about those of the question before."""
         visitor = visitor_of(self.service, request)
         files = tuple(message.get("files") or ())
-        asked = _request(files or visitor.images, message.get("text") or "", *settings)
+        asked = self._request(files or visitor.images, message.get("text") or "", *settings)
         async for changes in self._answer(visitor, asked, files):
             yield changes
 
@@ -168,7 +168,7 @@ class AskTab:
         visitor = visitor_of(self.service, request)
         taken = (await self.service.undo(visitor)).returned
         if taken is not None:
-            asked = _request(taken.images, taken.question, *settings)
+            asked = self._request(taken.images, taken.question, *settings)
             async for changes in self._answer(visitor, asked, taken.images):
                 yield changes
 
@@ -181,7 +181,7 @@ class AskTab:
         images = visitor.log[number].request.images
         while len(visitor.log) > number:
             await self.service.undo(visitor)
-        asked = _request(images, unescape(str(edited.value)), *settings)
+        asked = self._request(images, unescape(str(edited.value)), *settings)
         async for changes in self._answer(visitor, asked, images):
             yield changes
 
@@ -217,9 +217,17 @@ class AskTab:
         """Forget the conversation."""
         return self._changes(await self.service.clear(visitor_of(self.service, request)))
 
-    def _introduce(self, name: str) -> str:
+    def _introduce(self, model: str) -> str:
         """What the chosen model knows."""
-        return _title(self.service, name)
+        return _title(self.service, self.service.models.named(model or ""))
+
+    def _request(self, images: tuple[str, ...], question: str, *settings: Any) -> AskRequest:
+        """`settings` are the values of the model and of `_lay_out_settings`, in the order of `AskRequest`."""
+        names = [field.name for field in fields(AskRequest)[2:]]
+        given = dict(zip(names, settings, strict=True))
+        model = self.service.models.named(given["model"] or "")
+        given |= {"model": model, "seed": None if given["seed"] == -1 else given["seed"]}
+        return AskRequest(images, question, **given)
 
     def _changes(self, now: View) -> dict[Any, Any]:
         return {
@@ -235,14 +243,6 @@ def _title(service: Service, name: str) -> str:
     held = service.models.held(name)
     said = (held.introduction if held else "") or "Ask small vision-language models about images."
     return f"<h1>Ocelli</h1><p>{escape(said)}</p>"
-
-
-def _request(images: tuple[str, ...], question: str, *settings: Any) -> AskRequest:
-    """`settings` are the values of the model and of `_lay_out_settings`, in the order of `AskRequest`."""
-    names = [field.name for field in fields(AskRequest)[2:]]
-    given = dict(zip(names, settings, strict=True))
-    given |= {"model": given["model"] or "", "seed": None if given["seed"] == -1 else given["seed"]}
-    return AskRequest(images, question, **given)
 
 
 # ---------------------------------------------------------------------------------- values of components
@@ -325,13 +325,13 @@ def make_app(service: Service, hosts: Hosts, remember: bool = False) -> Guard:
     return Guard(app, hosts, uploads, service.connected, largest)
 
 
-class Server(uvicorn.Server):
+class Server(BoundedServer):
     """Serves the page of a service: `run([socket])` until a signal comes or `should_exit` is set. Connections
     that are then open, and work, end within a second; so does what `share` began."""
 
     def __init__(self, service: Service, hosts: Hosts, remember: bool = False):
         app = make_app(service, hosts, remember)
-        super().__init__(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        super().__init__(app, log_level="warning", timeout_graceful_shutdown=1)
         self._service, self._hosts = service, hosts
 
     def share(self, host: str, port: int) -> str:

@@ -41,8 +41,8 @@ def message_box(service: Service, name: str) -> gr.MultimodalTextbox:
 def model_choice(service: Service, name: str) -> gr.Dropdown:
     models = service.models
     return gr.Dropdown(
-        list(models.names),
-        value=models.default,
+        list(models.ids),
+        value=models.shown(models.default),
         label="Model",
         info="one of these, or an id on the Hub" if models.any_model else None,
         allow_custom_value=models.any_model,

@@ -328,7 +328,7 @@ class Service:
             try:
                 options = self.check(request)
                 if self.models.held(request.model) is None:
-                    yield View(visitor.log, f"Opening {request.model} …", busy=True)
+                    yield View(visitor.log, f"Opening {self.models.shown(request.model)} …", busy=True)
                     await asyncio.wrap_future(self.engine.open(request.model))
                 new = () if visitor.log and request.images == visitor.images else request.images
                 exchange = Exchange(request, new, [""] * request.answers)

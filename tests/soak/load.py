@@ -132,7 +132,7 @@ class Visitor(threading.Thread):
         session = f"load-{self.number}-{self.rng.randrange(2**32)}"
         upload = self.web.post(self.api + "upload", files={"files": ("picture.png", image)})
         file = {"path": upload.raise_for_status().json()[0], "meta": {"_type": "gradio.FileData"}}
-        data = [{"text": question, "files": [file]}, EMBEDDED, 1, 0, 1, 0, 0, 64, -1, False, False]
+        data = [{"text": question, "files": [file]}, Path(EMBEDDED).name, 1, 0, 1, 0, 0, 64, -1, False, False]
         body = {"data": data, "fn_index": self.ask_id, "session_hash": session}
         self.web.post(self.api + "queue/join", json=body).raise_for_status()
         with self.web.stream("GET", self.api + f"queue/data?session_hash={session}") as stream:
