@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import tarfile
 import threading
+from dataclasses import fields
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +20,15 @@ import pytest
 from data.errors import DatasetError
 from data.images import load_image
 from data.order import ShardReader
-from data.sources import LibraryStream, Stream, all_rows, count_rows, open_datasets, open_rows
+from data.sources import (
+    DatasetConfig,
+    LibraryStream,
+    Stream,
+    all_rows,
+    count_rows,
+    open_datasets,
+    open_rows,
+)
 from eval.metrics import find_metric
 from eval.rows import DataConfig, data_task
 from tests.rows import loader, png
@@ -370,3 +380,13 @@ def test_one_list_of_the_images_of_several_splits(tmp_path):
     (tmp_path / "val").mkdir()
     with pytest.raises(DatasetError, match="train and which val"):
         answers(tmp_path, "train")
+
+
+def test_the_page_names_every_key_of_a_dataset():
+    """A key that stands nowhere is one that nobody has; one that is gone ends a run."""
+    page = (Path(__file__).parent.parent / "docs" / "train.md").read_text(encoding="utf-8")
+    table = page[page.index("### The keys of a dataset") : page.index("### Boxes")]
+    named = [
+        key for row in re.findall(r"^\| (`[^|]+) \|", table, re.M) for key in re.findall(r"`(\w+)`", row)
+    ]
+    assert sorted(named) == sorted(item.name for item in fields(DatasetConfig))
