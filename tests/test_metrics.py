@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import inspect
 import json
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -22,7 +24,7 @@ from unittest import mock
 
 import pytest
 
-from eval.metrics import MetricError, Scored, find_metric
+from eval.metrics import METRICS, MetricError, Scored, find_metric
 
 FIXTURE = Path(__file__).resolve().parent / "fixtures" / "metrics.json.gz"
 STORED = json.loads(gzip.decompress(FIXTURE.read_bytes()))
@@ -255,6 +257,14 @@ def test_what_cannot_be_scored_is_refused(monkeypatch, name, targets, fields, op
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)  # as if it were not installed
     with pytest.raises(MetricError, match=named):
         find_metric(name, **options).score("a", targets, fields)
+
+
+def test_the_page_names_every_metric_with_its_options():
+    page = (Path(__file__).parent.parent / "docs" / "evaluate.md").read_text(encoding="utf-8")
+    table = page[page.index("| `--metric` ") :].split("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", table, re.M)
+    named = {metric: re.findall(r"`(\w+)`", options) for metric, options in rows}
+    assert named == {name: [*inspect.signature(make).parameters] for name, make in METRICS.items()}
 
 
 if __name__ == "__main__":
