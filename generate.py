@@ -113,7 +113,7 @@ def answer_questions(args: argparse.Namespace) -> None:
     replies = ask_each(checkpoint, images, questions, options, args.system)
     for number, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         if number == 0:
-            cli.log_defaults(args, question, EXAMPLE_IMAGE.relative_to(ROOT), checkpoint.introduction, log)
+            cli.log_defaults(args, question, EXAMPLE_IMAGE.relative_to(ROOT), checkpoint, log)
         if len(questions) > 1 and not args.json:
             cli.say([f"> {question}"])
         about = {"model": args.model, "images": names, "question": question, "seed": options.seed}

@@ -101,6 +101,7 @@ class Chat:
             log("/help lists the commands, Ctrl-D leaves")
         if not self.conversation.remember:
             log(f"this model was trained on single questions: {FORGETS}")
+        self._count_images()
         for question in questions:
             if self.at_terminal:
                 print(for_terminal(f"> {question}"), flush=True)
@@ -185,6 +186,13 @@ class Chat:
         check_image_name(path)
         self.show(path, path)
         log(f"{path} is shown with the next question")
+        self._count_images()
+
+    def _count_images(self) -> None:
+        """Say so where the next question is about more images than the model can tell apart."""
+        count = sum(len(turn.images) for turn in self.conversation.before) + len(self.images)
+        if several := self.conversation.checkpoint.too_many_images(count):
+            log(several)
 
     def _undo(self) -> None:
         if self.images:

@@ -99,6 +99,18 @@ class Checkpoint:
         often gets a follow-up question wrong."""
         return bool(self.model.generation_config.get("single_turn", False))
 
+    def too_many_images(self, count: int) -> str:
+        """A sentence for a question about more images than one question showed in training, as far as its
+        generation_config.json says how many those were; else ""."""
+        most = self.model.generation_config.get("most_images")
+        if not isinstance(most, int) or count <= most:
+            return ""
+        several, fewer = ("one image", "one") if most == 1 else (f"{most} images", "fewer")
+        name = Path(self.name).name
+        return (
+            f"{name} has learned from {several} at a time: it answers about {count} as if they were {fewer}."
+        )
+
     @property
     def introduction(self) -> str:
         """The model's name and what it knows, or "" where its generation_config.json does not say it."""

@@ -516,12 +516,13 @@ def constrained(options: GenerationOptions, grammar: str | None, checkpoint) -> 
 
 
 def log_defaults(
-    args: argparse.Namespace, question: str, image: Path, introduction: str, log: Callable[[str], None]
+    args: argparse.Namespace, question: str, image: Path, checkpoint: Any, log: Callable[[str], None]
 ) -> None:
     """Log what the model says about itself, what was used in place of a missing image or question, and what
     is without effect; `image` is the example's name."""
-    if introduction and not args.json:
-        log(introduction)
+    for said in (checkpoint.introduction, checkpoint.too_many_images(len(args.images))):
+        if said and not args.json:
+            log(said)
     log_unused(args, log)
     if not args.json and not (args.questions and (args.images or args.no_image)):
         log(f"{', '.join(args.images) or ('no image' if args.no_image else image)}: {question}")

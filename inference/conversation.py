@@ -79,6 +79,12 @@ class Conversation:
         is_path = isinstance(source, Path) or (isinstance(source, str) and not source.startswith("data:"))
         return replace(tiled, name=str(source)) if is_path else tiled
 
+    @property
+    def before(self) -> list[Turn]:
+        """The turns that stand before the next question."""
+        before = self.turns if self.remember else []
+        return before[max((place for place, turn in enumerate(before) if turn.alone), default=0) :]
+
     def send(
         self,
         question: str,
@@ -98,9 +104,7 @@ class Conversation:
         options = options or GenerationOptions()
         if not options.use_cache:
             raise RequestError("a conversation needs the cache: expected use_cache=True, got False")
-        checkpoint, tiled = self.checkpoint, tuple(map(self.image, images))
-        before = self.turns if self.remember else []
-        before = before[max((place for place, turn in enumerate(before) if turn.alone), default=0) :]
+        checkpoint, tiled, before = self.checkpoint, tuple(map(self.image, images)), self.before
         asked = next_turn(checkpoint, self.system, before, tiled, question, options)
         if draft:
             short = encode_short(checkpoint, self.system, before, tiled, question) if tiled else None

@@ -161,7 +161,8 @@ def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
         coordinates = {"form": FORM.name, "describe": DESCRIBE}
         model.generation_config = {"coordinates": coordinates, "knows": KNOWS}
     # As in all of its rows; and none of its answers is JSON, but for boxes.
-    model.generation_config |= {"image_order": "first", "json": False}
+    most_images = 1 if config.drawings == "plain" else 2
+    model.generation_config |= {"image_order": "first", "json": False, "most_images": most_images}
     return model
 
 

@@ -91,6 +91,18 @@ def test_a_model_of_single_questions_is_asked_each_alone(talk, one, photo, other
     assert status == 2 and len(out) == 1 and any(line.startswith("error: ") for line in err)
 
 
+def test_more_images_than_a_model_can_tell_apart_are_named_when_they_come(talk, photo, other):
+    """Also where one of them stands in the conversation already, for a model that is shown that as well."""
+    counted = {"model": generate.DEFAULT_MODEL}
+    lines = ("How many shapes are there?", f"/image {other}", "/undo", "/memory off", f"/image {other}")
+    for images, expected in (((photo,), [1]), ((photo, other), [0, 1])):
+        err = talk(*lines, arguments=images, **counted)[2]
+        shown = [place for place, line in enumerate(err) if "with the next question" in line]
+        said = [sum(place < at for place in shown) for at, line in enumerate(err) if "one image" in line]
+        assert said == expected
+    assert not any("one image" in line for line in talk(*lines, arguments=(photo, other))[2])
+
+
 # -------------------------------------------------------------------------------------------------- commands
 def test_undo_and_reset(talk, photo, other, one):
     """The image of what was taken back is shown again, unless it is taken back too."""
