@@ -5,6 +5,7 @@ Needs Playwright and a Chromium, see tests/test_eval_report.py. Skipped where th
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shutil
@@ -17,9 +18,10 @@ from PIL import Image
 
 import app
 from data.coordinates import COORDINATES, Box, Point
-from tests.pages import CUP, EXAMPLE, WOLF, full, locating, make_service, never_stopping, served
+from tests.pages import CUP, EXAMPLE, THREE, WOLF, full, locating, make_service, never_stopping, served
 from tests.waiting import PATIENCE, wait_for
 from web import page as page_module
+from web.parts import EXAMPLES
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
@@ -60,17 +62,23 @@ def slow_house(uploads, tmp_path_factory):
 class Visit:
     """One open page: `requests` that it sent, `errors` of its scripts."""
 
-    def __init__(self, browser, url: str, width: int = 1280, height: int = 900, theme: str = "light"):
-        self.url, self.requests, self.errors = url, [], []
+    def __init__(self, browser, house, width: int = 1280, height: int = 900, theme: str = "light"):
+        self.house, self.url, self.requests, self.errors = house, house.url, [], []
         size = {"width": width, "height": height}
         self.context = browser.new_context(viewport=size, color_scheme=theme)
         self.page = self.context.new_page()
         self.page.set_default_timeout(1000 * PATIENCE)
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.goto(url)
+        self.page.goto(self.url)
         self.page.wait_for_selector("#message .submit-button")
         self.page.wait_for_selector("#message img")
+        self.settles()
+
+    def reload(self) -> None:
+        """Load the page anew."""
+        self.page.reload()
+        self.page.wait_for_selector("#message .submit-button")
         self.settles()
 
     def ask(self, question: str | None = None) -> None:
@@ -129,13 +137,40 @@ class Visit:
     def refuses(self, text: str) -> None:
         self.page.locator("#notice [role=alert]", has_text=text).wait_for()
 
+    def says(self, text: str) -> None:
+        self.page.locator("#notice [role=status]", has_text=text).wait_for()
+
+    def shows(self, number: int) -> None:
+        """Wait until so many images stand in the question's box."""
+        thumbnails = self.page.locator("#message .thumbnail-item img")
+        sync_api.expect(thumbnails).to_have_count(number, timeout=1000 * PATIENCE)
+
+    def gives(self, event: str, place: str, *files, more: dict[str, str] | None = None) -> bool:
+        """Drop or paste files somewhere: whether the page took them, or left them to the browser."""
+        contents = [[Path(file).name, base64.b64encode(Path(file).read_bytes()).decode()] for file in files]
+        return self.page.evaluate(
+            """([kind, place, files, more]) => {
+                const data = new DataTransfer();
+                for (const [name, content] of files) {
+                    const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+                    data.items.add(new File([bytes], name, {type: "image/png"}));
+                }
+                Object.entries(more).forEach(([type, text]) => data.setData(type, text));
+                const options = {bubbles: true, cancelable: true};
+                const event = kind == "drop" ? new DragEvent("drop", {dataTransfer: data, ...options})
+                    : new ClipboardEvent("paste", {clipboardData: data, ...options});
+                document.querySelector(place).dispatchEvent(event);
+                return event.defaultPrevented;
+            }""",
+            [event, place, contents, more or {}],
+        )
+
     def upload(self, *files) -> None:
         """Put other images in the place of those that are there."""
         while (remove := self.page.locator("#message .delete-button")).count():
             remove.first.click()
         self.page.set_input_files("#message input[type=file]", [str(file) for file in files])
-        thumbnails = self.page.locator("#message .thumbnail-item img")
-        sync_api.expect(thumbnails).to_have_count(len(files), timeout=1000 * PATIENCE)
+        self.shows(len(files))
 
     def works(self) -> None:
         """The page is up: an image from the examples is answered about."""
@@ -151,7 +186,7 @@ class Visit:
 
 @pytest.fixture
 def visit(browser, house):
-    visit = Visit(browser, house.url)
+    visit = Visit(browser, house)
     yield visit
     visit.context.close()
 
@@ -179,7 +214,7 @@ def test_questions_and_answers_are_text(browser, house, monkeypatch):
         return messages([replace(exchange, answers=[text]) for exchange in log], models)
 
     monkeypatch.setattr(page_module, "_messages", says)
-    visit = Visit(browser, house.url)
+    visit = Visit(browser, house)
     visit.ask(text)
     visit.has_answers(1)
     texts = [text.strip() for text in visit.page.locator("#chat .message").all_inner_texts()]
@@ -194,28 +229,148 @@ def test_images_are_uploaded_dropped_and_pasted(visit):
     visit.upload(WOLF)
     visit.ask("What is the printed word?")
     visit.answered("wolf")
-    for number, event in enumerate(("drop", "paste"), 1):
-        visit.page.evaluate(
-            """async ([event, url]) => {
-                const file = new File([await (await fetch(url)).blob()], "new.png", {type: "image/png"});
-                const data = new DataTransfer();
-                data.items.add(file);
-                const field = document.querySelector("#message textarea");
-                const more = {bubbles: true, cancelable: true};
-                field.dispatchEvent(event == "drop" ? new DragEvent("drop", {dataTransfer: data, ...more})
-                    : new ClipboardEvent("paste", {clipboardData: data, ...more}));
-            }""",
-            [event, visit.page.locator("#examples img").nth(2).get_attribute("src")],
-        )
-        visit.page.wait_for_selector("#message .thumbnail-item img")
-        visit.ask("What is the printed word?")
-        visit.answered("wolf", *["cup"] * number)
+    number = 1
+    for place in ("#message textarea", "#chat", "#title", "#beside"):
+        for event in ("drop", "paste"):
+            visit.gives(event, place, CUP)
+            visit.shows(1)
+            visit.ask("What is the printed word?")
+            visit.answered("wolf", *["cup"] * number)
+            number += 1
     visit.upload(WOLF, CUP)
     visit.ask("What is the printed word?")
-    visit.has_answers(4)
-    assert visit.answers()[3] not in ("", "…")
+    visit.has_answers(number + 1)
+    assert visit.answers()[-1] not in ("", "…")
     assert visit.page.locator("#notice [role=alert]").count() == 0
     visit.works()
+
+
+def test_nothing_that_is_dropped_takes_the_place_of_the_page(visit, tmp_path):
+    """Files dropped as a hand does it, and links; the browser would open both."""
+    text, page = tmp_path / "notes.txt", visit.page
+    text.write_text("no image")
+    hand = visit.context.new_cdp_session(page)
+    frame = page.locator("#chat").bounding_box()
+    for file, outcome in ((text, "#notice [role=alert]"), (WOLF, "#message .thumbnail-item img[src*=wolf]")):
+        for kind in ("dragEnter", "dragOver", "drop"):
+            event = {"x": frame["x"] + 50, "y": frame["y"] + 50, "type": kind}
+            data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
+            hand.send("Input.dispatchDragEvent", {**event, "data": data})
+        page.wait_for_selector(outcome)
+    taken = """([kind, place]) => {
+        const data = new DataTransfer();
+        data.setData("text/uri-list", "https://example.org/a.png");
+        const event = new DragEvent(kind, {dataTransfer: data, bubbles: true, cancelable: true});
+        document.querySelector(place).dispatchEvent(event);
+        return event.defaultPrevented;
+    }"""
+    for place in ("body", "#chat", "#examples"):
+        assert all(page.evaluate(taken, [kind, place]) for kind in ("dragover", "drop"))
+    visit.refuses("link")
+    assert page.url == visit.url and not [url for url in visit.requests if "example.org" in url]
+    visit.works()
+
+
+def test_text_that_comes_with_a_picture_of_itself_is_pasted_as_text(visit):
+    """As word processors copy it; an image that is copied from another page comes with HTML alone."""
+    text = {"text/plain": "Hm?", "text/html": "<b>Hm?</b>"}
+    assert not visit.gives("paste", "#message textarea", CUP, more=text)  # the browser goes on with it
+    assert visit.gives("paste", "#message textarea", CUP, more={"text/html": "<img>"})
+    visit.page.wait_for_selector("#message .thumbnail-item img[src*=cup]")
+
+
+def test_ones_own_image_takes_the_place_of_the_example_and_a_second_one_stands_beside_it(visit):
+    visit.gives("drop", "#chat", THREE)
+    visit.page.wait_for_selector("#message .thumbnail-item img[src*=three]")
+    visit.shows(1)
+    assert visit.question() not in [example["text"] for example in EXAMPLES]
+    visit.ask("How many shapes are there?")
+    visit.answered("3")
+    visit.gives("drop", "#chat", THREE, CUP)
+    visit.shows(2)
+    visit.says("one image at a time")
+    visit.ask("How many shapes are there?")
+    visit.has_answers(2)
+    visit.page.locator("#examples button").first.click()
+    visit.page.wait_for_selector("#message .thumbnail-item img[src*=example]")
+    visit.gives("paste", "body", CUP)
+    visit.page.wait_for_selector("#message .thumbnail-item img[src*=cup]")
+    visit.shows(1)
+    assert not visit.page.locator("#notice").is_visible() and visit.errors == []
+
+
+def test_what_cannot_be_read_is_named_at_once_and_the_rest_is_shown(visit, tmp_path):
+    """Nobody has to ask first, or to take it away again; and a name is text."""
+    huge = tmp_path / "<img src='none.png' onerror='window.hit = 1'>.png"
+    Image.new("1", (9000, 9000)).save(huge)
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(Path(CUP).read_bytes()[:900])
+    visit.gives("drop", "#chat", broken, WOLF)
+    visit.refuses("broken.png")
+    visit.shows(1)
+    visit.ask("What is the printed word?")
+    visit.answered("wolf")
+    visit.page.set_input_files("#message input[type=file]", [str(huge)])
+    visit.refuses(huge.name)
+    visit.refuses("80,000,000")
+    assert visit.page.locator("#message .thumbnail-item").count() == 0
+    assert visit.page.evaluate("window.hit") is None and visit.errors == []
+    assert not [url for url in visit.requests if "none.png" in url]
+
+
+def test_a_large_photograph_is_made_smaller_before_it_is_sent_and_its_boxes_are_its_own(
+    visit, tmp_path, monkeypatch
+):
+    large, times = tmp_path / "large.png", 12
+    image = Image.open(EXAMPLE).convert("RGB")
+    image = image.resize((times * image.width, times * image.height), Image.Resampling.LANCZOS)
+    image.save(large, compress_level=0)
+    service, came = visit.house.service, []
+    take_in = service.take_in
+    monkeypatch.setattr(service, "take_in", lambda path: came.append(os.path.getsize(path)) or take_in(path))
+    visit.upload(large)
+    shown = visit.page.locator("#message .thumbnail-item img")
+    edge = service.edge
+    assert shown.evaluate("image => image.decode().then(() => image.naturalWidth)") == edge < image.width
+    assert len(came) == 1 and came[0] < large.stat().st_size / 50
+    visit.ask("Where is the star?")
+    visit.page.locator("#chat .located img").wait_for()
+    visit.ended()
+    said = visit.page.locator("#chat .said").inner_text()
+    box = [int(number) / times for number in re.findall(r"\d+", said)]
+    assert box == pytest.approx([157, 25, 245, 115], abs=8)
+
+
+def test_a_conversation_survives_a_reload_and_is_no_other_tabs(browser, house, visit):
+    page = visit.page
+    visit.upload(WOLF)
+    visit.open(page.locator("#sampling > button"), until=page.get_by_label("Seed"))
+    page.get_by_label("Seed").fill("7")
+    visit.ask("What is the printed word?")
+    visit.answered("wolf")
+    visit.reload()
+    visit.answered("wolf")
+    visit.shows(0)
+    assert page.locator("#figures dd").count() >= 3 and visit.question() == ""
+    visit.open(page.locator("#sampling > button"), until=page.get_by_label("Seed"))
+    assert page.get_by_label("Seed").input_value() == "7"
+    visit.ask("What is the printed word?")  # about the same image
+    visit.answered("wolf", "wolf")
+    other = Visit(browser, house)
+    other.has_answers(0)
+    other.context.close()
+    second = visit.context.new_page()  # a tab of the same browser
+    second.goto(visit.url)
+    second.wait_for_selector("#message img")
+    assert second.locator("#chat .bot.message").count() == 0
+    second.close()
+    page.click("#undo")
+    visit.answered("wolf")
+    page.click("#clear")
+    visit.has_answers(0)
+    visit.reload()
+    visit.has_answers(0)
+    assert visit.errors == []
 
 
 def test_several_answers_retry_edit_and_undo(visit):
@@ -248,13 +403,15 @@ def test_several_answers_retry_edit_and_undo(visit):
 
 def test_mistakes_are_reported_and_the_question_is_not_lost(visit, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # nobody waits for a network
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(Path(CUP).read_bytes()[:900])
-    visit.upload(broken)
+    other = tmp_path / "other.png"
+    Image.new("RGB", (40, 40), "red").save(other)
+    visit.upload(other)
+    source = visit.page.locator("#message .thumbnail-item img").get_attribute("src")
+    Path(source.partition("file=")[2]).unlink()  # as happens to the oldest where many upload
     visit.ask("What is it?")
-    visit.refuses("broken.png")
+    visit.refuses("other.png")
     assert visit.answers() == [] and visit.question() == "What is it?"
-    assert visit.page.locator("#message img[src*=broken]").count() == 1
+    assert visit.page.locator("#message img[src*=other]").count() == 1
     visit.ask("   ")
     visit.refuses("Type a question")
     field = visit.page.locator("#model input")
@@ -264,15 +421,11 @@ def test_mistakes_are_reported_and_the_question_is_not_lost(visit, tmp_path, mon
     visit.refuses("nobody/nothing-here")
     field.fill(str(app.DEFAULT_MODEL))
     field.press("Enter")
-    large = tmp_path / "large.png"
-    Image.frombytes("RGB", (2500, 2000), bytes(15_000_000)).save(large, compress_level=0)
-    visit.page.set_input_files("#message input[type=file]", str(large))
-    visit.page.get_by_text(re.compile("exceeds|too large|maximum allowed", re.IGNORECASE)).first.wait_for()
     visit.works()
 
 
 def test_stop_ends_the_answer_and_the_next_question_is_answered(browser, slow_house):
-    visit = Visit(browser, slow_house.url)
+    visit = Visit(browser, slow_house)
     visit.ask()
     visit.speaks()
     visit.page.click("#message .stop-button")
@@ -298,7 +451,7 @@ def test_stop_ends_the_answer_and_the_next_question_is_answered(browser, slow_ho
 @pytest.mark.parametrize("width, height", [(1280, 800), (390, 844)])
 def test_what_is_needed_is_seen_without_scrolling(browser, house, width, height):
     """Before and after an answer, one with a box and a mistake; the box is in the answer's bubble."""
-    visit = Visit(browser, house.url, width=width, height=height)
+    visit = Visit(browser, house, width=width, height=height)
     page = visit.page
 
     def seen(*selectors: str) -> None:
@@ -334,7 +487,7 @@ def test_what_is_needed_is_seen_without_scrolling(browser, house, width, height)
 
 @pytest.mark.parametrize("theme, width", [("light", 1280), ("dark", 360)])
 def test_it_can_be_read_touched_and_heard(browser, house, theme, width):
-    visit = Visit(browser, house.url, width=width, theme=theme)
+    visit = Visit(browser, house, width=width, theme=theme)
     page, sampling = visit.page, visit.page.locator("#sampling")
     look = ACCESSIBILITY.read_text(encoding="utf-8")
     assert page.evaluate("document.querySelector('.dark') != null") == (theme == "dark")
@@ -353,7 +506,7 @@ def test_it_can_be_read_touched_and_heard(browser, house, theme, width):
 
 @pytest.mark.parametrize("width, method", [(1280, "attention"), (360, "occlusion")])
 def test_attribution(browser, house, width, method):
-    visit = Visit(browser, house.url, width=width)
+    visit = Visit(browser, house, width=width)
     page = visit.page
     visit.open(page.get_by_role("tab", name="Attribution"), until=page.get_by_label(method))
     page.get_by_label(method).check()
@@ -365,6 +518,40 @@ def test_attribution(browser, house, width, method):
     assert sheet["y"] >= label["y"] + label["height"] - 1  # nothing of the sheet is covered
     assert page.evaluate("document.documentElement.scrollWidth") <= width and not visit.errors
     visit.context.close()
+
+
+def test_attribution_begins_with_the_last_question_and_reuses_what_it_cost(visit, monkeypatch):
+    page, service = visit.page, visit.house.service
+    model = service.models.held(service.models.default).model
+    encode, encoded = model.encode_images, []
+    monkeypatch.setattr(model, "encode_images", lambda *all: encoded.append(1) or encode(*all))
+    ask, look = (page.get_by_role("tab", name=name, exact=True) for name in ("Ask", "Attribution"))
+    field = page.locator("#where-message textarea")
+    visit.upload(CUP)
+    visit.ask("What is the printed word?")
+    visit.answered("cup")
+    before = len(encoded)
+    look.click()
+    page.wait_for_selector("#where-message .thumbnail-item img[src*=cup]")
+    assert field.input_value() == "What is the printed word?"
+    assert page.locator("#where-message .thumbnail-item").count() == 1
+    page.click("#where-message .submit-button")
+    page.wait_for_selector("#where-sheet img")
+    page.wait_for_selector("#where-message .submit-button")
+    assert page.locator("#where-answer textarea").input_value() == "cup"
+    assert len(encoded) == before
+    field.fill("Describe the picture.")
+    visit.open(ask, until=page.locator("#message"))
+    visit.open(look, until=field)
+    assert field.input_value() == "Describe the picture."  # until something else was asked
+    visit.open(ask, until=page.locator("#message"))
+    visit.ask("How many shapes are there?")
+    visit.has_answers(2)
+    look.click()
+    page.wait_for_function(
+        "document.querySelector('#where-message textarea').value == 'How many shapes are there?'"
+    )
+    assert visit.errors == []
 
 
 @pytest.mark.parametrize("theme, width", [("light", 1280), ("dark", 360)])
@@ -379,7 +566,7 @@ def test_a_box_and_its_name_light_up_together(browser, uploads, tmp_path, theme,
     turned = Image.open(EXAMPLE).convert("RGB").resize(size).transpose(Image.Transpose.ROTATE_90)
     turned.save(tmp_path / "turned.jpg", exif=exif)
     with served(make_service(model)) as house:
-        visit = Visit(browser, house.url, width=width, theme=theme)
+        visit = Visit(browser, house, width=width, theme=theme)
         visit.upload(tmp_path / "turned.jpg")
         visit.ask("What colour is the star?")
         page, image = visit.page, visit.page.locator(".located svg")

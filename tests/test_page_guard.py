@@ -58,7 +58,7 @@ def send(page, method: str, path: str, **more) -> httpx.Response:
 
 
 def upload(page, name: str = "a.png", size: int = 1000) -> httpx.Response:
-    files = {"files": (name, io.BytesIO(os.urandom(size)))}
+    files = {"files": (name, io.BytesIO(bytes(size)))}
     return send(page, "POST", "gradio_api/upload", files=files)
 
 
@@ -132,8 +132,8 @@ def test_an_attribution_can_be_stopped(page):
 # -------------------------------------------------------------------------------------------- strangers
 def test_what_the_server_refuses(page, tmp_path):
     """Too large an upload, too large a body, URLs and server paths as images; and the page goes on."""
-    assert upload(page, size=11 * 2**20).status_code == 413
-    assert upload(page, size=90 * 2**20).status_code == 413
+    assert upload(page, size=page.service.limits.image.max_bytes + 1).status_code == 413
+    assert upload(page, size=page.service.limits.image.max_bytes + 2**20).status_code == 413
     join = "gradio_api/queue/join"
     assert send(page, "POST", join, content=b"[" * 2**21).status_code == 413
     assert send(page, "POST", join, content=iter([b"[" * 99])).status_code == 411  # of unknown length
@@ -259,14 +259,16 @@ def test_uploads_stay_within_their_bounds_and_the_page_keeps_its_own(page, tmp_p
     assert uploads.holds(str(files[2])) and uploads.holds(str(files[0]))  # it was there
     outside = (str(tmp_path), str(files[2].parent), "/etc/passwd", f"{tmp_path}/../x", "http://a/b", "a\0b")
     assert not any(map(uploads.holds, outside))
-    guest = tmp_path / "guest.png"
+    guest, copy = tmp_path / "guest" / "guest.png", tmp_path / "guest" / "guest.jpg"
+    guest.parent.mkdir()
     guest.write_bytes(b"1")
     uploads.uploaded([str(guest)], "a guest")  # a flood of others' files takes the flood's
+    guest.rename(copy)  # a smaller copy takes the place of what was uploaded
     for number in range(6):
         time.sleep(0.01)
         (tmp_path / f"flood{number}.png").write_bytes(b"1")
         uploads.make_room()
-    assert guest.exists() and (tmp_path / "flood5.png").exists() and not files[2].exists()
+    assert copy.exists() and (tmp_path / "flood5.png").exists() and not files[2].exists()
 
 
 # ----------------------------------------------------------------------------------------------- goodbyes

@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
+from data.errors import ImageError
+from data.images import load_image
 from generation.options import GenerationOptions
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.conversation import Conversation
@@ -178,11 +180,26 @@ def test_a_model_of_questions_about_images_needs_one(single_folder):
     assert last.failed and "image" in last.notice and last.log == []
 
 
-def test_an_image_is_refused_by_its_header(service, tmp_path):
-    huge = tmp_path / "huge.png"
-    Image.new("1", (6000, 6000)).save(huge)
+def test_an_image_may_be_as_large_as_on_the_command_line(service, tmp_path):
+    """It is refused by its header."""
+    large, huge = tmp_path / "large.png", tmp_path / "huge.png"
+    Image.new("1", (8000, 5000)).save(large)
+    Image.new("1", (9000, 9000)).save(huge)
+    assert service.load(str(large)).size == load_image(large).size == (8000, 5000)
     notice = views(service, replace(STAR, images=(str(huge),)))[-1].notice
     assert "pixels" in notice and "ImageLimits" not in notice
+    with pytest.raises(ImageError):
+        load_image(huge)
+
+
+def test_what_a_model_makes_of_several_images_is_said_to_whom_shows_them(service, model_folder):
+    service.models.open(EMBEDDED)
+    other = make_service(model_folder)
+    other.models.open(str(model_folder))
+    assert service.about_images("", 1) == other.about_images("", 1) == ""
+    assert service.about_images("", 2) != other.about_images("", 2) != ""
+    assert "one image" in service.about_images(EMBEDDED, 2) and "3" in other.about_images("", 3)
+    other.close()
 
 
 def test_a_stopped_answer_stays_as_far_as_it_went(slow):
@@ -358,6 +375,51 @@ def test_visitors_of_an_open_model_do_not_wait_with_those_of_one_that_opens():
 
     asyncio.run(asked())
     service.close()
+
+
+KEY, OTHER_KEY = "0123456789abcdef" * 2, "f" * 32
+
+
+def test_a_page_that_is_loaded_anew_has_its_conversation_and_no_other_page_has(service, monkeypatch):
+    async def opened(session: str, key: str, *requests: AskRequest) -> list[str]:
+        """The answers that a page shows when it is opened, before it asks for more."""
+        with service.connected(session):
+            visitor = await service.restore(session, "", key)
+            answers = [exchange.answers[0] for exchange in visitor.log]
+            for request in requests:
+                await last_of(service.ask(service.visitor(session), request))
+        return answers
+
+    async def visits() -> None:
+        assert await opened("one", KEY, STAR, WORD) == []
+        for number, key in enumerate(("", OTHER_KEY, KEY[:-1], KEY.upper(), "é" * 32)):
+            assert await opened(f"stranger {number}", key) == []
+        assert await opened("two", KEY) == ["blue", "cup"]
+        assert await opened("three", KEY, replace(WORD, images=(EXAMPLE,))) == ["blue", "cup"]
+        assert await opened("four", KEY) == ["blue", "cup", "tree"]
+        with service.connected("five"):
+            await service.clear(await service.restore("five", "", KEY))
+        assert await opened("six", KEY, STAR) == []
+        monkeypatch.setattr(service, "limits", ServiceLimits(kept_seconds=0))
+        assert await opened("seven", KEY) == []  # too late
+
+    asyncio.run(visits())
+
+
+def test_an_answer_that_a_reload_cut_off_is_shown_as_far_as_it_went(slow):
+    async def visits():
+        with slow.connected("one"):
+            asking = slow.ask(await slow.restore("one", "", KEY), long_request(slow))
+            async for view in asking:
+                if view.log and view.log[-1].answers[0].count(" ") > 3:
+                    break
+        rest = asyncio.create_task(last_of(asking))
+        visitor = await slow.restore("two", "", KEY)
+        await rest
+        return visitor.log
+
+    (exchange,) = asyncio.run(visits())
+    assert exchange.stop_reasons == ["stopped"] and exchange.answers[0].count(" ") > 3
 
 
 def test_visitors_and_open_pages_stay_within_their_bounds(service, monkeypatch):

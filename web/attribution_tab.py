@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import gradio as gr
 from PIL import Image
@@ -22,7 +23,7 @@ from inference.attribution.occlusion import OcclusionMaps, occlusion_steps
 from inference.attribution.teacher_forcing import Word, answer_words
 from inference.checkpoint import Checkpoint, RequestError
 from web.engine import EngineRequest
-from web.parts import message_box, model_choice, notice, visitor_of
+from web.parts import add_images, message_box, model_choice, notice, visitor_of
 from web.service import AskRequest, Service, Visitor, queue_notice, user_message
 
 MAX_NEW_TOKENS = 64  # of an answer: every word gets a map
@@ -56,8 +57,9 @@ class AttributionTab:
             with gr.Column(scale=4, min_width=300):
                 self.message = message_box(service, "where-message")
                 method = gr.Radio(list(METHODS), value=METHODS[0], label="Method", elem_id="method")
-                model = model_choice(service, "where-model")
+                self.model = model = model_choice(service, "where-model")
                 self.notice = gr.HTML("", elem_id="where-notice")
+                add_images(service, self.message, model, self.notice)
                 gr.Markdown(_ABOUT)
             with gr.Column(scale=7, min_width=300):
                 self.answer = gr.Textbox(label="Answer", interactive=False, lines=1, elem_id="where-answer")
@@ -80,6 +82,22 @@ class AttributionTab:
         self.message.stop(
             self._stop, None, None, api_name="stop_looking", show_progress="hidden", queue=False
         )
+
+    @property
+    def on_select(self) -> dict[str, Any]:
+        """What happens when the tab is shown."""
+        more = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+        return {"fn": self._fill, "inputs": None, "outputs": [self.message, self.model], **more}
+
+    def _fill(self, request: gr.Request) -> Any:
+        """Begin with the last image and question, unless the tab has begun with them before."""
+        visitor = visitor_of(self.service, request)
+        last = visitor.log[-1] if visitor.log else None
+        if last is None or last is visitor.looked_at or visitor.busy.locked():
+            return gr.skip()
+        visitor.looked_at, asked = last, last.request
+        value = {"text": asked.question, "files": [image for image in asked.images if Path(image).is_file()]}
+        return {self.message: gr.update(value=value), self.model: asked.model or self.service.models.default}
 
     async def _look(
         self, message: dict, method: str, model: str, request: gr.Request

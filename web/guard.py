@@ -116,7 +116,9 @@ class Uploads:
 
     def uploaded(self, paths: Iterable[str], owner: str) -> None:
         """These files have come from an address."""
-        self._owners |= {Path(path).resolve(): owner for path in paths}
+        for path in (Path(path).resolve() for path in paths):
+            # Each has a folder of its own, where a copy that is made of it will lie.
+            self._owners |= {one: owner for one in (path, path.parent) if one != self.folder}
 
     def make_room(self) -> None:
         """Until the rest is within bounds, delete the file that the owner of the most bytes has not used for
@@ -124,7 +126,8 @@ class Uploads:
         held: dict[str, list[tuple[float, int, Path]]] = defaultdict(list)
         for file in sorted(self._files(), reverse=True):  # the oldest last
             if file[2] not in self._own:
-                held[self._owners.get(file[2], "")].append(file)
+                owner = self._owners.get(file[2]) or self._owners.get(file[2].parent, "")
+                held[owner].append(file)
         room = self.room.most_bytes - self.room.held
         of_owner = {owner: sum(size for _, size, _ in files) for owner, files in held.items()}
         while of_owner and sum(of_owner.values()) > room:
@@ -135,6 +138,7 @@ class Uploads:
             with suppress(OSError):
                 path.unlink()
                 path.parent.rmdir()  # unless it holds others
+                self._owners.pop(path.parent, None)
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
         """(last use, bytes, path) of each file."""

@@ -33,7 +33,16 @@ from web.boxes import overlay
 from web.connections import BoundedServer
 from web.guard import Guard, Hosts, Uploads
 from web.models import Models
-from web.parts import EXAMPLES, message_box, model_choice, notice, visitor_of
+from web.parts import (
+    EXAMPLES,
+    add_images,
+    message_box,
+    model_choice,
+    notice,
+    session_of,
+    settings_of_page_js,
+    visitor_of,
+)
 from web.service import AskRequest, Exchange, Service, View, Visitor
 
 CSS, JS = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
@@ -51,6 +60,13 @@ SESSIONS = 100  # whose components' values Gradio keeps
 OLD_FILES = (600, 3600)  # seconds: how often to look for files, and the age at which they are deleted
 # Gradio counts events for a dashboard that is switched off here: a few are enough, and no summary of them.
 SETTINGS = {"GRADIO_ANALYTICS_MAX_EVENTS": "100", "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000"}
+# A browser that keeps nothing gives none, and its page starts afresh when it is loaded anew.
+_KEY_OF_TAB = """() => {
+    try {
+        return [sessionStorage.ocelli ??= Array.from(
+            crypto.getRandomValues(new Uint8Array(16)), (one) => one.toString(16).padStart(2, "0")).join("")];
+    } catch { return [""]; }
+}"""
 _ENDED = {
     "length": "stopped at the maximum number of new tokens",
     "context": "stopped where the model's context is full",
@@ -66,9 +82,10 @@ def build(service: Service, remember: bool = False) -> gr.Blocks:
         title = gr.HTML(_title(service, service.models.default), elem_id="title")
         with gr.Tabs():
             with gr.Tab("Ask"):
-                AskTab(service, remember, title)
-            with gr.Tab("Attribution"):
-                AttributionTab(service)
+                asking = AskTab(service, remember, title)
+            with gr.Tab("Attribution") as tab:
+                tab.select(**AttributionTab(service).on_select)
+        asking.restore_on(page)
         page.unload(lambda: None)  # with this event open pages keep a connection: see `Service.connected`
     page.queue(max_size=WAITING, default_concurrency_limit=None)
     page.state_session_capacity = SESSIONS
@@ -112,6 +129,7 @@ class AskTab:
                 )
                 self.settings = self._lay_out_settings(remember)
                 self.stats = gr.HTML("", elem_id="figures")
+        add_images(service, self.message, self.model, self.notice)
         self._connect()
 
     def _lay_out_settings(self, remember: bool) -> list[gr.components.Component]:
@@ -154,6 +172,31 @@ class AskTab:
         gr.on([self.undo.click, self.chat.undo], self._undo, None, shown, api_name="undo", **more)
         gr.on([self.clear.click], self._clear, None, shown, api_name="clear", **more)
         gr.on([self.model.change], self._introduce, [self.model], [self.title], api_name="introduce", **more)
+
+    def restore_on(self, page: gr.Blocks) -> None:
+        """A page that is loaded anew shows its conversation: its tab has a key, which no other tab knows."""
+        key = gr.Textbox(visible="hidden", elem_id="key")
+        everything = [self.chat, self.stats, self.notice, self.message, self.model, *self.settings]
+        page.load(
+            self._restore,
+            [key],
+            everything,
+            js=_KEY_OF_TAB,
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+
+    async def _restore(self, request: gr.Request, key: str) -> Any:
+        visitor = await self.service.restore(*session_of(request), key)
+        if not visitor.log:
+            return gr.skip()
+        last = visitor.log[-1].request
+        values = [getattr(last, field.name) for field in fields(AskRequest)[2:]]
+        given = dict(zip([self.model, *self.settings], (-1 if one is None else one for one in values)))
+        changes = self._changes(View(visitor.log))
+        changes[self.message]["value"] = {"text": "", "files": []}
+        return changes | given
 
     async def _ask(self, request: gr.Request, message: dict, *settings) -> AsyncGenerator[dict, None]:
         """Answer a question about its images, or about those of the question before."""
@@ -301,14 +344,13 @@ def _stats(stats: dict[str, Any]) -> str:
 # --------------------------------------------------------------------------------------------- the server
 def make_app(service: Service, hosts: Hosts, remember: bool = False) -> Guard:
     """The page of a service as an ASGI application, with the guard before all that Gradio has there."""
-    limits = service.engine.limits
     page = build(service, remember)
     uploads = Uploads(get_upload_folder(), service.limits.max_uploaded_bytes)
     app = gr.mount_gradio_app(
         FastAPI(openapi_url=None),
         page,
         path="/",
-        max_file_size=limits.image.max_bytes,
+        max_file_size=service.limits.image.max_bytes,
         footer_links=[],
         run_history=False,
         enable_monitoring=False,
@@ -319,9 +361,9 @@ def make_app(service: Service, hosts: Hosts, remember: bool = False) -> Guard:
             primary_hue="indigo", neutral_hue="slate", font=["sans-serif"], font_mono=["monospace"]
         ).set(**CONTRAST),
         css_paths=[CSS],
-        js=JS.read_text(encoding="utf-8"),
+        js=JS.read_text(encoding="utf-8").replace("SETTINGS", settings_of_page_js(service)),
     )
-    largest = limits.max_images * (limits.image.max_bytes + 2**16)
+    largest = service.limits.image.max_bytes + 2**16  # page.js uploads one at a time
     return Guard(app, hosts, uploads, service.connected, largest)
 
 

@@ -1,15 +1,23 @@
-"""What both tabs are laid out from."""
+"""What both tabs are laid out from, and the way of images into their boxes.
+
+Dropped, pasted and chosen images are made smaller and uploaded by page.js, and looked at in `add_images`:
+those that can be read join the question, the others are named.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import secrets
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
-from web.service import Service, Visitor
+from web.service import Service, Visitor, user_message
 
+QUESTION = "What is in the picture?"  # about an image of one's own, until there is another
 _ASSETS = Path(__file__).resolve().parent.parent / "assets"
 EXAMPLES = [
     {"text": question, "files": [str(_ASSETS / image)]}
@@ -29,13 +37,58 @@ def message_box(service: Service, name: str) -> gr.MultimodalTextbox:
         EXAMPLES[0],
         show_label=False,
         placeholder="Ask about the image",
-        file_types=["image"],
         file_count="multiple",
         sources=["upload"],
         max_lines=6,
         max_plain_text_length=service.limits.max_characters,
         elem_id=name,
     )
+
+
+def settings_of_page_js(service: Service) -> str:
+    """What page.js has to know, as JSON."""
+    limits = service.limits.image
+    return json.dumps(
+        {
+            "edge": service.edge,
+            "bytes": limits.max_bytes,
+            "pixels": limits.max_pixels,
+            "images": service.engine.limits.max_images,
+            "examples": [example["text"] for example in EXAMPLES],
+            "question": QUESTION,
+        }
+    )
+
+
+def add_images(service: Service, box: gr.MultimodalTextbox, model: gr.Dropdown, said: gr.HTML) -> None:
+    """Lets page.js hand over files that it uploaded, and what it says about others, for a message box."""
+    name = box.elem_id
+    uploaded = gr.File(file_count="multiple", visible="hidden", elem_id=f"{name}-uploaded")
+    refused = gr.Textbox(visible="hidden", elem_id=f"{name}-refused")
+    add = gr.Button(visible="hidden", elem_id=f"{name}-add")
+
+    async def look_at(
+        files: list[str] | None, problems: str, message: dict, model: str
+    ) -> tuple[list[str], str]:
+        taken, wrong = list[str](), problems.splitlines()
+        for file in files or ():
+            try:
+                taken.append(await asyncio.to_thread(service.take_in, file))
+            except Exception as error:  # the others go on
+                wrong.append(user_message(error))
+        count = len(taken) + len(message.get("files") or ())
+        if wrong:
+            return taken, notice(". ".join(wrong), True)
+        return taken, notice(service.about_images(model, count), False)
+
+    more: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    add.click(
+        look_at,
+        [uploaded, refused, box, model],
+        [uploaded, said],
+        js=f"(...inputs) => ocelli.uploaded({name!r}, ...inputs)",
+        **more,
+    ).success(None, [box, uploaded], [box], js=f"(...inputs) => ocelli.join({name!r}, ...inputs)", **more)
 
 
 def model_choice(service: Service, name: str) -> gr.Dropdown:
@@ -51,9 +104,13 @@ def model_choice(service: Service, name: str) -> gr.Dropdown:
     )
 
 
+def session_of(request: gr.Request) -> tuple[str, str]:
+    """The session of an open page, and its address."""
+    return request.session_hash or secrets.token_hex(8), request.client.host if request.client else ""
+
+
 def visitor_of(service: Service, request: gr.Request) -> Visitor:
-    client = request.client.host if request.client else ""
-    return service.visitor(request.session_hash or secrets.token_hex(8), client)
+    return service.visitor(*session_of(request))
 
 
 def notice(text: str, failed: bool) -> str:

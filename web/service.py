@@ -15,13 +15,14 @@ may be called elsewhere.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import threading
 import time
 import traceback
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,21 +32,28 @@ from PIL import Image
 from torch import OutOfMemoryError
 
 from data.errors import ImageError, PromptError, one_line
-from data.images import TiledImage, load_image
+from data.images import ImageLimits, TiledImage, load_image
 from data.processor import EncodedConversation
 from generation.kv_cache import bytes_per_position
 from generation.options import CacheMemoryError, GenerationOptions
-from inference.checkpoint import Checkpoint, PixelText, RequestError
+from inference.checkpoint import Checkpoint, PixelText, RequestError, spoken_form
 from inference.conversation import NextTurn, Turn, encode_short, next_turn
 from inference.errors import user_errors
 from models.checkpoints.hub import Origin
 from web.engine import DRAFT, Engine, EngineLimits, EngineRequest, Interrupted, Piece, Ticket
 from web.guard import FOR_PROGRAMS
+from web.pictures import original_size, take_in
 
 REDRAW = 0.1  # an answer is shown anew at most this often
 ALIVE = 1.0  # while nothing happens, a view is given this often: it fails where the visitor has gone
 MOST_SHORT = 1 / 3  # positions of a draft's prompt, as a share of the answer's
+ENDING = 2.0  # seconds that a page which is loaded anew waits for the end of its earlier answer
+_KEY = re.compile(r"[0-9a-f]{32}")  # of 128 bits
 STOPPED = "Stopped before the first word."
+# Pixels of a longest side: what a page shows of an image at most, what no model known so far sees more than,
+# and no bound.
+SHOWN, SEEN, UNBOUND = 1024, 2048, 10**6
+OF_VISITORS = ImageLimits(allow_urls=False, allow_paths=False)  # as large as on the command line
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,10 @@ class ServiceLimits:
 
     max_characters: of one question. max_turns: kept of a conversation, the latest.
     max_uploaded_bytes: kept of all visitors together.
-    max_visitors: remembered without an open page. max_open: open pages.
+    max_visitors: remembered without an open page, and kept_seconds: how long they are, for a page that is
+        loaded anew. max_open: open pages.
     max_tiled_bytes: of images cut into tiles, which are kept for their visitors' next questions.
+    image: what an image may be: what it may be on the command line.
     """
 
     max_characters: int = 4_000
@@ -64,6 +74,8 @@ class ServiceLimits:
     max_visitors: int = 100
     max_open: int = 500
     max_tiled_bytes: int = 128 * 2**20
+    kept_seconds: float = 600.0
+    image: ImageLimits = OF_VISITORS
 
 
 @dataclass(frozen=True)
@@ -172,10 +184,13 @@ class Visitor:
     """One open page: its conversation, and the lock that whoever works for it holds.
 
     client: who takes turns with others at the engine.
+    key: a secret of the browser's tab, by which a page that is loaded anew is known; "" where it has none.
+    left: when its page was closed. looked_at: the question that the attribution tab was last filled with.
     """
 
     def __init__(self, client: str = "") -> None:
-        self.client = client
+        self.client, self.key, self.left = client, "", 0.0
+        self.looked_at: Exchange | None = None
         self.log: list[Exchange] = []
         self.busy = asyncio.Lock()
         self.request: AskRequest | None = None  # the one in work
@@ -273,6 +288,7 @@ class Service:
         self._open: Counter[str] = Counter()  # connections of open pages, by session
         self._tiled: OrderedDict[tuple[Origin | None, str], TiledImage] = OrderedDict()
         self._lock = threading.Lock()  # of the tiled images
+        self._looking = threading.Lock()  # one upload at a time: it may hold a large image's pixels
 
     def close(self) -> None:
         """End all work, and the engine."""
@@ -299,9 +315,38 @@ class Service:
         name = Path(path).name
         try:
             with open(path, "rb") as file:
-                return load_image(file, self.engine.limits.image, name=repr(name))
+                return load_image(file, self.limits.image, name=repr(name))
         except FileNotFoundError:
             raise ImageError(f"{name!r} is no longer kept here: add it again") from None
+
+    @property
+    def edge(self) -> int:
+        """Pixels of the longest side that uploaded images are made smaller to: no model here sees more."""
+        models = self.models
+        held = [one for name in models.names if (one := models.held(name)) is not None]
+        edges = [SHOWN, *(one.processor.images.longest_side for one in held)]
+        forms = [spoken_form(one.model.generation_config) for one in held]
+        if any(form is not None and form.name == "qwen2.5-vl" for form in forms):
+            return UNBOUND  # its coordinates depend on the size of the file
+        return max(edges) if len(held) == len(models.names) and not models.any_model else max(*edges, SEEN)
+
+    def take_in(self, path: str) -> str:
+        """See `web.pictures.take_in`. In any thread. What is no image is deleted, with an ImageError."""
+        with self._looking:
+            try:
+                return take_in(path, self.load(path), self.edge)
+            except ImageError:
+                Path(path).unlink(missing_ok=True)
+                raise
+
+    def about_images(self, model: str, count: int) -> str:
+        """A sentence on what a model makes of several images, or "" for one."""
+        if count < 2:
+            return ""
+        held = self.models.held(model or self.models.default)
+        return (held.too_many_images(count) if held else "") or (
+            f"The model is shown all {count} images, in this order."
+        )
 
     def tiled(self, checkpoint: Checkpoint, path: str) -> TiledImage:
         """An uploaded image, opened and cut into tiles. In any thread."""
@@ -311,6 +356,7 @@ class Service:
                 self._tiled.move_to_end(key)
                 return self._tiled[key]
         tiled = checkpoint.processor.tile(self.load(path))
+        tiled = replace(tiled, size=original_size(path, tiled.size))
         with self._lock:
             self._tiled[key] = tiled
             size = sum(one.tiles.nbytes for one in self._tiled.values())
@@ -416,13 +462,33 @@ class Service:
         self._visitors.move_to_end(session)
         closed = {key: other for key, other in self._visitors.items() if key not in self._open}
         idle = [key for key, other in closed.items() if key != session and not other.busy.locked()]
-        for key in idle[: max(0, len(closed) - self.limits.max_visitors)]:
+        before = time.monotonic() - self.limits.kept_seconds
+        old = [key for key in idle if closed[key].key and closed[key].left < before]
+        for key in {*old, *idle[: max(0, len(closed) - self.limits.max_visitors)]}:
             del self._visitors[key]
+        return visitor
+
+    async def restore(self, session: str, client: str, key: str) -> Visitor:
+        """The visitor of a session, with the conversation of the page that had this key before: a browser's
+        tab that was loaded anew. A tab that is open twice has it twice from then on."""
+        visitor = self.visitor(session, client)
+        if visitor.key or not _KEY.fullmatch(key):
+            return visitor
+        same = [other for other in self._visitors.values() if secrets.compare_digest(other.key, key)]
+        visitor.key = key
+        if same:
+            with suppress(TimeoutError):  # its answer is being ended, if its page is closed
+                await asyncio.wait_for(same[-1].busy.acquire(), ENDING)
+                same[-1].busy.release()
+            visitor.log[:0] = [exchange for exchange in same[-1].log if exchange.stop_reasons]
+        for other in [name for name, one in self._visitors.items() if one in same and name not in self._open]:
+            del self._visitors[other]
         return visitor
 
     @contextmanager
     def connected(self, session: str) -> Iterator[None]:
-        """A page of the session is open. At the end of the last one its answer ends, and it is forgotten.
+        """A page of the session is open. At the end of the last one its answer ends. It is then forgotten, or
+        remembered for a while if it has a key.
 
         Raises RequestError where too many pages are open."""
         if self._open.total() >= self.limits.max_open:
@@ -434,8 +500,11 @@ class Service:
             self._open[session] -= 1
             if not self._open[session]:
                 del self._open[session]
-                if (visitor := self._visitors.pop(session, None)) is not None:
+                if (visitor := self._visitors.get(session)) is not None:
                     visitor.cancel()
+                    visitor.left = time.monotonic()
+                    if not visitor.key:
+                        del self._visitors[session]
 
 
 def queue_notice(place: int) -> str:

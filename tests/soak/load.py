@@ -44,7 +44,7 @@ EMBEDDED = str(ROOT / "checkpoints" / "ocelli-shapes")
 FAMILIES = ("colour", "shape", "count", "position", "word", "digit", "describe")
 WAITING = "…"  # what the page shows in the place of an answer that has not begun
 LEAST_LOOKS = 8  # at the page's memory: two in a quarter
-TOO_LARGE = 15 * 2**20  # bytes, of an upload: the page takes 10 MiB
+TOO_LARGE = 129 * 2**20  # bytes, of an upload: the page takes 128 MiB
 KINDS = {"asked": 0.7, "broken_off": 0.15, "garbage": 0.1, "too_large": 0.05}
 
 
