@@ -243,10 +243,8 @@ def _run_own(
     task: EvalTask, checkpoint: Checkpoint, settings: argparse.Namespace, ranks: Ranks, output: Path
 ) -> None:
     if ranks.is_first:
-        print(task)
-        print(
-            f"   model  {settings.model}, {checkpoint.dtype} on {ranks.device}, {checkpoint.decode_step_name}"
-        )
+        step = f"{checkpoint.dtype} on {ranks.device}, {checkpoint.decode_step_name}"
+        print(for_terminal(f"{task}\n   model  {settings.model}, {step}"))
     results = evaluate(checkpoint, task, output, settings.batch_size, settings.controls, ranks)
     if not ranks.is_first:
         return

@@ -232,7 +232,7 @@ class Chat:
 
     def _help(self) -> None:
         for name, (takes, what) in COMMANDS.items():
-            log(f"{name + ' ' + takes:12}  {what}")
+            log(f"{name + ' ' + takes:14}  {what}")
         log("A path or a URL alone shows that image, too: drop a file on the terminal.")
         log("Everything else is a question. Put a space before one that begins with a slash or a path.")
         log("Ctrl-C stops an answer, Tab completes, arrows and Ctrl-R find earlier lines.")
@@ -361,9 +361,9 @@ def as_markdown(conversation: Conversation) -> str:
     for turn in conversation.turns:
         cut = "" if turn.ended == "stop" else f" _(ended by: {turn.ended})_"
         blocks += [f"![{Path(image.name).name}](<{place(image)}>)" for image in turn.images]
-        answer = for_terminal(PixelText(said, turn.image_size).whole(turn.answer))
+        answer = PixelText(said, turn.image_size).whole(turn.answer)
         blocks += [f"**You:** {turn.question}", f"**Model:** {answer}{cut}"]
-    return "\n\n".join(blocks) + "\n"
+    return for_terminal("\n\n".join(blocks)) + "\n"  # as some look at files on a terminal
 
 
 def place(image: TiledImage) -> str:

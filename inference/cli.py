@@ -30,7 +30,7 @@ from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
 from inference.batch_images import are_images
 from inference.errors import RequestError, check_text_only
 from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar
-from inference.terminal import wrapped
+from inference.terminal import log, wrapped
 from models import __version__
 from models.checkpoints.hub import check_has_config, describe, for_terminal
 from models.config import check_device
@@ -188,7 +188,7 @@ def log_if_slow(program: str, model: str) -> Iterator[None]:
     """Says on stderr that this model is being loaded if the block takes more than a moment."""
     name = os.path.basename(os.path.abspath(model)) if os.path.isdir(model) else model
     text = f"{program}: loading {name}"
-    timer = threading.Timer(LOG_AFTER, lambda: print(text, file=sys.stderr, flush=True))
+    timer = threading.Timer(LOG_AFTER, log, [text])
     timer.daemon = True
     timer.start()
     try:

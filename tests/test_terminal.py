@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 
 import pytest
 
 import generate
+from inference import cli
 from inference.answer import AnswerText
 from inference.boxes import Locator
 from inference.results import to_json
@@ -92,6 +94,33 @@ def test_the_lines_of_a_chat_are_wrapped_as_well(show):
         "error: short",
         "",
     ]
+
+
+def test_a_chat_cuts_no_word_before_its_first_line_either(model_folder, monkeypatch, show):
+    """What generate.py says itself: of the example in place of an image, of options without effect."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    shown = show()
+    assert generate.main(["--chat", "--model", str(model_folder), "--top-k", "3", "--seed", "1"]) == 0
+    lines = shown.getvalue().splitlines()
+    assert len(lines) >= 4 and max(map(len, lines)) <= 40
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_the_name_of_a_model_controls_no_terminal(model_folder, photo, tmp_path, monkeypatch, show, tty):
+    """While it is loaded, beside its answer, in a mistake, in a conversation that is saved."""
+    folder, saved = tmp_path / f"model{HOSTILE.strip()}".replace("\0", ""), tmp_path / "a.md"
+    shutil.copytree(model_folder, folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"knows": HOSTILE, "most_images": 1}))
+    monkeypatch.setattr(cli, "LOG_AFTER", 0)
+    shown = show(tty)
+    more = ["--max-new-tokens", "2", "--model", str(folder)]
+    assert generate.main([str(photo), str(photo), "-q", "how many?", "--stats", *more]) == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"how many?\n/save {saved}\n"))
+    assert generate.main(["--chat", *more]) == 0
+    assert generate.main(["-q", "how many?", "--model", f"{folder}/none"]) == 2
+    said = shown.getvalue() + saved.read_text()
+    assert said.count("model") > 5 and not set(HOSTILE) & set(said)
 
 
 def test_what_a_model_says_controls_no_terminal():
