@@ -2,27 +2,19 @@
 
     matcher = compiled(tokenizer, grammar)             # ValueError for one that cannot be used
 
-The process of `inference.trial.Trials` runs `serve`. It reads the tokenizer once and forks for each grammar,
-which is safe because it has no threads: after one that was ended nothing has to be read again. It imports
-nothing but llguidance.
+It imports nothing but llguidance. Where a system forks, the process of `inference.trial.Trials` runs
+`inference.forking`, elsewhere `serve`, which is watched from outside.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import llguidance
 
-SECONDS, MEMORY = 1.0, 256 * 2**20  # of processor time and of memory, for one grammar
-WALL_SECONDS = 30  # on a machine that is busy with other things
-FAILED = 2  # the exit status after an error that is none of the grammar's
 # Of llguidance's limits: 20 MB of states, and of the work for one token 15 ms.
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 500_000,
@@ -36,48 +28,27 @@ LIMITS: dict[str, Any] = {
 
 
 def serve() -> None:
-    """Try out the grammars that stdin says, one a line, until it ends."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    spec = json.loads(sys.stdin.buffer.readline())
-    tokenizer = spec and llguidance.LLTokenizer(*spec)
+    """Try out the grammars that stdin says, one a line, until it ends, within no bounds. The first reply says
+    that the tokenizer has been read."""
+    tokenizer = read_tokenizer()
+    reply(0, "")
     for line in sys.stdin.buffer:
-        if (child := os.fork()) == 0:
-            try:
-                _try_out(tokenizer, json.loads(line))
-            except MemoryError:
-                os._exit(1)
-            finally:
-                os._exit(FAILED)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code == FAILED:
-            _reply(0, "the library that compiles it fails")
-        elif code:  # mostly by a signal
-            _reply(0, f"it takes more than {SECONDS:g} s or {MEMORY // 2**20} MiB to compile")
+        reply(0, refusal_of(tokenizer, json.loads(line)))
 
 
-def _try_out(tokenizer: Any, grammar: str) -> None:
-    """All of a forked process."""
-    bound(SECONDS, MEMORY)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def read_tokenizer() -> Any:
+    """What `inference.trial.Trials` sends first; None for none."""
+    spec = json.loads(sys.stdin.buffer.readline())
+    return spec and llguidance.LLTokenizer(*spec)
+
+
+def refusal_of(tokenizer: Any, grammar: str) -> str:
+    """Why there is no matcher of a grammar, or ""."""
     try:
         compiled(tokenizer, grammar)
-        message = ""
     except ValueError as error:
-        message = str(error)[:1000]
-    taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
-        signal.setitimer(timer, 0)
-    _reply(taken * 1024, message)
-    os._exit(0)
-
-
-def bound(seconds: float, memory: int) -> None:
-    """Have this process end when it has taken so much processor time, or asks for so much more memory."""
-    with suppress(OSError, ValueError):  # no such file, no such limit: not Linux
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + memory, mapped + memory))
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+        return str(error)[:1000]
+    return ""
 
 
 def compiled(tokenizer: Any, grammar: str) -> Any:
@@ -98,5 +69,6 @@ def compiled(tokenizer: Any, grammar: str) -> Any:
     return matcher
 
 
-def _reply(taken: int, message: str) -> None:
+def reply(taken: int, message: str) -> None:
+    """The bytes that a grammar takes, and why it cannot be used, to whoever asked."""
     os.write(1, json.dumps([taken, message]).encode() + b"\n")

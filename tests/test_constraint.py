@@ -8,6 +8,8 @@ import json
 import math
 import random
 import re
+import subprocess
+import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +26,7 @@ from generation.options import ConstraintError, GenerationOptions
 from generation.requests import NewTokens, Request, RequestOutput
 from generation.scheduler import Scheduler
 from generation.session import Session
-from inference import answer
+from inference import answer, trial
 from inference.checkpoint import open_checkpoint
 from inference.constraint import MOST_DIGITS, Constraints
 from inference.errors import RequestError
@@ -585,10 +587,35 @@ def test_what_takes_too_long_to_compile_is_ended(constraints, name):
 
 def test_what_takes_too_much_memory_is_ended(tokenizer, monkeypatch):
     """The bound of the process is on what a grammar takes; here, of one that takes little."""
-    program = "import inference.compiling as t; t.MEMORY = 2**20; t.serve()"
-    monkeypatch.setattr("inference.trial.PROGRAM", program)
+    program = "import inference.forking as t; t.MEMORY = 2**20; t.serve()"
+    monkeypatch.setitem(trial.PROGRAMS, True, program)
     with pytest.raises(RequestError):
         Constraints(tokenizer, VOCAB, STOPS)(json_grammar({"enum": [f"{n:05d}" for n in range(7000)]}))
+
+
+def test_where_nothing_forks_the_process_is_watched(tokenizer, monkeypatch):
+    """On Windows. What takes too long ends all the same, and the next grammar is tried out."""
+    monkeypatch.setattr(trial, "FORKS", False)
+    own = Constraints(tokenizer, VOCAB, STOPS)
+    for name in ("multiples", "patterns"):
+        own(json_grammar({"const": name}))
+        with pytest.raises(RequestError):
+            own(json_grammar(COSTLY[name]))
+        assert own._trials._process is None
+    monkeypatch.setattr(trial, "MEMORY", -(2**40))
+    with pytest.raises(RequestError):
+        own(json_grammar({"enum": [f"{n:05d}" for n in range(7000)]}))
+
+
+def test_grammars_need_nothing_that_windows_has_not():
+    """No module `resource`, and no fork."""
+    code = (
+        "import os, sys, psutil; sys.modules['resource'] = None; del os.fork\n"
+        "import inference.constraint; from inference.grammar import check_grammar, json_grammar\n"
+        "print(check_grammar(json_grammar({'type': 'integer'})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == json_grammar({"type": "integer"}).strip(), done.stderr
 
 
 def test_a_process_that_has_gone_is_started_again(tokenizer):

@@ -241,6 +241,34 @@ def test_who_gives_up_leaves_the_queue_at_once(models, monkeypatch):
         engine.close()
 
 
+def test_who_sends_many_new_forms_leaves_places_and_turns_to_others(models, checkpoint, monkeypatch):
+    """Each may take a second, one after the other: a new form of another client waits for one of them, and
+    those that are too many are refused instead of filling the queue. The same form again is not one more."""
+    engine, go_on, order = Engine(models, EngineLimits(slots=2, max_queue=20)), threading.Event(), []
+    compiled = type(checkpoint).constraint
+
+    def constraint(self, grammar: str):
+        assert go_on.wait(PATIENCE)
+        order.append(grammar)
+        return compiled(self, grammar)
+
+    async def asked() -> None:
+        forms = [choice_grammar([f"no{number}"]) for number in range(engine_module.FORMS_EACH + 5)]
+        many = [engine.submit(request(grammar=one, client="many")) for one in (forms[0], *forms, forms[1])]
+        other = engine.submit(request(grammar=choice_grammar(["yes"]), client="other"))
+        go_on.set()
+        told = await asyncio.gather(*map(answers, many), answers(other), return_exceptions=True)
+        refused = [isinstance(one, QueueFull) for one in told]
+        assert told[-1] == ["yes"] and list(dict.fromkeys(order)).index(choice_grammar(["yes"])) <= 2
+        assert 1 <= sum(refused) <= 5 and not any(refused[: engine_module.FORMS_EACH]) and not refused[-2]
+
+    monkeypatch.setattr(type(checkpoint), "constraint", constraint)
+    try:
+        asyncio.run(asyncio.wait_for(asked(), PATIENCE))
+    finally:
+        engine.close()
+
+
 def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(models, checkpoint, monkeypatch):
     """Two clients send forms that are compiled for ever; who asks without a form, or with one that is known,
     is answered. Who leaves, waiting or not, leaves nothing behind."""

@@ -47,10 +47,12 @@ from inference.checkpoint import Checkpoint, spoken_form
 from inference.conversation import ContextFullError
 from inference.errors import RequestError, user_errors
 from inference.prefix_files import own_folder, with_prefixes
+from inference.trial import SECONDS
 from web.models import GUEST, Models
 
 OPENERS = 2  # threads that open images and encode prompts
 FORMS = 64  # grammars whose requests do not wait for those that are new
+FORMS_EACH = 8  # new ones of a client that wait: each may take a second
 LONGEST_WAIT = 60.0  # seconds that a refused client is asked to wait at most
 STORE_WAIT = 1.0  # seconds that a prompt waits for the prefixes of its model
 REST_AFTER = 60.0  # seconds without a request, after which memory is given back
@@ -277,6 +279,9 @@ class _Queue:
                 if number < len(own):
                     yield own[number]
 
+    def of(self, client: str) -> Sequence[Ticket]:
+        return self._clients.get(client, ())
+
     def put(self, ticket: Ticket) -> None:
         self._clients.setdefault(ticket.request.client, deque()).append(ticket)
 
@@ -443,7 +448,12 @@ class Engine:
                 return  # nobody waited so long
             ticket.checkpoint, request = opening.result(), ticket.request
             formed = request.grammar is None or (request.model, request.grammar) in self._formed
-            (self._queue_of(ticket) if formed else self._forms).put(ticket)
+            own = {request.grammar, *(one.request.grammar for one in self._forms.of(request.client))}
+            many = not formed and len(own) > FORMS_EACH
+            if not many:
+                (self._queue_of(ticket) if formed else self._forms).put(ticket)
+        if many:  # they would take the places of all others in the queue
+            self._end(ticket, QueueFull(FORMS_EACH * SECONDS))
         self._open_next()
 
     def _queue_of(self, ticket: Ticket) -> _Queue:
