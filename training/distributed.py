@@ -100,9 +100,7 @@ class Ranks:
     def wait(self) -> None:
         """Until all ranks are here, however long one of them downloads; exchanges wait for half an hour."""
         if self.together:
-            group = dist.new_group(backend="gloo", timeout=_LONGEST_DOWNLOAD)
-            dist.barrier(group)
-            dist.destroy_process_group(group)
+            dist.barrier(dist.new_group(backend="gloo", timeout=_LONGEST_DOWNLOAD))  # ends with the others
 
     @contextmanager
     def watching(self) -> Iterator[None]:
