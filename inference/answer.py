@@ -23,7 +23,9 @@ from generation.options import CacheMemoryError, GenerationOptions
 from generation.requests import Request, each_answer
 from generation.session import Session, SessionOutput
 from inference.checkpoint import Checkpoint, RequestError
+from inference.grammar import Form
 
+DEFAULTS = GenerationOptions()
 _INCOMPLETE = "\ufffd"  # what tokenizers decode half a UTF-8 sequence to
 
 
@@ -42,7 +44,7 @@ def ask(
     row = encode(checkpoint, images, question, system)
     stream = start(checkpoint, row, options, session)
     row = replace(row, tiles=None)  # the stream has them, and lets go of them with the prefill
-    return Reply(checkpoint, row, stream, options.num_return_sequences, time.perf_counter() - began)
+    return Reply(checkpoint, row, stream, options, time.perf_counter() - began)
 
 
 def ask_each(
@@ -99,11 +101,12 @@ class Reply:
     checkpoint: Checkpoint
     row: EncodedConversation
     stream: TokenStream
-    answers: int
+    options: GenerationOptions
     prepare: float
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        texts = [AnswerText(self.checkpoint) for _ in range(self.answers)]
+        answers = range(self.options.num_return_sequences)
+        texts = [AnswerText(self.checkpoint, self.options) for _ in answers]
         for column in self.stream:
             for number, token_id in enumerate(column.tolist()):
                 if piece := texts[number].put(token_id):
@@ -118,7 +121,7 @@ class Reply:
         ids, decode = output.rows(), output.seconds["decode"]
         after_first = sum(map(len, ids)) - len(ids)
         return {
-            **answers_of(checkpoint, self.row, ids),
+            **answers_of(checkpoint, self.row, ids, self.options),
             "confidences": output.confidences,
             "reused_tokens": output.reused if isinstance(output, SessionOutput) else 0,
             "seconds": {"load": checkpoint.load_seconds, "prepare": self.prepare, **output.seconds},
@@ -168,41 +171,56 @@ class TextStream:
 
 
 class AnswerText:
-    """The text of one answer, token by token, without its stop token and the space before its first word."""
+    """The text of one answer, token by token, without its stop token and the space before its first word.
 
-    def __init__(self, checkpoint: Checkpoint):
+    options: which it was made with. Where their form is written around what the model says, all of the text
+    comes at its end.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, options: GenerationOptions = DEFAULTS):
         self._stream = TextStream(checkpoint.processor.tokenizer)
         self._stops = frozenset(checkpoint.stop_token_ids)
         self._begun = self._ended = False
+        form = options.constraint
+        self._write = form.write if isinstance(form, Form) else None
+        self._said = ""  # what is to be written at the end
 
     def put(self, token_id: int) -> str:
         """The text that this token completes; "" from the stop token on."""
         if token_id in self._stops:
             return self.finish()
-        return "" if self._ended else self._strip(self._stream.put(token_id))
+        return "" if self._ended else self._show(self._stream.put(token_id))
 
     def finish(self) -> str:
         """The text of what is left."""
+        if self._ended:
+            return ""
         self._ended = True
-        return self._strip(self._stream.finish())
+        shown = self._show(self._stream.finish())
+        return shown if self._write is None else self._write(self._said)
 
-    def _strip(self, piece: str) -> str:
+    def _show(self, piece: str) -> str:
         piece = piece if self._begun else piece.lstrip()
         self._begun = self._begun or bool(piece)
+        if self._write is not None:
+            self._said += piece
+            return ""
         return piece
 
 
-def answer_text(checkpoint: Checkpoint, ids: Sequence[int]) -> str:
+def answer_text(checkpoint: Checkpoint, ids: Sequence[int], options: GenerationOptions = DEFAULTS) -> str:
     """The whole text of one answer, as streaming gives it, without space at its end."""
-    text = AnswerText(checkpoint)
+    text = AnswerText(checkpoint, options)
     return ("".join(map(text.put, ids)) + text.finish()).rstrip()
 
 
-def answers_of(checkpoint: Checkpoint, row: EncodedConversation, ids: list[list[int]]) -> dict[str, Any]:
+def answers_of(
+    checkpoint: Checkpoint, row: EncodedConversation, ids: list[list[int]], options: GenerationOptions
+) -> dict[str, Any]:
     """The fields of a result that describe answers with these token ids, and their prompt."""
     stops = set(checkpoint.stop_token_ids)
     return {
-        "answers": [answer_text(checkpoint, answer) for answer in ids],
+        "answers": [answer_text(checkpoint, answer, options) for answer in ids],
         "token_ids": ids,
         "stop_reasons": ["stop" if stops & set(answer[-1:]) else "length" for answer in ids],
         "prompt_tokens": prompt_tokens(checkpoint, row),

@@ -144,10 +144,9 @@ class _Question:
             self.checkpoint.check_images(len(line.images))
             images = self.tiled(tuple(self.files.source.image_path(image) for image in line.images))
             row = encode(self.checkpoint, images, line.question, own["system"])
-            options = self.options
             if (grammar := grammar_of(own.get("schema"), own.get("choices"))) is not None:
-                options = replace(options, constraint=self.checkpoint.constraint(grammar))
-            self.requests = requests_for(self.checkpoint, row, limit, options)
+                self.options = replace(self.options, constraint=self.checkpoint.constraint(grammar))
+            self.requests = requests_for(self.checkpoint, row, limit, self.options)
             self.asked = line, replace(row, tiles=None)
         return self.requests.pop(0)
 
@@ -159,7 +158,8 @@ class _Question:
         assert self.asked is not None, "without an error there is a question"
         line, row = self.asked
         result |= {"model": self.files.model, "images": line.images, "question": line.question}
-        answers = answers_of(self.checkpoint, row, [self.ids[number] for number in sorted(self.ids)])
+        ids = [self.ids[number] for number in sorted(self.ids)]
+        answers = answers_of(self.checkpoint, row, ids, self.options)
         if len(self.ids) == 1:
             said = (
                 {"coordinates": self.box_format}

@@ -37,6 +37,7 @@ from generation.steps import DecodeStep
 from generation.threads import choose, watch
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
+from inference.grammar import Form, plain_form
 from models.checkpoints.hub import printable, snapshot
 from models.checkpoints.load import one_version
 from models.config import check_device
@@ -118,10 +119,20 @@ class Checkpoint:
         knows = printable(" ".join(said.split()), 200)  # a stranger's text, on a terminal
         return f"{Path(self.name).name} knows {knows}" if knows else ""
 
-    def constraint(self, grammar: str) -> Callable[[], Constraint]:
+    @property
+    def writes_json(self) -> bool:
+        """False where its generation_config.json says that it did not learn to."""
+        return self.model.generation_config.get("json", True) is not False
+
+    def constraint(self, grammar: str) -> Form:
         """What holds an answer to a grammar (`inference.grammar`): `GenerationOptions.constraint`. Raises
         RequestError for a grammar that cannot be used, and a tokenizer that cannot be held to any."""
-        return self._constraints(grammar)
+        plain = None if self.writes_json else plain_form(grammar)
+        as_it_stands = self._constraints(grammar)  # what cannot be used is refused by every model
+        if plain is None:
+            return Form(as_it_stands)
+        said, write = plain
+        return Form(self._constraints(said), write)
 
     @cached_property
     def _constraints(self) -> Callable[[str], Callable[[], Constraint]]:

@@ -172,7 +172,8 @@ class TurnReply:
         only where `send` was to let it have one."""
         if self._drafted is not None and self._result is None:
             self._begin()
-            yield from draft_text(self._conversation.checkpoint, self._drafted)
+            checkpoint = self._conversation.checkpoint
+            yield from draft_text(checkpoint, self._drafted, self._asked.options)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         # Not the generator itself: a loop over it that is interrupted could close it.
@@ -207,7 +208,7 @@ class TurnReply:
 
     def _run(self, stream: TokenStream) -> Generator[tuple[int, str], None, None]:
         checkpoint, stopped = self._conversation.checkpoint, True
-        texts = [AnswerText(checkpoint) for _ in self._ids]
+        texts = [AnswerText(checkpoint, self._asked.options) for _ in self._ids]
         try:
             self._begin()
             for column in stream:
@@ -256,7 +257,8 @@ class TurnReply:
         }
         if self._drafted is not None:
             self._drafted.end_draft()
-            self._result["draft"] = draft_result(checkpoint, self._drafted, self._ids[0])
+            options = self._asked.options
+            self._result["draft"] = draft_result(checkpoint, self._drafted, self._ids[0], options)
         self._conversation._pending = None
         self.kept = all(self._ids)
         if self.kept:
@@ -283,7 +285,7 @@ class NextTurn:
 
     def result(self, checkpoint: Checkpoint, ids: list[list[int]], stopped: bool) -> dict[str, Any]:
         """`answers_of` these ids, with reasons as in `Turn.ended`."""
-        result, most = answers_of(checkpoint, self.row, ids), self.options.max_new_tokens
+        result, most = answers_of(checkpoint, self.row, ids, self.options), self.options.max_new_tokens
         result["stop_reasons"] = [
             "stop" if reason == "stop" else "stopped" if stopped and len(own) < most else self.limit
             for reason, own in zip(result["stop_reasons"], ids)

@@ -46,7 +46,7 @@ def ask_each(
         short = encode(checkpoint, alone, question, system) if alone else None
         stream = start_drafted(checkpoint, row, short, options, session)
         row = replace(row, tiles=None)
-        yield DraftedReply(checkpoint, row, stream, options.num_return_sequences, time.perf_counter() - began)
+        yield DraftedReply(checkpoint, row, stream, options, time.perf_counter() - began)
         began = time.perf_counter()
 
 
@@ -81,21 +81,23 @@ def start_drafted(
         raise RequestError(error) from error
 
 
-def draft_text(checkpoint: Checkpoint, stream: DraftStream) -> Iterator[str]:
+def draft_text(checkpoint: Checkpoint, stream: DraftStream, options: GenerationOptions) -> Iterator[str]:
     """The text of a draft while it is made, "" for a token that completes none."""
-    text = AnswerText(checkpoint)
+    text = AnswerText(checkpoint, options)
     for ids in stream.draft():
         yield text.put(int(ids))
     yield text.finish()
 
 
-def draft_result(checkpoint: Checkpoint, stream: DraftStream, answer: Sequence[int]) -> dict[str, Any] | None:
+def draft_result(
+    checkpoint: Checkpoint, stream: DraftStream, answer: Sequence[int], options: GenerationOptions
+) -> dict[str, Any] | None:
     """What a result says about a draft: its text, how many tokens it has and with how many of them the answer
     begins, seconds of work until the first one and until the last. None where none was made."""
     if (draft := stream.drafted) is None:
         return None
     return {
-        "text": answer_text(checkpoint, draft.token_ids),
+        "text": answer_text(checkpoint, draft.token_ids, options),
         "tokens": len(draft.token_ids),
         "accepted": draft.accepted(answer),
         "first_token_seconds": draft.first_token_seconds,
@@ -111,7 +113,7 @@ class DraftedReply(Reply):
 
     def draft(self) -> Iterator[str]:
         """The pieces of the draft's text; none where no draft helps."""
-        return draft_text(self.checkpoint, self.stream)
+        return draft_text(self.checkpoint, self.stream, self.options)
 
     def after_draft(self, shown: bool, always: bool) -> Iterator[tuple[int, str]]:
         """`after_draft` with grey text if it is to be `shown`."""
@@ -120,7 +122,8 @@ class DraftedReply(Reply):
     def finish(self) -> dict[str, Any]:
         """`Reply.finish`, and "draft", see `draft_result`."""
         result = super().finish()
-        return result | {"draft": draft_result(self.checkpoint, self.stream, result["token_ids"][0])}
+        draft = draft_result(self.checkpoint, self.stream, result["token_ids"][0], self.options)
+        return result | {"draft": draft}
 
 
 # ------------------------------------------------------------------------------------------ the terminal

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from data.errors import one_line
+from generation.protocol import Constraint
 from inference.errors import RequestError
 from inference.trial import TrialFailed, Trials
 
@@ -116,6 +118,124 @@ def check_grammar(grammar: str) -> str:
     except TrialFailed as error:
         raise RequestError(refusal(str(error))) from None
     return grammar
+
+
+# ------------------------------------------------------------- models that did not learn to write JSON
+
+
+@dataclass(frozen=True)
+class Form:
+    """What holds an answer to a grammar: `GenerationOptions.constraint`.
+
+    constraint: makes one for each answer.
+    write: makes the answer's text of what the model said; None where that is the answer.
+    """
+
+    constraint: Callable[[], Constraint]
+    write: Callable[[str], str] | None = None
+
+    def __call__(self) -> Constraint:
+        return self.constraint()
+
+
+_ABOUT = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions"}
+_DIGITS = "-?[0-9]{1,20}"  # as many as `inference.constraint` lets a number have
+
+
+def plain_form(grammar: str) -> tuple[str, Callable[[str], str]] | None:
+    """For a model that did not learn to write JSON: (the grammar of what it says by itself, what makes the
+    JSON of that). After a brace and a name such a model says nothing sensible, but the one value that a
+    schema asks for is what it answers anyhow: a text, a number, yes or no, one of several texts, or a list
+    of texts with commas. None for any other grammar, which it is held to as it stands.
+    """
+    if not is_json(grammar):
+        return None
+    schema = json.loads(grammar.removeprefix(f"{_START}%json "))
+    schema.pop("x-guidance")
+    names: list[str] = []
+    value = _resolved(schema, schema)
+    while isinstance(value.get("properties"), dict) and len(value["properties"]) == 1:
+        if not value.keys() <= {"type", "properties", "required", "additionalProperties"} | _ABOUT:
+            return None
+        ((name, inner),) = value["properties"].items()
+        names.append(name)
+        value = _resolved(inner, schema)
+    said = _said(value, schema)
+    if said is None:
+        return None
+    plain, read = said
+
+    def write(text: str) -> str:
+        try:
+            made = read(text.strip())
+        except ValueError:  # no number yet: the answer was cut
+            return text
+        for name in reversed(names):
+            made = {name: made}
+        return json.dumps(made, ensure_ascii=False)
+
+    return plain, write
+
+
+def _resolved(value: Any, schema: dict) -> dict:
+    """A schema without what stands elsewhere or may be null; {} for one that is none."""
+    for _ in range(8):
+        if not isinstance(value, dict):
+            return {}
+        others = [key for key in ("anyOf", "oneOf", "allOf") if key in value]
+        name = str(value.get("$ref", ""))
+        if name.startswith("#/") and value.keys() <= {"$ref"} | _ABOUT:
+            inner: Any = schema
+            for part in name.split("/")[1:]:
+                inner = inner.get(part) if isinstance(inner, dict) else None
+            value = inner
+        elif len(others) == 1 and value.keys() <= {*others} | _ABOUT and isinstance(value[others[0]], list):
+            real = [one for one in value[others[0]] if one != {"type": "null"}]
+            if len(real) != 1:
+                return value
+            value = real[0]
+        else:
+            return value
+    return {}
+
+
+def _said(value: dict, schema: dict) -> tuple[str, Callable[[str], Any]] | None:
+    """(the grammar of what a model says by itself for a value, what makes the value of it)."""
+    keys, kind = value.keys() - _ABOUT, value.get("type")
+    if isinstance(kind, list) and len(own := [one for one in kind if one != "null"]) == 1:
+        kind, value = own[0], value | {"type": own[0]}
+    texts = [value["const"]] if "const" in value else value.get("enum")
+    if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+        return (choice_grammar(texts), str) if keys <= {"type", "enum", "const"} else None
+    if kind == "boolean" and keys == {"type"}:
+        return choice_grammar(("yes", "no")), "yes".__eq__
+    if kind in ("integer", "number"):
+        return f"{_START}%json {json.dumps(value | {'x-guidance': _JSON})}", json.loads
+    if kind == "string" and keys <= {"type", "minLength", "maxLength"}:
+        least, most = value.get("minLength", 0), value.get("maxLength", "")
+        return pattern_grammar(rf"[^\x00-\x1f]{{{least},{most}}}"), str
+    if kind == "array" and keys <= {"type", "items"}:
+        return _several_said(_resolved(value.get("items"), schema))
+    return None
+
+
+def _several_said(item: dict) -> tuple[str, Callable[[str], Any]] | None:
+    """`_said` of a list of such items."""
+    keys, kind, texts = item.keys() - _ABOUT, item.get("type"), item.get("enum")
+    if keys == {"type"} and kind == "string":
+        return pattern_grammar(r"[^\x00-\x1f]*"), _listed
+    if keys == {"type"} and kind == "integer":
+        return pattern_grammar(f"({_DIGITS}(, {_DIGITS})*)?"), lambda text: list(map(int, _listed(text)))
+    choices = texts if isinstance(texts, list) and keys <= {"type", "enum"} else []
+    if choices and all(isinstance(text, str) and ", " not in text for text in choices):
+        choice_grammar(choices)  # refuses what is no choice
+        return f'{_START}one (", " one)*\none: ' + " | ".join(map(_quoted, choices)), _listed
+    return None
+
+
+def _listed(text: str) -> list[str]:
+    """ "red circle, word tree" is a list of two, a sentence is one thing."""
+    return [text] if text.endswith(".") else [one for one in text.split(", ") if one]
 
 
 def refusal(message: str) -> str:

@@ -282,7 +282,7 @@ def bad_requests(vlm) -> dict[str, Request | LazyRequest]:
         "images give": bad(pixel_values=good.pixel_values.repeat(1, 2, 1, 1, 1)),
         "expected tiles of": bad(pixel_values=good.pixel_values[..., :8]),
         "pixel_attention_mask": bad(pixel_attention_mask=torch.ones(1, 1, 3, 3)),
-        "from 0 to": bad(input_ids=torch.tensor([VOCAB])),
+        "expected ids": bad(input_ids=torch.tensor([VOCAB])),
         "at least one token": bad(input_ids=torch.tensor([], dtype=torch.int64), pixel_values=None),
         "context holds 400": bad(options=replace(options, max_new_tokens=394)),
         "num_return_sequences": bad(options=replace(options, num_return_sequences=2)),

@@ -49,7 +49,7 @@ def locating(tmp_path, monkeypatch):
     own = {"form": "qwen3-vl", "detect": "Where is the {thing}?", "describe": "Name all with boxes."}
     path.write_text(json.dumps(config | {"coordinates": own}))
     answers: list[str] = []
-    monkeypatch.setattr(answer, "answer_text", lambda checkpoint, ids: answers.pop(0))
+    monkeypatch.setattr(answer, "answer_text", lambda *_: answers.pop(0))
     return str(folder), answers
 
 

@@ -367,9 +367,10 @@ def test_the_probability_of_ending_is_that_of_closing(constraints, tokenizer):
     assert torch.allclose(scores.softmax(0), moved.where(allowed, 0) / moved[allowed].sum(), rtol=1e-5)
 
 
-def test_the_embedded_model_counts(embedded):
+def test_the_embedded_model_counts(embedded, monkeypatch):
     """Alone, compiled, in a batch and one token at a time: the number that it says without a form; and it is
-    as sure of the bracket as it was of its end."""
+    as sure of the bracket as it was of its end. It writes the JSON itself here."""
+    monkeypatch.delitem(embedded.model.generation_config, "json")
     images, question = [ROOT / "assets/example.png"], "How many shapes are there?"
     constraint = embedded.constraint(json_grammar(ANY))
     options = GenerationOptions(constraint=constraint, confidence=True)
@@ -402,6 +403,71 @@ def test_the_embedded_model_counts(embedded):
         assert math.exp(closing.logprob) > 0.9
         assert closing.top[0][1] == closing.logprob
         assert not {one for one, _ in closing.top} & set(embedded.stop_token_ids)
+
+
+TEXT, CHOICE = {"type": "string"}, {"$ref": "#/$defs/Colour"}
+COLOURS = {"$defs": {"Colour": {"enum": ["red", "green", "blue"], "title": "Colour", "type": "string"}}}
+SEVERAL, CHOICES = {"type": "array", "items": TEXT}, {"type": "array", "items": CHOICE}
+EXAMPLE = ROOT / "assets/example.png"
+
+
+@pytest.mark.parametrize(
+    ("question", "schema", "value"),
+    [
+        ("How many shapes are there?", record(count={"type": "integer", "title": "Count"}), int),
+        ("How many shapes are there?", record(count={"type": "number"}), float),
+        (
+            "How many shapes are there?",
+            record(inner=record(count={"type": ["integer", "null"]})),
+            int,
+        ),
+        ("What colour is the star?", record(colour=TEXT), str),
+        ("What colour is the star?", record(colour={"anyOf": [TEXT, {"type": "null"}]}), str),
+        ("What colour is the star?", TEXT, str),
+        ("What colour is the star?", record(colour=CHOICE) | COLOURS, str),
+        (
+            "What colour is the star?",
+            record(colours=CHOICES) | COLOURS,
+            lambda said: [said],
+        ),
+        ("Is there a star?", record(there={"type": "boolean"}), "yes".__eq__),
+        ("Is there a cross?", record(there={"type": "boolean"}), "yes".__eq__),
+        (
+            "Describe the picture.",
+            record(things=SEVERAL),
+            lambda said: said.split(", "),
+        ),
+        ("What is your name?", record(names=SEVERAL), lambda said: [said]),
+    ],
+)
+def test_a_model_that_writes_no_json_gives_its_plain_answer(embedded, question, schema, value):
+    """The value is what it says without a form, alone and among others on the server."""
+
+    def inner(made):
+        return inner(next(iter(made.values()))) if isinstance(made, dict) else made
+
+    (plain,) = answer.ask(embedded, [EXAMPLE], question, GenerationOptions()).finish()["answers"]
+    options = GenerationOptions(constraint=embedded.constraint(json_grammar(schema)), confidence=True)
+    reply = answer.ask(embedded, [EXAMPLE], question, options)
+    streamed = "".join(piece for _, piece in reply)
+    (text,) = reply.finish()["answers"]
+    assert text == streamed
+    assert_fits(text, schema)
+    assert inner(json.loads(text)) == value(plain)
+
+
+def test_other_forms_of_a_model_that_writes_no_json(embedded):
+    """Several values are what the schema allows; what is cut is not made whole; what cannot be is refused."""
+    several_values = record(colour=CHOICE, count={"type": "integer", "maximum": 9}) | COLOURS
+    options = GenerationOptions(constraint=embedded.constraint(json_grammar(several_values)))
+    (text,) = answer.ask(embedded, [EXAMPLE], "What is there?", options).finish()["answers"]
+    assert_fits(text, several_values)
+    below = record(count={"type": "integer", "maximum": -1})
+    options = GenerationOptions(constraint=embedded.constraint(json_grammar(below)), max_new_tokens=1)
+    cut = answer.ask(embedded, [EXAMPLE], "How many shapes are there?", options).finish()
+    assert cut["stop_reasons"] == ["length"] and cut["answers"][0] in ("", "-")
+    with pytest.raises(RequestError):
+        embedded.constraint(json_grammar({"type": "string", "minLength": 3, "maxLength": 2}))
 
 
 # ------------------------------------------------------------------------------------ every way, the same

@@ -518,7 +518,7 @@ def test_nothing_of_a_stop_string_is_shown(checkpoint):
         first = rng.randrange(len(text))
         stop = text[first : first + rng.randint(1, 12)]
         stops = (stop, rng.choice((stop + "?", "xyz", text[-3:] + "!")))
-        shown, got, told = _Text(checkpoint, stops), "", list[int]()
+        shown, got, told = _Text(checkpoint, GenerationOptions(), stops), "", list[int]()
         groups, rest = [], list(ids)
         while rest:
             count = rng.randint(1, 4)
@@ -544,7 +544,7 @@ def test_without_a_stop_string_in_it_an_answer_is_whole(checkpoint):
     ids = ask(checkpoint, [IMAGES[0]], QUESTIONS[0], GenerationOptions(max_new_tokens=8)).finish()[
         "token_ids"
     ][0]
-    shown = _Text(checkpoint, ("blueberry", "e!"))
+    shown = _Text(checkpoint, GenerationOptions(), ("blueberry", "e!"))
     assert "".join(shown.put([one])[0] for one in ids) + shown.put([], last=True)[0] == "blue"
 
 

@@ -232,8 +232,8 @@ class Ticket:
 class _Text:
     """The text of one answer up to a stop string, which may begin in one token and end in another."""
 
-    def __init__(self, checkpoint: Checkpoint, stop: tuple[str, ...]):
-        self._text, self._stop, self.stopped = AnswerText(checkpoint), stop, False
+    def __init__(self, checkpoint: Checkpoint, options: GenerationOptions, stop: tuple[str, ...]):
+        self._text, self._stop, self.stopped = AnswerText(checkpoint, options), stop, False
         self._held, self._length = "", 0  # text that is not shown yet; of all text that is
         self._tokens = deque[tuple[int, int, TokenLogprobs | None]]()  # where each begins that is not shown
 
@@ -557,7 +557,7 @@ class Engine:
         ticket.requests = [
             replace(one, key=(ticket, number), logprobs=request.logprobs) for number, one in numbered
         ]
-        ticket.texts = {number: _Text(checkpoint, request.stop) for number, _ in numbered}
+        ticket.texts = {number: _Text(checkpoint, options, request.stop) for number, _ in numbered}
 
     def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
         """A ticket has come to its end, for whatever reason."""

@@ -219,7 +219,7 @@ class ChatRequest(Strict):
         wanted = self.response_format is not None and self.response_format.type == "json_object"
         if wanted and generation_config.get("json", True) is False:
             message = "response_format: this model did not learn to write JSON: give a schema (type "
-            message += "'json_schema'), in words that it knows, and it fills in the values"
+            message += "'json_schema') that asks for one value, and it fills that in"
             raise ApiError(400, message, "response_format", "unsupported_value")
 
     @property

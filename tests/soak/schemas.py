@@ -70,7 +70,9 @@ def wrong_with(output: RequestOutput, checkpoint: Checkpoint) -> str | None:
         return repr(output.error)
     if output.key % 10 and output.stop_reason == "stop":
         try:
-            assert_fits(answer_text(checkpoint, output.token_ids), SCHEMAS[schema_of(output.key)])
+            *_, options = asked(output.key, checkpoint)
+            text = answer_text(checkpoint, output.token_ids, options)
+            assert_fits(text, SCHEMAS[schema_of(output.key)])
         except (ValueError, ValidationError) as error:  # no JSON, or another value
             return f"{schema_of(output.key)}: {error}"
     if output.key % 50 == 1:
