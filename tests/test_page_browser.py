@@ -59,6 +59,13 @@ def slow_house(uploads, tmp_path_factory):
         yield house
 
 
+@pytest.fixture(scope="module")
+def listed_house(uploads):
+    """A page on the embedded model, and no other."""
+    with served(make_service()) as house:
+        yield house
+
+
 class Visit:
     """One open page: `requests` that it sent, `errors` of its scripts."""
 
@@ -341,7 +348,10 @@ def test_a_large_photograph_is_made_smaller_before_it_is_sent_and_its_boxes_are_
     assert box == pytest.approx([157, 25, 245, 115], abs=8)
 
 
-def test_a_conversation_survives_a_reload_and_is_no_other_tabs(browser, house, visit):
+@pytest.mark.parametrize("which", ["house", "listed_house"])
+def test_a_conversation_survives_a_reload_and_is_no_other_tabs(browser, which, request):
+    house = request.getfixturevalue(which)
+    visit = Visit(browser, house)
     page = visit.page
     visit.upload(WOLF)
     visit.open(page.locator("#sampling > button"), until=page.get_by_label("Seed"))
@@ -371,6 +381,7 @@ def test_a_conversation_survives_a_reload_and_is_no_other_tabs(browser, house, v
     visit.reload()
     visit.has_answers(0)
     assert visit.errors == []
+    visit.context.close()
 
 
 def test_several_answers_retry_edit_and_undo(visit):
@@ -520,7 +531,11 @@ def test_attribution(browser, house, width, method):
     visit.context.close()
 
 
-def test_attribution_begins_with_the_last_question_and_reuses_what_it_cost(visit, monkeypatch):
+@pytest.mark.parametrize("which", ["house", "listed_house"])
+def test_attribution_begins_with_the_last_question_and_reuses_what_it_cost(
+    browser, which, request, monkeypatch
+):
+    visit = Visit(browser, request.getfixturevalue(which))
     page, service = visit.page, visit.house.service
     model = service.models.held(service.models.default).model
     encode, encoded = model.encode_images, []
@@ -552,6 +567,7 @@ def test_attribution_begins_with_the_last_question_and_reuses_what_it_cost(visit
         "document.querySelector('#where-message textarea').value == 'How many shapes are there?'"
     )
     assert visit.errors == []
+    visit.context.close()
 
 
 @pytest.mark.parametrize("theme, width", [("light", 1280), ("dark", 360)])

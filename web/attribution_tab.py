@@ -97,7 +97,7 @@ class AttributionTab:
             return gr.skip()
         visitor.looked_at, asked = last, last.request
         value = {"text": asked.question, "files": [image for image in asked.images if Path(image).is_file()]}
-        return {self.message: gr.update(value=value), self.model: asked.model or self.service.models.default}
+        return {self.message: gr.update(value=value), self.model: self.service.models.shown(asked.model)}
 
     async def _look(
         self, message: dict, method: str, model: str, request: gr.Request

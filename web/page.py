@@ -194,6 +194,7 @@ class AskTab:
         last = visitor.log[-1].request
         values = [getattr(last, field.name) for field in fields(AskRequest)[2:]]
         given = dict(zip([self.model, *self.settings], (-1 if one is None else one for one in values)))
+        given[self.model] = self.service.models.shown(last.model)
         changes = self._changes(View(visitor.log))
         changes[self.message]["value"] = {"text": "", "files": []}
         return changes | given

@@ -79,7 +79,7 @@ def add_images(service: Service, box: gr.MultimodalTextbox, model: gr.Dropdown, 
         count = len(taken) + len(message.get("files") or ())
         if wrong:
             return taken, notice(". ".join(wrong), True)
-        return taken, notice(service.about_images(model, count), False)
+        return taken, notice(service.about_images(service.models.named(model or ""), count), False)
 
     more: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     add.click(
