@@ -816,6 +816,20 @@ def test_a_connection_that_reads_nothing_is_closed(monkeypatch):
         assert wait_for(lambda: not served.server.server_state.connections)
 
 
+def test_where_every_connection_is_being_answered_one_more_is_refused(tmp_path):
+    folder = never_stopping(tmp_path / "model")
+    with running(SlowModels([str(folder)], device="cpu")) as served:
+        served.server.config.http.args[0].most = 1
+        asked = body(model="model", max_tokens=1000, stream=True)
+        stream = served.client().chat.completions.create(**asked)
+        next(iter(stream))
+        with connect(served) as one:
+            head, _, said = heard(one).partition(b"\r\n\r\n")
+        assert b" 503 " in head.splitlines()[0] and json.loads(said)["error"]["code"] == "overloaded"
+        assert b"retry-after" in head.lower() and served.engine.stats.running == 1
+        stream.close()
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(here, monkeypatch):
     monkeypatch.setattr(api, "BODY_SECONDS", 0.1)
     head = (
