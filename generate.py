@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from generation.options import GenerationOptions
-from inference import cli, terminal
+from inference import cli
 from inference.errors import user_errors, user_message
 from inference.results import to_json
 from models.checkpoints.hub import for_terminal
@@ -52,7 +52,7 @@ CHAT_ANSWERS = 16  # a guess, for whether compiling pays
 
 
 def log(text: str) -> None:
-    terminal.log(f"generate.py: {text}")
+    cli.log(f"generate.py: {text}")
 
 
 def read_request(args: argparse.Namespace) -> tuple[GenerationOptions, list[str], list[Any], list[str]]:

@@ -120,7 +120,8 @@ def take_turns(
 
     Args:
         make: a setup -> what answers jobs; a function of a module, as it is called in the child.
-        setups: of the systems, each with "system", "threads" and possibly "precision" and "environment".
+        setups: of the systems, each with "system", "threads" and possibly "precision" and "environment", in
+            which None is a variable that is not set.
         jobs: a setup -> its jobs; each is sent with its "round", from 0.
         together: keep all children alive, change the system after each job, and do all rounds of a job before
             the next one, so that what a child has in its cache is there in the next round. Otherwise a child
@@ -146,7 +147,13 @@ def take_turns(
                 continue
             print(f"round {number + 1}/{rounds}: {name}: {todo[system][job]}", file=sys.stderr)
             # A child reads these when it imports torch.
-            os.environ |= {"OMP_NUM_THREADS": str(setup["threads"]), **setup.get("environment", {})}
+            for key, value in {
+                "OMP_NUM_THREADS": str(setup["threads"]),
+                **setup.get("environment", {}),
+            }.items():
+                os.environ.pop(key, None)
+                if value is not None:
+                    os.environ[key] = value
             if system not in children:
                 children[system] = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
             try:

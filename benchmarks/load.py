@@ -123,7 +123,7 @@ def make_setups(settings: argparse.Namespace, folder: str) -> list[dict]:
     """Each system in each precision, without a quota and in each one."""
     shared = shared_setup(settings) | {"folder": folder}
     shared["longest"] = prompt_tokens(settings.shape, 1) + settings.tokens + 8
-    shared["environment"] = {"OMP_NUM_THREADS": ""}  # as who starts it without further thought
+    shared["environment"] = {"OMP_NUM_THREADS": None}  # as who starts it without further thought
     return [
         {"system": system, "precision": precision, "quota": quota, **shared}
         for quota in (None, *settings.quotas)

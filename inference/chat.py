@@ -33,12 +33,12 @@ from data.images import TiledImage
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
 from inference.checkpoint import Checkpoint, PixelText, RequestError
-from inference.cli import check_image_name, is_image_name, stats_table
+from inference.cli import check_image_name, is_image_name, log, stats_table
 from inference.conversation import Conversation
 from inference.draft import after_draft
 from inference.errors import user_errors, user_message
 from inference.results import to_json
-from inference.terminal import GreyText, log, wrapped
+from inference.terminal import GreyText, wrapped
 from models.checkpoints.hub import for_terminal
 
 COMMANDS = {

@@ -30,7 +30,7 @@ from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
 from inference.batch_images import are_images
 from inference.errors import RequestError, check_text_only
 from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar
-from inference.terminal import log, wrapped
+from inference.terminal import wrapped, wrapped_lines
 from models import __version__
 from models.checkpoints.hub import check_has_config, describe, for_terminal
 from models.config import check_device
@@ -536,6 +536,12 @@ def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:
     unused = [f"--{_dashed(name)}" for name, value in defaults.items() if vars(args)[name] != value]
     if unused and args.temperature == 0:
         log(f"{', '.join(unused)} without effect: give a --temperature to sample tokens")
+
+
+def log(text: str) -> None:
+    """Lines on stderr; at a terminal no word of them is cut at its edge, and none controls it."""
+    text = for_terminal(text)
+    print(wrapped_lines(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
 def say(pieces: Iterable[str]) -> None:

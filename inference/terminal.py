@@ -21,16 +21,13 @@ GREY, PLAIN, UP, ERASE = "\033[90m", "\033[0m", "\033[{}A", "\r\033[J"
 TAB = 8  # columns
 
 
-def log(text: str) -> None:
-    """Lines on stderr; at a terminal no word of them is cut at its edge."""
-    text = for_terminal(text)
-    if sys.stderr.isatty():
-        text = "\n".join(map(_wrapped, text.split("\n")))
-    print(text, file=sys.stderr, flush=True)
+def wrapped_lines(text: str) -> str:
+    """Each line in as many as it needs here, so that no word is cut at the terminal's edge."""
+    return "\n".join(map(_wrapped, text.split("\n")))
 
 
 def _wrapped(line: str) -> str:
-    """A line in as many as it needs here, the later ones further to the right."""
+    """A line, those that it goes on in further to the right."""
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     parts = textwrap.wrap(
         line,

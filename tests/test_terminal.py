@@ -14,8 +14,9 @@ import generate
 from inference import cli
 from inference.answer import AnswerText
 from inference.boxes import Locator
+from inference.cli import log
 from inference.results import to_json
-from inference.terminal import log, wrapped
+from inference.terminal import wrapped
 from models.checkpoints.hub import for_terminal
 
 HOSTILE = "".join(map(chr, (*range(9), *range(11, 32), *range(127, 160))))
