@@ -47,10 +47,10 @@ types: $(INSTALLED)
 	$(PY) -m mypy
 
 tests-of-training: $(INSTALLED)
-	MAKEFLAGS= $(PY) -m pytest $(TRAINING)
+	MAKEFLAGS= $(PY) -m pytest --durations=20 $(TRAINING)
 
 other-tests: $(INSTALLED)
-	MAKEFLAGS= $(PY) -m pytest $(addprefix --ignore=,$(TRAINING))
+	MAKEFLAGS= $(PY) -m pytest --durations=20 $(addprefix --ignore=,$(TRAINING))
 
 # Triton's kernels in its interpreter; everything on a device that is pretended, for which the CUDA driver is a
 # stub; the kernels compiled for GPUs that need not be here.
