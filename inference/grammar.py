@@ -20,12 +20,14 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data.errors import one_line
-from generation.protocol import Constraint
 from inference.errors import RequestError
 from inference.trial import TrialFailed, Trials
+
+if TYPE_CHECKING:
+    from generation.protocol import Constraint  # imports torch, which --help does without
 
 MOST_BYTES = 65_536  # of a schema, all choices, or a pattern
 MOST_CHOICES = 1000
