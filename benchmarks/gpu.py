@@ -31,7 +31,7 @@ from benchmarks.picture import markdown, number
 from benchmarks.shapes import DTYPES, build_ours, fill, prompt
 from benchmarks.systems import persistent_step, read_bandwidth
 from generation import kv_cache as kv
-from generation.decoding import eager_step
+from generation.steps import Step
 from inference.checkpoint import fast_step
 from training.flops import known_peak, measured_peak
 
@@ -246,7 +246,7 @@ def step_logits(model, step) -> torch.Tensor:
     for layer in cache:
         fill(layer["key"], 1.0), fill(layer["value"], 1.0, start=7919)
     ids = torch.full((1, 1), 7, device=weight.device)
-    return (step or eager_step(language_model))(ids, cache, PARITY_CONTEXT).float()
+    return (step or Step(language_model))(ids, cache, PARITY_CONTEXT).float()
 
 
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:

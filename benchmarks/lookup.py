@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ from benchmarks.common import (
 )
 from benchmarks.shapes import build_checkpoint, words
 from generation.kv_cache import KVCache
-from generation.steps import ChunkStep
+from generation.steps import Step
 from inference.cli import positive
 
 COLUMNS = {
@@ -53,16 +54,21 @@ COLUMNS = {
 }
 
 
-class Scripted:
+class Scripted(Step):
     """A step whose answer is written beforehand: after `start` positions of the prompt come `ids`."""
 
     same_bits = True
 
-    def __init__(self, step: ChunkStep, start: int, ids: list[int]):
+    def __init__(self, step: Step, start: int, ids: list[int]):
         self._step, self._start, self._ids = step, start, torch.tensor(ids)
 
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         return self._write(self._step(token_ids, kv_cache, start_pos)[:, None], start_pos)[:, 0]
+
+    def prefill(
+        self, embeddings: Tensor, lengths: Sequence[int], kv_cache: KVCache, start_pos: int | Tensor = 0
+    ) -> Tensor:
+        return self._step.prefill(embeddings, lengths, kv_cache, start_pos)
 
     def chunk(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         return self._write(self._step.chunk(token_ids, kv_cache, start_pos), start_pos)
@@ -111,7 +117,7 @@ def make_handler(setup: dict) -> Handler:
     torch.set_num_threads(setup["threads"])
     checkpoint = build_checkpoint(setup, fast=True)
     model, step = checkpoint.model, checkpoint.decode_step
-    if not isinstance(step, ChunkStep):
+    if not isinstance(step, Step):
         raise Unavailable(checkpoint.decode_step_name)
     ids = words(setup["shape"], 1, setup["tokens"])
     answers = make_answers(ids.tolist(), setup["tokens"], min(2000, model.config.text.vocab_size - 200))

@@ -20,8 +20,7 @@ from torch import Tensor
 from benchmarks.common import table
 from eval.tasks import DEFAULT_MODEL, IMAGE_SIZE
 from generation import kv_cache as kv
-from generation.decoding import DecodeStep, eager_step, prefill
-from generation.kv_cache import Prompt
+from generation.steps import DecodeStep, Step, step_of
 from inference.checkpoint import open_checkpoint
 from inference.cli import positive
 from shapes import heldout_questions, render
@@ -45,7 +44,7 @@ def forced_logits(model, step: DecodeStep, inputs: dict, answer: list[int]) -> T
     )
     length = embeddings.shape[1]
     cache = kv.allocate_for(text.config, 1, length + len(answer), like=embeddings, dtype=text.cache_dtype)
-    logits = [prefill(text, Prompt(embeddings, (length,)), cache)]
+    logits = [Step(text).prefill(embeddings, [length], cache)]
     for place, token in enumerate(answer[:-1]):
         logits.append(step(torch.tensor([[token]]), cache, length + place).clone())
     return torch.cat(logits).float()
@@ -54,7 +53,7 @@ def forced_logits(model, step: DecodeStep, inputs: dict, answer: list[int]) -> T
 def compare(name: str, questions: int) -> list[dict]:
     """One row a system: tokens, largest and mean logit error, top-1 agreement with float32."""
     model = open_checkpoint(name, device="cpu", dtype="float32")
-    eager, expected = eager_step(model.model.language_model), []
+    eager, expected = Step(model.model.language_model), []
     for scene, qa in heldout_questions(questions, 0):
         inputs = model.processor.ask(render(scene, IMAGE_SIZE), qa.question)
         generated = model.model.generate_detailed(
@@ -63,10 +62,10 @@ def compare(name: str, questions: int) -> list[dict]:
         answer = generated.rows()[0]
         expected.append((inputs, answer, forced_logits(model.model, eager, inputs, answer)))
     plain = model.model.to(torch.bfloat16)
-    systems = [("eager bfloat16", plain, eager_step(plain.language_model))]
+    systems = [("eager bfloat16", plain, Step(plain.language_model))]
     for dtype in ("bfloat16", "int8"):
         fast = open_checkpoint(name, device="cpu", dtype=dtype).compiled()
-        step = fast.decode_step or eager_step(fast.model.language_model)
+        step = step_of(fast.decode_step, fast.model.language_model)
         systems.append((f"{fast.decode_step_chosen} {dtype}", fast.model, step))
     tokens, rows = sum(len(answer) for _, answer, _ in expected), []
     for system, other, step in systems:

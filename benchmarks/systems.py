@@ -26,14 +26,14 @@ from benchmarks.peers import (
 )
 from benchmarks.shapes import build_checkpoint, fill, prompt, prompt_tokens
 from generation import kv_cache as kv
-from generation.decoding import GenerationOutput, Sampler, decode, eager_step
+from generation.decoding import GenerationOutput, Sampler, decode
 from generation.draft import draft_stream
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler, find_compiler
 from generation.kv_cache import CachePosition
 from generation.prefix import FeatureCache
 from generation.session import Session
-from generation.steps import DecodeStep
+from generation.steps import DecodeStep, step_of
 
 DRAFT_TOKENS = 64  # at most: a draft ends by itself when it has taken its share of the time
 
@@ -43,7 +43,7 @@ class CompiledStep:
     what PyTorch makes of a decode step without kernels of one's own."""
 
     def __init__(self, language_model, device: str):
-        self._step = eager_step(language_model)
+        self._step = step_of(None, language_model)
         options: dict[str, Any] = {"mode": "reduce-overhead"} if device == "cuda" else {"backend": "eager"}
         self._compiled = torch.compile(self._step, fullgraph=True, **options)
         self._cache: kv.KVCache | None = None
@@ -150,7 +150,7 @@ class Ours:
         chooser = Sampler(options, batch, 0, self.device, None)
         cursor = CachePosition(cache, (context,) * batch, self.device)
         logits = fill(torch.empty(batch, text.vocab_size, device=self.device), 1.0)
-        step = self.step or eager_step(model.language_model)
+        step = step_of(self.step, model.language_model)
         stream = decode(step, logits, chooser, cursor, options.max_new_tokens)
         for _ in range(WARM_UP + 1):
             next(stream)

@@ -1,14 +1,14 @@
 """From a prompt to new tokens: prefill once, then one token at a time.
 
     prompt = compact(embeddings, attention_mask, lengths)
-    logits = prefill(language_model, prompt, kv_cache)
+    logits = step.prefill(prompt.embeddings, prompt.lengths, kv_cache)
     for token in decode(step, logits, sampler, position, max_new_tokens): ...
 
 The loop owns the positions. Rows of one length share an int `start_pos` and need no mask anywhere; rows of
 different lengths have a (B,) tensor. What lies after a shorter row's end in the cache is garbage that no
 real query sees: prefill is causal, and decoding overwrites each slot before its first query looks at it.
 
-The logits of each next token come from a decode step (`generation/steps.py`).
+The logits come from a step (`generation/steps.py`).
 """
 
 from __future__ import annotations
@@ -26,20 +26,17 @@ from generation.confidence import confidences_of
 from generation.kv_cache import CachePosition, KVCache, Prompt, compact, prompt_lengths, seen_tokens
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
-from generation.protocol import Decoder, Pixels, VisionLanguage
+from generation.protocol import Pixels, VisionLanguage
 from generation.sampling import Sampler
 from generation.steps import (
-    ChunkStep,
     ConstrainedSampler,
-    DecodeLoop,
-    DecodeStep,
-    PromptStep,
     Proposer,
+    Step,
     decode_proposed,
-    eager_step,
     forced_tokens,
     prompt_lookup,
     sampler_for,
+    step_of,
     uncached_step,
 )
 
@@ -94,25 +91,8 @@ class TokenStream:
             yield token
 
 
-def prefill(
-    language_model: Decoder,
-    prompt: Prompt,
-    kv_cache: KVCache | None = None,
-    start_pos: int | Tensor = 0,
-    step: DecodeStep | None = None,
-) -> Tensor:
-    """One pass over the prompt: fills the cache, returns the logits (B, V) of each row's last position."""
-    if kv_cache and isinstance(step, PromptStep):
-        return step.prefill(prompt.embeddings, prompt.lengths, kv_cache, start_pos)
-    hidden, _ = language_model(prompt.embeddings, kv_cache=kv_cache or None, start_pos=start_pos)  # (B, L, D)
-    if min(prompt.lengths) != max(prompt.lengths):
-        last = (prompt.lengths_tensor() - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
-        return language_model.logits(hidden.gather(1, last)[:, 0])
-    return language_model.logits(hidden[:, max(prompt.lengths) - 1])
-
-
 def decode(
-    step: DecodeStep,
+    step: Step,
     logits: Tensor,
     sampler: Sampler,
     position: CachePosition,
@@ -121,10 +101,10 @@ def decode(
 ) -> Iterator[Tensor]:
     """Yield (B, 1) token ids until every row has stopped, from the logits (B, V) of the prompts' last
     positions: n tokens take n - 1 calls of `step`, fewer where a `proposer` is right about a single row."""
-    if proposer is not None and len(sampler.stopped) == 1 and isinstance(step, ChunkStep):
+    if proposer is not None and len(sampler.stopped) == 1 and step.chunks:
         yield from decode_proposed(step, logits, sampler, position, max_new_tokens, proposer)
         return
-    if isinstance(step, DecodeLoop) and not isinstance(sampler, ConstrainedSampler):
+    if step.loops and not isinstance(sampler, ConstrainedSampler):
         yield from step.decode(logits, sampler, position, max_new_tokens)
         return
     for remaining in range(max_new_tokens - 1, -1, -1):
@@ -231,7 +211,8 @@ def _generate(
             filled = room if answers == 1 else longest
             like, dtype = prompt.embeddings, language_model.cache_dtype
             kv_cache = kv.allocate_for(language_model.config, len(lengths), filled, like, dtype)
-        logits = prefill(language_model, prompt, kv_cache, step=options.decode_step)  # (B, V)
+        step = step_of(options.decode_step if kv_cache else None, language_model)
+        logits = step.prefill(prompt.embeddings, prompt.lengths, kv_cache)  # (B, V)
         logits = logits.repeat_interleave(answers, 0)  # (B · N, V)
     del prompt
     if not kv_cache:
@@ -239,7 +220,6 @@ def _generate(
     else:
         if answers > 1:
             kv_cache = kv.fork(kv_cache, longest, answers, room)
-        step = options.decode_step or eager_step(language_model)
         del embed_prompt
     watch.lap("prefill")
 
@@ -258,7 +238,7 @@ def pad_id(model: VisionLanguage, options: GenerationOptions) -> int:
 
 @torch.no_grad()
 def run_decode(
-    step: DecodeStep,
+    step: Step,
     logits: Tensor,
     sampler: Sampler,
     position: CachePosition,

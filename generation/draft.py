@@ -30,13 +30,13 @@ import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.decoding import Stopwatch, TokenStream, decode, pad_id, prefill
-from generation.kv_cache import CachePosition, Prompt, seen_tokens
+from generation.decoding import Stopwatch, TokenStream, decode, pad_id
+from generation.kv_cache import CachePosition, seen_tokens
 from generation.options import GenerationOptions, NotFiniteError, with_overrides
 from generation.prefix import KeyedPrompt, embed_rest, read_prompt
 from generation.sampling import make_seeds
 from generation.session import Session
-from generation.steps import ChunkStep, DecodeLoop, Proposer, eager_step, prompt_lookup, sampler_for
+from generation.steps import Proposer, Step, prompt_lookup, sampler_for, step_of
 
 CHUNK = 16  # drafted tokens that are verified in one pass
 
@@ -181,8 +181,8 @@ def verifies(session: Session, options: GenerationOptions) -> bool:
     """Whether drafted tokens are offered to the decode loop. Where a pass over several positions is rounded
     otherwise than single steps, as PyTorch's is, an answer could come to differ from the one without a draft:
     there the draft is shown, and nothing is taken from it, unless the options have tokens proposed anyway."""
-    step = options.decode_step or eager_step(session.model.language_model)
-    return isinstance(step, ChunkStep) and (step.same_bits or options.lookup == "on")
+    step = step_of(options.decode_step, session.model.language_model)
+    return step.chunks and (step.same_bits or options.lookup == "on")
 
 
 def tiles_left(session: Session, prompt: KeyedPrompt, short: KeyedPrompt, limits: DraftLimits) -> int:
@@ -224,16 +224,16 @@ def _draft_steps(
     room = kv.round_up(length + 1, kv.VIEW_STEP)
     like, dtype = embeddings, language_model.cache_dtype
     kv_cache = kv.allocate_for(language_model.config, 1, room, like, dtype)
-    logits = prefill(language_model, Prompt(embeddings, (length,)), kv_cache, step=options.decode_step)
+    step = step_of(options.decode_step, language_model)
+    logits = step.prefill(embeddings, [length], kv_cache)
     seen = None
     if options.repetition_penalty != 1:
         seen = seen_tokens(short.input_ids[None].to(device), None, model.config.text.vocab_size, 1)
     del embeddings, like, short
     sampler = sampler_for(options, 1, pad_id(model, options), device, seen)
     position = CachePosition(kv_cache, (length,), device)
-    step = options.decode_step
-    if step is None or isinstance(step, DecodeLoop):  # recording a graph takes longer than a draft
-        step = eager_step(language_model)
+    if step.loops:  # recording a graph takes longer than a draft
+        step = Step(language_model)
     tokens = decode(step, logits, sampler, position, options.max_new_tokens)
     most = watch.seconds["vision"] + limits.share * rest
     try:

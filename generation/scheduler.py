@@ -42,8 +42,7 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.confidence import chosen_logprobs, confidence_of
-from generation.decoding import prefill
-from generation.kv_cache import Prompt, seen_tokens
+from generation.kv_cache import seen_tokens
 from generation.memory import available_bytes
 from generation.options import (
     ConstraintError,
@@ -72,7 +71,7 @@ from generation.requests import (
     TokenLogprobs,
 )
 from generation.sampling import sample, uniforms
-from generation.steps import DecodeStep, PromptStep, RecordingStep, eager_step
+from generation.steps import DecodeStep, step_of
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run
 PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no more than this ...
@@ -134,7 +133,7 @@ class Scheduler:
         if prefill_chunk is not None:
             check_integer("prefill_chunk", prefill_chunk, low=1)
         self.model, self.slots, self._chunk = model, slots, prefill_chunk
-        self._step = decode_step or eager_step(model.language_model)
+        self._step = step_of(decode_step, model.language_model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
         self.prefixes = prefixes
         self._limits = LIMITS.get(model.device.type, LIMITS["cpu"])
@@ -147,7 +146,6 @@ class Scheduler:
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
         self._counters = torch.zeros(4, slots, dtype=torch.int64, device=model.device)
         self._logprobs = torch.zeros(2, slots, device=model.device)  # `chosen_logprobs` of a recorded step
-        self._records = isinstance(self._step, RecordingStep)
         self._running = False
         self._spared = 0  # see SPARE_FROM
         self.stats = Stats()
@@ -391,7 +389,7 @@ class Scheduler:
         """Whether one pass over these prompts, padded to the longest, is better than several."""
         lengths = [row.missing for row in rows]
         large = self._limits.large if self._chunk is None else min(self._chunk, self._limits.large)
-        if isinstance(self._step, PromptStep):  # without padding, and with the bits of prompts alone
+        if self._step.alone:
             return sum(lengths) <= large
         padded, end = len(rows) * max(lengths), max(row.start for row in rows) + max(lengths)
         if padded > large or end > self._cache.capacity:
@@ -411,7 +409,7 @@ class Scheduler:
         start_pos = starts[0] if len(set(starts)) == 1 else kv.to_device(torch.tensor(starts), x.device)
         end = min(max(starts) + longest, self._cache.capacity)  # no more than that is real
         cache = kv.view(self._cache.kv_cache, end, rows[0].slot, len(rows))
-        logits = prefill(self.model.language_model, Prompt(x, tuple(lengths)), cache, start_pos, self._step)
+        logits = self._step.prefill(x, lengths, cache, start_pos)
         for row, length in zip(rows, lengths, strict=True):
             assert row.embeds is not None
             row.embeds = row.embeds[:, length:] if length < row.embeds.shape[1] else None
@@ -434,7 +432,7 @@ class Scheduler:
             span = [row for row in self._rows[: 1 + rows[-1].slot] if row is not None]
             positions = [self._place_of(row) for row in span]
             params, count = rows[0].params, len(span)
-            record = self._records and all(row.params == params and row.plain for row in rows)
+            record = self._step.records and all(row.params == params and row.plain for row in rows)
             if not record and min(positions) == max(positions):
                 start_pos: int | Tensor = positions[0]
                 self._counted = []
@@ -493,7 +491,6 @@ class Scheduler:
     ) -> Callable[[], None]:
         """A step of the first `count` slots with its choice, recorded; asked for anew where those change."""
         if self._replay is None or self._replay[0] is not cache or self._replay[1] != (params, sure):
-            assert isinstance(self._step, RecordingStep)
             tokens, counters = self._tokens[:count], self._counters[:, :count]
             choose = _chooser(tokens, counters, params, self._logprobs[:, :count] if sure else None)
             state = [self._tokens, self._counters, self._logprobs]

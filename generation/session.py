@@ -26,19 +26,17 @@ from generation.decoding import (
     GenerationOutput,
     Stopwatch,
     TokenStream,
-    eager_step,
     initial_capacity,
     pad_id,
-    prefill,
     run_decode,
 )
-from generation.kv_cache import CachePosition, Prompt, seen_tokens
+from generation.kv_cache import CachePosition, seen_tokens
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions, NotFiniteError, with_overrides
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
 from generation.prefix_store import PrefixStore
 from generation.protocol import Pixels, VisionLanguage
-from generation.steps import Proposer, prompt_lookup, sampler_for
+from generation.steps import Proposer, prompt_lookup, sampler_for, step_of
 
 
 @dataclass(frozen=True)
@@ -209,8 +207,8 @@ class Session:
             watch.lap("vision")
             slots.reserve(length)
             slots.assign(0, prompt.keys, source=0, shared=reused)
-            rest = Prompt(embeddings, (length - reused,))
-            logits = prefill(model.language_model, rest, slots.kv_cache, reused, options.decode_step)
+            step = step_of(options.decode_step, model.language_model)
+            logits = step.prefill(embeddings, [length - reused], slots.kv_cache, reused)
             slots.filled[0] = length
         reuse = PrefixReuse(reused, length - reused, encoded, len(prompt.digests) - encoded)
         seen = None
@@ -220,7 +218,7 @@ class Session:
         if proposer is None:
             proposer = prompt_lookup(options, prompt.input_ids[None], model.config.image_token_id)
         keys, digests = prompt.keys, prompt.digests
-        del prompt, embeddings, rest
+        del prompt, embeddings
         kv_cache, limit = slots.kv_cache, self._context
         if answers > 1:
             limit = length + options.max_new_tokens - 1
@@ -231,7 +229,6 @@ class Session:
 
         sampler = sampler_for(options, 1, pad_id(model, options), model.device, seen)
         position = CachePosition(kv_cache, (length,), model.device, limit)
-        step = options.decode_step or eager_step(model.language_model)
         count = options.max_new_tokens
         steps = run_decode(step, logits, sampler, position, count, [length], watch, proposer)
         self._steps, last = steps, None

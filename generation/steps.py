@@ -1,11 +1,11 @@
-"""Decode steps: what the token loop calls for the logits of the next token.
+"""Steps: what the token loops call for the logits of the next token.
 
-A decode step is any callable (token ids (B, 1), kv_cache, start_pos) -> logits (B, V). A `ChunkStep` can run
-several positions at once, so that proposed tokens can be verified together, and a `PromptStep` computes
-prompts. A `DecodeLoop` samples by itself, and `generation.decoding.decode` leaves the loop to it. A
-`RecordingStep` is recorded with what its caller does with the logits.
+    step = step_of(options.decode_step, model.language_model)      # the eager one, unless another is given
+    logits = step.prefill(embeddings, lengths, kv_cache, 0)        # (B, V)
+    logits = step(token_ids, kv_cache, start_pos)                  # (B, V)
 
-Here are the eager step and the slow reference; `generation/fast/` has faster ones.
+`Step` itself is the eager one, in PyTorch's own operations; `generation/fast/` has faster ones, which derive
+from it. The slow reference, without a cache, is here as well.
 
 A `Proposer` brings several tokens from one pass: it proposes the next ones, and the model verifies
 them together.
@@ -18,7 +18,7 @@ all. At each position the sampler draws from that position's logits, with the ra
 stop ids that it would have had without proposals. Proposals that equal the draws cost no pass of their own;
 the first draw that differs is the next token, and what lies in the cache after it is free again. So proposals
 change when tokens come and never which, as long as a pass over several positions gives the bits of single
-steps. Steps say so themselves (`ChunkStep.same_bits`): where a product of several positions is rounded
+steps. Steps say so themselves (`Step.same_bits`): where a product of several positions is rounded
 otherwise, a tie within that rounding may be decided otherwise too.
 """
 
@@ -27,13 +27,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from generation.kv_cache import CachePosition, KVCache, Prompt
+from generation.kv_cache import CachePosition, KVCache, Prompt, to_device
 from generation.options import GenerationOptions
 from generation.protocol import Constraint, Decoder
 from generation.sampling import Sampler
@@ -44,31 +43,44 @@ SIZES = (3, 2)  # of the n-grams that are looked up, the longest first
 DecodeStep = Callable[[Tensor, KVCache, "int | Tensor"], Tensor]
 
 
-@runtime_checkable
-class ChunkStep(Protocol):
-    """A decode step that can also run several positions at once."""
+class Step:
+    """A decode step, and what else its maker knows to compute. What is not overridden is eager.
 
-    same_bits: bool  # whether `chunk` gives, to the bit, the logits of single steps
+    same_bits: whether `chunk` gives, to the bit, the logits of single steps. A product of several positions
+        may round otherwise than that of one.
+    chunks: whether it can run several positions of a row at once, so that proposed tokens are verified
+        together.
+    alone: whether `prefill` computes each row by itself: padding costs nothing, and company changes no bit.
+    loops: whether `decode` runs the whole loop, to sample tokens where the logits are made.
+    records: whether `recorded` is there.
+    """
 
-    def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor: ...
+    same_bits, chunks, alone, loops, records = False, True, False, False, False
+
+    def __init__(self, language_model: Decoder):
+        self._language_model = language_model
+
+    def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
+        """(B, 1) token ids -> (B, V) logits; the cache gains a position in each row."""
+        return self.chunk(token_ids, kv_cache, start_pos)[:, -1]
+
     def chunk(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, T) token ids -> (B, T, V) logits of each position; the cache gains T positions in each row."""
-
-
-@runtime_checkable
-class PromptStep(Protocol):
-    """A decode step that also computes prompts, each row by itself: padding costs nothing."""
+        x = self._language_model.embed_tokens(token_ids)  # (B, T, D)
+        hidden, _ = self._language_model(x, kv_cache=kv_cache, start_pos=start_pos)
+        return self._language_model.logits(hidden)
 
     def prefill(
-        self, embeddings: Tensor, lengths: Sequence[int], kv_cache: KVCache, start_pos: int | Tensor
+        self, embeddings: Tensor, lengths: Sequence[int], kv_cache: KVCache, start_pos: int | Tensor = 0
     ) -> Tensor:
         """(B, L, D) embeddings, of which each row's first `lengths` are real -> (B, V) logits of its last
-        position; the cache gains `lengths` positions in each row."""
-
-
-@runtime_checkable
-class DecodeLoop(Protocol):
-    """A decode step that runs the whole loop, to sample tokens where the logits are made."""
+        position; the cache, if there is one, gains `lengths` positions in each row."""
+        language_model = self._language_model
+        hidden, _ = language_model(embeddings, kv_cache=kv_cache or None, start_pos=start_pos)  # (B, L, D)
+        if min(lengths) == max(lengths):
+            return language_model.logits(hidden[:, max(lengths) - 1])
+        last = to_device(torch.tensor(lengths) - 1, hidden.device)[:, None, None]
+        return language_model.logits(hidden.gather(1, last.expand(-1, 1, hidden.shape[2]))[:, 0])
 
     def decode(
         self, logits: Tensor, sampler: Sampler, position: CachePosition, max_new_tokens: int
@@ -78,11 +90,7 @@ class DecodeLoop(Protocol):
         It calls `position.reserve` before each step, and leaves in the sampler which rows have stopped after
         how many tokens. It may write into the cache after these, and may yield tokens on the host.
         """
-
-
-@runtime_checkable
-class RecordingStep(Protocol):
-    """A decode step that can be recorded together with what a caller does with its logits."""
+        raise NotImplementedError
 
     def recorded(
         self,
@@ -104,32 +112,30 @@ class RecordingStep(Protocol):
 
         Ask again where any of these or the weights may have changed; what is known is not recorded again.
         """
+        raise NotImplementedError
 
 
-class EagerStep:
-    """The ordinary decode step: (B, 1) ids in, (B, V) logits out, the cache one position longer."""
+class FunctionStep(Step):
+    """A function in place of the single step, which knows nothing else."""
 
-    same_bits = False  # a product of several positions may round otherwise than that of one
+    chunks = False
 
-    def __init__(self, language_model: Decoder):
-        self._language_model = language_model
+    def __init__(self, function: DecodeStep, language_model: Decoder):
+        super().__init__(language_model)
+        self._function = function
 
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
-        return self.chunk(token_ids, kv_cache, start_pos)[:, -1]
-
-    def chunk(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
-        """(B, T) ids in, (B, T, V) logits of each position out, the cache T positions longer."""
-        x = self._language_model.embed_tokens(token_ids)  # (B, T, D)
-        hidden, _ = self._language_model(x, kv_cache=kv_cache, start_pos=start_pos)
-        return self._language_model.logits(hidden)
+        return self._function(token_ids, kv_cache, start_pos)
 
 
-def eager_step(language_model: Decoder) -> DecodeStep:
-    """PyTorch's own operations, one after another."""
-    return EagerStep(language_model)
+def step_of(decode_step: DecodeStep | None, language_model: Decoder) -> Step:
+    """The step of options or a scheduler: the eager one for None."""
+    if decode_step is None:
+        return Step(language_model)
+    return decode_step if isinstance(decode_step, Step) else FunctionStep(decode_step, language_model)
 
 
-def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -> DecodeStep:
+def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -> Step:
     """The slow reference: no cache; images, prompt and all tokens so far are recomputed for each token."""
     new_ids: list[Tensor] = []
 
@@ -144,7 +150,7 @@ def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -
         hidden, _ = language_model(x)
         return language_model.logits(hidden[rows, slots[:, -1]])
 
-    return step
+    return FunctionStep(step, language_model)
 
 
 class Proposer:
@@ -166,7 +172,7 @@ class Proposer:
 
 
 def decode_proposed(
-    step: ChunkStep,
+    step: Step,
     logits: Tensor,
     sampler: Sampler,
     position: CachePosition,
@@ -361,4 +367,4 @@ def prompt_lookup(
     if options.lookup == "on":
         return lookup
     step = options.decode_step
-    return WhilePaying(lookup) if isinstance(step, ChunkStep) and step.same_bits else None
+    return WhilePaying(lookup) if isinstance(step, Step) and step.same_bits else None

@@ -16,7 +16,7 @@ import torch
 from gradio_client import Client
 
 import app
-from generation.decoding import eager_step
+from generation.steps import Step
 from inference.checkpoint import Checkpoint, open_checkpoint
 from tests.waiting import PATIENCE, wait_for
 from web.engine import OPENERS, Engine
@@ -38,7 +38,7 @@ class SlowModels(Models):
 
     def _load(self, name: str) -> Checkpoint:
         checkpoint = super()._load(name)
-        step = eager_step(checkpoint.model.language_model)
+        step = Step(checkpoint.model.language_model)
 
         def slowly(token_ids, kv_cache, start_pos):
             time.sleep(STEP)

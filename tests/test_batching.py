@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from generation.decoding import eager_step
 from generation.fast.quantized import pack
 from generation.options import CacheMemoryError, GenerationOptions, NotFiniteError
 from generation.requests import LazyRequest, Request, RequestOutput
 from generation.scheduler import Scheduler
+from generation.steps import Step
 from tests.invariants import run_all as run
 from tests.prompts import (
     NO_STOP,
@@ -163,7 +163,7 @@ def test_a_slot_is_used_again_at_once_and_the_tail_runs_narrow(vlm):
     requests = [
         request(words(key, 5 + key), key, max_new_tokens=limit, **NO_STOP) for key, limit in enumerate(limits)
     ]
-    widths, eager = [], eager_step(vlm.language_model)
+    widths, eager = [], Step(vlm.language_model)
     step = lambda ids, cache, start: widths.append(len(ids)) or eager(ids, cache, start)
     results, scheduler = run(vlm, requests, 4, decode_step=step)
     assert_as_alone(vlm, requests, results)

@@ -7,10 +7,10 @@ import torch
 
 from data.packing import dense_mask, segment_mask
 from generation import kv_cache as kv
-from generation.decoding import eager_step
 from generation.fast.cuda import graph
 from generation.fast.cuda.graph import GraphStep
 from generation.sampling import Sampler, uniforms
+from generation.steps import Step
 from inference.checkpoint import fast_step
 from tests import invariants
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, stops_for
@@ -55,7 +55,7 @@ def test_buckets_and_buffers_are_outlived(vlm, step):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_logits_are_the_eager_ones(dtype, rows):
     lm = tiny_vlm(head_dim=16).to("cuda", dtype).language_model
-    steps, position = (GraphStep(lm), eager_step(lm)), torch.arange(rows, device="cuda") * 7
+    steps, position = (GraphStep(lm), Step(lm)), torch.arange(rows, device="cuda") * 7
     caches = [kv.allocate_for(lm.config, rows, 300, like=lm.norm.weight) for _ in steps]
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     for number in range(30):

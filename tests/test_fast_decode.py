@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from generation import kv_cache as kv
-from generation.decoding import eager_step
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native import build
 from generation.fast.native.build import PanelLinear
 from generation.fast.native.step import NativeStep, unsupported
 from generation.fast.quantized import pack, quantize_rows
 from generation.fast.tower import FastTower
+from generation.steps import Step
 from generation.threads import choose
 from inference.checkpoint import fast_step, has_fast_bfloat16, speed_up
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
@@ -82,7 +82,7 @@ def needs_compiler():
 def test_native_equals_eager(shape, rows):
     lm = make_model(shape).language_model
     # Beyond 64 positions attention runs in several chunks that have to be merged.
-    expected, cache = walk(eager_step(lm), lm, rows, 140)
+    expected, cache = walk(Step(lm), lm, rows, 140)
     got, own_cache = walk(NativeStep(lm), lm, rows, 140)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(own_cache, cache, atol=1e-5, rtol=1e-5)
@@ -152,7 +152,7 @@ def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision
 
 def test_native_rows_at_their_own_positions_and_in_views():
     lm = make_model(tied=True).language_model
-    expected, _ = walk(eager_step(lm), lm, 3, 60, starts=[0, 70, 9])
+    expected, _ = walk(Step(lm), lm, 3, 60, starts=[0, 70, 9])
     step = NativeStep(lm)
     through_view = lambda ids, cache, at: step(ids, kv.view(cache, 132), at)
     got, _ = walk(through_view, lm, 3, 60, starts=[0, 70, 9])
@@ -162,8 +162,8 @@ def test_native_rows_at_their_own_positions_and_in_views():
 def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
     rounded = make_model(dtype=torch.bfloat16).language_model
     exact = copy.deepcopy(rounded).float()
-    expected, _ = walk(eager_step(exact), exact, 1, 80)
-    eager, _ = walk(eager_step(rounded), rounded, 1, 80, torch.bfloat16)
+    expected, _ = walk(Step(exact), exact, 1, 80)
+    eager, _ = walk(Step(rounded), rounded, 1, 80, torch.bfloat16)
     native, _ = walk(NativeStep(rounded), rounded, 1, 80, torch.bfloat16)
     assert (native - expected).abs().max() <= (eager - expected).abs().max()
     assert (native - expected).abs().mean() < 0.02
@@ -173,10 +173,10 @@ def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
 @pytest.mark.parametrize("tied", [False, True])
 def test_packed_native_equals_packed_eager(precision, tied):
     model = make_model("four heads", tied)
-    exact, _ = walk(eager_step(model.language_model), model.language_model, 2, 20)
+    exact, _ = walk(Step(model.language_model), model.language_model, 2, 20)
     lm = pack(copy.deepcopy(model), precision).language_model
     assert not tied or lm.lm_head.weight is lm.embed_tokens.weight
-    expected, _ = walk(eager_step(lm), lm, 2, 20)
+    expected, _ = walk(Step(lm), lm, 2, 20)
     got, _ = walk(NativeStep(lm), lm, 2, 20)
     # int8 weights meet activations rounded to 16 bits: hundreds of times finer than the weights. bfloat16
     # meets bfloat16 where the processor has products of them, else floats.
@@ -200,7 +200,7 @@ def test_wide_int8_rows_do_not_overflow():
     pack(lm, "int8")
     got, expected = (
         step(torch.ones(1, 1, dtype=torch.long), kv.allocate_for(text, 1, 8, like=torch.zeros(1)), 0)
-        for step in (NativeStep(copy.deepcopy(lm)), eager_step(lm))
+        for step in (NativeStep(copy.deepcopy(lm)), Step(lm))
     )
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 
@@ -251,7 +251,7 @@ def test_threads_share_a_native_step():
     lm = make_model().language_model
     step, token = NativeStep(lm), torch.tensor([[7]])
     expected, own, others = (kv.allocate(3, 1, 2, 8, 24, torch.float32) for _ in range(3))
-    eager_step(lm)(token, expected, 0)
+    Step(lm)(token, expected, 0)
     other = threading.Thread(target=step, args=(token, others, 0))
 
     class Interrupted(list):
@@ -282,7 +282,7 @@ def test_native_biases(parts):
         for name, parameter in lm.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=0.5)
-    expected, _ = walk(eager_step(lm), lm, 2, 20)
+    expected, _ = walk(Step(lm), lm, 2, 20)
     got, _ = walk(NativeStep(lm), lm, 2, 20)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
 
@@ -298,7 +298,7 @@ def test_a_cache_that_shares_some_tensors_with_the_last_one_is_another_cache(mak
     second = kv.allocate(3, 1, 2, 64, 24, torch.float32)
     second[0]["key"], second[-1]["value"] = first[0]["key"], first[-1]["value"]
     reference = [{name: tensor.clone() for name, tensor in layer.items()} for layer in second]
-    expected = eager_step(lm)(token, reference, 1)
+    expected = Step(lm)(token, reference, 1)
     torch.testing.assert_close(step(token, second, 1), expected, atol=2e-5, rtol=1e-5)
     assert first[1]["key"][:, :, 1].abs().max() == 0, "the old cache was written to"
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from generation.decoding import eager_step
 from generation.kv_cache import ContextError
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.session import Session
+from generation.steps import Step
 from tests import invariants
 from tests.invariants import collate
 from tests.prompts import NO_STOP, ImageBlock, count_reads, inputs_of, record, some_rows, tiny_vlm, words
@@ -271,7 +271,7 @@ def test_more_than_the_memory_is_refused_before_any_work(monkeypatch):
 
 @pytest.mark.parametrize("new", [1, 2, 9])
 def test_n_tokens_take_n_minus_1_decode_steps(vlm, new):
-    calls, eager = [], eager_step(vlm.language_model)
+    calls, eager = [], Step(vlm.language_model)
     step = lambda *arguments: calls.append(1) or eager(*arguments)
     vlm.generate(**inputs_of(words(1, 4)), max_new_tokens=new, decode_step=step, **NO_STOP)
     assert len(calls) == new - 1

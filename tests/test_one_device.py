@@ -13,10 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 from data.tiles import Tiles
 from generation import kv_cache as kv
-from generation.decoding import GenerationOptions, Stopwatch, eager_step, encode_once, prefill
+from generation.decoding import GenerationOptions, Stopwatch, encode_once
 from generation.fast.cuda.graph import GraphStep, _Run
-from generation.kv_cache import CachePosition, Prompt, compact, prompt_lengths
+from generation.kv_cache import CachePosition, compact, prompt_lengths
 from generation.sampling import Sampler
+from generation.steps import Step
 from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel
 from tests.graph_cases import SAMPLINGS
@@ -83,10 +84,10 @@ def test_the_eager_step_mixes_no_devices(model, lengths):
     sampler, position = at_work(model, 2, lengths)
     with OneDevice() as seen:
         embeddings = torch.empty(2, 9, width, dtype=model.dtype, device=model.device)
-        logits = prefill(language_model, Prompt(embeddings, lengths), position.kv_cache)
+        logits = Step(language_model).prefill(embeddings, lengths, position.kv_cache)
         for _ in range(3):
             cache, start_pos = position.advance()
-            logits = eager_step(language_model)(sampler.sample(logits), cache, start_pos)
+            logits = Step(language_model)(sampler.sample(logits), cache, start_pos)
     assert logits.dtype == model.dtype and seen.operations > 100
 
 
@@ -114,7 +115,9 @@ def test_nothing_is_read_back_before_the_first_token(model, padded):
     with OneDevice() as seen:  # what reads from the meta device raises
         x = model.embed(ids, Tiles.cat((tiles, tiles)), encode=partial(encode_once, model))
         sampler, position = at_work(model, 2, tuple(lengths), temperature=1.0, repetition_penalty=1.1)
-        logits = prefill(model.language_model, compact(x, mask, lengths), position.kv_cache)
+        logits = Step(model.language_model).prefill(
+            compact(x, mask, lengths).embeddings, lengths, position.kv_cache
+        )
         token = sampler.sample(logits)
     assert token.device == model.device and seen.operations > 100
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generation import kv_cache as kv
-from generation.decoding import eager_step
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
 from generation.kv_cache import bytes_per_position
@@ -21,6 +20,7 @@ from generation.prefix import FeatureCache, read_prompt
 from generation.prefix_store import TEXT_BLOCK, PrefixStore, cut
 from generation.scheduler import Scheduler
 from generation.session import Session
+from generation.steps import Step
 from models import VisionLanguageModel
 from tests.invariants import session_holds
 from tests.prompts import NO_STOP, PER_TILE, ImageBlock, inputs_of, length_of, record, tiny_vlm, words
@@ -184,7 +184,7 @@ def test_an_answer_that_became_other_than_finite_is_not_gone_on_with(stops, monk
 
     def step(token_ids, kv_cache, start_pos):
         calls.append(1)
-        logits = eager_step(vlm.language_model)(token_ids, kv_cache, start_pos)
+        logits = Step(vlm.language_model)(token_ids, kv_cache, start_pos)
         if len(calls) == 4:
             kv_cache[1]["key"][:, :, start_pos] = torch.nan
             logits = logits * torch.nan

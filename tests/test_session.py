@@ -10,9 +10,9 @@ import threading
 import pytest
 import torch
 
-from generation.decoding import eager_step
 from generation.prefix import FeatureCache, tile_digests
 from generation.session import Session
+from generation.steps import Step
 from tests.invariants import assert_close, session_holds
 from tests.prompts import (
     NO_STOP,
@@ -221,7 +221,7 @@ def test_threads_that_share_a_session_wait_for_each_other(vlm):
     prompts = [inputs_of(words(seed, 6)) for seed in (1, 2)]
     expected = [vlm.generate(**prompt, max_new_tokens=6, **NO_STOP) for prompt in prompts]
     session, got, second_is_there = Session(vlm), {}, threading.Event()
-    eager = eager_step(vlm.language_model)
+    eager = Step(vlm.language_model)
 
     def step(token_ids, kv_cache, start_pos):
         if threading.current_thread() is threads[0]:

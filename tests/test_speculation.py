@@ -8,13 +8,13 @@ import torch
 from generation.fast.native.step import NativeStep
 from generation.options import NotFiniteError
 from generation.session import Session
-from generation.steps import MOST, EagerStep, PromptLookup, Proposer, WhilePaying
+from generation.steps import MOST, PromptLookup, Proposer, Step, WhilePaying
 from tests.invariants import fast_step
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
 from tests.tiny import IMAGE_ID, VOCAB
 
 
-class Counted:
+class Counted(Step):
     """A step that counts: `calls` lists the positions of each pass. Chunks are those of the step, or single
     steps one after another."""
 
@@ -25,6 +25,9 @@ class Counted:
         self.calls.append(1)
         return self._step(token_ids, kv_cache, start_pos)
 
+    def prefill(self, *prompt):
+        return self._step.prefill(*prompt)
+
     def chunk(self, token_ids, kv_cache, start_pos):
         self.calls.append(token_ids.shape[1])
         if not self._stepwise:
@@ -34,7 +37,7 @@ class Counted:
 
 
 def stepwise(vlm) -> Counted:
-    return Counted(EagerStep(vlm.language_model), stepwise=True)
+    return Counted(Step(vlm.language_model), stepwise=True)
 
 
 @pytest.fixture(scope="module", params=["stepwise", "eager", "native"])
@@ -43,7 +46,7 @@ def way(request) -> tuple:
     vlm = tiny_vlm()
     if request.param == "stepwise":
         return vlm, stepwise
-    step = fast_step(vlm, NativeStep) if request.param == "native" else EagerStep(vlm.language_model)
+    step = fast_step(vlm, NativeStep) if request.param == "native" else Step(vlm.language_model)
     return vlm, lambda _: Counted(step)
 
 
@@ -175,7 +178,7 @@ def test_logits_that_are_not_finite_are_reported_for_their_token(vlm):
             logits[:, 2:] = torch.nan
             return logits
 
-    step = Breaks(EagerStep(vlm.language_model))
+    step = Breaks(Step(vlm.language_model))
     answer = vlm.generate(**inputs_of(REPEATING), max_new_tokens=9, **NO_STOP)[0].tolist()
     for options in ({}, NO_STOP):
         right = Guess(lambda ids: answer[len(ids) :][:4])

@@ -447,7 +447,7 @@ def test_a_spawned_process_has_threads_of_its_own(compiler):
 def test_several_models_answer_in_several_threads_at_once(compiler):
     """One model that two share, one of its own for each of two others, and PyTorch's own step."""
     script = """
-from generation.decoding import eager_step
+from generation.steps import Step
 models = [make_model().language_model for _ in range(3)]
 steps = [NativeStep(lm) for lm in models]
 eager = make_model().language_model
@@ -460,7 +460,7 @@ def ask(step, lm):
             wrong.append(step)
 def ask_pytorch():
     for _ in range(20):
-        if not torch.allclose(logits(eager_step(eager), eager), expected, atol=1e-4):
+        if not torch.allclose(logits(Step(eager), eager), expected, atol=1e-4):
             wrong.append(eager)
 asking = [threading.Thread(target=ask, args=pair) for pair in pairs] + [threading.Thread(target=ask_pytorch)]
 for thread in asking: thread.start()
@@ -474,7 +474,7 @@ print(len(wrong))
 def test_a_config_with_very_many_heads_does_not_end_the_process(compiler):
     """65,536 query heads over one key head: their queries and sums do not fit on a thread's stack."""
     script = """
-from generation.decoding import eager_step
+from generation.steps import Step
 from models.config import TextConfig
 from models.language_model import LanguageModel
 torch.manual_seed(0)

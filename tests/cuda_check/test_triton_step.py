@@ -11,7 +11,6 @@ import torch
 triton = pytest.importorskip("triton")
 
 from generation import kv_cache as kv  # noqa: E402
-from generation.decoding import eager_step  # noqa: E402
 from generation.fast.cuda import decoder as decoder_module  # noqa: E402
 from generation.fast.cuda import graph  # noqa: E402
 from generation.fast.cuda.decoder import MOST_ROWS  # noqa: E402
@@ -19,6 +18,7 @@ from generation.fast.cuda.graph import GraphStep  # noqa: E402
 from generation.fast.quantized import pack  # noqa: E402
 from generation.options import NotFiniteError  # noqa: E402
 from generation.session import Session  # noqa: E402
+from generation.steps import Step  # noqa: E402
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, stops_for  # noqa: E402
 from tests.prompts import NO_STOP, inputs_of, tiny_vlm, words  # noqa: E402
 
@@ -97,7 +97,7 @@ def test_one_recording_serves_every_view_of_a_cache(vlm, monkeypatch):
         positions = torch.tensor([position, position + 3])
         got, expected = (
             one(token, kv.view(whole, length, 1, 2), positions)
-            for one, whole in ((step, cache), (eager_step(lm), expected_cache))
+            for one, whole in ((step, cache), (Step(lm), expected_cache))
         )
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
     assert len(made) == 1

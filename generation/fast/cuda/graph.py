@@ -39,7 +39,7 @@ from generation.fast.native.step import NORMED_DECODER
 from generation.kv_cache import CachePosition, KVCache
 from generation.options import FILTERS, GenerationOptions, NotFiniteError
 from generation.sampling import Sampler
-from generation.steps import EagerStep
+from generation.steps import Step
 
 if TYPE_CHECKING:
     from generation.fast.cuda.decoder import TritonDecoder
@@ -255,9 +255,9 @@ class _Run:
         return self._on_host[slot].clone()
 
 
-class GraphStep:
-    """A decode step that runs the loop itself (`generation.steps.DecodeLoop`), or one token at a time, or,
-    for proposals, several positions of the eager step (`ChunkStep`).
+class GraphStep(Step):
+    """A step that runs the loop itself, or one token at a time. Prompts, and several positions of a row that
+    are proposed, are the eager step's.
 
     Args:
         language_model: one that `unsupported` has no reason against; else a ValueError.
@@ -265,13 +265,14 @@ class GraphStep:
             each phase.
     """
 
-    same_bits = False  # the eager step's product of several positions is rounded otherwise than that of one
+    loops = records = True
 
     def __init__(self, language_model, persistent: bool = PERSISTENT):
         if reason := unsupported(language_model):
             raise ValueError(f"the recorded decode step cannot run this model: {reason}")
+        super().__init__(language_model)
         self._model, self._persistent = language_model, persistent
-        self._eager = EagerStep(language_model)
+        self._eager = Step(language_model)
         self._start()
 
     def _start(self) -> None:
@@ -396,7 +397,7 @@ class GraphStep:
         state: list[Tensor],
         key: tuple,
     ) -> Callable[[], None]:
-        """See `generation.steps.RecordingStep`."""
+        """See `generation.steps.Step`."""
         self._check_weights()
         kv_len = self._read(len(token), kv_cache)
 
@@ -406,10 +407,6 @@ class GraphStep:
 
         buffers = token.data_ptr(), positions.data_ptr(), buffer_addresses(kv_cache), len(token), kv_len
         return self.graphs.get((key, buffers), (len(token), kv_len, key), make, state)
-
-    def chunk(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
-        """(B, T) ids -> (B, T, V) logits of each position, by the eager step."""
-        return self._eager.chunk(token_ids, kv_cache, start_pos)
 
     @torch.no_grad()
     def decode(

@@ -38,6 +38,7 @@ from generation.fast.native.build import (
     unfit,
 )
 from generation.kv_cache import KVCache
+from generation.steps import Step
 from generation.threads import CROWD, Paces, Turns
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
@@ -146,18 +147,19 @@ def is_compiled(language_model) -> bool:
     return is_sound(library_file(*parts)[1])
 
 
-class NativeStep:
-    """A `generation.steps.ChunkStep` in C that takes prompts as well. The model's weights are
-    put into panels, which its eager code multiplies with from then on. Threads that share a step take turns.
+class NativeStep(Step):
+    """A step in C. The model's weights are put into panels, which its eager code multiplies with from then
+    on. Threads that share a step take turns.
 
     Raises NoCompiler, and ValueError for a model that it does not support (`unsupported` says why).
     """
 
-    same_bits = True
+    same_bits = alone = True
 
     def __init__(self, language_model):
         if reason := unsupported(language_model):
             raise ValueError(f"the native decode step cannot run this model: {reason}")
+        super().__init__(language_model)
         model, config, cache_bits = language_model, language_model.config, BITS[language_model.cache_dtype]
         self._weight_bits = BITS[model.layers[0].self_attn.q_proj.weight.dtype]
         self.library = load_step(self._weight_bits, cache_bits)
