@@ -4,7 +4,6 @@
     python -m benchmarks.decode --device cuda --precisions bfloat16 --contexts 2000,8000
     python -m benchmarks.decode --device cuda --precisions bfloat16 --batch 256 --systems ours-fast
     python -m benchmarks.decode --batch 1,8,16 --contexts "" --systems ours-fast,llama.cpp
-    python -m benchmarks.decode --device cuda --precisions int8 --systems ours-fast,ours-persistent
     python -m benchmarks.decode --quick --systems ours-fast,transformers
 
 At batch 1 a decode step reads every weight and the whole cache once. The floor of its time is those bytes at
@@ -44,7 +43,7 @@ from benchmarks.systems import DECODERS, read_bandwidth
 from inference.cli import positive
 
 PEERS = ("transformers", "transformers-static", "llama.cpp", "ours-eager", "ours-no-cache", "ours-compiled")
-INT8_SYSTEMS = ("ours-fast", "ours-persistent", "llama.cpp")
+INT8_SYSTEMS = ("ours-fast", "llama.cpp")
 BUFFER = {"cpu": 2**29, "cuda": 2**32}  # bytes that the bandwidth is measured over
 COLUMNS = {
     "system": "system",
@@ -89,7 +88,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     if settings.systems is None:
         left_out = {"ours-no-cache"} if settings.quick else set()
         left_out |= set() if settings.compile else {"transformers-static", "ours-compiled"}
-        left_out |= {"ours-persistent"} if cpu else set()
         settings.systems = [name for name in DECODERS if name not in left_out]
     limit = SHAPES[settings.shape].text.max_position_embeddings
     longest = max([prompt_tokens(settings.shape, tiles) for tiles in settings.prompts] + settings.contexts)

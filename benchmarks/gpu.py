@@ -29,7 +29,7 @@ from benchmarks.common import hardware, now
 from benchmarks.peers import build_transformers
 from benchmarks.picture import markdown, number
 from benchmarks.shapes import DTYPES, build_ours, fill, prompt
-from benchmarks.systems import persistent_step, read_bandwidth
+from benchmarks.systems import read_bandwidth
 from generation import kv_cache as kv
 from generation.steps import Step
 from inference.checkpoint import fast_step
@@ -59,16 +59,15 @@ def sections(device: str) -> dict[str, Section]:
     decode = ["-m", "benchmarks.decode", *model, "--tokens", "4" if cpu else "64", "--systems"]
     contexts = ["--prompts", "1", "--contexts", ""] if cpu else ["--prompts", "1,17", "--contexts", "8000"]
     rows = "1,3" if cpu else "1,2,4,8,16,32,64,128,256"
-    launches = "ours-fast" if cpu else "ours-fast,ours-persistent"
     bfloat16 = ["--precisions", "bfloat16"]
     found = {
         "env": Section(40, [*own, "env"]),
         "tests": Section(110, [*own, "tests"]),
         "parity": Section(60, [*own, "parity"]),
         "decode": Section(
-            150, [*decode, f"{launches},ours-compiled,transformers-static", *bfloat16, *contexts]
+            150, [*decode, "ours-fast,ours-compiled,transformers-static", *bfloat16, *contexts]
         ),
-        "int8": Section(60, [*decode, launches, "--precisions", "int8", *contexts]),
+        "int8": Section(60, [*decode, "ours-fast", "--precisions", "int8", *contexts]),
         "rows": Section(
             60, [*decode, "ours-fast", *bfloat16, *contexts[:2], "--contexts", "", "--batch", rows]
         ),
@@ -216,7 +215,7 @@ def parity(device: str, shape: str) -> dict:
         row["same_argmax"] = (got.argmax(-1) == expected.argmax(-1)).float().mean().item()
         tokens = theirs.generate(**inputs, max_new_tokens=PARITY_TOKENS, do_sample=False)
         tokens = tokens[:, inputs["input_ids"].shape[1] :]
-        for name, step in decode_steps(ours, device).items():
+        for name, step in decode_steps(ours).items():
             own = ours.generate(**inputs, max_new_tokens=PARITY_TOKENS, stop_token_ids=(), decode_step=step)
             logits = step_logits(ours, step)
             exact = logits if exact is None else exact  # of the first: eager, in float32
@@ -227,15 +226,10 @@ def parity(device: str, shape: str) -> dict:
     return found
 
 
-def decode_steps(model, device: str) -> dict[str, Any]:
-    """The eager step, the fast one, and on CUDA the persistent kernel."""
-    steps: dict[str, Any] = {"eager": None}
+def decode_steps(model) -> dict[str, Any]:
+    """The eager step and the fast one, by name."""
     step, name = fast_step(model.language_model)
-    steps[name] = step
-    if device == "cuda":
-        step, name = persistent_step(model.language_model)
-        steps[name] = step
-    return steps
+    return {"eager": None, name: step}
 
 
 def step_logits(model, step) -> torch.Tensor:
@@ -283,7 +277,7 @@ def table(results: list[dict]) -> str:
         ]
         for name in ("decode", "int8", "rows")
         for row in rows(name)
-        if row["system"] in ("ours-fast", "ours-persistent")
+        if row["system"] == "ours-fast"
     ]  # fmt: skip
     parts = [markdown(heads, lines)]
     first = [

@@ -28,12 +28,11 @@ from benchmarks.shapes import build_checkpoint, fill, prompt, prompt_tokens
 from generation import kv_cache as kv
 from generation.decoding import GenerationOutput, Sampler, decode
 from generation.draft import draft_stream
-from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler, find_compiler
 from generation.kv_cache import CachePosition
 from generation.prefix import FeatureCache
 from generation.session import Session
-from generation.steps import DecodeStep, step_of
+from generation.steps import step_of
 
 DRAFT_TOKENS = 64  # at most: a draft ends by itself when it has taken its share of the time
 
@@ -59,18 +58,8 @@ class CompiledStep:
         return self._compiled(token_ids, kv_cache, start_pos).clone()
 
 
-def persistent_step(language_model) -> tuple[DecodeStep | None, str]:
-    """The fast step of CUDA as one kernel that stays: (None, why not) or (the step, its name)."""
-    step = GraphStep(language_model, persistent=True)
-    if step.decoder(1) is None:
-        return None, step.name
-    reason = step.rehearse()
-    return (None, f"no CUDA graph: {reason}") if reason else (step, step.name)
-
-
 class Ours:
-    """Our model: the eager step, the fast one, on CUDA the same in one persistent kernel, the eager one
-    compiled, or nothing kept at all."""
+    """Our model: the eager step, the fast one, the eager one compiled, or nothing kept at all."""
 
     def __init__(self, setup: dict):
         self.shape, self.device = setup["shape"], setup["device"]
@@ -80,9 +69,7 @@ class Ours:
         self.info: dict[str, Any] = {"step": checkpoint.decode_step_name}
         if self.kind == "compiled":
             self.step = CompiledStep(self.model.language_model, self.device)
-        if self.kind == "persistent":
-            self.step, self.info["step"] = persistent_step(self.model.language_model)
-        if self.kind in ("fast", "persistent"):
+        if self.kind == "fast":
             if self.step is None:
                 raise Unavailable(self.info["step"])
             start = now(self.device)
@@ -201,7 +188,6 @@ def read_bandwidth(device: str, size: int) -> dict[str, float]:
 
 DECODERS: dict[str, Callable[[dict], Any]] = {
     "ours-fast": Ours,
-    "ours-persistent": Ours,
     "ours-compiled": Ours,
     "ours-eager": Ours,
     "ours-no-cache": Ours,

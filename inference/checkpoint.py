@@ -23,7 +23,7 @@ import torch
 
 from data.coordinates import CoordinateForm, Pixels, form_of
 from data.processor import EncodedConversation, Processor
-from generation.fast.cuda.graph import PERSISTENT, GraphStep
+from generation.fast.cuda.graph import GraphStep
 from generation.fast.cuda.graph import unsupported as unrecorded
 from generation.fast.native.build import NoCompiler, to_panels
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
@@ -309,20 +309,17 @@ def break_even_steps(language_model) -> int | float:
     return math.ceil(COMPILE_SECONDS / saved)
 
 
-def fast_step(
-    language_model, steps: int | None = None, persistent: bool = PERSISTENT
-) -> tuple[DecodeStep | None, str]:
+def fast_step(language_model, steps: int | None = None) -> tuple[DecodeStep | None, str]:
     """(a decode step faster than the eager one, what it is), or (None, why there is none).
 
     Args:
         steps: the most that are expected. If they are too few to be worth compiling on a CPU, only a step
             that was compiled before is used. None always compiles.
-        persistent: as of `GraphStep`, on CUDA.
     """
     if language_model.norm.weight.device.type == "cuda":
         if reason := unrecorded(language_model):
             return None, f"eager: {reason}"
-        graph = GraphStep(language_model, persistent)
+        graph = GraphStep(language_model)
         reason = graph.rehearse()
         return (None, f"eager: no CUDA graph: {reason}") if reason else (graph, graph.name)
     if reason := unsupported(language_model):

@@ -25,13 +25,13 @@ def vlm():
     return tiny_vlm(head_dim=16, max_position_embeddings=2000).cuda()
 
 
-@pytest.fixture(scope="module", params=["kept", "not kept", "persistent", "eager"])
+@pytest.fixture(scope="module", params=["kept", "not kept", "eager"])
 def step(vlm, request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph, "STATIC_SHARE", 1000 * (request.param != "not kept"))
         if request.param == "eager":
             patch.setattr(graph, "no_triton", lambda *_: "it is a test")
-        step = GraphStep(vlm.language_model, persistent=request.param == "persistent")
+        step = GraphStep(vlm.language_model)
         assert (step.decoder(1) is None) == (request.param == "eager")
         yield step
 

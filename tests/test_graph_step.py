@@ -400,8 +400,8 @@ def test_without_memory_to_record_in_it_is_tried_again(vlm, monkeypatch):
 @pytest.mark.parametrize("fails", [False, True])
 def test_on_cuda_every_answer_has_a_graph(vlm, monkeypatch, steps, fails):
     class OnTheHost(GraphStep):
-        def __init__(self, language_model, persistent):
-            super().__init__(vlm.language_model, persistent)
+        def __init__(self, language_model):
+            super().__init__(vlm.language_model)
 
     monkeypatch.setattr("inference.checkpoint.GraphStep", OnTheHost)
     if fails:

@@ -103,14 +103,14 @@ def eager(model: LanguageModel, token, cache: kv.KVCache, position) -> torch.Ten
     return torch.cat(logits)
 
 
-def run(model, position: list[int], capacity: int, programs: int = 7, persistent: bool = False, filled=True):
+def run(model, position: list[int], capacity: int, programs: int = 7, filled=True):
     """(logits, cache) of the Triton step, and of the eager one on the same tokens and cache."""
     rows = len(position)
     token = torch.randint(VOCAB, (rows, 1), generator=torch.Generator().manual_seed(3))
     at = torch.tensor(position)
     mine = cache_of(model, rows, capacity, filled)
     theirs = copy.deepcopy(mine)
-    decoder = TritonDecoder(model, persistent, programs)
+    decoder = TritonDecoder(model, programs)
     logits = decoder(token, mine, at).clone()
     return logits, mine, eager(model, token, theirs, at), theirs
 
@@ -133,11 +133,10 @@ def test_shapes(shape, rows):
     assert_same(make(**SHAPES[shape]), [70, 5, 131][:rows], 140, programs=24)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])
-def test_rows_of_different_lengths(rows, persistent):
+def test_rows_of_different_lengths(rows):
     position = [0, 63, 64, 200, 1, 127, 128, 129][-rows:]
-    assert_same(make(), position, 208, programs=1 if persistent else 60, persistent=persistent)
+    assert_same(make(), position, 208, programs=60)
 
 
 def around(*edges: int) -> list[int]:
@@ -163,10 +162,9 @@ def test_any_number_of_programs(programs):
     assert_same(make(layers=1), [150, 90], 160, programs=programs)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_int8(persistent):
+def test_int8():
     model = pack(make(), "int8")
-    assert_same(model, [130], 140, tolerance=1e-2, persistent=persistent, programs=1 + 6 * (not persistent))
+    assert_same(model, [130], 140, tolerance=1e-2)
     assert_same(model, [130, 8], 140, tolerance=1e-2, programs=24)  # the cache is in bfloat16
 
 
@@ -178,9 +176,8 @@ def test_a_cache_that_is_part_of_a_larger_one():
     ]
     small = [{name: tensor.clone() for name, tensor in layer.items()} for layer in part]
     before = copy.deepcopy(large)
-    for persistent in (False, True):
-        got = TritonDecoder(model, persistent, 1)(token, part, position).clone()
-        torch.testing.assert_close(got, eager(model, token, small, position), atol=2e-5, rtol=2e-5)
+    got = TritonDecoder(model, programs=1)(token, part, position)
+    torch.testing.assert_close(got, eager(model, token, small, position), atol=2e-5, rtol=2e-5)
     for layer, old in zip(large, before, strict=True):
         for name, tensor in layer.items():
             changed = (tensor != old[name]).any(-1).any(1).nonzero().tolist()
@@ -214,14 +211,10 @@ def test_a_row_knows_nothing_of_the_others():
     assert torch.equal(dirty[[0, 2]], clean[[0, 2]])
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_five_tokens_are_those_of_the_eager_step(persistent):
+def test_five_tokens_are_those_of_the_eager_step():
     """From the second token on the cache holds what the step itself has written."""
     model = make()
-    decoder, mine = (
-        TritonDecoder(model, persistent, 1 if persistent else 9),
-        cache_of(model, 2, 12, filled=False),
-    )
+    decoder, mine = TritonDecoder(model, programs=9), cache_of(model, 2, 12, filled=False)
     theirs = copy.deepcopy(mine)
     token, position = torch.tensor([[7], [9]]), torch.tensor([0, 2])
     for _ in range(5):
@@ -233,13 +226,13 @@ def test_five_tokens_are_those_of_the_eager_step(persistent):
 # --- half precision: no further from float32 than the eager step is
 
 
-def errors(dtype, rows: int, persistent: bool = False, **other):
+def errors(dtype, rows: int, **other):
     """How far the logits of the Triton and of the eager step are from those of float32."""
     exact, model = make(**other), make(**other).to(dtype)
     for to, parameter in zip(exact.parameters(), model.parameters(), strict=True):
         to.copy_(parameter)  # of the rounded weights
     position = [70, 150, 3, 64, 129, 1, 40, 127][:rows]
-    got, _, expected, _ = run(model, position, 152, 1 if persistent else 24, persistent)
+    got, _, expected, _ = run(model, position, 152, 24)
     token = torch.randint(VOCAB, (rows, 1), generator=torch.Generator().manual_seed(3))
     cache = [{name: tensor.float() for name, tensor in layer.items()} for layer in cache_of(model, rows, 152)]
     truth = eager(exact, token, cache, torch.tensor(position))
@@ -252,11 +245,6 @@ def errors(dtype, rows: int, persistent: bool = False, **other):
 def test_rounding(dtype, rows, shape):
     ours, eager_error = errors(dtype, rows, **SHAPES[shape])
     assert 0 < ours < 1.5 * eager_error, f"{ours:.5f} from float32, the eager step {eager_error:.5f}"
-
-
-def test_rounding_in_the_persistent_kernel():
-    ours, eager_error = errors(torch.bfloat16, 1, persistent=True)
-    assert 0 < ours < 1.5 * eager_error
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -380,15 +368,15 @@ def test_models_that_it_does_not_take():
     gated.layers[1].self_attn.gate = nn.Linear(4, 4)
     unaligned = make(attention_bias=True)
     bias = unaligned.layers[1].self_attn.k_proj.bias
-    bias.data = torch.zeros(len(bias) + 1)[1:]  # one kernel for all phases reads 16 bytes at a time
+    bias.data = torch.zeros(len(bias) + 1)[1:]  # kernels read 16 bytes at a time
     for model in (adapted, transposed, mixed, gated, unaligned, pack(make(), "bfloat16")):
         assert unsupported(model) is not None
 
 
 def test_launches_of_a_token(monkeypatch):
-    """A kernel for each phase; or one, and the choice."""
+    """A kernel for each phase, and the choice."""
     launches = []
-    for name in ("begin", "project", "attend", "add_product", "gate_up", "head", "choose", "whole_step"):
+    for name in ("begin", "project", "attend", "add_product", "gate_up", "head", "choose"):
         kernel = getattr(decoder_module.kernels, name)
         run_kernel = type(kernel).run
 
@@ -398,9 +386,7 @@ def test_launches_of_a_token(monkeypatch):
 
         monkeypatch.setattr(kernel, "run", counted.__get__(kernel), raising=False)
     model, runner = make(), new_run(1)
-    for persistent, expected in ((False, 3 + 5 * 2), (True, 2)):
-        decoder = TritonDecoder(model, persistent, 1)
-        launches.clear()
-        decoder(runner.token, cache_of(model, 1, 16), runner.position)
-        decoder.choose(runner)
-        assert len(launches) == expected, launches
+    decoder = TritonDecoder(model, programs=1)
+    decoder(runner.token, cache_of(model, 1, 16), runner.position)
+    decoder.choose(runner)
+    assert len(launches) == 3 + 5 * 2, launches

@@ -35,9 +35,9 @@ def vlm():
     return small()
 
 
-@pytest.fixture(params=[False, True], ids=["phases", "persistent"])
-def step(vlm, request):
-    return GraphStep(vlm.language_model, persistent=request.param)
+@pytest.fixture
+def step(vlm):
+    return GraphStep(vlm.language_model)
 
 
 @pytest.mark.parametrize(("count", "sampling"), [(1, SAMPLINGS[0]), (3, SAMPLINGS[0]), (2, SAMPLINGS[4])])

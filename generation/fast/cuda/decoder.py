@@ -27,7 +27,7 @@ MOST_ROWS: int = kernels.MANY.value
 MOST_CANDIDATES = 1024  # programs of the head at most: one program compares what they found
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
-# The addresses that `whole_step` reads for each layer, in this order.
+# The tensors that the kernels of a block read, in this order.
 FIELDS = (
     *("input_norm", *PROJECTIONS, "post_norm"),
     *(f"{name}_scale" for name in PROJECTIONS),
@@ -92,25 +92,18 @@ class TritonDecoder:
 
     Args:
         language_model: one that `unsupported` has no reason against; else a ValueError.
-        persistent: launch one kernel, which synchronizes its own programs, in place of one for each phase.
         programs: how many run at once; the device's multiprocessors by default.
     """
 
-    def __init__(self, language_model, persistent: bool = False, programs: int | None = None):
+    def __init__(self, language_model, programs: int | None = None):
         if reason := unsupported(language_model):
             raise ValueError(f"the Triton decode step cannot run this model: {reason}")
-        self.model, self.persistent = language_model, persistent
+        self.model = language_model
         config, norm = language_model.config, language_model.norm.weight
         self._device = norm.device
         # In the interpreter programs run one after another, and none may wait for a later one.
         self._programs = programs or (multiprocessors(self._device) if self._device.type == "cuda" else 1)
         self._layers = [fields_of(layer) for layer in language_model.layers]
-        self._table = torch.tensor(
-            [[tensor.data_ptr() for tensor in fields.values()] for fields in self._layers],
-            device=self._device,
-        )
-        self._cache_table = torch.zeros(len(self._layers), 2, dtype=torch.int64, device=self._device)
-        self._counter = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._candidates = 0
 
         self._heads, self._kv, self._width = (
@@ -177,10 +170,10 @@ class TritonDecoder:
         assert like.stride()[2:] == (self._width, 1), f"positions side by side, got strides {like.stride()}"
         device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
         with device:
-            (self._whole if self.persistent else self._by_phases)(token, kv_cache, position, rows)
+            self._launch(token, kv_cache, position, rows)
         return self._logits[:rows]
 
-    def _by_phases(self, token: Tensor, kv_cache: KVCache, position: Tensor, rows: int) -> None:
+    def _launch(self, token: Tensor, kv_cache: KVCache, position: Tensor, rows: int) -> None:
         S, config, eps = self.sizes(rows), self.model.config, self.model.config.rms_norm_eps
         splits, warps = self._splits(rows), {"num_warps": 8 if rows == 1 else 4}
         x, qkv, attended, h = self._x, self._qkv, self._attended, self._h
@@ -233,24 +226,6 @@ class TritonDecoder:
         kernels.head[(self._candidates,)](
             *(x, *self._outputs(), self._logits, self._best, self._places, rows, eps, S, S.BN_D, S.BK_D),
             **(warps | registers),
-        )
-
-    def _whole(self, token: Tensor, kv_cache: KVCache, position: Tensor, rows: int) -> None:
-        S, like = self.sizes(rows), kv_cache[0]["key"]
-        assert all(t.stride() == like.stride() for layer in kv_cache for t in layer.values()), "unlike layers"
-        keys, values = (tuple(layer[name] for layer in kv_cache) for name in ("key", "value"))
-        self._candidates = self._programs
-        kernels.whole_step[(self._programs,)](
-            *(self._counter, self._table, len(FIELDS), self._cache_table, keys, values),
-            *self._inputs(token, position),
-            *self._outputs(),
-            *(self._x, self._cos, self._sin, self._qkv, self._shares, self._maxima, self._sums),
-            *(self._arrived, self._attended, self._h, self._logits, self._best, self._places, rows),
-            *(like.shape[2], like.stride(0), like.stride(1), self.model.config.rms_norm_eps),
-            *(1 / math.sqrt(self._width), S, TYPES[like.dtype], len(self._layers), self._splits(rows)),
-            *(self._group, self._lines, triton.next_power_of_2(S.D), S.HD // 2),
-            num_warps=8 if rows == 1 or S.DT.is_fp32() else 4,  # float32 would spill registers
-            launch_cooperative_grid=True,
         )
 
     def _inputs(self, token: Tensor, position: Tensor) -> tuple[Tensor, ...]:

@@ -53,7 +53,6 @@ STATIC_SHARE = 0.15  # size limit of the static cache, relative to the weights i
 OUTSIDE = (
     *("seed", "max_new_tokens", "num_return_sequences", "use_cache", "decode_step", "lookup", "constraint"),
 )
-PERSISTENT = False  # whether a step is one kernel that stays, not one for each phase: not yet tried on a GPU
 
 
 def bucket_of(length: int) -> int:
@@ -261,17 +260,15 @@ class GraphStep(Step):
 
     Args:
         language_model: one that `unsupported` has no reason against; else a ValueError.
-        persistent: launch one Triton kernel a step, which synchronizes its own programs, in place of one for
-            each phase.
     """
 
     loops = records = True
 
-    def __init__(self, language_model, persistent: bool = PERSISTENT):
+    def __init__(self, language_model):
         if reason := unsupported(language_model):
             raise ValueError(f"the recorded decode step cannot run this model: {reason}")
         super().__init__(language_model)
-        self._model, self._persistent = language_model, persistent
+        self._model = language_model
         self._eager = Step(language_model)
         self._start()
 
@@ -296,7 +293,7 @@ class GraphStep(Step):
         if self._reasons[rows] is not None:
             return None
         if self._triton is None:
-            self._triton = triton_module().TritonDecoder(self._model, self._persistent)
+            self._triton = triton_module().TritonDecoder(self._model)
         return self._triton
 
     @property
@@ -304,7 +301,7 @@ class GraphStep(Step):
         """What decodes a single row."""
         if self.decoder(1) is None:
             return f"CUDA graph of the eager step: {self._reasons[1]}"
-        return "one persistent Triton kernel" if self._persistent else "CUDA graph of Triton kernels"
+        return "CUDA graph of Triton kernels"
 
     @property
     def failure(self) -> str | None:

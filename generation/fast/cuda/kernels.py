@@ -1,4 +1,4 @@
-"""The phases of a decode step in Triton: launched one by one, or all of them by one persistent kernel.
+"""The phases of a decode step in Triton, each a kernel.
 
     begin         embeddings of the tokens, cos and sin of their positions
     project       norm, queries, keys and values                            \\
@@ -10,8 +10,8 @@
     choose        the next token and the sampler's state
 
 A phase is a function of program_id(0) and num_programs(0): each program goes through its share of the blocks,
-for any number of programs. Between phases everyone waits: for the end of a launch, or in `everyone`. Buffers
-that other programs write are read past the first-level cache (".cg"), which knows nothing of their stores.
+for any number of programs. A phase begins when the one before it has ended. Buffers that other programs write
+are read past the first-level cache (".cg"), which knows nothing of their stores.
 
 A single row is multiplied as what it is, a vector that stays in registers while the rows of the matrix pass;
 the first of them are asked for before the vector is known, because the two waits would add up. More rows, up
@@ -47,10 +47,9 @@ class Sizes:
     MLP_BIAS: bool
     QK_NORM: bool  # queries and keys are normed, head by head
 
-    # What follows from these: the type of matrices, the width of all heads, and tiles (BN, BK) of matrices
+    # What follows from these: the width of all heads, and tiles (BN, BK) of matrices
     # whose rows are D, A and F wide; G is for gate and up, of which two are read at a time. All are fields,
     # because Triton knows a compiled kernel again by them.
-    WT: tl.dtype = field(init=False)
     A: int = field(init=False)
     BN_D: int = field(init=False)
     BK_D: int = field(init=False)
@@ -62,7 +61,7 @@ class Sizes:
     BK_G: int = field(init=False)
 
     def __post_init__(self):
-        follow = {"WT": tl.int8 if self.INT8 else self.DT, "A": self.H * self.HD}
+        follow = {"A": self.H * self.HD}
         for name, width in (("D", self.D), ("A", self.H * self.HD), ("F", self.F)):
             whole = max(16, triton.next_power_of_2(width))
             follow[f"BK_{name}"] = whole if self.ONE else min(2048 // self.DT.primitive_bitwidth, whole)
@@ -513,82 +512,3 @@ def choose(
     tl.store(flags + row, chosen, mask=real)
     tl.store(flags + count, tl.min(after, 0).to(tl.int64))
     tl.store(flags + count + 1, still.to(tl.int64))
-
-
-# ------------------------------------------------------------------------------------- persistent kernel
-
-
-@triton.jit
-def everyone(counter):
-    """Wait for all programs of a grid that is resident at once.
-
-    `counter` (int64) is only ever added to: a grid arrives a whole number of times, so the next launch finds
-    it as good as new, and 64 bits do not run over.
-    """
-    programs = tl.num_programs(0)
-    tl.debug_barrier()
-    ticket = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-    goal = (ticket // programs + 1) * programs
-    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < goal:
-        pass
-    tl.debug_barrier()
-
-
-@triton.jit
-def address(table, index, kind: tl.constexpr):
-    """The address at an index of a table, which is one that PyTorch allocated."""
-    pointer = tl.load(table + index, cache_modifier=".cg").to(tl.pointer_type(kind))
-    return tl.multiple_of(pointer, 16)
-
-
-@triton.jit(do_not_specialize=["capacity"])
-def whole_step(
-    counter, weights, fields, cache, keys, values, token, position, table, table_scale, frequencies,
-    last_norm, head_matrix, head_scale, x, cos, sin, qkv, shares, maxima, sums, arrived, attended, h, logits,
-    best, places, count, capacity, row_stride, head_stride, eps, scale,
-    S: tl.constexpr, CACHE: tl.constexpr, LAYERS: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr,
-    LINES: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr,
-):  # fmt: skip
-    """All phases but the choice in one launch of as many programs as are resident at once.
-
-    weights: (layers, fields) addresses in the order of `decoder.FIELDS`. keys, values: a cache tensor for
-    each layer; their addresses go into `cache` (layers, 2), because a loop cannot index arguments.
-    """
-    begin(token, position, table, table_scale, frequencies, x, cos, sin, count, S, BK, HALF)
-    if tl.program_id(0) == 0:
-        for layer in tl.static_range(LAYERS):
-            tl.store(cache + 2 * layer, keys[layer].to(tl.int64))
-            tl.store(cache + 2 * layer + 1, values[layer].to(tl.int64))
-    everyone(counter)
-    for layer in range(LAYERS):
-        of = weights + layer * fields
-        project(
-            x, address(of, 0, S.DT), address(of, 1, S.WT), address(of, 2, S.WT), address(of, 3, S.WT),
-            address(of, 9, tl.float32), address(of, 10, tl.float32), address(of, 11, tl.float32),
-            address(of, 16, S.DT), address(of, 17, S.DT), address(of, 18, S.DT), qkv, count, eps,
-            S, S.BN_D, S.BK_D,
-        )  # fmt: skip
-        everyone(counter)
-        attend(
-            qkv, address(of, 23, S.DT), address(of, 24, S.DT), address(cache, 2 * layer, CACHE),
-            address(cache, 2 * layer + 1, CACHE), cos, sin, position, shares, maxima, sums, arrived, attended,
-            count, capacity, row_stride, head_stride, eps, scale, S, SPLITS, GROUP, LINES,
-        )  # fmt: skip
-        everyone(counter)
-        add_product(
-            attended, address(of, 4, S.WT), address(of, 12, tl.float32), address(of, 19, S.DT), x, count,
-            S.A, S, S.O_BIAS, S.BN_A, S.BK_A,
-        )  # fmt: skip
-        everyone(counter)
-        gate_up(
-            x, address(of, 8, S.DT), address(of, 5, S.WT), address(of, 6, S.WT), address(of, 13, tl.float32),
-            address(of, 14, tl.float32), address(of, 20, S.DT), address(of, 21, S.DT), h, count, eps,
-            S, S.BN_G, S.BK_G,
-        )  # fmt: skip
-        everyone(counter)
-        add_product(
-            h, address(of, 7, S.WT), address(of, 15, tl.float32), address(of, 22, S.DT), x, count,
-            S.F, S, S.MLP_BIAS, S.BN_F, S.BK_F,
-        )  # fmt: skip
-        everyone(counter)
-    head(x, last_norm, head_matrix, head_scale, logits, best, places, count, eps, S, S.BN_D, S.BK_D)
