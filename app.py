@@ -19,7 +19,6 @@ import webbrowser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from data.errors import one_line
 from inference.cli import (
     DTYPES,
     Parser,
@@ -32,6 +31,7 @@ from inference.cli import (
     log_if_slow,
     positive,
 )
+from messages import one_line
 
 # What imports torch or gradio is imported inside functions: --help and a wrong argument answer at once.
 

@@ -20,7 +20,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from data.errors import one_line
 from inference.cli import (
     DTYPES,
     Parser,
@@ -33,6 +32,7 @@ from inference.cli import (
     log_if_slow,
     positive,
 )
+from messages import one_line
 
 # What imports torch or fastapi is imported inside functions: --help and a wrong argument answer at once.
 

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from data.errors import DatasetError, one_line
+from data.errors import DatasetError
 from data.order import key_of
 from data.packing import Batch
 from eval.in_run import HeldOutQuestions
@@ -41,6 +41,7 @@ from generation.threads import choose
 from inference.checkpoint import pick_device
 from inference.cli import log_if_slow
 from inference.locks import only_writer
+from messages import one_line
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import CheckpointError
 from shapes.training import ShapesTask

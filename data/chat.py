@@ -36,8 +36,9 @@ import psutil
 from jinja2 import Template, TemplateError, ext, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from data.errors import PromptError, PromptTooLong, one_line
+from data.errors import PromptError, PromptTooLong
 from data.tokenizer import AnyTokenizer, naming_file, no_panic, private_tokenizer, read_object
+from messages import one_line
 from models.checkpoints.hub import MAX_CONFIG, check_size
 
 ROLES = ("system", "user", "assistant")

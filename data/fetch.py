@@ -18,7 +18,8 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from data.errors import ImageError, one_line
+from data.errors import ImageError
+from messages import one_line
 
 ALLOW = "OCELLI_ALLOW_PRIVATE_URLS"
 TIMEOUT = 15.0  # seconds of each wait for the server; the whole download may take twice as long

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
-from data.errors import DatasetError, one_line
+from data.errors import DatasetError
+from messages import one_line
 
 
 @contextmanager

@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from data.errors import ImageError, ProcessorError, one_line
+from data.errors import ImageError, ProcessorError
+from messages import one_line
 
 if TYPE_CHECKING:
     import torch

@@ -32,11 +32,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from data.errors import BadRow, DatasetError, one_line
+from data.errors import BadRow, DatasetError
 from data.order import RowPosition, RowRead, ShardReader, most_bytes
 from data.packing import Batch, PackedSequence, Sample, SampleEncoder, SampleId, collate, pack, pack_indices
 from data.processor import Processor
 from data.sources import Mixture, Stream, reading
+from messages import one_line
 
 logger = logging.getLogger(__name__)
 _SHARDS = 16  # at least so many, so that as many workers can help, however small the batch

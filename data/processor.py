@@ -33,7 +33,7 @@ from data.chat import (
     read_conversation,
     read_image_order,
 )
-from data.errors import ImageError, ProcessorError, PromptError, one_line
+from data.errors import ImageError, ProcessorError, PromptError
 from data.images import (
     ImageLimits,
     ImageRules,
@@ -47,6 +47,7 @@ from data.nanovlm import open_nanovlm
 from data.smolvlm import IdeficsImages, new_idefics, open_idefics
 from data.tiles import Tiles
 from data.tokenizer import AnyTokenizer, FolderTokenizer, folder_of, no_panic, read_object, turn_ends
+from messages import one_line
 from models.config import VLMConfig
 
 if TYPE_CHECKING:

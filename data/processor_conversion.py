@@ -96,7 +96,7 @@ def as_idefics(folder: str | Path) -> tuple[Idefics3Processor, dict[str, Any]]:
     place = _IN_FRONT_OF_ALL if images.prefix else _IN_FIRST_MESSAGE
     processor = Idefics3Processor(
         # Idefics3's cutting with nanoVLM's sizes. Normalised to -1 … 1, by a mean and deviation of 0.5: the
-        # converted model's first convolution is made for that (`models.checkpoints.convert`), since an
+        # converted model's first convolution is made for that (`tools.convert`), since an
         # all-black tile must not become all zeros, which transformers takes for padding.
         Idefics3ImageProcessorPil(
             size={"longest_edge": images.longest_side},

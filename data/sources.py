@@ -29,9 +29,10 @@ import numpy as np
 
 from data.box_rows import CATEGORIES, NAMES, BoxRows
 from data.coordinates import COORDINATES
-from data.errors import DatasetError, one_line
+from data.errors import DatasetError
 from data.files import ADDRESS, check_rows_path
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
+from messages import one_line
 
 TRAIN = "train"
 _METADATA = "metadata.jsonl"  # of an image folder; no other file beside it counts

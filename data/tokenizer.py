@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from data.errors import ProcessorError, PromptError, one_line
+from data.errors import ProcessorError, PromptError
+from messages import one_line
 from models.checkpoints import hub
 from models.checkpoints.hub import (
     MAX_CONFIG,

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from PIL import Image
 
-from data.errors import one_line
 from data.images import TiledImage, image_size
 from data.processor import EncodedConversation, Processor
 from eval.tasks import EvalSample, EvalTask
@@ -29,6 +28,7 @@ from inference.answer import answer_text
 from inference.attribution.agreement import looked_at
 from inference.checkpoint import Checkpoint, RequestError
 from inference.conversation import Turn, messages_of
+from messages import one_line
 
 BLANK = (200, 200, 200)  # the colour that a blanked image shows everywhere
 

@@ -28,7 +28,6 @@ from lmms_eval.tasks import TaskManager
 from tqdm import tqdm
 
 from data.coordinates import form_of
-from data.errors import one_line
 from eval.answering import open_scheduler
 from eval.lmms_boxes import asks_for_box, in_our_form, in_their_form
 from eval.lmms_results import (
@@ -45,6 +44,7 @@ from generation.decoding import GenerationOptions
 from generation.requests import LazyRequest, Request
 from inference.answer import answer_text, prompt_tokens, requests_for
 from inference.checkpoint import Checkpoint, RequestError
+from messages import one_line
 
 NAME = "ocelli"
 SEED_STEP = 1_000_003  # between documents of a task: each of its answers draws with a seed of its own

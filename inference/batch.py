@@ -17,7 +17,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data.errors import one_line
 from data.images import TiledImage
 from data.processor import EncodedConversation
 from generation.decoding import GenerationOptions
@@ -28,6 +27,7 @@ from inference.batch_files import BatchFiles, Line, passed_on, read_question
 from inference.boxes import located
 from inference.checkpoint import Checkpoint, RequestError
 from inference.grammar import grammar_of
+from messages import one_line
 
 
 @dataclass

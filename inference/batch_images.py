@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data.errors import one_line
 from data.files import expanded, nearest_file
 from inference.errors import RequestError
+from messages import one_line
 
 ENDINGS = frozenset(
     (".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg",

@@ -27,7 +27,6 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from data.errors import did_you_mean
 from data.files import expanded, replacing
 from data.images import TiledImage
 from generation.decoding import GenerationOptions
@@ -39,6 +38,7 @@ from inference.draft import after_draft
 from inference.errors import user_errors, user_message
 from inference.results import to_json
 from inference.terminal import GreyText, wrapped
+from messages import did_you_mean
 from models.checkpoints.hub import for_terminal
 
 COMMANDS = {

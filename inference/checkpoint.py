@@ -38,7 +38,7 @@ from generation.threads import choose, watch
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
 from inference.grammar import Form, plain_form
-from models.checkpoints.hub import printable, snapshot
+from models.checkpoints.hub import snapshot
 from models.checkpoints.load import one_version
 from models.config import check_device
 from models.modality_projector import ModalityProjector
@@ -115,8 +115,8 @@ class Checkpoint:
     @property
     def introduction(self) -> str:
         """The model's name and what it knows, or "" where its generation_config.json does not say it."""
-        said = str(self.model.generation_config.get("knows") or "")
-        knows = printable(" ".join(said.split()), 200)  # a stranger's text, on a terminal
+        said = " ".join(str(self.model.generation_config.get("knows") or "").split())
+        knows = "".join(filter(str.isprintable, said))[:200]  # a stranger's text, on a terminal
         return f"{Path(self.name).name} knows {knows}" if knows else ""
 
     @property

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.errors import ImageError, did_you_mean, one_line, printable
+from data.errors import ImageError
 from data.files import nearest_file
 from generation.options import GenerationOptions
 from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
@@ -31,6 +31,7 @@ from inference.batch_images import are_images
 from inference.errors import RequestError, check_text_only
 from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar
 from inference.terminal import wrapped, wrapped_lines
+from messages import did_you_mean, one_line, printable
 from models import __version__
 from models.checkpoints.hub import check_has_config, describe, for_terminal
 from models.config import check_device

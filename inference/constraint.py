@@ -27,7 +27,6 @@ import llguidance
 import torch
 from torch import Tensor
 
-from data.errors import one_line
 from data.tokenizer import AnyTokenizer, no_panic
 from generation.kv_cache import to_device
 from generation.options import ConstraintError
@@ -35,6 +34,7 @@ from inference.compiling import compiled
 from inference.errors import RequestError
 from inference.grammar import is_json, refusal
 from inference.trial import TrialFailed, Trials
+from messages import one_line
 
 _IS_ZERO = bytes([1] + 255 * [0])
 MOST_COMPILED, MOST_BYTES = 64, 256 * 2**20  # grammars that are kept for the next answers, and their bytes

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from data.errors import ImageError, OneSentence, ProcessorError, PromptError, one_line
+from data.errors import ImageError, ProcessorError, PromptError
 from generation.options import CacheMemoryError, ConstraintError, NotFiniteError
+from messages import OneSentence, one_line
 from models.checkpoints.hub import CheckpointError
 
 

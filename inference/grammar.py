@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from data.errors import one_line
 from inference.errors import RequestError
 from inference.trial import TrialFailed, Trials
+from messages import one_line
 
 if TYPE_CHECKING:
     from generation.protocol import Constraint  # imports torch, which --help does without

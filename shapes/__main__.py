@@ -6,7 +6,7 @@ import argparse
 import random
 from pathlib import Path
 
-from data.errors import one_line
+from messages import one_line
 from shapes import render, sample_questions, sample_scene
 from shapes.drawings import paint, random_aspect, sample_drawing
 from shapes.places import ask_absent, ask_place

@@ -17,10 +17,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from data.processor import Processor
 from models import VisionLanguageModel
-from models.checkpoints import convert as conversion
 from models.checkpoints import nanovlm
-from models.checkpoints.__main__ import main
-from models.checkpoints.convert import convert
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import assert_same, draw_image
@@ -35,6 +32,9 @@ from tests.test_golden_nanovlm import (
     expected,
     golden_images,
 )
+from tools import convert as conversion
+from tools.__main__ import main
+from tools.convert import convert
 
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = "model.safetensors"
@@ -277,7 +277,7 @@ def test_the_commands_of_the_page(tmp_path, monkeypatch, command, capsys):
     back. The last one prints what the page shows, but for the differences, which are the machine's."""
     text = (ROOT / "docs/hub.md").read_text(encoding="utf-8").split("## Convert and inspect")[1]
     _, block, _, shown, *_ = text.split("```")
-    start = ".venv/bin/python -m models.checkpoints "
+    start = ".venv/bin/python -m tools "
     lines = [line.removeprefix(start) for line in block.splitlines() if line.startswith(start)]
     assert len(lines) == 4
     monkeypatch.chdir(tmp_path)

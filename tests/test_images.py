@@ -16,8 +16,9 @@ import pytest
 import torch
 from PIL import Image
 
-from data.errors import BadRow, DatasetError, ImageError, ProcessorError, PromptError, one_line
+from data.errors import BadRow, DatasetError, ImageError, ProcessorError, PromptError
 from data.images import ImageLimits, describe, image_size, load_image, measure
+from messages import one_line
 from tests.processors import draw_image
 
 

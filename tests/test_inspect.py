@@ -1,4 +1,4 @@
-"""`python -m models.checkpoints inspect`: right numbers, from headers alone."""
+"""`python -m tools inspect`: right numbers, from headers alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 from data.processor import Processor
 from generation.kv_cache import bytes_per_token
-from models.checkpoints.__main__ import main
-from models.checkpoints.inspect import PARTS
+from models.checkpoints.weights import PARTS
 from models.vision_language_model import VisionLanguageModel
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import draw_image
 from tests.test_checkpoints_backbones import QWENS, llama, qwen, siglip
 from tests.test_golden_nanovlm import CURRENT, GOLDEN, OLD
+from tools.__main__ import main
 
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDED = ROOT / "checkpoints" / "ocelli-shapes"

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from data.errors import did_you_mean, one_line
 from data.files import check_rows_path, nearest_file, replacing
+from messages import did_you_mean, one_line
 from models import __version__
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import check_has_config, check_repo_id, resolve_source

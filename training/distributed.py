@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from data.errors import one_line
+from messages import one_line
 from models.vision_language_model import VisionLanguageModel, prepare_device
 from training.config import TrainConfig
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from data.errors import one_line
 from data.processor import Processor
+from messages import one_line
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.load import meta_init
 from models.checkpoints.save import model_card

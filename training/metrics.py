@@ -18,9 +18,9 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from data.errors import one_line
 from data.files import replacing
 from data.packing import Batch
+from messages import one_line
 from models.checkpoints.hub import for_terminal
 from training.config import TrainConfig
 from training.flops import peak_flops, training_flops, what_learns

@@ -23,9 +23,9 @@ from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.hub import describe as describe_checkpoint
 from models.checkpoints.hub import read_json, snapshot
 from models.checkpoints.idefics3 import build
-from models.checkpoints.inspect import PARTS as TABLE_PARTS
-from models.checkpoints.inspect import module_of
 from models.checkpoints.load import choose_reader, meta_init
+from models.checkpoints.weights import PARTS as TABLE_PARTS
+from models.checkpoints.weights import module_of
 from models.config import TextConfig, VLMConfig
 from models.losses import chunk_positions
 from models.vision_language_model import VisionLanguageModel

@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from data.errors import one_line
 from data.files import replacing
+from messages import one_line
 from training.metrics import METRICS, read_metrics
 
 PLOT = "plot.svg"

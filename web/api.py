@@ -40,7 +40,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import OutOfMemoryError
 
 from data import chat
-from data.errors import ImageError, ProcessorError, PromptTooLong, one_line, printable
+from data.errors import ImageError, ProcessorError, PromptTooLong
 from data.images import ImageLimits, image_size, read_bytes
 from data.processor import EncodedConversation
 from generation.options import CacheMemoryError, GenerationOptions, NotFiniteError
@@ -48,6 +48,7 @@ from inference.boxes import located
 from inference.checkpoint import Checkpoint, PixelText
 from inference.conversation import ContextFullError
 from inference.errors import user_errors
+from messages import one_line, printable
 from models.checkpoints.hub import CheckpointError
 from web.connections import BoundedServer
 from web.engine import Engine, EngineRequest, Piece, QueueFull, Ticket, encode_messages

@@ -20,8 +20,8 @@ from huggingface_hub import constants
 from inference.checkpoint import Checkpoint, RequestError, loading_dtype, open_checkpoint, pick_device
 from models.checkpoints import nanovlm
 from models.checkpoints.hub import describe, measure
-from models.checkpoints.inspect import read_headers
 from models.checkpoints.load import resolve_dtype
+from models.checkpoints.weights import read_headers
 
 LARGEST_GUEST = 8 * 10**9  # bytes
 GUEST = ""  # in place of the name of a model that visitors may name

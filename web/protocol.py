@@ -19,10 +19,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json
 
 from data.chat import LONGEST_TEXT
-from data.errors import did_you_mean, one_line, printable
 from generation.options import MAX_SEED, GenerationOptions
 from inference.errors import RequestError
 from inference.grammar import response_grammar
+from messages import did_you_mean, one_line, printable
 
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
 MOST_VALUES = 50_000  # of a body: looking at them holds everybody up

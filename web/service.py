@@ -31,7 +31,7 @@ from typing import Any
 from PIL import Image
 from torch import OutOfMemoryError
 
-from data.errors import ImageError, PromptError, one_line
+from data.errors import ImageError, PromptError
 from data.images import ImageLimits, TiledImage, load_image
 from data.processor import EncodedConversation
 from generation.kv_cache import bytes_per_position
@@ -39,6 +39,7 @@ from generation.options import CacheMemoryError, GenerationOptions
 from inference.checkpoint import Checkpoint, PixelText, RequestError, spoken_form
 from inference.conversation import NextTurn, Turn, encode_short, next_turn
 from inference.errors import user_errors
+from messages import one_line
 from models.checkpoints.hub import Origin
 from web.engine import DRAFT, Engine, EngineLimits, EngineRequest, Interrupted, Piece, Ticket
 from web.guard import FOR_PROGRAMS

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 
 from data.chat import Message
-from data.errors import one_line
 from inference.errors import RequestError
+from messages import one_line
 
 
 class ServerError(RequestError):

@@ -14,13 +14,14 @@ import torch
 from PIL import Image
 
 from data.chat import Message
-from data.errors import ImageError, ProcessorError, PromptError, one_line
+from data.errors import ImageError, ProcessorError, PromptError
 from data.processor import EncodedConversation
 from eval.doctor.cases import MISTAKES, Mistake
 from eval.doctor.client import Answer, CannotAnswer
 from generation import kv_cache as kv
 from inference.answer import prompt_tokens
 from inference.checkpoint import RequestError, open_checkpoint
+from messages import one_line
 
 LIKELIEST = 200  # tokens among which the server's is looked for
 

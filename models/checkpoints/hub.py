@@ -19,12 +19,14 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+
+from messages import printable, some
 
 T = TypeVar("T")
 
@@ -56,22 +58,10 @@ KNOWN = (
 # values, and Python's objects take some twenty times a file's bytes.
 MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 32 * 2**20  # bytes
 MAX_VALUES = 2_500_000  # of one file: commas and opening brackets
-LONGEST = 2_000  # characters of a message
 CONTROL = frozenset((*range(32), *range(127, 160))) - {*b"\n\t"}  # could do anything to a terminal
 
 
 # --------------------------------------------------------------------------------------------------- errors
-def printable(message: object, most: int = LONGEST, end: int = 0) -> str:
-    """One line of at most `most` printable characters, whatever a message quotes. Where it is longer, its
-    beginning and its last `end` characters."""
-
-    def cut(text: str) -> str:
-        return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
-
-    # Cut before as well: a message may quote megabytes.
-    return cut("".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut(str(message))))
-
-
 def for_terminal(text: str) -> str:
     """A text that somebody else wrote, such as a model's answer, without control characters: whoever prints
     one passes it through here. Line breaks and tabs are text."""
@@ -86,12 +76,6 @@ class CheckpointError(ValueError):
 
     def __init__(self, message: str):
         super().__init__(printable(message, 1_000, end=200))  # what to do stands at the end
-
-
-def some(names: Collection[str]) -> str:
-    """The first few of many names, for a message: "a, b, c and 12 more"."""
-    shown = ", ".join(sorted(names)[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 # ------------------------------------------------------------------------------------- JSON of a stranger

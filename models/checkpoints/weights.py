@@ -1,4 +1,4 @@
-"""Weights in safetensors files: which tensor is where, and reading and writing them.
+"""Weights in safetensors files: which tensor is where, reading and writing them; on the Hub, their headers.
 
 A family of checkpoints says with a `StoredTensor` for each of our names where that tensor lies; names and
 shapes are then compared with a file's header before anything is allocated, and one tensor at a time is read
@@ -8,6 +8,7 @@ from the file into memory of its own.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models.checkpoints.hub import CheckpointError, CheckpointFiles, some
+from messages import some
+from models.checkpoints.hub import CheckpointError, CheckpointFiles, client, fetched, one_sentence
 
 Shape = tuple[int, ...]
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PARTS = ("vision", "projector", "embeddings", "blocks", "head")  # of a VisionLanguageModel
 _NAMES = {dtype: name for name, dtype in FLOATS.items()}
 # The largest model that a config may describe has 25,000 tensors, 4 MB of header. The library would read
 # 100 MB, of which Python's objects make two gigabytes.
@@ -52,6 +55,14 @@ def rename(name: str, prefixes: Mapping[str, str]) -> str:
         if name.startswith(old):
             return new + name[len(old) :]
     raise KeyError(f"no rule renames tensor {name}")
+
+
+def module_of(name: str) -> str:
+    """The one of PARTS that a parameter of a `VisionLanguageModel` belongs to."""
+    owner, _, rest = name.partition(".")
+    if owner != "language_model":
+        return {"vision_model": "vision", "projector": "projector"}[owner]
+    return {"embed_tokens": "embeddings", "lm_head": "head"}.get(rest.partition(".")[0], "blocks")
 
 
 def export_tensors(state: Mapping[str, Tensor], stored_tensor: StoredTensorOf) -> dict[str, Tensor]:
@@ -162,6 +173,40 @@ def stored_entries(files: CheckpointFiles) -> dict[str, Entry]:
     if absent:
         raise CheckpointError(f"{files.source}: the index names tensors that no shard holds: {some(absent)}")
     return entries
+
+
+@dataclass(frozen=True)
+class Headers:
+    """Stored tensors by name, their dtypes as safetensors calls them, and how many files hold them."""
+
+    shapes: dict[str, Shape]
+    dtypes: dict[str, str]
+    files: int
+
+    @property
+    def num_elements(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+
+def read_headers(files: CheckpointFiles) -> Headers | None:
+    """The headers of a checkpoint's weights; None for a folder that holds none.
+
+    Headers of a folder or of a downloaded repository are read from the files. Those of other repositories
+    come by range requests, at most the first 100 kB of a file unless its header is longer; nothing is kept.
+    """
+    tensors: dict[str, Any]
+    repo, commit = files.source, files.origin.commit
+    if files.weights:
+        tensors, count = stored_entries(files), len(files.weights)
+    elif commit is None:
+        return None
+    else:
+        with one_sentence(repo, commit, "the header of the weights"):
+            metadata = fetched(client().HfApi().get_safetensors_metadata, repo, revision=commit)
+        tensors = {n: info for file in metadata.files_metadata.values() for n, info in file.tensors.items()}
+        count = len(metadata.files_metadata)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return Headers(shapes, {name: tensor.dtype for name, tensor in tensors.items()}, count)
 
 
 def read_tensor(

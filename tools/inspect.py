@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,58 +21,22 @@ from data.images import TiledImage, check_sides, load_image
 from data.processor import Processor
 from data.tiles import Tiles
 from models.checkpoints.backbones import TEXT, VISION
-from models.checkpoints.hub import (
-    CheckpointError,
-    CheckpointFiles,
-    client,
-    describe,
-    fetched,
-    one_sentence,
-    read_json,
-    snapshot,
-)
+from models.checkpoints.hub import CheckpointError, describe, read_json, snapshot
 from models.checkpoints.load import choose_reader, expected_shapes
-from models.checkpoints.weights import FLOATS, Shape, check_shapes, stored_entries
+from models.checkpoints.weights import (
+    FLOATS,
+    PARTS,
+    Headers,
+    Shape,
+    check_shapes,
+    module_of,
+    read_headers,
+)
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 
-PARTS = ("vision", "projector", "embeddings", "blocks", "head")
 _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}  # all others: 1
 _CACHE_BYTES = {"float32": 4, "bfloat16": 2}  # float16 takes as much as bfloat16
-
-
-@dataclass(frozen=True)
-class Headers:
-    """Stored tensors by name, their dtypes as safetensors calls them, and how many files hold them."""
-
-    shapes: dict[str, Shape]
-    dtypes: dict[str, str]
-    files: int
-
-    @property
-    def num_elements(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes.values())
-
-
-def read_headers(files: CheckpointFiles) -> Headers | None:
-    """The headers of a checkpoint's weights; None for a folder that holds none.
-
-    Headers of a folder or of a downloaded repository are read from the files. Those of other repositories
-    come by range requests, at most the first 100 kB of a file unless its header is longer; nothing is kept.
-    """
-    tensors: dict[str, Any]
-    repo, commit = files.source, files.origin.commit
-    if files.weights:
-        tensors, count = stored_entries(files), len(files.weights)
-    elif commit is None:
-        return None
-    else:
-        with one_sentence(repo, commit, "the header of the weights"):
-            metadata = fetched(client().HfApi().get_safetensors_metadata, repo, revision=commit)
-        tensors = {n: info for file in metadata.files_metadata.values() for n, info in file.tensors.items()}
-        count = len(metadata.files_metadata)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return Headers(shapes, {name: tensor.dtype for name, tensor in tensors.items()}, count)
 
 
 def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
@@ -129,14 +93,6 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
         "cache": cache,
         "memory": memory,
     }
-
-
-def module_of(name: str) -> str:
-    """The one of PARTS that a parameter of a `VisionLanguageModel` belongs to."""
-    owner, _, rest = name.partition(".")
-    if owner != "language_model":
-        return {"vision_model": "vision", "projector": "projector"}[owner]
-    return {"embed_tokens": "embeddings", "lm_head": "head"}.get(rest.partition(".")[0], "blocks")
 
 
 def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, source: str) -> str:

@@ -1,11 +1,11 @@
 """Look into checkpoints without loading them, and convert them.
 
-    python -m models.checkpoints inspect checkpoints/ocelli-shapes --image 640x480
-    python -m models.checkpoints inspect HuggingFaceTB/SmolVLM-256M-Instruct     # reads headers, no weights
-    python -m models.checkpoints convert lusxvr/nanoVLM-450M nanovlm-hub         # for transformers and vLLM
-    python -m models.checkpoints convert HuggingFaceTB/SmolVLM-256M-Instruct smolvlm-nano --to nanovlm
-    python -m models.checkpoints convert checkpoints/ocelli-shapes runs/shapes-bf16 --dtype bfloat16
-    python -m models.checkpoints convert BASE merged --adapter runs/mine-lora/adapter --push me/merged
+    python -m tools inspect checkpoints/ocelli-shapes --image 640x480
+    python -m tools inspect HuggingFaceTB/SmolVLM-256M-Instruct     # reads headers, no weights
+    python -m tools convert lusxvr/nanoVLM-450M nanovlm-hub         # for transformers and vLLM
+    python -m tools convert HuggingFaceTB/SmolVLM-256M-Instruct smolvlm-nano --to nanovlm
+    python -m tools convert checkpoints/ocelli-shapes runs/shapes-bf16 --dtype bfloat16
+    python -m tools convert BASE merged --adapter runs/mine-lora/adapter --push me/merged
 
 A conversion is written under another name, opened again (in transformers' layout by transformers, too) and
 put in its place only if its logits are the original's. Exit status: 0, or 2 with one sentence on what was
@@ -19,10 +19,11 @@ import re
 import sys
 from pathlib import Path
 
-from data.errors import ImageError, ProcessorError, PromptError, one_line
+from data.errors import ImageError, ProcessorError, PromptError
 from data.images import check_sides
 from inference.cli import Parser, check_image_name, check_model, dtype
 from inference.results import to_json
+from messages import one_line
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import CheckpointError, check_repo_id, for_terminal
 
@@ -32,7 +33,7 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m models.checkpoints", description=__doc__)
+    parser = Parser(prog="python -m tools", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="inspect|convert")
     flag = argparse.BooleanOptionalAction
 
@@ -84,7 +85,7 @@ def inspect(settings: argparse.Namespace) -> None:
     elif settings.image is not None:
         check_image_name(settings.image)
     check_model(settings.source, settings.revision)
-    from models.checkpoints import inspect  # with PyTorch
+    from tools import inspect  # with PyTorch
 
     report = inspect.inspect(settings.source, settings.revision)
     if settings.image is not None:
@@ -108,7 +109,7 @@ def convert(settings: argparse.Namespace) -> None:
     if settings.push:
         check_repo_id(settings.push)
     check_model(settings.source, settings.revision)
-    from models.checkpoints import convert  # with PyTorch
+    from tools import convert  # with PyTorch
 
     convert.convert(
         settings.source,
@@ -135,10 +136,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         {"inspect": inspect, "convert": convert}[settings.command](settings)
     except (CheckpointError, ImageError, ProcessorError, PromptError, OSError, MemoryError) as error:
-        note(f"python -m models.checkpoints: error: {one_line(error)}")
+        note(f"python -m tools: error: {one_line(error)}")
         return 2
     except KeyboardInterrupt:
-        note("\npython -m models.checkpoints: interrupted")
+        note("\npython -m tools: interrupted")
         return 130
     return 0
 

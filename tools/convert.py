@@ -32,9 +32,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from data.errors import ProcessorError, one_line
+from data.errors import ProcessorError
 from data.processor import Processor
 from data.processor_conversion import as_idefics, as_it_was, as_nanovlm
+from messages import one_line
 from models.checkpoints import idefics3, nanovlm
 from models.checkpoints.backbones import with_mean_rows
 from models.checkpoints.folder import check_replaceable, replace_folder

@@ -1,0 +1,54 @@
+"""Texts of errors, the ground floor: one printable line each, whatever they quote."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+
+LONGEST = 2_000  # characters of a message
+
+
+def printable(message: object, most: int = LONGEST, end: int = 0) -> str:
+    """One line of at most `most` printable characters, whatever a message quotes. Where it is longer, its
+    beginning and its last `end` characters."""
+
+    def cut(text: str) -> str:
+        return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
+
+    # Cut before as well: a message may quote megabytes.
+    return cut("".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut(str(message))))
+
+
+def one_line(said: object, most: int = LONGEST) -> str:
+    """A message or an error as `printable` text, its white space single blanks.
+
+    The system's error about one file is that file and what is wrong with it; an error without words is its
+    type's name.
+    """
+    text = " ".join(str(said).split())
+    if isinstance(said, OSError) and said.strerror and said.filename is not None and said.filename2 is None:
+        text = f"{said.filename}: {said.strerror}"
+    elif isinstance(said, BaseException):
+        text = text or type(said).__name__
+    return printable(text, most)
+
+
+def some(names: Collection[str]) -> str:
+    """The first few of many names, for a message: "a, b, c and 12 more"."""
+    shown = ", ".join(sorted(names)[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """The end of a sentence about an unknown name: ", did you mean NAME?" with the nearest, or "" where none
+    is so much `alike` (difflib's ratio). Dashes in front, which all options have, do not count."""
+    names = {name.lstrip("-"): name for name in known}
+    close = difflib.get_close_matches(word.lstrip("-"), names, n=1, cutoff=alike)
+    return f", did you mean {names[close[0]]}?" if close else ""
+
+
+class OneSentence(ValueError):
+    """Its message is `printable`."""
+
+    def __init__(self, message: object):
+        super().__init__(printable(message))
