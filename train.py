@@ -2,7 +2,7 @@
 
     python train.py                                 # configs/shapes.yaml, about two hours
     python train.py --pictures 2000000              # the same recipe for longer
-    python train.py configs/world.yaml              # the embedded model; needs requirements-shapes.txt
+    python train.py recipes/world/world.yaml        # the embedded model; see the page beside it
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --output runs/mine
     python train.py runs/mine/run.yaml              # resume a run that was killed or told to stop
     torchrun --nproc-per-node 8 train.py configs/nanovlm-460m.yaml --parallel fsdp
@@ -20,7 +20,7 @@ import shutil
 import sys
 
 from shapes.settings import check_settings
-from training.config import PlanOptions, TrainConfig, parse_command, write_run
+from training.config import SHAPES, PlanOptions, TrainConfig, parse_command, write_run
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds: mistakes are reported at once
     COMMAND = parse_command(None, __doc__.splitlines()[0], check_settings)
@@ -28,6 +28,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds: mis
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
@@ -45,8 +46,6 @@ from messages import one_line
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import CheckpointError
 from shapes.training import ShapesTask
-from shapes.training import describe_plan as describe_plan_of_shapes
-from training.attention import AttentionOnCPU
 from training.distributed import (
     LostRankError,
     Ranks,
@@ -76,7 +75,7 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
     ranks = None
     try:
         if options.plan:
-            describe = describe_plan_of_shapes if config.is_shapes else describe_plan
+            describe = drawn_task(config).describe_plan if config.is_drawn else describe_plan
             print(describe(config, options))
             return
         ranks = Ranks(pick_device(config.device))
@@ -103,6 +102,11 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
             ranks.close()
 
 
+def drawn_task(config: TrainConfig) -> type[ShapesTask]:
+    """Of a run that draws its images: that of shapes, or of the package of recipes/ that `data` names."""
+    return ShapesTask if config.data == SHAPES else resolve_name(f"{config.data}.training:TASK")
+
+
 class Run:
     """A training run on this rank: everything that it needs, and the loop over its steps."""
 
@@ -112,7 +116,7 @@ class Run:
         torch.manual_seed(config.seed)
         loaded = config.init_from or config.text_from
         with log_if_slow("train.py", loaded) if loaded and ranks.is_first else nullcontext():
-            self.task: Task = (ShapesTask if config.is_shapes else RowsTask)(config, ranks)
+            self.task: Task = (drawn_task(config) if config.is_drawn else RowsTask)(config, ranks)
         task = self.task
         self.held_out = HeldOutQuestions(config, task, ranks)
         self.feed, self.late = Feed(ranks.device), ranks.device.type == "cuda"
@@ -179,7 +183,7 @@ class Run:
             if stop.failed is not None:
                 break
         if self.first and self.done == self.first and not (stop.agreed or stop.failed):
-            more = "--pictures" if config.is_shapes else "--steps or --epochs"
+            more = "--pictures" if config.is_drawn else "--steps or --epochs"
             metrics.say(
                 f"nothing to train: the run in {config.output} has ended, after {self.first} steps; to go on "
                 f"raise {more}, to start over set --no-resume"
@@ -257,14 +261,11 @@ class Run:
         device = self.ranks.device
         scale = gradient_scale(self.wrapped, self.ranks) / max(count, 1.0)
         autocast = torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
-        # Neither where the forward pass runs again in the backward pass nor where it is compiled.
-        kept = not (self.config.activation_checkpointing or self.config.compile)
-        attention = AttentionOnCPU() if kept else nullcontext()
         total, logged = torch.zeros((), device=device), {}
         fed = self.feed(self.task.inputs(batch, step) for batch in batches)
         for number, inputs in enumerate(fed, 1):
             with accumulating(self.wrapped, last=number == len(batches)):
-                with autocast, attention:
+                with autocast:
                     loss, logged = self.wrapped(**inputs)
                 (loss * scale).backward()
             total += loss.detach()
@@ -300,9 +301,9 @@ class Run:
         )
         if self.task.is_estimate:
             self.metrics.say(f"about {config.epochs or 1} x all rows, as the first of them fill the steps")
-        scored = config.eval_questions if config.is_shapes else config.eval_data and config.eval_pictures
+        scored = config.eval_questions if config.is_drawn else config.eval_data and config.eval_pictures
         if config.keep_best and not scored:
-            needed = "--eval-questions" if config.is_shapes else "--eval-data"
+            needed = "--eval-questions" if config.is_drawn else "--eval-data"
             self.metrics.say(f"nothing tells which model is best ({needed}): none is kept in best/")
 
     def _log(self, trained: Trained) -> None:

@@ -2,7 +2,7 @@
 
     python -m eval --tasks shapes --controls                    # the embedded model, held-out questions
     python -m eval --tasks shapes --model runs/shapes --limit 500
-    python -m eval --tasks drawings --model runs/world          # in any look; requirements-shapes.txt
+    python -m eval --tasks drawings --model runs/world          # in any look: recipes/world
     python -m eval --data rows.jsonl --metric relaxed_accuracy --model HuggingFaceTB/SmolVLM-256M-Instruct
     python -m eval --data my/dataset --split test --columns question=query --metric anls
     python -m eval --tasks mmstar,docvqa_val --model runs/mine  # needs requirements-eval.txt

@@ -96,7 +96,7 @@ class HeldOutQuestions:
 
 def scored_tasks(config: TrainConfig) -> list[EvalTask]:
     """Held-out questions about shapes, or held-out rows if there is a metric."""
-    if config.eval_questions and config.is_shapes:
+    if config.eval_questions and config.is_drawn:
         return [shapes_task(config.eval_questions, SEED)]
     if not config.eval_questions or not config.eval_metric:
         return []

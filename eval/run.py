@@ -39,7 +39,7 @@ from eval.results import (
     write_json,
 )
 from eval.rows import BOX_TOKENS, MAX_NEW_TOKENS, DataConfig, data_task
-from eval.tasks import OWN, SHAPES_QUESTIONS, EvalTask, TaskError, drawings_task, is_user_error, shapes_task
+from eval.tasks import OWN, EvalTask, TaskError, is_user_error, own_task
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint, pick_device
 from inference.cli import log_if_slow
 from inference.locks import only_writer
@@ -181,9 +181,7 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
     tasks = []
     if settings.data:
         tasks.append(_data_task(settings))
-    for name, make in (("shapes", shapes_task), ("drawings", drawings_task)):
-        if name in settings.tasks:
-            tasks.append(make(settings.limit or SHAPES_QUESTIONS, settings.seed or 0))
+    tasks += [own_task(name, settings.limit, settings.seed or 0) for name in OWN if name in settings.tasks]
     for task in tasks:
         task.check()
     if official:

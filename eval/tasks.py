@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from data.errors import DatasetError
@@ -173,44 +174,21 @@ def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
     return EvalTask("shapes", samples, metric, "{question}", data)
 
 
-def drawings_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
-    """Held-out questions about drawings in looks that training never sees, by other programs as well; about
-    places, about what is not there and about what is no drawing; second and third ones, after turns with the
-    right answers. Needs requirements-shapes.txt."""
-    try:
-        from eval.drawings import drawing_questions, score_drawing
-    except ImportError as error:
-        raise TaskError(f"drawings: needs {error.name}: pip install -r requirements-shapes.txt") from None
+# Tasks that are not lmms-eval's, each by the function that makes it: (number of questions, seed) -> EvalTask.
+OWN = {"shapes": "eval.tasks:shapes_task", "drawings": "recipes.world.evaluation:drawings_task"}
 
-    asked = drawing_questions(questions, seed)
-    metric = Metric(
-        "drawings",
-        'Exact match after lower-casing and dropping a final dot; "describe": F1 over the things named; '
-        'where one thing is asked for, "box": IoU of the first box, "box at 0.5": whether it is at least '
-        '0.5, "point": whether the first point lies in the thing\'s box; "boxes": F1 at an IoU of 0.5.',
-        lambda answer, targets, fields: score_drawing(asked[fields["number"]], answer),
-    )
-    samples = [
-        EvalSample(
-            id=str(number),
-            question=one.qa.question,
-            prompt=one.qa.question,
-            targets=(one.qa.answer, *one.qa.accept),
-            images=one.images,
-            group=f"drawing {one.seed}",
-            shows=tuple(f"drawing {one.seed}{part}" for part in ("", ", second")[: 1 + bool(one.second)]),
-            earlier=tuple((turn.question, turn.answer) for turn in one.earlier),
-            max_new_tokens=DESCRIBE_TOKENS if one.qa.family in ("describe", "place", "list") else 32,
-            family=one.family,
-            fields={"family": one.family, "number": number},
-        )
-        for number, one in enumerate(asked)
-    ]
-    return EvalTask("drawings", samples, metric, "{question}", {"name": "drawings, held out", "seed": seed})
+
+def own_task(name: str, questions: int | None = None, seed: int = 0) -> EvalTask:
+    """One of OWN. Raises TaskError where what it needs is not installed."""
+    try:
+        make = resolve_name(OWN[name])
+    except ImportError as error:
+        folder = Path(*OWN[name].split(":")[0].split(".")[:-1])
+        raise TaskError(f"{name}: needs {error.name}: pip install -r {folder}/requirements.txt") from None
+    return make(questions or SHAPES_QUESTIONS, seed)
 
 
 # ------------------------------------------------------------------------------------ official tasks
-OWN = ("shapes", "drawings")
 # Tasks of lmms-eval whose definitions, prompts and scorers are tested here. Its other tasks that generate
 # answers about images may work as well.
 TRIED = (

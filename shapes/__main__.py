@@ -8,8 +8,6 @@ from pathlib import Path
 
 from messages import one_line
 from shapes import render, sample_questions, sample_scene
-from shapes.drawings import paint, random_aspect, sample_drawing
-from shapes.places import ask_absent, ask_place
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -17,11 +15,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m shapes", description=what)
     parser.add_argument("--out", type=Path, required=True, help="folder for the images")
     parser.add_argument("--n", type=int, default=8, help="number of scenes (default 8)")
-    parser.add_argument("--size", type=int, default=256, help="side of plain images in pixels (default 256)")
+    parser.add_argument("--size", type=int, default=256, help="side of an image in pixels (default 256)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first scene (default 0)")
     parser.add_argument("--difficulty", type=float, default=1.0, help="0 (few, large, apart) to 1 (default)")
-    looks = "any: drawings of all looks and sizes, which need requirements-shapes.txt (default plain)"
-    parser.add_argument("--drawings", choices=("plain", "any"), default="plain", help=looks)
     args = parser.parse_args(arguments)
     try:
         draw(args)
@@ -34,15 +30,10 @@ def draw(args: argparse.Namespace) -> None:
     for i in range(args.n):
         rng = random.Random(args.seed + i)
         path = args.out / f"scene_{i:03d}.png"
-        if args.drawings == "any":
-            scene = sample_drawing(rng, "train", args.difficulty, random_aspect(rng))
-            paint(scene, rng).save(path)
-            more = [qa for qa in (ask_place(scene, rng), ask_absent(scene, rng)) if qa]
-        else:
-            scene, more = sample_scene(rng, "train", args.difficulty), []
-            render(scene, args.size).save(path)
+        scene = sample_scene(rng, "train", args.difficulty)
+        render(scene, args.size).save(path)
         print(path)
-        for qa in [*sample_questions(scene, rng, 10), *more]:
+        for qa in sample_questions(scene, rng, 10):
             print(f"  [{qa.family}] {qa.question} -> {qa.answer}")
 
 

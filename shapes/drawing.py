@@ -6,14 +6,11 @@ The handwritten digits are real ones, of UCI, and split before anything is drawn
 from __future__ import annotations
 
 import math
-import random
-from dataclasses import replace
 from functools import cache, lru_cache
-from itertools import pairwise
 from operator import attrgetter
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter, ImageFont
+from PIL import Image, ImageDraw, ImageFont
 
 from shapes.world import COLOURS
 
@@ -76,63 +73,10 @@ def letter_edges(text, font=""):
     return tuple(length / lengths[-1] for length in lengths)
 
 
-_STROKES = {  # each digit as lines through points, in a box of 1 by 1.4
-    "0": [[(0.5, 0), (0.1, 0.3), (0, 0.8), (0.2, 1.3), (0.5, 1.4), (0.85, 1.2), (1, 0.7), (0.85, 0.2),
-         (0.5, 0)]],
-    "1": [[(0.2, 0.35), (0.6, 0), (0.6, 1.4)]],
-    "2": [[(0.05, 0.35), (0.3, 0.03), (0.7, 0.03), (0.95, 0.35), (0.8, 0.7), (0, 1.4), (1, 1.4)]],
-    "3": [[(0.05, 0.15), (0.45, 0), (0.9, 0.2), (0.85, 0.5), (0.4, 0.68), (0.95, 0.9), (0.95, 1.2), (0.5,
-         1.4), (0, 1.25)]],
-    "4": [[(0.65, 0), (0, 0.9), (1, 0.9)], [(0.7, 0.4), (0.7, 1.4)]],
-    "5": [[(0.95, 0), (0.15, 0), (0.1, 0.6), (0.6, 0.55), (0.95, 0.85), (0.9, 1.2), (0.5, 1.4), (0,
-         1.25)]],
-    "6": [[(0.8, 0), (0.3, 0.35), (0.03, 0.9), (0.2, 1.3), (0.6, 1.4), (0.95, 1.1), (0.8, 0.75), (0.4,
-         0.7), (0.06, 1.0)]],
-    "7": [[(0, 0), (1, 0), (0.35, 1.4)]],
-    "8": [[(0.5, 0.65), (0.12, 0.35), (0.3, 0.03), (0.7, 0.03), (0.88, 0.35), (0.5, 0.65), (0.05, 1.0),
-         (0.3, 1.38), (0.7, 1.38), (0.95, 1.0), (0.5, 0.65)]],
-    "9": [[(0.92, 0.4), (0.6, 0.7), (0.2, 0.65), (0.05, 0.35), (0.3, 0.03), (0.75, 0.05), (0.95, 0.35),
-         (0.9, 0.8), (0.55, 1.4)]],
-}  # fmt: skip
-
-
-@lru_cache(maxsize=4096)
-def stroke_mask(digit, seed):
-    """Ink of a digit as a mouse would draw it, cropped: the seed bends, slants and thickens it."""
-    rng = random.Random(seed)
-    mask, thick = Image.new("L", (240, 280)), rng.randint(8, 26)
-    slant, narrow, draw = rng.uniform(-0.25, 0.15), rng.uniform(0.65, 1.1), ImageDraw.Draw(mask)
-    for line in _STROKES[digit]:
-        bent = [(x + rng.gauss(0, 0.035), y + rng.gauss(0, 0.035)) for x, y in line]
-        places = [(50 + 120 * narrow * (x - slant * (y - 0.7)), 50 + 125 * y) for x, y in _rounded(bent)]
-        draw.line(places, fill=255, width=thick, joint="curve")
-        for x, y in (places[0], places[-1]):
-            draw.ellipse((x - thick / 2, y - thick / 2, x + thick / 2, y + thick / 2), fill=255)
-    return mask.crop(mask.getbbox())
-
-
-def _rounded(points):
-    """A line with each corner cut twice (Chaikin), its ends in place."""
-    for _ in range(2):
-        cut = [points[0]]
-        for (x1, y1), (x2, y2) in pairwise(points):
-            cut += [
-                (0.75 * x1 + 0.25 * x2, 0.75 * y1 + 0.25 * y2),
-                (0.25 * x1 + 0.75 * x2, 0.25 * y1 + 0.75 * y2),
-            ]
-        points = [*cut, points[-1]]
-    return points
-
-
 def ink_of(thing, split):
     """(alpha image, width, height) to draw a word or digit with, in fractions of the shorter side."""
     if thing.kind == "word":
-        mask = word_mask(thing.text, thing.font)
-        return mask, thing.width, thing.height
-    if thing.strokes >= 0:
-        return stroke_mask(thing.name, thing.strokes), thing.width, thing.height
-    if thing.font:
-        return word_mask(thing.name, thing.font), thing.width, thing.height
+        return word_mask(thing.text, thing.font), thing.width, thing.height
     mask, w, h = digit_mask(split, thing.digit_index)
     return mask, thing.width * (w + 2) / w, thing.height * (h + 2) / h
 
@@ -173,31 +117,6 @@ def paint_background(background, size):
     return mask.convert("RGB")
 
 
-_B = 0.5  # half the length of the cross's arms
-
-
-@lru_cache(maxsize=1024)
-def outline(name, form=0.0):
-    """Corners of a shape around its centre, in diameters. `form` makes it wider or narrower, a star's rays or
-    a cross's arms thicker or thinner."""
-    arm, inner, wide = 0.17 + 0.06 * form, 0.25 + 0.04 * form, 1 + 0.12 * form
-    if name == "square":
-        return ((-0.43, -0.43), (0.43, -0.43), (0.43, 0.43), (-0.43, 0.43))
-    if name == "triangle":
-        return ((0.0, -0.49), (0.52 * wide, 0.43), (-0.52 * wide, 0.43))
-    if name == "diamond":
-        return ((0.0, -0.56), (0.42 * wide, 0.0), (0.0, 0.56), (-0.42 * wide, 0.0))
-    if name == "star":
-        return tuple(
-            (radius * math.sin(i * math.pi / 5), -radius * math.cos(i * math.pi / 5))
-            for i, radius in enumerate((0.56, inner) * 5)
-        )
-    return (
-        (-arm, -_B), (arm, -_B), (arm, -arm), (_B, -arm), (_B, arm), (arm, arm),
-        (arm, _B), (-arm, _B), (-arm, arm), (-_B, arm), (-_B, -arm), (-arm, -arm),
-    )  # fmt: skip
-
-
 def scales_of(size):
     """What a fraction of the width, of the height, of the shorter side (across and down) is in pixels, where
     an image is drawn as it looks."""
@@ -209,11 +128,10 @@ def corners(thing, scales):
     across, down, sx, sy = scales
     turn = math.radians(thing.angle)
     c, s, x, y = thing.size * math.cos(turn), thing.size * math.sin(turn), thing.x * across, thing.y * down
-    around = thing.outline or outline(thing.name, thing.form)
-    return [(x + sx * (c * u - s * v), y + sy * (s * u + c * v)) for u, v in around]
+    return [(x + sx * (c * u - s * v), y + sy * (s * u + c * v)) for u, v in thing.corners]
 
 
-def _bounds(thing, scales):
+def bounds_of(thing, scales):
     """(x1, y1, x2, y2) around a thing in pixels."""
     across, down, sx, sy = scales
     if thing.kind == "shape" and thing.name != "circle":
@@ -231,78 +149,21 @@ def _to_fractions(aspect):
 
 def box_of(thing, aspect=1.0):
     """(x1, y1, x2, y2) around a thing in fractions of the image's width and height, cut at its edges."""
-    return tuple(min(1.0, max(0.0, one)) for one in _bounds(thing, _to_fractions(aspect)))
+    return tuple(min(1.0, max(0.0, one)) for one in bounds_of(thing, _to_fractions(aspect)))
 
 
-def _draw_shape(draw, thing, scales, fill, line=0, colour=None):
+def draw_shape(draw, thing, scales, fill, line=0, colour=None):
+    """Filled with a colour or with nothing, and with a line of so many pixels around it."""
     if thing.name == "circle":
-        draw.ellipse(_bounds(thing, scales), fill=fill, outline=colour, width=line)
+        draw.ellipse(bounds_of(thing, scales), fill=fill, outline=colour, width=line)
     else:
         draw.polygon(corners(thing, scales), fill=fill, outline=colour, width=line)
 
 
-def _paint_shape(draw, thing, scales):
-    """In the thing's colour, filled or as a line, with or without a border."""
-    side = scales[2]
-    if thing.wobble:
-        _draw_by_hand(draw, thing, scales)
-    elif thing.hollow:
-        _draw_shape(draw, thing, scales, None, max(1, round(thing.hollow * side)), thing.rgb)
-    elif thing.border:
-        _draw_shape(draw, thing, scales, thing.rgb, max(1, round(0.05 * thing.size * side)), thing.border)
-    else:
-        _draw_shape(draw, thing, scales, thing.rgb)
-
-
-def _dress(canvas, thing, scales):
-    """What a shape has below its line or in place of its flat colour: a shadow, a fade, lines or dots."""
-    side = scales[2] * thing.size  # a diameter in pixels
-    x1, y1, x2, y2 = (round(edge) for edge in _bounds(thing, scales))
-    wide, high = max(1, x2 - x1 + 1), max(1, y2 - y1 + 1)
-    mask = Image.new("L", (wide, high))
-    moved = replace(thing, x=thing.x - x1 / scales[0], y=thing.y - y1 / scales[1])
-    _draw_shape(ImageDraw.Draw(mask), moved, scales, 255)
-    if thing.shadow:
-        far = max(1, round(thing.shadow * side))
-        shade = Image.new("L", (wide + 2 * far, high + 2 * far))
-        shade.paste(mask.point(lambda value: value * 2 // 5), (far, far))
-        shade = shade.filter(ImageFilter.GaussianBlur(far / 2))
-        canvas.paste((0, 0, 0), (x1, y1), shade)
-    if thing.tint:
-        ramp = np.linspace(0, 1, wide)[:, None] * np.subtract(thing.tint, thing.rgb) + thing.rgb  # (W, 3)
-        fade = Image.fromarray(np.broadcast_to(ramp, (high, wide, 3)).round().astype(np.uint8))
-        canvas.paste(fade, (x1, y1), mask)
-    if thing.fill:
-        kind, angle, spacing, thickness, share = thing.fill
-        if share:
-            pale = tuple(round(255 + share * (one - 255)) for one in thing.rgb)
-            canvas.paste(pale, (x1, y1), mask)
-        spacing, thickness = max(3.0, spacing * side), max(1.0, thickness * side)
-        turn = math.radians(angle)
-        across, down = np.arange(wide)[None, :], np.arange(high)[:, None]
-        u = (across * math.cos(turn) + down * math.sin(turn)) % spacing
-        v = (down * math.cos(turn) - across * math.sin(turn)) % spacing
-        inked = (
-            np.hypot(u - spacing / 2, v - spacing / 2) < thickness / 2 if kind == "dots" else u < thickness
-        )
-        inked = inked | (v < thickness) if kind == "crossed" else inked
-        canvas.paste(thing.rgb, (x1, y1), Image.fromarray(np.asarray(mask) * inked))
-
-
-def _draw_by_hand(draw, thing, scales):
-    """Its line twice, each time a little off."""
-    rng, line = random.Random(f"{thing.x}:{thing.y}"), max(1, round(thing.hollow * scales[2]))
-    around = [(0.5 * math.sin(i * math.pi / 12), 0.5 * math.cos(i * math.pi / 12)) for i in range(24)]
-    places = corners(replace(thing, outline=tuple(around)) if thing.name == "circle" else thing, scales)
-    astray = thing.wobble * thing.size * scales[2]
-    for _ in range(2):
-        off = [(x + rng.gauss(0, astray), y + rng.gauss(0, astray)) for x, y in places]
-        draw.line([*off, off[0]], fill=thing.rgb, width=line, joint="curve")
-
-
-def _draw_ink(canvas, thing, scales, split):
+def draw_ink(canvas, thing, scales, ink):
+    """A word or a digit, with what `ink_of` has of it."""
     across, down, side, _ = scales
-    mask, width, height = ink_of(thing, split)
+    mask, width, height = ink
     w, h = max(1, round(width * side)), max(1, round(height * side))
     corner = round(thing.x * across - w / 2), round(thing.y * down - h / 2)
     canvas.paste(
@@ -310,20 +171,20 @@ def _draw_ink(canvas, thing, scales, split):
     )
 
 
-def render(scene, size=256):
+def draw_thing(canvas, thing, scales, split):
+    if thing.kind == "shape":
+        draw_shape(ImageDraw.Draw(canvas), thing, scales, thing.rgb)
+    else:
+        draw_ink(canvas, thing, scales, ink_of(thing, split))
+
+
+def render(scene, size=256, draw=draw_thing):
     """The image in RGB with `size` pixels on its shorter side, drawn larger and reduced (`Scene.pen`)."""
     wide, high = (round(size * max(1.0, a)) for a in (scene.aspect, 1 / scene.aspect))
     scales = scales_of((wide * scene.pen, high * scene.pen))
     canvas = paint_background(scene.background, scales[:2])
-    draw = ImageDraw.Draw(canvas)
     for thing in scene.things:
-        if thing.kind == "shape":
-            if thing.fill or thing.shadow or thing.tint:
-                _dress(canvas, thing, scales)
-            if not thing.tint:
-                _paint_shape(draw, thing, scales)
-        else:
-            _draw_ink(canvas, thing, scales, scene.split)
+        draw(canvas, thing, scales, scene.split)
     return canvas.reduce(scene.pen) if scene.pen > 1 else canvas
 
 
@@ -337,9 +198,9 @@ def object_map(scene, columns, rows=0):
     draw = ImageDraw.Draw(ids)
     for i, t in enumerate(scene.things, 1):
         if t.kind == "shape":
-            _draw_shape(draw, t, scales, i)
+            draw_shape(draw, t, scales, i)
         else:
-            x1, y1, x2, y2 = map(round, _bounds(t, scales))
+            x1, y1, x2, y2 = map(round, bounds_of(t, scales))
             draw.rectangle((x1, y1, max(x1, x2 - 1), max(y1, y2 - 1)), fill=i)
     return np.asarray(ids)
 

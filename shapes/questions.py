@@ -476,7 +476,6 @@ _LISTS = {
 }
 _AROUND = ("Where is each thing relative to the {b}?", "Seen from the {b}, where is each thing?")
 _BESIDE = ("Is each shape bigger or smaller than the {b}?", "Tell me which shapes are bigger than the {b}.")
-_READ = ("Read the {c} word.", "What does the {c} word say?")
 _RELATIONS = 0.4  # share of the lists that relate everything to one thing
 
 
@@ -487,17 +486,6 @@ def ask_list(scene, rng, which="") -> QA | None:
         return _ask_relations(scene, rng)
     wordings, items_of = _LISTS[which or rng.choice(tuple(_LISTS))]
     return _list(rng.choice(wordings), items_of(scene))
-
-
-def ask_words(scene, rng) -> list[QA]:
-    """What each word says that is the only one of its colour."""
-    words = [t for t in scene.things if t.kind == "word"]
-    colours = Counter(t.colour for t in words)
-    return [
-        QA("list", rng.choice(_READ).format(c=t.colour), t.name, things=(t,))
-        for t in words
-        if colours[t.colour] == 1
-    ]
 
 
 def _list(question, items) -> QA | None:

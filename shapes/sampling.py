@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 
 from shapes.drawing import digit_images, digit_mask, word_mask
-from shapes.looks import contrast
 from shapes.world import (
     COLOURS,
     MAX_COVER,
@@ -194,6 +193,11 @@ def _box_overlap(one, two, gap):
         return 0.0, 0.0
     area = min(dx, w1, w2) * min(dy, h1, h2)
     return area / (w1 * h1), area / (w2 * h2)
+
+
+def contrast(a, b) -> float:
+    """A distance of two RGB colours in which blue, which the eye hardly sees, counts less."""
+    return math.sqrt((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 + 0.36 * (a[2] - b[2]) ** 2)
 
 
 def _random_background(rng, inks):

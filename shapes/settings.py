@@ -11,7 +11,7 @@ MAX_PATCHES = 64  # per side of an image
 
 def check_settings(config: TrainConfig) -> None:
     """Raises ValueError where a run on shapes cannot have these settings; other runs pass."""
-    if not config.is_shapes:
+    if not config.is_drawn:
         return
     for name in ("micro_batch_size", "lora_rank", "vision_from", "epochs"):
         if getattr(config, name):
@@ -22,8 +22,6 @@ def check_settings(config: TrainConfig) -> None:
         raise ValueError(
             f"--eval-questions: expected at most {MAX_QUESTIONS} for shapes, got {config.eval_questions}"
         )
-    if config.tiles_per_side > 1 and config.drawings == "plain":
-        raise ValueError("--tiles-per-side: expected --drawings any for images in several tiles")
     by_steps = config.steps and not config.pictures
     if not by_steps and config.vision_pictures >= config.pictures:
         raise ValueError(

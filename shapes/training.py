@@ -1,4 +1,4 @@
-"""Training on shapes: the embedded model, its losses and its held-out images.
+"""Training on shapes: a model of plain drawings, its losses and its held-out images.
 
 There are two stages. First the vision tower alone learns from dense targets; then the whole model learns to
 answer, with several questions packed after each image. Heads that exist in training only help both stages:
@@ -10,20 +10,15 @@ answer, with several questions packed after each image. Heads that exist in trai
   none of the three alone. A linear head on each noun's hidden state, half way up, learns where its thing is,
   how large it is and how many there are (`facts`). Another, four fifths up, where the answer
   begins, learns the difference between the question's two nouns.
-- Coordinates are a token each, and one that is nearly right is worth more than one that is far off: the
-  targets are spread over the numbers near them (`number_loss`). A linear head on the image's tokens, half
-  way up, learns where the box lies that each of them shows; another, two thirds up, on nouns where their
-  thing is, before each thing that an answer lists where that thing is, and before each letter that it spells
-  where that letter is printed.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,32 +26,23 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from data.loader import outliving_signals
-from data.packing import Batch
+from data.packing import IGNORE_INDEX, Batch, dense_mask
 from data.processor import Processor, make_processor
-from data.smolvlm import IdeficsImages
-from data.tokenizer import MOST_NUMBER, build_tokenizer
+from data.tokenizer import build_tokenizer
 from models.config import TextConfig, VisionConfig, VLMConfig
-from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
+from models.vision_language_model import VisionLanguageModel
 from shapes import (
     COLOURS,
     MAX_THINGS,
     NUM_KINDS,
     ask,
-    ask_list,
     heldout_questions,
-    looks,
     render,
     sample_questions,
     sample_scene,
 )
-from shapes.asking import as_json, ask_both, ask_more, of_one, thing_as_json
-from shapes.faces import families
-from shapes.outside import check_installed
-from shapes.places import DESCRIBE, FORM, ask_absent, ask_place, follow_up
 from shapes.settings import images_after, total_steps, vision_steps
-from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig, branch_mask
-from shapes.wording import reword
-from shapes.world import KNOWS, NO_IMAGE, REFUSAL
+from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig
 from training.config import PlanOptions, TrainConfig, flag
 from training.distributed import Ranks
 from training.flops import Amounts, amounts_of, training_flops
@@ -66,8 +52,6 @@ from training.task import Question, Task
 
 EVALUATION_SEED = 1_000_003  # of the images for `evaluate`: held-out digits, seeds that training never uses
 SAMPLE_SIZE = 128  # pixels a side of an image whose answer is kept
-_IN_PAIRS = 0.12  # share of batches of drawings that show two images in each row
-_TEXT_FIRST = 0.12  # share of rows of drawings whose first question stands before the image
 _COUNTS = 3 * MAX_THINGS  # one class for each count, for each of three ways of being alike
 _LETTERS = 26
 _PARTS = NUM_KINDS, len(COLOURS), 3, 1, _COUNTS, 4, _LETTERS  # of the dense head's predictions
@@ -78,12 +62,6 @@ def build_processor(config: TrainConfig) -> Processor:
     rng = random.Random("tokenizer:0")  # the same vocabulary whatever the seed of the run
     tokens = (config.image_size // config.patch_size // config.scale_factor) ** 2
     texts = []
-    if config.drawings == "any":
-        tokenizer = build_tokenizer(_texts_of_drawings(rng), config.vocab_size, whole_words=True)
-        side, count = config.image_size, config.tiles_per_side
-        return make_processor(
-            tokenizer, image_size=side, image_seq_len=tokens, split=count > 1, longest_edge=count * side
-        )
     for _ in range(3000):
         scene = sample_scene(rng)
         for qa in sample_questions(scene, rng, 6):
@@ -91,33 +69,6 @@ def build_processor(config: TrainConfig) -> Processor:
         texts += [" " + ask(scene, rng, "describe").answer, "User:", "System:", "\nAssistant:"]
     tokenizer = build_tokenizer(texts, config.vocab_size)
     return make_processor(tokenizer, image_size=config.image_size, image_seq_len=tokens)
-
-
-def _texts_of_drawings(rng: random.Random) -> Iterator[str]:
-    """What is asked and answered about drawings, but the words that are printed in them: they are spelled,
-    so that any string is read alike, and so is what is asked about anything else. "list" and "name" may be
-    printed words too, but questions begin with them, so each stays one token."""
-    for _ in range(3000):
-        scene = sample_scene(rng)
-        asked = [*sample_questions(scene, rng, 6), ask(scene, rng, "describe"), ask_list(scene, rng)]
-        asked += [
-            ask_place(scene, rng),
-            ask_place(scene, rng),
-            ask_absent(scene, rng),
-            *follow_up(scene, rng),
-            *ask_more(scene, rng, 3),
-            thing_as_json(scene, rng),
-        ]
-        asked += [of_one(qa, rng.randrange(2), rng) for qa in asked[:3] if qa is not None]
-        asked += [ask_both((scene, sample_scene(rng)), rng), *(as_json(qa, rng) for qa in asked[:2] if qa)]
-        word = scene.first("word")
-        for qa in asked:
-            if qa is not None and qa.family != "word":
-                answer = re.sub(rf"(?<=[ \"])\b{word.name}\b", "", qa.answer) if word else qa.answer
-                question = reword(qa.question, rng)
-                yield from (question, " " + question, " " + answer)  # at first, and in a later turn
-        yield from (" " + REFUSAL, " " + NO_IMAGE)
-        yield from ("User:", "\nUser:", "System:", "\nAssistant:")
 
 
 def model_config(config: TrainConfig, tokenizer) -> VLMConfig:
@@ -151,41 +102,17 @@ def model_config(config: TrainConfig, tokenizer) -> VLMConfig:
     )
 
 
-def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
-    """A model of the config's sizes, with random weights from its seed."""
-    model = VisionLanguageModel(model_config(config, tokenizer))
-    model.init_weights(torch.Generator().manual_seed(config.seed))
-    if config.drawings == "plain":  # like all its questions
-        model.generation_config = {"needs_image": True, "single_turn": True}
-    else:
-        coordinates = {"form": FORM.name, "describe": DESCRIBE}
-        model.generation_config = {"coordinates": coordinates, "knows": KNOWS}
-    # As in all of its rows; and none of its answers is JSON, but for boxes.
-    most_images = 1 if config.drawings == "plain" else 2
-    model.generation_config |= {"image_order": "first", "json": False, "most_images": most_images}
-    return model
-
-
-def stream_config(config: TrainConfig) -> ShapesStreamConfig:
-    return ShapesStreamConfig(
-        batch_size=config.batch_size,
-        sequence_length=config.sequence_length,
-        image_size=config.image_size,
-        patch_size=config.patch_size,
-        tokens_per_side=config.image_size // config.patch_size // config.scale_factor,
-        seed=config.seed,
-        drawings=config.drawings,
-        curriculum_pictures=config.curriculum_pictures,
-        vision_steps=vision_steps(config),
-        vision_batch_size=config.vision_batch_size,
-        pairs=_IN_PAIRS if config.drawings == "any" else 0.0,
-        text_first=_TEXT_FIRST if config.drawings == "any" else 0.0,
-    )
-
-
-def images_of(processor: Processor) -> IdeficsImages | None:
-    """How a processor cuts images, if it is of the kind that `build_processor` makes."""
-    return processor.images if isinstance(processor.images, IdeficsImages) else None
+def stream_settings(config: TrainConfig) -> dict[str, Any]:
+    """Those of a stream that a run's settings decide."""
+    return {
+        "batch_size": config.batch_size,
+        "sequence_length": config.sequence_length,
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
+        "seed": config.seed,
+        "vision_steps": vision_steps(config),
+        "vision_batch_size": config.vision_batch_size,
+    }
 
 
 def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
@@ -271,27 +198,6 @@ def dense_loss(predictions: Tensor, targets: Tensor, counts: Tensor) -> tuple[Te
     }
 
 
-class GridHead(nn.Module):
-    """(N, P, D_v) patch features -> mean cross-entropy of each patch's column and row in its tile.
-
-    A tower that learns lengths from its patches alone keeps where these are to half a patch: too little for a
-    box.
-    """
-
-    def __init__(self, width: int, side: int):
-        super().__init__()
-        self.linear, self.side = nn.Linear(width, 2 * side), side
-
-    def forward(self, features: Tensor) -> Tensor:
-        at = torch.arange(self.side, device=features.device)
-        columns, rows = (
-            at.repeat(len(features) * self.side),
-            at.repeat_interleave(self.side).repeat(len(features)),
-        )
-        across, down = self.linear(features).flatten(0, 1).split(self.side, dim=-1)
-        return F.cross_entropy(across, columns) + F.cross_entropy(down, rows)
-
-
 class FactHead(nn.Module):
     """(B, T, D) hidden states after the share `depth` of the layers -> (B, T, 4) facts; see `facts`."""
 
@@ -322,42 +228,6 @@ class FactHead(nn.Module):
         return (distance * known[places]).sum() / count.clamp(min=1).float()
 
 
-def spread(values: Tensor, size: int, width: float) -> Tensor:
-    """(N,) numbers -> (N, size) probabilities, a bell around each of them with this standard deviation."""
-    distance = torch.arange(size, device=values.device) - values[:, None]
-    return torch.softmax(-0.5 * (distance / width) ** 2, dim=-1)
-
-
-class PlaceHead(FactHead):
-    """(B, T, D) hidden states -> the edges of a box and its centre, each as one of BINS."""
-
-    BINS = 100
-
-    def __init__(self, width: int, depth: float):
-        super().__init__(width, depth, outputs=6 * self.BINS)
-
-    def place_loss(self, where: Tensor, places: Tensor, count: Tensor) -> Tensor:
-        """Cross-entropy of a bin. `places` (N, 6) as `stream.place_of` has them, or -1, belong to the N
-        positions `where` (B, T) is True; it is divided by the `count` of all ranks' known places."""
-        assert self._hidden is not None, "the model runs first, with gradients"
-        hidden, self._hidden = self._hidden[where], None
-        known = places[:, 0] >= 0
-        bins = places[known].flatten() * (self.BINS / 1000) - 0.5
-        predicted = self.linear(self.norm(hidden[known])).view(-1, self.BINS)
-        total = F.cross_entropy(predicted, spread(bins, self.BINS, 1.0), reduction="sum")
-        return total / (6 * count.clamp(min=1).float())
-
-
-_SPREAD = 4.0  # thousandths: a pixel of what the tower sees of a large image
-
-
-def number_loss(logits: Tensor, numbers: Tensor, values: Tensor) -> Tensor:
-    """Summed cross-entropy of (N, vocabulary) logits whose target is a number: `numbers` are the ids of 0, 1,
-    2, ..., and `values` (N,) which of them."""
-    known = logits.float().log_softmax(-1)[:, numbers]
-    return -(spread(values, len(numbers), _SPREAD) * known).sum()
-
-
 class ShapesLoss(nn.Module):
     """(loss to minimise, what to log) of a batch; the image is encoded once for all of them. The heads
     exist in training only.
@@ -367,73 +237,60 @@ class ShapesLoss(nn.Module):
     """
 
     leaves_parameters_out = True  # the first stage has no language model
-    numbers: Tensor  # ids of 0, 1, 2, ... where each number is a token, else none
 
-    def __init__(self, model: VisionLanguageModel, config: TrainConfig, tokenizer):
+    def __init__(self, model: VisionLanguageModel, dense_weight: float = 0.3, fact_weight: float = 0.5):
         super().__init__()
         self.model, width = model, model.config.text.hidden_size
-        vocab = tokenizer.get_vocab()
-        one_token = config.drawings == "any" and str(MOST_NUMBER) in vocab
-        numbers = [vocab[str(number)] for number in range(MOST_NUMBER + 1)] if one_token else []
-        self.register_buffer("numbers", torch.tensor(numbers, dtype=torch.long), persistent=False)
         self.head = DenseHead(model.config.vision.hidden_size)
-        side = config.image_size // config.patch_size
-        self.grid = GridHead(model.config.vision.hidden_size, side) if config.drawings == "any" else None
         self.nouns, self.pairs = FactHead(width, depth=0.5), FactHead(width, depth=0.8)
-        self.places, self.noun_places = PlaceHead(width, depth=0.5), PlaceHead(width, depth=0.7)
-        for head in (self.nouns, self.pairs, self.places, self.noun_places):
+        for head in (self.nouns, self.pairs):
             head.watch(model.language_model)
-        self.dense_weight, self.fact_weight = config.dense_weight, config.fact_weight
+        self.dense_weight, self.fact_weight = dense_weight, fact_weight  # in the second stage
 
     def forward(
         self, batch: dict[str, Tensor], vision_only: bool, counts: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        patches = self.model.vision_model(batch["pixel_values"])  # (B, P, D_v)
-        dense, seen = dense_loss(self.head(patches), batch["dense"], counts[:5])
-        logged = {"dense_loss": dense.detach(), **seen}
-        if self.grid is not None:
-            grid = self.grid(patches)
-            logged["grid_loss"], dense = grid.detach(), dense + grid
+        model, ids = self.model, batch["input_ids"]
+        patches = model.vision_model(batch["pixel_values"])  # (B, P, D_v)
+        dense, logged = self.of_patches(patches, batch["dense"], counts)
         if vision_only:
             return dense, logged
-        model, ids = self.model, batch["input_ids"]
         x = model.place_features(ids, model.language_model.embed_tokens(ids), model.projector(patches))
-        mask = branch_mask(batch["segment_ids"])
+        mask = self.mask(batch["segment_ids"])
         hidden, _ = model.language_model(x, attention_mask=mask, position_ids=batch["position_ids"])
-        total = self._answer_loss(hidden, batch["labels"])
-        answer = total / counts[5].clamp(min=1).float()
-        nouns = self.nouns.loss(batch["nouns"], counts[6])
-        pairs = self.pairs.loss(batch["pairs"], counts[7])
-        logged |= {"loss": answer.detach(), "noun_loss": nouns.detach(), "pair_loss": pairs.detach()}
-        known = nouns + pairs
-        if "places" in batch:
-            token, named = model.config.image_token_id, batch["noun_places"][..., 0] >= 0
-            assert token is not None, "the model sees images"
-            image = ids.eq(token)
-            places = self.places.place_loss(image, batch["places"].flatten(0, 1), counts[8])
-            of_nouns = self.noun_places.place_loss(named, batch["noun_places"][named], counts[9])
-            logged |= {"place_loss": places.detach(), "noun_place_loss": of_nouns.detach()}
-            known = known + places + of_nouns
+        answer = self.of_answers(hidden, batch["labels"]) / counts[5].clamp(min=1).float()
+        known, seen = self.of_facts(batch, counts)
+        logged |= {"loss": answer.detach(), **seen}
         return answer + self.dense_weight * dense + self.fact_weight * known, logged
 
-    def _answer_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Summed over labelled tokens. Those of one digit are as often a count: they are like any word."""
-        head = self.model.language_model.lm_head
-        is_number = torch.isin(labels, self.numbers[10:])
-        total, _ = self.model.summed_loss(hidden, labels.masked_fill(is_number, IGNORE_INDEX))
-        values = torch.searchsorted(self.numbers[10:], labels[is_number]) + 10
-        return total + number_loss(head(hidden[:, :-1][is_number[:, 1:]]), self.numbers, values)
+    def of_patches(
+        self, patches: Tensor, targets: Tensor, counts: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """What the vision tower's features say of the image."""
+        dense, seen = dense_loss(self.head(patches), targets, counts[:5])
+        return dense, {"dense_loss": dense.detach(), **seen}
+
+    def mask(self, segment_ids: Tensor) -> Tensor:
+        """(B, T) segment ids -> (B, T, T) bool: what each position sees."""
+        return dense_mask(segment_ids)
+
+    def of_answers(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Summed over labelled tokens."""
+        return self.model.summed_loss(hidden, labels)[0]
+
+    def of_facts(self, batch: dict[str, Tensor], counts: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """What hidden states say of the nouns of questions."""
+        nouns = self.nouns.loss(batch["nouns"], counts[6])
+        pairs = self.pairs.loss(batch["pairs"], counts[7])
+        return nouns + pairs, {"noun_loss": nouns.detach(), "pair_loss": pairs.detach()}
 
 
 def loss_counts(batch: dict[str, Tensor]) -> Tensor:
     """What the parts of a batch's loss are divided by: `dense_counts`, labelled tokens, known facts of nouns
-    and of pairs, known places of the image's tokens and of what is named, (10,)."""
+    and of pairs, (8,)."""
     labelled = (batch["labels"][:, 1:] != IGNORE_INDEX).sum()
     known = [(~batch[name].isnan()).sum() for name in ("nouns", "pairs")]
-    places = [batch[name] for name in ("places", "noun_places") if name in batch]
-    shown = [(place[..., 0] >= 0).sum() for place in places]
-    shown = [torch.zeros_like(labelled)] * (2 - len(shown)) + shown
-    return torch.cat([dense_counts(batch["dense"]), torch.stack([labelled, *known, *shown]).double()])
+    return torch.cat([dense_counts(batch["dense"]), torch.stack([labelled, *known]).double()])
 
 
 class ShapesTask(Task):
@@ -445,41 +302,68 @@ class ShapesTask(Task):
     summary = (
         "Answers questions about the built-in image world of Ocelli: drawn shapes, printed words, digits."
     )
+    # Of a model that starts from scratch. Like all its questions, of which none is answered in JSON.
+    generation_config: ClassVar[dict[str, Any]] = {
+        "needs_image": True, "single_turn": True, "image_order": "first", "json": False, "most_images": 1,
+    }  # fmt: skip
+    heldout_settings: ClassVar[dict[str, Any]] = {  # of the stream that is evaluated on
+        "seed": EVALUATION_SEED, "split": "heldout", "curriculum_pictures": 0, "vision_steps": 0,
+        "list_probability": 0.0,
+    }  # fmt: skip
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
         super().__init__(config, ranks)
         for name in ("batch_size", "vision_batch_size"):
             if getattr(config, name) % ranks.world_size:
                 raise ValueError(f"{flag(name)}: expected a multiple of {ranks.world_size} ranks")
-        if config.drawings == "any":
-            families(looks.TRAIN)  # what is not installed is said here, and not by each worker
-            check_installed()
         self.steps, self.second_stage, device = total_steps(config), vision_steps(config), ranks.device
         if config.init_from:
             self.model, self.processor = open_model(config, device)
         else:
-            self.processor = build_processor(config)
-            self.model = build_model(config, self.processor.tokenizer)
+            self.processor = self.new_processor(config)
+            self.model = VisionLanguageModel(model_config(config, self.processor.tokenizer))
+            self.model.init_weights(torch.Generator().manual_seed(config.seed))
+            self.model.generation_config = dict(self.generation_config)
         self.check_context()
         vision = self.model.config.vision
         for name, taken in (("image_size", vision.image_size), ("patch_size", vision.patch_size)):
             if (drawn := getattr(config, name)) != taken:
                 raise ValueError(f"{flag(name)}: expected {taken}, as the model has it, got {drawn}")
-        self.module = ShapesLoss(self.model, config, self.processor.tokenizer).to(device)
-        stream = stream_config(config)
-        heldout = replace(
-            stream, seed=EVALUATION_SEED, split="heldout", curriculum_pictures=0, vision_steps=0,
-            list_probability=0.0, only_words=0.0, pairs=0.0, text_first=0.0,
-        )  # fmt: skip
+        self.module = self.new_loss().to(device)
         pieces = chat_pieces(self.processor.tokenizer, self.model.config.tokens_per_tile)
         if config.sequence_length <= len(pieces.prefix):
             raise ValueError(
                 f"--sequence-length: expected more than the {len(pieces.prefix)} positions of an image, "
                 f"got {config.sequence_length}"
             )
-        tokenizer, images = self.processor.tokenizer, images_of(self.processor)
-        self.stream = ShapesStream(stream, tokenizer, pieces, ranks.rank, ranks.world_size, images)
-        self.heldout = ShapesStream(heldout, tokenizer, pieces, images=images)
+        made = partial(self.new_stream, config, self.processor, pieces)
+        self.stream = made(rank=ranks.rank, world_size=ranks.world_size)
+        self.heldout = made(**self.heldout_settings)
+
+    # ---------------------------------------------------------------------------- what a recipe replaces
+    @classmethod
+    def new_processor(cls, config: TrainConfig) -> Processor:
+        return build_processor(config)
+
+    def new_loss(self) -> ShapesLoss:
+        return ShapesLoss(self.model)
+
+    @classmethod
+    def new_stream(
+        cls,
+        config: TrainConfig,
+        processor: Processor,
+        pieces: ChatPieces,
+        rank: int = 0,
+        world_size: int = 1,
+        **changes: Any,
+    ) -> ShapesStream:
+        """What a run trains on, with `changes` of its settings."""
+        settings = ShapesStreamConfig(**stream_settings(config) | changes)
+        return ShapesStream(settings, processor.tokenizer, pieces, rank, world_size)
+
+    def counts(self, batch: Batch) -> Tensor:
+        return loss_counts(batch)
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:
@@ -501,7 +385,7 @@ class ShapesTask(Task):
         return float(len(batches))
 
     def inputs(self, batch: Batch, step: int) -> dict:
-        counts = loss_counts(batch)
+        counts = self.counts(batch)
         if self.ranks.world_size > 1:
             shared = [count / self.ranks.world_size for count in self.ranks.sum(*counts.tolist())]
             counts = torch.tensor(shared, dtype=counts.dtype, device=counts.device)
@@ -553,35 +437,35 @@ class ShapesTask(Task):
         model.train()
         return {f"eval_{name}": sum(row[name].item() for row in seen) / len(seen) for name in seen[0]}
 
-
-# ------------------------------------------------------------------------------------------------ --plan
-def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
-    """The plan of a run on shapes: the stage in which the whole model learns, and a note on the one before.
-    A row is an image."""
-    processor, device = build_processor(config), choose_device(config, options)
-    if config.init_from:
-        shape, _ = stored_network(config.init_from)
-    else:
-        shape = model_config(config, processor.tokenizer)
-    pieces = chat_pieces(processor.tokenizer, shape.tokens_per_tile)
-    stream = ShapesStream(stream_config(config), processor.tokenizer, pieces, images=images_of(processor))
-    alone = vision_steps(config)
-    drawn = amounts_of(stream.batch(alone))
-    row = AverageRow(
-        fill=drawn.positions / (config.batch_size * config.sequence_length),
-        labelled=drawn.labelled / drawn.positions,
-        total_samples=(total_steps(config) - alone) * config.batch_size,
-    )
-    lines = [make_plan(config, options, device, shape, row).table()]
-    if alone:
-        amounts = Amounts(alone * config.vision_batch_size, 0, 0, 0)
-        flops = training_flops(shape, amounts, frozenset({"vision_model"}))
-        hours = flops / (options.plan_mfu * device.peak * options.plan_ranks) / 3600
-        lines += [
-            "before it, the vision tower alone",
-            line("steps", f"{alone:,}"),
-            line("images a step", f"{config.vision_batch_size:,}"),
-            line("model FLOPs", f"{flops:.3e}"),
-            line("hours", f"{hours:,.1f}"),
-        ]
-    return "\n".join([*lines, f"assumed: {device.name} (--plan-device, --plan-tflops)"])
+    # --------------------------------------------------------------------------------------------- --plan
+    @classmethod
+    def describe_plan(cls, config: TrainConfig, options: PlanOptions) -> str:
+        """The plan of a run: the stage in which the whole model learns, and a note on the one before. A row
+        is an image."""
+        processor, device = cls.new_processor(config), choose_device(config, options)
+        if config.init_from:
+            shape, _ = stored_network(config.init_from)
+        else:
+            shape = model_config(config, processor.tokenizer)
+        pieces = chat_pieces(processor.tokenizer, shape.tokens_per_tile)
+        stream = cls.new_stream(config, processor, pieces)
+        alone = vision_steps(config)
+        drawn = amounts_of(stream.batch(alone))
+        row = AverageRow(
+            fill=drawn.positions / (config.batch_size * config.sequence_length),
+            labelled=drawn.labelled / drawn.positions,
+            total_samples=(total_steps(config) - alone) * config.batch_size,
+        )
+        lines = [make_plan(config, options, device, shape, row).table()]
+        if alone:
+            amounts = Amounts(alone * config.vision_batch_size, 0, 0, 0)
+            flops = training_flops(shape, amounts, frozenset({"vision_model"}))
+            hours = flops / (options.plan_mfu * device.peak * options.plan_ranks) / 3600
+            lines += [
+                "before it, the vision tower alone",
+                line("steps", f"{alone:,}"),
+                line("images a step", f"{config.vision_batch_size:,}"),
+                line("model FLOPs", f"{flops:.3e}"),
+                line("hours", f"{hours:,.1f}"),
+            ]
+        return "\n".join([*lines, f"assumed: {device.name} (--plan-device, --plan-tflops)"])

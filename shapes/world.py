@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross")
@@ -18,11 +19,6 @@ FAMILIES = ("count", "colour", "shape", "exists", "position", "size", "word", "d
 KINDS = ("background", *SHAPES, *DIGITS, "word")  # kind_class indexes this
 NUM_KINDS = len(KINDS)
 KIND_CLASS = {name: i for i, name in enumerate(KINDS)}
-ABSENT = "There is none."  # the answer to what a drawing does not show
-KNOWS = "drawn shapes, words and digits"
-ASKS = "how many there are, which colour or shape it is, where it is, how big it is or what is written"
-REFUSAL = f"I only know {KNOWS}. Ask me {ASKS}."
-NO_IMAGE = "There is no image."
 HELDOUT_SEED = 1 << 40  # training scenes must use seeds below this one
 
 RGB = {
@@ -59,22 +55,30 @@ MAX_COVER = 0.22  # most of a shape's bounding disc that others may share
 MAX_TEXT_COVER = 0.06  # most of a word's or digit's box that others may share
 
 
+_ARM, _HALF = 0.17, 0.5  # half the width and half the length of a cross's arms
+CORNERS = {
+    "circle": (),
+    "square": ((-0.43, -0.43), (0.43, -0.43), (0.43, 0.43), (-0.43, 0.43)),
+    "triangle": ((0.0, -0.49), (0.52, 0.43), (-0.52, 0.43)),
+    "diamond": ((0.0, -0.56), (0.42, 0.0), (0.0, 0.56), (-0.42, 0.0)),
+    "star": tuple(
+        (radius * math.sin(i * math.pi / 5), -radius * math.cos(i * math.pi / 5))
+        for i, radius in enumerate((0.56, 0.25) * 5)
+    ),
+    "cross": (
+        (-_ARM, -_HALF), (_ARM, -_HALF), (_ARM, -_ARM), (_HALF, -_ARM), (_HALF, _ARM), (_ARM, _ARM),
+        (_ARM, _HALF), (-_ARM, _HALF), (-_ARM, _ARM), (-_HALF, _ARM), (-_HALF, -_ARM), (-_ARM, -_ARM),
+    ),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Thing:
     """One object. (x, y) is its centre, in fractions of the image's width and height; all other lengths are
     fractions of the shorter side.
 
     width, height: the bounding box of a word or of a digit's ink (0 for shapes).
-    hollow: thickness of the line that is drawn in place of a filled shape; 0: it is filled.
-    border: the colour of a line around a filled shape.
-    form: from -1 to 1, what an outline may vary in (see `drawing.outline`).
-    outline: a shape's corners in place of that one's (see `forms`).
-    fill: what is drawn inside of its line in place of nothing (see `forms.random_fill`).
-    shadow: how far it throws one to the right and down.
-    tint: the colour that its own fades to from left to right.
-    wobble: how far its line strays, as a shaky hand draws it.
-    font: the file that a word or digit is printed with; "": Pillow's own font, or a digit of UCI's.
-    strokes: the seed of a digit that is drawn with a mouse; -1: it is not.
+    font: the file that a word is printed with; "": Pillow's own font.
     """
 
     kind: str  # shape | word | digit
@@ -89,22 +93,17 @@ class Thing:
     height: float = 0.0
     upper: bool = False
     digit_index: int = -1  # into digit_images(scene.split)
-    hollow: float = 0.0
-    border: tuple | None = None
-    form: float = 0.0
     font: str = ""
-    strokes: int = -1
-    title: bool = False
-    outline: tuple[tuple[float, float], ...] = ()
-    fill: tuple = ()
-    shadow: float = 0.0
-    tint: tuple | None = None
-    wobble: float = 0.0
 
     @property
     def text(self) -> str:
         """A word or digit as it is printed."""
-        return self.name.upper() if self.upper else self.name.capitalize() if self.title else self.name
+        return self.name.upper() if self.upper else self.name
+
+    @property
+    def corners(self) -> tuple[tuple[float, float], ...]:
+        """Those of a shape around its centre, in diameters; a circle has none."""
+        return CORNERS[self.name]
 
     @property
     def kind_class(self) -> int:

@@ -1,4 +1,4 @@
-"""What README.md, CONTRIBUTING.md and docs/ tell a reader to run, and where they point."""
+"""What README.md, CONTRIBUTING.md, docs/ and recipes/ tell a reader to run, and where they point."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    *(page for pages in ("docs/*.md", "recipes/*/README.md") for page in sorted(ROOT.glob(pages))),
+]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NEED = re.compile(r"#.*\bneeds (.+)$", re.MULTILINE)  # a comment that a reader sees, too
 

@@ -21,7 +21,7 @@ ENTRY_POINTS = {"app", "generate", "serve", "train"}
 GROUND_FLOOR = "messages"  # texts of errors: everyone may import it, and it imports nobody
 ROOMS = (
     *("models", "generation", "data", "shapes", "training", "inference", "web", "eval", "benchmarks"),
-    *("tools", GROUND_FLOOR),
+    *("tools", "recipes", GROUND_FLOOR),
 )
 EVERYTHING_BELOW = {"models", "generation", "data", "shapes", "training", "inference"}
 # The first prefix that fits a module says what of this repository it may import.
@@ -38,6 +38,9 @@ MAY_IMPORT = {
     "eval": {"eval"} | EVERYTHING_BELOW,
     "benchmarks": {"benchmarks", "eval"} | EVERYTHING_BELOW,
     "tools": {"tools", "web", "eval", "benchmarks"} | EVERYTHING_BELOW,
+    # Beside the product: nobody imports it; `data: recipes.NAME` and a task's name in eval/tasks.py find it.
+    "recipes.world.tests": {"recipes", "train", "tests", "eval"} | EVERYTHING_BELOW,
+    "recipes": {"recipes", "eval"} | EVERYTHING_BELOW,
     GROUND_FLOOR: set(),
 }
 # From an image and a question to the answer; README names the same files.
@@ -124,7 +127,7 @@ def test_generation_needs_torch_only():
 
 def test_what_is_imported_is_pinned():
     """Else a new version of what another library brings is another Ocelli with the same requirements."""
-    files = ROOT.glob("requirements*.txt")
+    files = [*ROOT.glob("requirements*.txt"), *ROOT.glob("recipes/*/requirements.txt")]
     lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     pinned = {normal(found[1]) for line in lines if (found := re.match(r"([\w.-]+)==\d", line))}
     assert {"torch", "triton", "pyyaml"} <= pinned

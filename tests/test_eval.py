@@ -234,9 +234,9 @@ def test_too_many_answers_at_a_time_are_refused(tmp_path, monkeypatch, capsys):
 
 
 def test_what_draws_the_drawings_may_not_be_installed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "shapes.heldout", None)
+    monkeypatch.setitem(sys.modules, "recipes.world.heldout", None)
     assert run("--tasks", "drawings", "--limit", "2", "--output", tmp_path / "out", *EAGER) == 2
-    assert "requirements-shapes.txt" in capsys.readouterr().err
+    assert "recipes/world/requirements.txt" in capsys.readouterr().err
 
 
 def test_samples_that_cannot_be_scored_are_found_before_any_work():

@@ -15,13 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import train
 from benchmarks.shapes import SHAPES
 from data.packing import Batch, dense_mask
-from eval.tasks import DEFAULT_MODEL
 from models.config import VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes.settings import total_steps, vision_steps
-from shapes.training import build_processor, describe_plan, model_config
+from shapes.training import ShapesTask
 from tests.runs import refused, tiny_checkpoint
-from training.attention import AttentionOnCPU
 from training.config import PlanOptions, TrainConfig, parse_arguments
 from training.flops import (
     PARTS,
@@ -139,7 +137,6 @@ def kept_by(model, autocast: bool = False, **batch) -> int:
     with (
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
-        AttentionOnCPU(),
     ):
         loss_of(model, batch)
     return sum(storage.nbytes() for storage in storages.values())
@@ -287,18 +284,9 @@ def test_recipes(recipe, parameters, capsys):
         assert planned.table() in (CONFIGS.parent / "docs/train.md").read_text(encoding="utf-8")
 
 
-def test_the_world_is_the_model_that_comes_with_ocelli():
-    config, _ = parse_arguments([str(CONFIGS / "world.yaml")])
-    shape = model_config(config, build_processor(config).tokenizer)
-    comes = VisionLanguageModel.from_pretrained(DEFAULT_MODEL).config
-    assert shape.vision == comes.vision and shape.scale_factor == comes.scale_factor
-    # The weights that are there were made with fewer words.
-    assert replace(shape.text, vocab_size=comes.text.vocab_size) == comes.text
-
-
 def test_the_plan_of_plain_drawings():
     config, options = parse_arguments(["--plan", "--plan-tflops", "0.1"])
-    lines = describe_plan(config, options).splitlines()
+    lines = ShapesTask.describe_plan(config, options).splitlines()
     alone = vision_steps(config)
     for name, number in (("all", 3_075_392), ("steps", alone), ("steps", total_steps(config) - alone)):
         assert f"  {name:<22}{number:>16,}" in lines

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from data.tokenizer import SPECIAL_TOKENS
-from shapes import looks
 from shapes.settings import check_settings, total_steps, vision_steps
 from tests.runs import refused
 from training.config import PlanOptions, TrainConfig, flag, parse_arguments, write_run
@@ -87,12 +86,6 @@ def test_every_number_has_bounds(capsys):
             assert f"{flag(name)}: expected " in refusal(capsys, [f"{flag(name)}={value}"])
 
 
-def test_fonts_that_are_not_installed_are_said_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("shapes.training.families", lambda split: looks.package_file("nothing/Sans.ttf"))
-    said = refused(capsys, ["configs/world.yaml", "--output", str(tmp_path / "run")])
-    assert "requirements-shapes.txt" in said
-
-
 @pytest.mark.parametrize(
     ("recipe", "named"),
     [
@@ -167,12 +160,12 @@ WITHOUT_EFFECT = {
     "": ["eval_data", "max_tiles", "waiting", "shuffle_buffer", "packing", "max_drop_rate", "longest_edge"],
     "--init-from x": [
         *("vision_width", "vision_layers", "vision_heads", "text_width", "text_layers", "text_heads"),
-        *("text_kv_heads", "text_inner", "vocab_size", "tiles_per_side"),
+        *("text_kv_heads", "text_inner", "vocab_size"),
     ],
     ROWS: [
         *("image_size", "patch_size", "scale_factor", "longest_edge", "vision_layers", "text_width"),
-        *("pictures", "vision_pictures", "drawings", "curriculum_pictures", "vision_batch_size"),
-        *("vision_matrix_lr", "dense_weight", "fact_weight", "lora_alpha", "lora_dropout", "lora_targets"),
+        *("pictures", "vision_pictures", "vision_batch_size"),
+        *("vision_matrix_lr", "lora_alpha", "lora_dropout", "lora_targets"),
         *("eval_pictures", "eval_samples", "eval_questions"),
     ],
     f"{ROWS} --no-packing": ["waiting"],

@@ -13,8 +13,9 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import yaml
@@ -29,6 +30,7 @@ from models.config import check_device
 Data = str | list[dict[str, Any]]
 SHAPES = "shapes"  # `data` of the built-in synthetic shapes
 DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 RUN_FILE = "run.yaml"
 _MANY = 10**9
 _BELOW_1 = 1 - 1e-9
@@ -42,26 +44,26 @@ class Scope(NamedTuple):
 
 
 ALWAYS = Scope(lambda config: True, "")
-OF_SHAPES = Scope(lambda config: config.is_shapes, "--data shapes")
-OF_ROWS = Scope(lambda config: not config.is_shapes, "--data with rows")
-OF_PACKING = Scope(lambda config: not config.is_shapes and config.packing, "--data with rows, and --packing")
+OF_SHAPES = Scope(lambda config: config.is_drawn, "--data shapes")
+OF_ROWS = Scope(lambda config: not config.is_drawn, "--data with rows")
+OF_PACKING = Scope(lambda config: not config.is_drawn and config.packing, "--data with rows, and --packing")
 # A checkpoint and backbones bring their own sizes.
 FROM_SCRATCH = Scope(
-    lambda config: config.is_shapes and not config.init_from, "--data shapes without --init-from"
+    lambda config: config.is_drawn and not config.init_from, "--data shapes without --init-from"
 )
 FROM_BACKBONES = Scope(lambda config: bool(config.vision_from), "--vision-from and --text-from")
 OF_PROJECTOR = Scope(
-    lambda config: config.is_shapes or bool(config.vision_from),
+    lambda config: config.is_drawn or bool(config.vision_from),
     "--data shapes, or --vision-from and --text-from",
 )
 OF_LORA = Scope(lambda config: config.lora_rank > 0, "--lora-rank")
 OF_MUON = Scope(lambda config: config.muon != "none", "--muon all or language")
 OF_WSD = Scope(lambda config: config.schedule == "wsd", "--schedule wsd")
-OF_HELD_OUT = Scope(lambda config: config.is_shapes or bool(config.eval_data), "--eval-data")
-OF_SCORES = Scope(lambda config: config.is_shapes or bool(config.eval_metric), "--eval-metric")
+OF_HELD_OUT = Scope(lambda config: config.is_drawn or bool(config.eval_data), "--eval-data")
+OF_SCORES = Scope(lambda config: config.is_drawn or bool(config.eval_metric), "--eval-metric")
 
 
-def _field(default, help_text: str, *allowed, scope: Scope = ALWAYS) -> Any:
+def setting(default, help_text: str, *allowed, scope: Scope = ALWAYS) -> Any:
     """A setting and its help text, with a number's least and most value or the words that a text may be."""
     return field(default=default, metadata={"help": help_text, "allowed": allowed, "scope": scope})
 
@@ -75,160 +77,149 @@ class TrainConfig:
     `shapes.settings.check_settings`.
     """
 
-    output: str = _field("runs/shapes", "folder for the checkpoint, the metrics and the training state")
-    resume: bool = _field(True, "continue from the newest training state in --output, if any")
-    init_from: str = _field("", "checkpoint to start from (folder or Hub id); by default, random weights")
-    vision_from: str = _field("", "SigLIP vision tower for a new model, together with --text-from")
-    text_from: str = _field(
+    output: str = setting("runs/shapes", "folder for the checkpoint, the metrics and the training state")
+    resume: bool = setting(True, "continue from the newest training state in --output, if any")
+    init_from: str = setting("", "checkpoint to start from (folder or Hub id); by default, random weights")
+    vision_from: str = setting("", "SigLIP vision tower for a new model, together with --text-from")
+    text_from: str = setting(
         "", "Llama, Qwen2 or Qwen3 language model for a new model, together with --vision-from"
     )
-    seed: int = _field(0, "seed of the weights, the drawn images and the order of rows", 0, 2**63 - 1)
-    device: str = _field("auto", "auto, cpu, cuda or mps")
+    seed: int = setting(0, "seed of the weights, the drawn images and the order of rows", 0, 2**63 - 1)
+    device: str = setting("auto", "auto, cpu, cuda or mps")
     # With more than 512, OpenMP ends the process.
-    threads: int = _field(
+    threads: int = setting(
         0,
         "maximum of CPU threads; 0: one for each processor that it may use",
         0,
         512,
     )
-    workers: int = _field(1, "processes per rank that read and decode, or draw, images", 0, 128)
+    workers: int = setting(1, "processes per rank that read and decode, or draw, images", 0, 128)
 
     # data
-    data: Data = _field(SHAPES, "shapes (drawn), or rows: a file, folder, Hub id, list of datasets")  # noqa: RUF009
-    eval_data: Data = _field("", "held-out rows, like --data; shapes has its own", scope=OF_ROWS)  # noqa: RUF009
-    batch_size: int = _field(16, "rows (for shapes: images) per step, over all ranks", 1, 65_536)
-    micro_batch_size: int = _field(
+    data: Data = setting(SHAPES, "shapes (drawn), or rows: a file, folder, Hub id, list of datasets")  # noqa: RUF009
+    eval_data: Data = setting("", "held-out rows, like --data; shapes has its own", scope=OF_ROWS)  # noqa: RUF009
+    batch_size: int = setting(16, "rows (for shapes: images) per step, over all ranks", 1, 65_536)
+    micro_batch_size: int = setting(
         0, "rows that a rank computes at a time; 0: its whole share", 0, 65_536, scope=OF_ROWS
     )
-    sequence_length: int = _field(256, "positions per row", 1, 1_048_576)
-    max_tiles: int = _field(0, "maximum number of tiles per row; 0: as many as fit", 0, 65_536, scope=OF_ROWS)
-    packing: bool = _field(
+    sequence_length: int = setting(256, "positions per row", 1, 1_048_576)
+    max_tiles: int = setting(
+        0, "maximum number of tiles per row; 0: as many as fit", 0, 65_536, scope=OF_ROWS
+    )
+    packing: bool = setting(
         True, "pack several samples into a row, each blind to the others; else pad rows", scope=OF_ROWS
     )
-    waiting: int = _field(
+    waiting: int = setting(
         64, "samples to choose from when a row is packed, per shard of the data", 1, 16_384, scope=OF_PACKING
     )
-    shuffle_buffer: int = _field(
+    shuffle_buffer: int = setting(
         256, "rows of a streaming dataset to shuffle together", 1, 1_048_576, scope=OF_ROWS
     )
-    max_drop_rate: float = _field(
+    max_drop_rate: float = setting(
         0.05, "share of unusable rows above which the run stops", 0, 1, scope=OF_ROWS
     )
 
     # length of the run: in steps or epochs, for shapes in images
-    steps: int = _field(0, "number of optimizer steps; 0: as many as the epochs hold", 0, _MANY)
-    epochs: int = _field(
+    steps: int = setting(0, "number of optimizer steps; 0: as many as the epochs hold", 0, _MANY)
+    epochs: int = setting(
         0, "passes over the data; 0: no limit with --steps, else one", 0, _MANY, scope=OF_ROWS
     )
-    pictures: int = _field(
+    pictures: int = setting(
         144_000, "shapes: images to train on, in all; 0: use --steps", 0, _MANY, scope=OF_SHAPES
     )
-    vision_pictures: int = _field(
+    vision_pictures: int = setting(
         64_000, "shapes: how many of these train the vision tower alone", 0, _MANY, scope=OF_SHAPES
     )
-    drawings: str = _field(
-        "plain", "shapes: in one look, or as strangers draw", "plain", "any", scope=OF_SHAPES
-    )
-    curriculum_pictures: int = _field(
-        25_000, "shapes: images of a stage until scenes are hardest", 0, _MANY, scope=OF_SHAPES
-    )
-    vision_batch_size: int = _field(
+    vision_batch_size: int = setting(
         64, "shapes: images per step of the vision tower alone", 1, 65_536, scope=OF_SHAPES
     )
 
     # optimisation
-    lr: float = _field(2e-3, "peak AdamW learning rate of the language model; 0 freezes it", 0, 100)
-    vision_lr: float = _field(-1.0, "the same for the vision tower; 0 freezes it, -1: as --lr", -1, 100)
-    projector_lr: float = _field(-1.0, "the same for the projector; 0 freezes it, -1: as --lr", -1, 100)
-    muon: str = _field("all", "matrices of blocks and projector that Muon updates", "all", "language", "none")
-    matrix_lr: float = _field(3e-3, "peak learning rate of Muon", 0, 100, scope=OF_MUON)
-    vision_matrix_lr: float = _field(
+    lr: float = setting(2e-3, "peak AdamW learning rate of the language model; 0 freezes it", 0, 100)
+    vision_lr: float = setting(-1.0, "the same for the vision tower; 0 freezes it, -1: as --lr", -1, 100)
+    projector_lr: float = setting(-1.0, "the same for the projector; 0 freezes it, -1: as --lr", -1, 100)
+    muon: str = setting(
+        "all", "matrices of blocks and projector that Muon updates", "all", "language", "none"
+    )
+    matrix_lr: float = setting(3e-3, "peak learning rate of Muon", 0, 100, scope=OF_MUON)
+    vision_matrix_lr: float = setting(
         1e-2, "shapes: the same for the vision tower alone", 0, 100, scope=OF_SHAPES
     )
-    weight_decay: float = _field(0.1, "decoupled weight decay of matrices (not of norms, biases)", 0, 100)
-    beta2: float = _field(0.98, "AdamW's decay of the second moment", 0, _BELOW_1)
-    warmup_steps: int = _field(100, "steps of linear warm-up, at most half of a stage", 0, _MANY)
-    schedule: str = _field("wsd", "learning rate over time; cosine has no plateau", "wsd", "cosine")
-    decay_fraction: float = _field(
+    weight_decay: float = setting(0.1, "decoupled weight decay of matrices (not of norms, biases)", 0, 100)
+    beta2: float = setting(0.98, "AdamW's decay of the second moment", 0, _BELOW_1)
+    warmup_steps: int = setting(100, "steps of linear warm-up, at most half of a stage", 0, _MANY)
+    schedule: str = setting("wsd", "learning rate over time; cosine has no plateau", "wsd", "cosine")
+    decay_fraction: float = setting(
         0.35, "wsd: last share of the run, in which the rate decays", 1e-9, 1, scope=OF_WSD
     )
-    lr_floor: float = _field(0.0, "share of its peak at which every rate ends", 0, 1)
-    dense_weight: float = _field(
-        0.3, "shapes: weight of the dense vision loss in the second stage", 0, 1_000, scope=OF_SHAPES
-    )
-    fact_weight: float = _field(
-        0.5, "shapes: weight of the losses on what nouns mean", 0, 1_000, scope=OF_SHAPES
-    )
-    grad_clip: float = _field(1.0, "maximum gradient norm; 0: no clipping", 0, math.inf)
-    max_skipped: int = _field(0, "steps with a non-finite gradient to skip before the run stops", 0, _MANY)
-    ema: float = _field(
+    lr_floor: float = setting(0.0, "share of its peak at which every rate ends", 0, 1)
+    grad_clip: float = setting(1.0, "maximum gradient norm; 0: no clipping", 0, math.inf)
+    max_skipped: int = setting(0, "steps with a non-finite gradient to skip before the run stops", 0, _MANY)
+    ema: float = setting(
         0.998, "decay of the weight average that is evaluated and saved; 0: none", 0, _BELOW_1
     )
 
     # low-rank adapters, through peft
-    lora_rank: int = _field(0, "rank of LoRA adapters, trained in place of the weights; 0: none", 0, 1_024)
-    lora_alpha: float = _field(16.0, "LoRA: adapters are scaled by alpha / rank", 1e-6, 1e6, scope=OF_LORA)
-    lora_dropout: float = _field(0.0, "LoRA: dropout on the adapters' input", 0, _BELOW_1, scope=OF_LORA)
-    lora_targets: str = _field(
+    lora_rank: int = setting(0, "rank of LoRA adapters, trained in place of the weights; 0: none", 0, 1_024)
+    lora_alpha: float = setting(16.0, "LoRA: adapters are scaled by alpha / rank", 1e-6, 1e6, scope=OF_LORA)
+    lora_dropout: float = setting(0.0, "LoRA: dropout on the adapters' input", 0, _BELOW_1, scope=OF_LORA)
+    lora_targets: str = setting(
         "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
         "LoRA: layers of the language model",
         scope=OF_LORA,
     )
 
     # the machine
-    parallel: str = _field("ddp", "each rank holds the model, or a shard of it", "ddp", "fsdp")
-    precision: str = _field(
+    parallel: str = setting("ddp", "each rank holds the model, or a shard of it", "ddp", "fsdp")
+    precision: str = setting(
         "auto", "compute dtype; weights stay float32. On CUDA, float32 is multiplied in TF32",
         "auto", "float32", "bfloat16",
     )  # fmt: skip
-    activation_checkpointing: bool = _field(False, "recompute activations in backward to save memory")
-    compile: bool = _field(False, "torch.compile the transformer blocks")
-    async_save: bool = _field(False, "under torchrun: write the training state in the background")
+    activation_checkpointing: bool = setting(False, "recompute activations in backward to save memory")
+    compile: bool = setting(False, "torch.compile the transformer blocks")
+    async_save: bool = setting(False, "under torchrun: write the training state in the background")
 
     # the network, where it starts from scratch
-    vision_width: int = _field(128, "vision tower: hidden size", 1, 2_048, scope=FROM_SCRATCH)
-    vision_layers: int = _field(6, "vision tower: blocks", 1, 64, scope=FROM_SCRATCH)
-    vision_heads: int = _field(4, "vision tower: heads", 1, 128, scope=FROM_SCRATCH)
-    image_size: int = _field(64, "vision tower: pixels per side", 1, 512, scope=OF_SHAPES)
-    patch_size: int = _field(8, "vision tower: pixels per side of a patch", 1, 512, scope=OF_SHAPES)
-    tiles_per_side: int = _field(
-        1, "shapes: tiles of an image's longer side; 1: not split", 1, 6, scope=FROM_SCRATCH
-    )
-    scale_factor: int = _field(
+    vision_width: int = setting(128, "vision tower: hidden size", 1, 2_048, scope=FROM_SCRATCH)
+    vision_layers: int = setting(6, "vision tower: blocks", 1, 64, scope=FROM_SCRATCH)
+    vision_heads: int = setting(4, "vision tower: heads", 1, 128, scope=FROM_SCRATCH)
+    image_size: int = setting(64, "vision tower: pixels per side", 1, 512, scope=OF_SHAPES)
+    patch_size: int = setting(8, "vision tower: pixels per side of a patch", 1, 512, scope=OF_SHAPES)
+    scale_factor: int = setting(
         1, "pixel shuffle: patches per side that become one token", 1, 64, scope=OF_PROJECTOR
     )
-    text_width: int = _field(192, "language model: hidden size", 1, 2_048, scope=FROM_SCRATCH)
-    text_layers: int = _field(4, "language model: blocks", 1, 64, scope=FROM_SCRATCH)
-    text_heads: int = _field(6, "language model: query heads", 1, 128, scope=FROM_SCRATCH)
-    text_kv_heads: int = _field(2, "language model: key and value heads", 1, 128, scope=FROM_SCRATCH)
-    text_inner: int = _field(512, "language model: SwiGLU width", 1, 8_192, scope=FROM_SCRATCH)
+    text_width: int = setting(192, "language model: hidden size", 1, 2_048, scope=FROM_SCRATCH)
+    text_layers: int = setting(4, "language model: blocks", 1, 64, scope=FROM_SCRATCH)
+    text_heads: int = setting(6, "language model: query heads", 1, 128, scope=FROM_SCRATCH)
+    text_kv_heads: int = setting(2, "language model: key and value heads", 1, 128, scope=FROM_SCRATCH)
+    text_inner: int = setting(512, "language model: SwiGLU width", 1, 8_192, scope=FROM_SCRATCH)
     # The least is 256 bytes and the special tokens.
-    vocab_size: int = _field(
+    vocab_size: int = setting(
         1024, "tokenizer: maximum vocabulary, with special tokens", 299, 65_536, scope=FROM_SCRATCH
     )
-    longest_edge: int = _field(
+    longest_edge: int = setting(
         0, "from backbones: pixels of an image's longer side; 0: one tile", 0, 4_096, scope=FROM_BACKBONES
     )
 
     # watching it
-    log_every: int = _field(20, "steps between lines of metrics.jsonl", 1, _MANY)
-    log_samples: bool = _field(False, "name each step's samples in metrics.jsonl")
-    eval_every: int = _field(500, "steps between evaluations on held-out data", 1, _MANY)
-    eval_pictures: int = _field(
+    log_every: int = setting(20, "steps between lines of metrics.jsonl", 1, _MANY)
+    log_samples: bool = setting(False, "name each step's samples in metrics.jsonl")
+    eval_every: int = setting(500, "steps between evaluations on held-out data", 1, _MANY)
+    eval_pictures: int = setting(
         512, "held-out rows (or images) for the loss of an evaluation", 0, 1_000_000, scope=OF_HELD_OUT
     )
-    eval_questions: int = _field(
+    eval_questions: int = setting(
         200, "held-out questions to answer and score in an evaluation", 0, _MANY, scope=OF_SCORES
     )
-    eval_metric: str = _field("", "metric for answers to held-out rows; under fsdp, each rank holds a model")
-    eval_samples: int = _field(
+    eval_metric: str = setting("", "metric for answers to held-out rows; under fsdp, each rank holds a model")
+    eval_samples: int = setting(
         4, "held-out questions whose answers are kept, in samples/", 0, 1_000, scope=OF_HELD_OUT
     )
-    save_every: int = _field(500, "steps between checkpoints", 1, _MANY)
-    keep: int = _field(2, "number of training states to keep, in case the newest is broken", 1, _MANY)
-    keep_best: bool = _field(True, "keep the model with the best evaluation, in best/")
-    tracker: str = _field("none", "tracker to log to as well", "none", "trackio", "wandb", "tensorboard")
-    push_to_hub: str = _field("", "repository to upload the model to when the run ends")
+    save_every: int = setting(500, "steps between checkpoints", 1, _MANY)
+    keep: int = setting(2, "number of training states to keep, in case the newest is broken", 1, _MANY)
+    keep_best: bool = setting(True, "keep the model with the best evaluation, in best/")
+    tracker: str = setting("none", "tracker to log to as well", "none", "trackio", "wandb", "tensorboard")
+    push_to_hub: str = setting("", "repository to upload the model to when the run ends")
 
     def __post_init__(self):
         check_allowed(self)
@@ -236,19 +227,20 @@ class TrainConfig:
             raise ValueError("--vision-from and --text-from: expected both or neither")
         if self.init_from and self.vision_from:
             raise ValueError("--init-from and --vision-from: expected one of them")
-        if not (self.is_shapes or self.init_from or self.vision_from):
+        if not (self.is_drawn or self.init_from or self.vision_from):
             raise ValueError("--data: rows need a model: give --init-from, or --vision-from and --text-from")
         if not (self.lr if self.lora_rank else any(self.rates.values())):
             raise ValueError("--lr: expected something that learns, got a rate of 0 for all of it")
         if self.lora_rank and (self.vision_lr > 0 or self.projector_lr > 0):
             raise ValueError("--lora-rank: adapters train in place of all weights; set no --vision-lr")
-        if self.eval_metric and (self.is_shapes or not self.eval_data):
+        if self.eval_metric and (self.is_drawn or not self.eval_data):
             raise ValueError("--eval-metric: expected rows with --eval-data")
         if self.push_to_hub:
             check_repo_id(self.push_to_hub)
 
     @property
-    def is_shapes(self) -> bool:
+    def is_drawn(self) -> bool:
+        """Whether images and questions are made up while it trains, by `shapes` or by a recipe's package."""
         return self.data == SHAPES
 
     @property
@@ -285,15 +277,17 @@ PEAKS = {
 class PlanOptions:
     """The flags of `train.py --plan`: what a plan assumes besides the recipe."""
 
-    plan: bool = _field(False, "print the run's parameters, memory, FLOPs and hours, and exit")
-    plan_ranks: int = _field(1, "plan: number of processes, one per device", 1, 1_000_000)
-    plan_device: str = _field("auto", f"plan: cpu, {', '.join(PEAKS)}; auto: this machine's GPU, else H100")
-    plan_tflops: float = _field(0.0, "plan: peak TFLOP/s of a device; 0: looked up by its name", 0, 1e6)
-    plan_mfu: float = _field(0.4, "plan: share of the peak that the model's FLOPs reach", 1e-9, 1)
-    plan_tiles: float = _field(-1.0, "plan: tiles per sample; -1: those of one 4:3 image", -1, 65_536)
-    plan_text: int = _field(100, "plan: text tokens per sample", 1, 1_000_000)
-    plan_labelled: float = _field(0.4, "plan: share of the text tokens that are answers", 1e-9, 1)
-    plan_rows: int = _field(0, "plan: number of rows in the data; 0: counted if the data is local", 0, 10**12)
+    plan: bool = setting(False, "print the run's parameters, memory, FLOPs and hours, and exit")
+    plan_ranks: int = setting(1, "plan: number of processes, one per device", 1, 1_000_000)
+    plan_device: str = setting("auto", f"plan: cpu, {', '.join(PEAKS)}; auto: this machine's GPU, else H100")
+    plan_tflops: float = setting(0.0, "plan: peak TFLOP/s of a device; 0: looked up by its name", 0, 1e6)
+    plan_mfu: float = setting(0.4, "plan: share of the peak that the model's FLOPs reach", 1e-9, 1)
+    plan_tiles: float = setting(-1.0, "plan: tiles per sample; -1: those of one 4:3 image", -1, 65_536)
+    plan_text: int = setting(100, "plan: text tokens per sample", 1, 1_000_000)
+    plan_labelled: float = setting(0.4, "plan: share of the text tokens that are answers", 1e-9, 1)
+    plan_rows: int = setting(
+        0, "plan: number of rows in the data; 0: counted if the data is local", 0, 10**12
+    )
 
     def __post_init__(self):
         check_allowed(self)
@@ -326,10 +320,26 @@ def dataset_entries(data: Data) -> list[Mapping[str, Any]]:
     return [{"path": data}] if isinstance(data, str) else list(data)
 
 
+def settings_class(settings: Mapping[str, Any]) -> type[TrainConfig]:
+    """`TrainConfig`, or, where `data` names a package of recipes/, that package's own `settings.SETTINGS`."""
+    data = settings.get("data")
+    package, _, name = data.partition(".") if isinstance(data, str) else ("", "", "")
+    if package == RECIPES.name and (RECIPES / name / "settings.py").is_file():
+        return resolve_name(f"{data}.settings:SETTINGS")
+    return TrainConfig
+
+
 # ---------------------------------------------------------------------------------- the command line
-_FIELDS = {item.name: item for described in (TrainConfig, PlanOptions) for item in fields(described)}
-_KINDS = typing.get_type_hints(TrainConfig) | typing.get_type_hints(PlanOptions)
 Check = Callable[[TrainConfig], None]
+
+
+def _fields(kind: type[TrainConfig]) -> dict[str, Field]:
+    """What a recipe or a flag may set, by name."""
+    return {item.name: item for described in (kind, PlanOptions) for item in fields(described)}
+
+
+def _types(kind: type[TrainConfig]) -> dict[str, Any]:
+    return typing.get_type_hints(kind) | typing.get_type_hints(PlanOptions)
 
 
 def parse_arguments(
@@ -343,33 +353,44 @@ def parse_arguments(
     recipe = DEFAULT_RECIPE
     if arguments and not arguments[0].startswith("-"):
         recipe = Path(arguments.pop(0))
+    try:
+        settings = read_recipe(recipe)
+    except ValueError as error:
+        leave(error)
+    kind = settings_class(settings)  # its flags are shown to those who name its recipe
+    known, types = _fields(kind), _types(kind)
     parser = _Parser(
         prog="train.py", usage="train.py [RECIPE.yaml] [flags]", description=description,
         allow_abbrev=False, argument_default=argparse.SUPPRESS,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"train.py (Ocelli) {__version__}")
-    for name, item in _FIELDS.items():
+    for name, item in known.items():
         shown = item.default if item.default != "" else "none"
         words = [word for word in item.metadata["allowed"] if isinstance(word, str)]
         choice = f"one of {', '.join(words)}; " if words else ""
         options: dict[str, Any] = {"help": f"{item.metadata['help']} ({choice}default: {shown})"}
-        if _KINDS[name] is bool:
+        if types[name] is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
-            options["metavar"] = getattr(_KINDS[name], "__name__", "str or list").upper()
+            options["metavar"] = getattr(types[name], "__name__", "str or list").upper()
         parser.add_argument(flag(name), **options)
     plain = ["--resume" if one == "--resume=auto" else one for one in arguments]  # as other trainers write it
     plain = [one for i, one in enumerate(plain) if one != "auto" or i == 0 or plain[i - 1] != "--resume"]
     given, unknown = parser.parse_known_args(plain)
     if unknown:
         name = unknown[0].split("=")[0]
-        leave(f"unknown argument {name}{did_you_mean(name, map(flag, _FIELDS))}; --help lists the flags")
+        leave(
+            f"unknown argument {name}{did_you_mean(name, map(flag, _fields(kind)))}; --help lists the flags"
+        )
     try:
-        settings = read_recipe(recipe)
         for name, value in vars(given).items():
-            settings[name] = value if isinstance(value, bool) else _value(name, value, flag(name))
+            settings[name] = (
+                value if isinstance(value, bool) else _value(types[name], name, value, flag(name))
+            )
+        if settings_class(settings) is not kind:
+            raise ValueError("--data: expected rows or shapes, or the data of a recipe of its own; name that")
         plan = PlanOptions(**{name: settings.pop(name) for name in list(settings) if name.startswith("plan")})
-        config = TrainConfig(**settings)
+        config = kind(**settings)
         if check is not None:
             check(config)
         of_plan = [name for name in vars(given) if name.startswith("plan")]
@@ -392,16 +413,16 @@ def check_effects(config: TrainConfig, given: Iterable[str], recipe: Path) -> No
             _check_effect(name, flag(name), config)
     written = read_recipe(recipe) if recipe.name != RUN_FILE else {}
     try:
-        alone = TrainConfig(**written)
+        alone = type(config)(**written)
     except ValueError:  # it is whole only with flags
         return
     for name, value in written.items():
-        if value and value != _FIELDS[name].default:
+        if value and value != _fields(type(config))[name].default:
             _check_effect(name, f"recipe {recipe}: {name}", config, alone)
 
 
 def _check_effect(name: str, where: str, *runs: TrainConfig) -> None:
-    scope: Scope = _FIELDS[name].metadata["scope"]
+    scope: Scope = _fields(type(runs[0]))[name].metadata["scope"]
     if not any(map(scope.holds, runs)):
         raise ValueError(f"{where}: has no effect in this run, it needs {scope.needs}; leave it out")
 
@@ -424,8 +445,8 @@ def parse_command(
             resolve_source(source)  # a slip that shows here, before the Hub is asked for any
         if not options.plan:
             check_replaceable(Path(config.output))
-            for data in (config.data, config.eval_data):
-                for entry in dataset_entries(data) if data and data != SHAPES else ():
+            for data in (config.data, config.eval_data) if not config.is_drawn else ():
+                for entry in dataset_entries(data) if data else ():
                     check_rows_path(str(entry.get("path", "")))
             for source in sources:
                 check_has_config(source)
@@ -477,16 +498,17 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
-    known = [item.name for item in fields(TrainConfig)]
+    kind = settings_class(recipe)
+    known, types = [item.name for item in fields(kind)], _types(kind)
     if unknown := [str(key) for key in recipe if key not in known]:
         near = did_you_mean(unknown[0], known)
         raise ValueError(f"recipe {path}: unknown key {unknown[0]}{near}; train.py --help lists them all")
-    return {key: _value(key, given, f"recipe {path}: {key}") for key, given in recipe.items()}
+    return {key: _value(types[key], key, given, f"recipe {path}: {key}") for key, given in recipe.items()}
 
 
-def _value(name: str, given: Any, where: str) -> Any:
-    """A field's value from what a recipe or a flag says: text, or for datasets lists of mappings."""
-    kind = _KINDS[name]
+def _value(kind: Any, name: str, given: Any, where: str) -> Any:
+    """The value, of this type, of a field from what a recipe or a flag says: text, or for datasets lists of
+    mappings."""
     if kind == Data:
         return _datasets(given, where)
     try:

@@ -29,7 +29,6 @@ from models.checkpoints.weights import module_of
 from models.config import TextConfig, VLMConfig
 from models.losses import chunk_positions
 from models.vision_language_model import VisionLanguageModel
-from training.attention import MOST_KEPT
 from training.config import PlanOptions, TrainConfig, dataset_entries
 from training.flops import PARTS, Amounts, known_peak, linear_sizes, peak_flops, training_flops
 from training.optim import is_muon_matrix, part_of
@@ -216,8 +215,6 @@ def memory(
     if device.kind == "cpu" and row.samples > 1:
         # The mask between samples, T² for a row.
         activations += micro * config.sequence_length**2 * product
-    if device.kind == "cpu" and product == 2 and not (config.activation_checkpointing or config.compile):
-        activations += probability_bytes(config, shape, row, micro)
     # Numbers of the micro-batch that is computed with, and of the next, which is copied meanwhile.
     pixels = 2 * 4 * micro * row.tiles * shape.vision.num_channels * shape.vision.image_size**2
     result = {
@@ -295,24 +292,11 @@ def activation_bytes(
     return size + positions * (blocks(text.num_hidden_layers, block, width) + norm)
 
 
-def probability_bytes(config: TrainConfig, shape: VLMConfig, row: AverageRow, micro: int) -> float:
-    """What `training.attention` keeps besides, in bfloat16 on a CPU: of the vision tower where that learns,
-    and of a decoder whose rows hold several samples."""
-    vision, text = shape.vision, shape.text
-    tower = 2 * micro * row.tiles * vision.num_attention_heads * vision.num_patches**2
-    decoder = 2 * micro * text.num_attention_heads * config.sequence_length**2
-    kept = (
-        vision.num_hidden_layers * tower if "vision_model" in learning(config) and tower <= MOST_KEPT else 0
-    )
-    several = row.samples > 1 and decoder <= MOST_KEPT
-    return kept + (text.num_hidden_layers * decoder if several else 0)
-
-
 # ----------------------------------------------------------------------------------- from a recipe
 def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
     """What the run is planned for. By default, shapes and --device cpu mean this machine's CPU."""
     wanted, here = options.plan_device.lower(), torch.cuda.is_available()
-    if wanted == "auto" and (config.device == "cpu" or (config.is_shapes and not here)):
+    if wanted == "auto" and (config.device == "cpu" or (config.is_drawn and not here)):
         wanted = "cpu"
     kind = "cpu" if wanted == "cpu" else "cuda"
     auto = "bfloat16" if kind == "cuda" else "float32"

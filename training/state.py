@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from models.checkpoints.hub import for_terminal
-from training.config import TrainConfig, flag
+from training.config import TrainConfig, flag, settings_class
 from training.distributed import Ranks
 
 FOLDER, RUN = "state", "run.pt"
@@ -303,7 +303,7 @@ _FIXED = (
 )
 _SWITCHES: dict[str, Callable[[TrainConfig], bool]] = {  # of these only whether they are on is fixed
     "ema": lambda config: config.ema > 0,
-    "data": lambda config: config.is_shapes,
+    "data": lambda config: config.is_drawn,
     "lr": lambda config: config.lr > 0,
     "vision_lr": lambda config: config.rates["vision_model"] > 0,
     "projector_lr": lambda config: config.rates["projector"] > 0,
@@ -316,12 +316,13 @@ def changes(saved: dict[str, Any], config: TrainConfig) -> tuple[list[str], list
 
     What was not saved had its default. A value that is too long to show is left out.
     """
-    known = {item.name for item in fields(TrainConfig)}
-    before = TrainConfig(**{name: value for name, value in saved.items() if name in known})
+    kind = settings_class(saved)
+    known = {item.name for item in fields(kind)}
+    before = kind(**{name: value for name, value in saved.items() if name in known})
     config = replace(config, output=before.output, resume=before.resume)
     listed, deciding = [], []
     for name, now in asdict(config).items():
-        was = getattr(before, name)
+        was = getattr(before, name, None)
         same = was == now
         if name in _SOURCES and was and now:  # one folder may have several names
             same = os.path.realpath(was) == os.path.realpath(now)

@@ -1,5 +1,5 @@
 """What a run trains on: batches, their loss, and questions to ask. Its two kinds are in `training/rows.py`
-and `shapes/training.py`."""
+and `shapes/training.py`; a recipe may bring one of its own (`training.config.settings_class`)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import random
 import re
 from functools import cache
 
-from shapes import looks
+from recipes.world import looks
 from shapes.questions import TEMPLATES
 from shapes.world import COLOURS, SHAPES
 

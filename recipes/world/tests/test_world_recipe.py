@@ -18,13 +18,15 @@ from tests.runs import shapes_processor
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib", "segno")]
 
-from shapes import asking, faces, forms, looks, signs  # noqa: E402
-from shapes.drawing import corners, object_map, render, scales_of  # noqa: E402
-from shapes.drawings import one_thing, random_aspect, sample_drawing, sample_words  # noqa: E402
+from recipes.world import asking, faces, forms, looks, signs  # noqa: E402
+from recipes.world.drawings import one_thing, random_aspect, sample_drawing, sample_words  # noqa: E402
+from recipes.world.painting import render  # noqa: E402
+from recipes.world.scene import REFUSAL, Thing  # noqa: E402
+from recipes.world.stream import WorldStream, WorldStreamConfig  # noqa: E402
+from shapes.drawing import corners, object_map, scales_of  # noqa: E402
 from shapes.questions import sample_questions  # noqa: E402
-from shapes.stream import ShapesStream, ShapesStreamConfig  # noqa: E402
 from shapes.training import chat_pieces  # noqa: E402
-from shapes.world import COLOURS, QA, REACH, REFUSAL, SHAPES, Scene, Thing  # noqa: E402
+from shapes.world import COLOURS, QA, REACH, SHAPES, Scene  # noqa: E402
 
 
 def scenes(count, start=0):
@@ -219,9 +221,9 @@ def processor():
 
 def stream_of(processor, **settings):
     settings = {"batch_size": 4, "sequence_length": 500, "curriculum_pictures": 0} | settings
-    config = ShapesStreamConfig(drawings="any", image_size=32, patch_size=8, **settings)
+    config = WorldStreamConfig(image_size=32, patch_size=8, **settings)
     pieces = chat_pieces(processor.tokenizer, 4)
-    return ShapesStream(config, processor.tokenizer, pieces, images=processor.images)
+    return WorldStream(config, processor.tokenizer, pieces, images=processor.images)
 
 
 def test_text_may_stand_before_the_image(processor):

@@ -1,6 +1,6 @@
 """Held-out questions about drawings, with colours, fonts, strokes, photographs and programs of their own.
 
-Each family is one bar of an evaluation; `eval/drawings.py` scores the answers.
+Each family is one bar of an evaluation; `evaluation` scores the answers.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from functools import partial
 
 from PIL import Image
 
-from shapes import looks, signs
-from shapes.asking import as_json, ask_both, ask_more, ask_of_one
+from recipes.world import looks, signs
+from recipes.world.asking import as_json, ask_both, ask_more, ask_of_one
+from recipes.world.drawings import one_thing, paint, random_aspect, sample_drawing, weather
+from recipes.world.outside import outside_image
+from recipes.world.places import ask_absent, ask_place, follow_up, is_there
+from recipes.world.renderers import drawable, render_matplotlib, render_svg
+from recipes.world.scene import REFUSAL, Thing
+from recipes.world.wording import ask_outside
 from shapes.drawing import box_of
-from shapes.drawings import one_thing, paint, random_aspect, sample_drawing, weather
-from shapes.outside import outside_image
-from shapes.places import ask_absent, ask_place, follow_up, is_there
 from shapes.questions import TEMPLATES, ask, unique_phrases
-from shapes.renderers import drawable, render_matplotlib, render_svg
-from shapes.wording import ask_outside
-from shapes.world import COLOURS, FAMILIES, HELDOUT_SEED, QA, REACH, REFUSAL, SHAPES, Scene, Thing
+from shapes.world import COLOURS, FAMILIES, HELDOUT_SEED, QA, REACH, SHAPES, Scene
 
 LETTERS = 24  # least size of type in pixels where words are read from other programs
 TURNS = ("first question", "second question", "third question")  # of a conversation, about one drawing

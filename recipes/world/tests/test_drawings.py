@@ -19,27 +19,20 @@ from tests.runs import shapes_processor
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
 
-from eval.drawings import score_drawing  # noqa: E402
-from shapes import faces, heldout, looks, object_map, outside, places, render, renderers, wording  # noqa: E402
-from shapes.__main__ import main  # noqa: E402
-from shapes.drawing import DENSE, box_of, dense_map, stroke_mask  # noqa: E402
-from shapes.drawings import paint, random_aspect, sample_drawing, sample_rows, sample_words  # noqa: E402
-from shapes.questions import ask, ask_words, reading_order, sample_questions  # noqa: E402
-from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask, place_of  # noqa: E402
-from shapes.training import chat_pieces, number_loss, spread  # noqa: E402
-from shapes.world import (  # noqa: E402
-    ABSENT,
-    COLOURS,
-    DIGITS,
-    MAX_THINGS,
-    NO_IMAGE,
-    QA,
-    REFUSAL,
-    SHAPES,
-    Background,
-    Scene,
-    Thing,
-)
+from recipes.world import faces, heldout, looks, outside, places, renderers, wording  # noqa: E402
+from recipes.world.__main__ import main  # noqa: E402
+from recipes.world.asking import ask_words  # noqa: E402
+from recipes.world.drawings import paint, random_aspect, sample_drawing, sample_rows, sample_words  # noqa: E402
+from recipes.world.evaluation import score_drawing  # noqa: E402
+from recipes.world.painting import render, stroke_mask  # noqa: E402
+from recipes.world.scene import ABSENT, NO_IMAGE, REFUSAL, Thing  # noqa: E402
+from recipes.world.stream import ALONE, WorldStream, WorldStreamConfig, branch_mask, place_of  # noqa: E402
+from recipes.world.training import number_loss, spread  # noqa: E402
+from shapes import object_map  # noqa: E402
+from shapes.drawing import DENSE, box_of, dense_map  # noqa: E402
+from shapes.questions import ask, reading_order, sample_questions  # noqa: E402
+from shapes.training import chat_pieces  # noqa: E402
+from shapes.world import COLOURS, DIGITS, MAX_THINGS, QA, SHAPES, Background, Scene  # noqa: E402
 
 _NOUNS = rf"\b(?:{'|'.join((*COLOURS, *SHAPES))})(?:e?s)?\b"
 
@@ -213,7 +206,7 @@ def test_letters_are_those_of_the_word_that_is_asked_for():
     scene, processor = _two_words("cup", "cup")
     for word in scene.things:
         (qa,) = (qa for qa in ask_words(scene, random.Random(0)) if qa.things == (word,))
-        row = stream_of(processor)._branches((), [[qa]], scene, random.Random(0))
+        row = stream_of(processor)._conversations((), [[qa]], scene)
         marked = row["noun_places"][row["noun_places"][:, 0] >= 0]
         assert len(marked) > 3 and (abs(marked[:, 5] - 1000 * word.y) < 5).all()
 
@@ -222,7 +215,7 @@ def test_letters_of_a_word_that_begins_another():
     """Each letter of both is marked, one after the other."""
     scene, processor = _two_words("song", "son")
     qa = QA("list", "Name all.", "word song, word son", things=scene.things)
-    row = stream_of(processor)._branches((), [[qa]], scene, random.Random(0))
+    row = stream_of(processor)._conversations((), [[qa]], scene)
     answer = row["labels"] >= 0
     tokens = processor.tokenizer.convert_ids_to_tokens(np.roll(row["input_ids"], -1).tolist())
     letters = [i for i in np.nonzero(answer)[0] if "a" <= tokens[i] <= "z"]
@@ -384,9 +377,9 @@ def processor():
 
 def stream_of(processor, **settings):
     settings = {"batch_size": 3, "sequence_length": 400, "curriculum_pictures": 0} | settings
-    config = ShapesStreamConfig(drawings="any", image_size=32, patch_size=8, **settings)
+    config = WorldStreamConfig(image_size=32, patch_size=8, **settings)
     pieces = chat_pieces(processor.tokenizer, 4)
-    return ShapesStream(config, processor.tokenizer, pieces, images=processor.images)
+    return WorldStream(config, processor.tokenizer, pieces, images=processor.images)
 
 
 def test_batches_of_tiles(processor):
@@ -498,7 +491,7 @@ def test_answers_know_which_thing_comes_next():
             continue
         described = QA("list", "Name all.", ", ".join(f"{t.colour} {t.name}" for t in things), things=things)
         boxes = QA("place", "Detect all.", places.boxes(scene, list(things)), things=things)
-        row = stream._branches((), [[described, boxes]], scene, rng)
+        row = stream._conversations((), [[described, boxes]], scene)
         ids, answers = row["input_ids"], np.split(*_runs(row["labels"] >= 0))
         for answer, separator in zip(answers, (",", '"},'), strict=True):
             tokens = tokenizer.convert_ids_to_tokens(ids[answer].tolist())
@@ -580,8 +573,8 @@ def test_alone_sees_no_image(processor):
     raise AssertionError("expected a question without an image")
 
 
-def test_python_m_shapes_shows_drawings(tmp_path, capsys):
-    main(["--drawings", "any", "--n", "12", "--out", str(tmp_path)])
+def test_the_command_shows_drawings(tmp_path, capsys):
+    main(["--n", "12", "--out", str(tmp_path)])
     families = {
         line.split("]")[0].strip(" [") for line in capsys.readouterr().out.splitlines() if "]" in line
     }

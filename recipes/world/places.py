@@ -8,9 +8,10 @@ from __future__ import annotations
 import random
 
 from data.coordinates import COORDINATES, Box, Point
+from recipes.world.scene import ABSENT, Thing
 from shapes.drawing import box_of
 from shapes.questions import TEMPLATES, absent, plural, reading_order, tally, unique_phrases
-from shapes.world import ABSENT, COLOURS, QA, SHAPES, Scene, Thing
+from shapes.world import COLOURS, QA, SHAPES, Scene
 
 MOST_PLACES = 4  # things in one answer; `stream` trains on more of them in drawings
 FORM = COORDINATES["qwen3-vl"]

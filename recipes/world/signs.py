@@ -1,5 +1,5 @@
 """Drawn signs that show nothing of the world: icons, emoji, QR and bar codes, charts as plotting programs
-style them. Files are those of installed packages, others for each split; docs/embedded-model.md has their
+style them. Files are those of installed packages, others for each split; README.md has their
 licences.
 
 Signs that are shapes of the world (a star, a play button, a red circle) are left out: a stranger may rightly
@@ -23,8 +23,8 @@ import segno
 from fontTools.ttLib import TTFont
 from PIL import Image, ImageDraw, ImageFont
 
-from shapes import looks
-from shapes.faces import face
+from recipes.world import looks
+from recipes.world.faces import face
 
 _IN_COLOUR, _AS_INK = "NotoColorEmoji-Regular.ttf", "NotoEmoji[wght].ttf"
 _ICON = 128  # pixels a side that a sign is drawn in before it gets its size

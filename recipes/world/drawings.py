@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 
 from PIL import Image, ImageFilter
 
-from shapes import looks, sampling
-from shapes.drawing import render, stroke_mask, word_mask
-from shapes.faces import face
-from shapes.forms import Outline, random_fill, random_form
-from shapes.world import COLOURS, DIGITS, MAX_THINGS, REACH, SHAPES, Scene, Thing
+from recipes.world import looks
+from recipes.world.faces import face
+from recipes.world.forms import Outline, random_fill, random_form
+from recipes.world.painting import render, stroke_mask
+from recipes.world.scene import Thing, in_any_look
+from shapes import sampling
+from shapes.drawing import word_mask
+from shapes.world import COLOURS, DIGITS, MAX_THINGS, REACH, SHAPES, Scene
 
 _SMALLEST = {"word": 0.042, "digit": 0.09}  # heights, as shares of the longer side
 _SMALLEST_SHAPE = 0.07  # diameter
@@ -32,9 +35,9 @@ def sample_drawing(
     """A scene of this width over height, in looks of the split. `plain` is the share of those that look as
     `sampling.sample_scene` has them."""
     if rng.random() < plain:
-        return replace(sampling.sample_scene(rng, split, difficulty), aspect=aspect)
+        return replace(in_any_look(sampling.sample_scene(rng, split, difficulty)), aspect=aspect)
     shrink = rng.uniform(1 - 0.6 * difficulty, 1.0) if rng.random() < 0.6 else 1.0
-    scene = sampling.sample_scene(rng, split, difficulty, makers=(_random_word, _random_digit))
+    scene = in_any_look(sampling.sample_scene(rng, split, difficulty, makers=(_random_word, _random_digit)))
     one_look = rng.random() < 0.6  # most people draw a picture with one kind of pen
     look = _look(rng)
     things = []

@@ -16,8 +16,9 @@ from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
 from PIL import Image
 
+from recipes.world.scene import Thing
 from shapes.drawing import corners, scales_of
-from shapes.world import Scene, Thing
+from shapes.world import Scene
 
 
 def drawable(scene: Scene) -> bool:

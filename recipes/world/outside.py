@@ -14,11 +14,11 @@ from functools import cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from shapes import looks
+from recipes.world import looks
+from recipes.world.faces import face
 from shapes.drawing import paint_background
-from shapes.faces import face
 
-# Files of packages; docs/embedded-model.md has their licences.
+# Files of packages; README.md has their licences.
 _PHOTOGRAPHS = {
     looks.TRAIN: (
         "sklearn/datasets/images/china.jpg", "skimage/data/astronaut.png", "skimage/data/coffee.png",
@@ -230,7 +230,7 @@ def _sign(name: str) -> _Draw:
     """One of `signs`, whose packages are imported only when one is drawn."""
 
     def draw(rng: random.Random, size, split) -> Image.Image:
-        from shapes import signs
+        from recipes.world import signs
 
         return getattr(signs, name)(rng, size, split)
 

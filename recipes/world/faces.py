@@ -1,5 +1,5 @@
-"""Families of type that drawings are printed in: files of packages that requirements-shapes.txt names, and
-of matplotlib. docs/embedded-model.md has their licences. Whole families are held out."""
+"""Families of type that drawings are printed in: files of packages that requirements.txt names, and
+of matplotlib. README.md has their licences. Whole families are held out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from shapes import looks
+from recipes.world import looks
 
 # fmt: off
 _PACKAGES = {  # fontpkg-NAME on PyPI

@@ -10,16 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from shapes.questions import (
-    NUMBER_WORDS,
-    ask,
-    plural,
-    reading_order,
-    tally,
-    unique_phrases,
-)
-from shapes.world import COLOURS, QA, REFUSAL, SHAPES, Scene, Thing
+from recipes.world.scene import REFUSAL, Thing
+from shapes.questions import NUMBER_WORDS, ask, plural, reading_order, tally, unique_phrases
+from shapes.world import COLOURS, QA, SHAPES, Scene
 
+_READ = ("Read the {c} word.", "What does the {c} word say?")
 _Asker = Callable[[Scene, random.Random], QA | None]
 
 
@@ -30,6 +25,17 @@ def ask_more(scene: Scene, rng: random.Random, count: int) -> list[QA]:
         qa = asker(scene, rng) if len(found) < count else None
         found += [qa] if qa is not None else []
     return found
+
+
+def ask_words(scene, rng) -> list[QA]:
+    """What each word says that is the only one of its colour."""
+    words = [t for t in scene.things if t.kind == "word"]
+    colours = Counter(t.colour for t in words)
+    return [
+        QA("list", rng.choice(_READ).format(c=t.colour), t.name, things=(t,))
+        for t in words
+        if colours[t.colour] == 1
+    ]
 
 
 def _one(phrase: str) -> str:

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from shapes.sampling import contrast
 from shapes.world import RGB, WORDS, Background
 
 TRAIN, HELDOUT = "train", "heldout"
@@ -87,7 +88,7 @@ def package_file(name: str) -> Path:
     spec = find_spec(package)
     path = Path(spec.submodule_search_locations[0]) / rest if spec else Path(name)  # type: ignore[index]
     if not path.exists():
-        raise FileNotFoundError(f"{name}: not installed; pip install -r requirements-shapes.txt")
+        raise FileNotFoundError(f"{name}: not installed; pip install -r recipes/world/requirements.txt")
     return path
 
 
@@ -134,11 +135,6 @@ def _invented(rng: random.Random) -> str:
             made += letter
         if 2 <= len(made) <= MAX_LETTERS:
             return made
-
-
-def contrast(a, b) -> float:
-    """A distance of two RGB colours in which blue, which the eye hardly sees, counts less."""
-    return math.sqrt((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 + 0.36 * (a[2] - b[2]) ** 2)
 
 
 def background(rng: random.Random, inks: list[tuple]) -> Background:

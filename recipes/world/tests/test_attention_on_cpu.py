@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import training.attention
-from training.attention import AttentionOnCPU, KeptProbabilities
+from recipes.world import attention
+from recipes.world.attention import AttentionOnCPU, KeptProbabilities
 
 
 def made(heads: int, kv_heads: int, masked: bool, dtype: torch.dtype):
@@ -26,8 +26,8 @@ def made(heads: int, kv_heads: int, masked: bool, dtype: torch.dtype):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (6, 2), (7, 1)])
 def test_as_torchs_own(heads, kv_heads, masked, rows_at_once, monkeypatch):
-    monkeypatch.setattr(training.attention, "AT_ONCE", rows_at_once * heads * 37 * 37)
-    monkeypatch.setattr(training.attention, "QUERIES", 10)  # at a time; the last keys are seen by few
+    monkeypatch.setattr(attention, "AT_ONCE", rows_at_once * heads * 37 * 37)
+    monkeypatch.setattr(attention, "QUERIES", 10)  # at a time; the last keys are seen by few
     q, k, v, mask, gradient = made(heads, kv_heads, masked, torch.float64)
     ours = KeptProbabilities.apply(q, k, v, mask)
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)

@@ -1,0 +1,2 @@
+"""How models were made: each package brings its own settings, requirements, tests and page. Nothing below
+knows them; `train.py` and `python -m eval` find one by its name."""

@@ -1,0 +1,71 @@
+"""The task `drawings` of `python -m eval`: what `heldout` asks, and how right an answer is."""
+
+from __future__ import annotations
+
+import json
+
+from eval.boxes import Asked, iou, score_of
+from eval.metrics import Metric
+from eval.tasks import DESCRIBE_TOKENS, EvalSample, EvalTask
+from recipes.world.heldout import BY_QUESTION, DrawingQuestion, drawing_questions
+from recipes.world.places import FORM
+from recipes.world.scene import KNOWS
+from shapes import score
+from shapes.world import FAMILIES, QA
+
+
+def drawings_task(questions: int, seed: int = 0) -> EvalTask:
+    """Held-out questions about drawings in looks that training never sees, by other programs as well; about
+    places, about what is not there and about what is no drawing; second and third ones, after turns with the
+    right answers."""
+    asked = drawing_questions(questions, seed)
+    metric = Metric(
+        "drawings",
+        'Exact match after lower-casing and dropping a final dot; "describe": F1 over the things named; '
+        'where one thing is asked for, "box": IoU of the first box, "box at 0.5": whether it is at least '
+        '0.5, "point": whether the first point lies in the thing\'s box; "boxes": F1 at an IoU of 0.5.',
+        lambda answer, targets, fields: score_drawing(asked[fields["number"]], answer),
+    )
+    samples = [
+        EvalSample(
+            id=str(number),
+            question=one.qa.question,
+            prompt=one.qa.question,
+            targets=(one.qa.answer, *one.qa.accept),
+            images=one.images,
+            group=f"drawing {one.seed}",
+            shows=tuple(f"drawing {one.seed}{part}" for part in ("", ", second")[: 1 + bool(one.second)]),
+            earlier=tuple((turn.question, turn.answer) for turn in one.earlier),
+            max_new_tokens=DESCRIBE_TOKENS if one.qa.family in ("describe", "place", "list") else 32,
+            family=one.family,
+            fields={"family": one.family, "number": number},
+        )
+        for number, one in enumerate(asked)
+    ]
+    return EvalTask("drawings", samples, metric, "{question}", {"name": "drawings, held out", "seed": seed})
+
+
+def score_drawing(asked: DrawingQuestion, answer: str) -> float:
+    """1 or 0; for "describe" and "boxes" an F1, for "box" the IoU of the first box. See `eval.boxes`."""
+    qa = asked.qa
+    kind = qa.family if asked.family in BY_QUESTION else asked.family.partition(", ")[0]
+    kind = "describe" if kind == "list" else kind
+    if kind in FAMILIES:
+        return score(QA(kind, qa.question, qa.answer, qa.accept), qa.answer, answer)
+    if kind == "in JSON":
+        return float(_value(answer) == json.loads(qa.answer))
+    if kind == "absent":
+        return float(answer.strip().lower() == qa.answer.lower())
+    if kind in ("outside image", "outside question"):  # models say it with what can be asked, or without
+        return float(answer.strip().lower().startswith(f"i only know {KNOWS}"))
+    places = Asked("", asked.boxes, FORM.read(answer, (1000, 1000)))
+    if kind == "box":
+        return max((iou(box, asked.boxes[0]) for box in places.boxes[:1]), default=0.0)
+    return score_of(places, points="point_2d" in qa.answer)
+
+
+def _value(answer: str):
+    try:
+        return json.loads(answer)
+    except ValueError:
+        return None
