@@ -37,7 +37,7 @@ from torch import Tensor
 from data.errors import DatasetError
 from data.order import key_of
 from data.packing import Batch
-from eval.in_run import HeldOutQuestions
+from eval.run import HeldOutQuestions
 from generation.threads import choose
 from inference.checkpoint import pick_device
 from inference.cli import log_if_slow

@@ -28,7 +28,6 @@ from lmms_eval.tasks import TaskManager
 from tqdm import tqdm
 
 from data.coordinates import form_of
-from eval.answering import open_scheduler
 from eval.lmms_boxes import asks_for_box, in_our_form, in_their_form
 from eval.lmms_results import (
     Error,
@@ -43,6 +42,7 @@ from eval.lmms_results import (
 from generation.decoding import GenerationOptions
 from generation.requests import LazyRequest, Request
 from inference.answer import answer_text, prompt_tokens, requests_for
+from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint, RequestError
 from messages import one_line
 
@@ -73,7 +73,7 @@ class Ocelli(lmms):
         """An answer to each request, in their order."""
         read = [read_settings(one.args[4], one.args[2]) for one in requests]
         results = [GenerationResult("", TokenCounts(output_tokens=0)) for _ in requests]
-        scheduler = open_scheduler(self.checkpoint, self.batch_size, len(requests))
+        scheduler = open_scheduler(self.checkpoint, max(1, min(self.batch_size, len(requests))))
         with tqdm(total=len(requests), desc="answers", disable=self.rank != 0) as bar:
             for done in scheduler.run(self._deferred(requests, [options for options, _ in read])):
                 if done.error is None:

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.environment import describe_model, environment
-from eval.results import ERRORS_LISTED, RESULTS, SAMPLES, write_json
+from eval.results import ERRORS_LISTED, RESULTS, SAMPLES, describe_model, environment, write_json
 from eval.statistics import score_interval
 from eval.tasks import TRIED
 from generation.decoding import GenerationOptions

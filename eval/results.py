@@ -10,10 +10,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import platform
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data.files import replacing
 from eval.metrics import Metric, Scored
@@ -21,11 +27,16 @@ from eval.statistics import BINS, CONFIDENCE, calibration, score_interval
 from eval.tasks import EvalTask
 from inference.results import ResultsFile
 
+if TYPE_CHECKING:
+    from inference.checkpoint import Checkpoint  # with PyTorch, which comparing runs does without
+
 RUN, SAMPLES, BLIND = "run.json", "samples.jsonl", "samples-blind.jsonl"
 RESULTS, REPORT = "results.json", "report.html"
 OVERALL = "overall"
 CONTROLS = {"blind": "image blanked", "majority": "majority answer"}
 ERRORS_LISTED = 100
+_ROOT = Path(__file__).resolve().parent.parent
+_PIECES, _PIECE = 16, 64 * 1024  # pieces that are read of each file of weights, and their bytes
 LENGTHS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, None))  # words of an answer
 
 Record = Mapping[str, Any]  # a line of samples.jsonl
@@ -167,3 +178,51 @@ def official_table(result: Mapping[str, Any]) -> str:
 
 def interval_text(interval: Sequence[float]) -> str:
     return f"{interval[0]:.1%} to {interval[1]:.1%}"
+
+
+# --------------------------------------------------------------------------------- what it was measured with
+def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Name, revision and precision of a model; the revision is the Hub's commit, or a digest of the files."""
+    origin = checkpoint.model.origin
+    assert origin is not None, "a loaded model knows where it came from"
+    return {
+        "name": Path(checkpoint.name).name if Path(checkpoint.name).exists() else checkpoint.name,
+        "revision": origin.commit or files_digest(origin.folder),
+        "dtype": checkpoint.dtype,
+        "parameters": checkpoint.num_parameters,
+    }
+
+
+def files_digest(folder: Path) -> str:
+    """Tells a folder's weights and settings from others: SHA-256 over sizes and pieces of its files."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors"), *folder.glob("*.jinja")]):
+        if path.name == "results.json":  # figures of the model, not the model
+            continue
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            for piece in range(_PIECES):
+                file.seek(size * piece // _PIECES)
+                digest.update(file.read(_PIECE))
+    return f"sha256:{digest.hexdigest()[:16]}"
+
+
+def environment(checkpoint: Checkpoint, *more: str) -> dict[str, Any]:
+    """Date, device, decode step and versions, those of the packages `more` among them."""
+    names = ("torch", "transformers", "tokenizers", "Pillow", "numpy", *more)
+    versions = {"ocelli": _commit(), "python": platform.python_version()}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": checkpoint.device_name,
+        "decode_step": checkpoint.decode_step_name,
+        "versions": versions | {name: version(name) for name in names},
+    }
+
+
+def _commit() -> str | None:
+    """The commit of this repository; None in a copy without its history or without git."""
+    if shutil.which("git") is None or not (_ROOT / ".git").exists():
+        return None
+    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None

@@ -1,6 +1,14 @@
 """Run tasks: answer what has no answer yet, score it, and write what came of it into the run's folder.
 
     results = evaluate(checkpoint, shapes_task(500), Path("runs/eval/shapes"), controls=True)
+    for number, answer in answers(checkpoint, task.samples, slots=32):    # without a folder
+        print(task.samples[number].question, answer.text)
+    scores, answered = HeldOutQuestions(config, task, ranks).answer(model)  # in a training run
+
+Samples are grouped by image, the longest prompt first, and answered many at a time in the scheduler. All
+questions about an image stand one after another: it is opened, cut into tiles, encoded and prefilled once,
+however many there are. In float32 each answer is the one that the model gives alone, whatever the number of
+slots, the order and the number of ranks.
 
 Under torchrun each rank answers its share of the images. A run that was killed resumes where it stopped, on
 any number of ranks. A question whose image does not open scores 0, is listed, and is tried again next time.
@@ -11,17 +19,23 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
 from tqdm import tqdm
 
 from data.box_rows import BoxRows
 from data.coordinates import COORDINATES, form_of
-from eval.answering import answers, by_image, record_of, share
-from eval.environment import describe_model, environment
+from data.errors import DatasetError
+from data.images import TiledImage, image_size
+from data.processor import EncodedConversation, Processor
+from data.sources import DatasetConfig
 from eval.metrics import find_metric
 from eval.report import write_report
 from eval.results import (
@@ -31,6 +45,8 @@ from eval.results import (
     RUN,
     SAMPLES,
     calibration_text,
+    describe_model,
+    environment,
     official_table,
     read_samples,
     samples_file,
@@ -38,13 +54,168 @@ from eval.results import (
     table_text,
     write_json,
 )
-from eval.rows import BOX_TOKENS, MAX_NEW_TOKENS, DataConfig, data_task
-from eval.tasks import OWN, EvalTask, TaskError, is_user_error, own_task
+from eval.tasks import (
+    OWN,
+    DataConfig,
+    EvalSample,
+    EvalTask,
+    TaskError,
+    data_task,
+    is_user_error,
+    own_task,
+    shapes_task,
+)
+from generation.decoding import GenerationOptions
+from generation.requests import LazyRequest, Request, Stats
+from inference.answer import answer_text
+from inference.attribution.agreement import looked_at
+from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint, pick_device
 from inference.cli import log_if_slow
+from inference.conversation import Turn, messages_of
 from inference.locks import only_writer
+from messages import one_line
 from models.checkpoints.hub import describe, for_terminal
+from models.vision_language_model import VisionLanguageModel
+from training.config import TrainConfig, dataset_entries
 from training.distributed import Ranks
+from training.task import Answered, Question
+from training.task import Task as TrainingTask
+
+BLANK = (200, 200, 200)  # the colour that a blanked image shows everywhere
+# In a training run: other questions than `python -m eval --tasks shapes` asks, since its score must not pick
+# a model; answers in work at the same time; tokens of an answer that is kept.
+HELD_OUT_SEED, SLOTS, SAMPLE_TOKENS = 1, 32, 64
+
+
+# --------------------------------------------------------------------------------------------- answers
+@dataclass(frozen=True)
+class EvalAnswer:
+    """The answer to a sample with its length in tokens, its confidence and, if that is measured, whether
+    the model looked there (`inference.attribution.agreement`); or "" and what was wrong."""
+
+    text: str
+    tokens: int = 0
+    confidence: float | None = None
+    looked: Mapping[str, float] | None = None
+    error: str = ""
+
+
+def records_of(
+    checkpoint: Checkpoint,
+    task: EvalTask,
+    samples: Sequence[EvalSample],
+    slots: int,
+    groups: Sequence[Sequence[int]],
+    blank: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Lines of samples.jsonl, as they are ready: of `groups` of samples of a task, which may be none."""
+    found = answers(checkpoint, samples, slots, groups, blank, task.looked and not blank) if groups else ()
+    for number, answer in found:
+        yield _record(task, samples[number], answer)
+
+
+def _record(task: EvalTask, sample: EvalSample, answer: EvalAnswer) -> dict[str, Any]:
+    """The question, its answer and its score."""
+    score = 0.0 if answer.error else task.metric.score(answer.text, sample.targets, sample.fields)
+    record: dict[str, Any] = {"id": sample.id} | ({"family": sample.family} if sample.family else {})
+    record |= {"earlier": sample.earlier} if sample.earlier else {}
+    record |= {"question": sample.question, "prompt": sample.prompt, "targets": list(sample.targets)}
+    record |= {"answer": answer.text, "score": score, "tokens": answer.tokens}
+    record |= {} if answer.confidence is None else {"confidence": round(answer.confidence, 6)}
+    record |= {"looked": answer.looked} if answer.looked else {}
+    return record | ({"error": answer.error} if answer.error else {})
+
+
+def by_image(samples: Sequence[EvalSample]) -> list[list[int]]:
+    """Numbers of the samples by image, the longest prompt first among groups and inside them: neighbours are
+    of similar length, and what does not fit into memory shows early."""
+    groups: dict[str, list[int]] = {}
+    for number, sample in enumerate(samples):
+        groups.setdefault(sample.group, []).append(number)
+    for group in groups.values():
+        group.sort(key=lambda number: (-len(samples[number].prompt), samples[number].prompt, number))
+    return sorted(groups.values(), key=lambda group: -len(samples[group[0]].prompt))
+
+
+def share(groups: Sequence[Sequence[int]], rank: int, world_size: int) -> list[list[int]]:
+    """One rank's part of the groups. Each group goes to the rank that has least; too large ones are split."""
+    largest = max(1, -(-sum(map(len, groups)) // world_size))
+    pieces = [list(group[at : at + largest]) for group in groups for at in range(0, len(group), largest)]
+    counts, own = [0] * world_size, []
+    for place in sorted(range(len(pieces)), key=lambda place: -len(pieces[place])):
+        least = counts.index(min(counts))
+        counts[least] += len(pieces[place])
+        if least == rank:
+            own.append(place)
+    return [pieces[place] for place in sorted(own)]
+
+
+def answers(
+    checkpoint: Checkpoint,
+    samples: Sequence[EvalSample],
+    slots: int = 32,
+    groups: Sequence[Sequence[int]] | None = None,
+    blank: bool = False,
+    looked: bool = False,
+    stats: Stats | None = None,
+) -> Iterator[tuple[int, EvalAnswer]]:
+    """(number of the sample, its answer), as they are ready.
+
+    Args:
+        slots: answers in work at the same time.
+        groups: which samples, as `by_image` groups them; default: all.
+        blank: show a uniform image of the same size in place of each.
+        looked: see `EvalTask`.
+        stats: counts what the scheduler does.
+    """
+    groups = by_image(samples) if groups is None else groups
+    scheduler = open_scheduler(checkpoint, max(1, min(slots, sum(map(len, groups)))))
+    scheduler.stats = scheduler.stats if stats is None else stats
+    held: dict[str, list[TiledImage]] = {}  # of the group in work: opened and cut once
+
+    def request(sample: EvalSample) -> Request:
+        if sample.group not in held:
+            held.clear()
+            held[sample.group] = [_tiled(checkpoint, source, blank) for source in sample.images()]
+        row = _encode(checkpoint.processor, held[sample.group], sample)
+        stops = checkpoint.stop_token_ids
+        limit = sample.max_new_tokens
+        options = GenerationOptions(max_new_tokens=limit, stop_token_ids=stops, confidence=True)
+        return Request(torch.tensor(row.input_ids), row.tiles, options=options)
+
+    numbers = (number for group in groups for number in group)
+    for done in scheduler.run(LazyRequest(number, partial(request, samples[number])) for number in numbers):
+        if done.error is not None:
+            yield done.key, EvalAnswer("", error=one_line(done.error))
+        else:
+            text, length = answer_text(checkpoint, done.token_ids), len(done.token_ids)
+            seen = _looked(checkpoint, samples[done.key], done.token_ids) if looked else None
+            yield done.key, EvalAnswer(text, length, done.confidence, seen)
+
+
+def _encode(processor: Processor, images: list[TiledImage], sample: EvalSample) -> EncodedConversation:
+    """The sample's question, after the turns before it."""
+    shown = [tuple(images), *[()] * len(sample.earlier)]  # with the first question
+    turns = [Turn(question, own, ()) for (question, _), own in zip(sample.earlier, shown)]
+    messages = messages_of(processor, sample.system or None, turns, [answer for _, answer in sample.earlier])
+    messages += processor.conversation(list(shown[len(turns)]), sample.prompt)
+    return processor.encode_conversation(messages, True, label="question")
+
+
+def _looked(checkpoint: Checkpoint, sample: EvalSample, ids: list[int]) -> Mapping[str, float] | None:
+    """How the attention of an answer agrees with the box that was asked for; None unless that is one."""
+    if len(boxes := sample.fields["boxes"]) != 1:
+        return None
+    (image,) = sample.images()
+    return looked_at(checkpoint, image, sample.prompt, ids, boxes, system=sample.system or None)[0]
+
+
+def _tiled(checkpoint: Checkpoint, source: Any, blank: bool) -> TiledImage:
+    processor = checkpoint.processor
+    if blank:
+        source = Image.new("RGB", image_size(source, processor.limits), BLANK)
+    return processor.tile(source)
 
 
 # --------------------------------------------------------------------------------------------- one task
@@ -139,10 +310,9 @@ def _answer(
     label = f"{task.name}, images blanked" if blank else task.name
     began = time.perf_counter()
     bar = tqdm(total=count, desc=label, unit="sample", disable=not (ranks.is_first and count))
-    answered = answers(checkpoint, left, batch_size, groups, blank, task.looked) if count else ()
     with bar, samples_file(path).appending(ranks.rank) as write:
-        for number, answer in answered:
-            write(record_of(task, left[number], answer))
+        for record in records_of(checkpoint, task, left, batch_size, groups, blank):
+            write(record)
             bar.update()
     both = ranks.gather((time.perf_counter() - began, count))
     return max(seconds for seconds, _ in both), sum(answered for _, answered in both)
@@ -156,6 +326,95 @@ def _speed(output: Path, seconds: float, answered: int) -> dict[str, float | Non
             return {key: earlier[key] for key in ("seconds", "answered", "samples_per_second")}
     per_second = answered / seconds if answered else None
     return {"seconds": seconds, "answered": answered, "samples_per_second": per_second}
+
+
+# ----------------------------------------------------------------------------------------- in a training run
+class HeldOutQuestions:
+    """Held-out questions that a training run asks its model now and then: those whose answers are scored,
+    shared among all ranks, and a few whose answers are kept, on the first rank. Answers are greedy and
+    nothing is kept of the model, so a run learns the same with and without."""
+
+    def __init__(self, config: TrainConfig, task: TrainingTask, ranks: Ranks):
+        self.ranks, self.processor = ranks, task.processor
+        self.tasks = scored_tasks(config)
+        keeps = ranks.is_first and config.eval_samples
+        self.questions: list[Question] = task.questions(config.eval_samples) if keeps else []
+        self.scored = bool(self.tasks)
+        self.here = self.scored or bool(self.questions)
+        self.any = ranks.sum(self.here)[0] > 0
+
+    @torch.no_grad()
+    def answer(self, model: VisionLanguageModel) -> tuple[dict[str, float], list[Answered]]:
+        """Mean scores over all tasks and by family, on every rank, and the answers that are kept; all ranks
+        with questions call it."""
+        was_training = model.training
+        model.eval()
+        checkpoint = Checkpoint("in training", model, self.processor, 0.0)
+        try:
+            # Blocks compiled for training would be compiled again for each shape that generation has.
+            with torch.compiler.set_stance("force_eager"):
+                scores = self._scores(checkpoint) if self.scored else {}
+                return scores, self._answered(checkpoint)
+        finally:
+            model.train(was_training)
+
+    def _scores(self, checkpoint: Checkpoint) -> dict[str, float]:
+        scores: list[tuple[str, float]] = []
+        for task in self.tasks:
+            groups = share(by_image(task.samples), self.ranks.rank, self.ranks.world_size)
+            found = records_of(checkpoint, task, task.samples, SLOTS, groups)
+            scores += [(record.get("family", ""), record["score"]) for record in found]
+        scores = [one for of_rank in self.ranks.gather(scores) for one in of_rank]
+        means = {"eval_accuracy": sum(score for _, score in scores) / max(1, len(scores))}
+        for family in sorted({family for family, _ in scores if family}):
+            own = [score for name, score in scores if name == family]
+            means[f"eval_{family}"] = round(sum(own) / len(own), 4)
+        return means
+
+    def _answered(self, checkpoint: Checkpoint) -> list[Answered]:
+        """In the order of the questions, without those that do not fit into the model's context."""
+        samples = [
+            EvalSample(
+                id=str(number),
+                question=one.text,
+                prompt=one.text,
+                targets=(one.target,),
+                images=partial(getattr, one, "images"),
+                group=str(number),
+                max_new_tokens=SAMPLE_TOKENS,
+                system=one.system,
+            )
+            for number, one in enumerate(self.questions)
+        ]
+        found = dict(answers(checkpoint, samples, SLOTS)) if samples else {}
+        given = [(one, found[number]) for number, one in enumerate(self.questions)]
+        return [Answered(one, answer.text.strip()) for one, answer in given if not answer.error]
+
+
+def scored_tasks(config: TrainConfig) -> list[EvalTask]:
+    """Held-out questions about shapes, or held-out rows if there is a metric."""
+    if config.eval_questions and config.is_drawn:
+        return [shapes_task(config.eval_questions, HELD_OUT_SEED)]
+    if not config.eval_questions or not config.eval_metric:
+        return []
+    entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.eval_data)]
+    tasks = []
+    for entry in entries:
+        if entry.streaming:
+            raise DatasetError(f"{entry.name}: --eval-metric: expected rows on this machine, got a stream")
+        same = ("subset", "split", "revision", "columns", "allow_urls", "allow_outside", "allow_text_only")
+        options: dict[str, Any] = {name: getattr(entry, name) for name in same}
+        of_metric: dict[str, Any] = {}
+        if config.eval_metric == "boxes":  # asked for as in training, in images as they are
+            boxes = BoxRows(**{**entry.boxes, "augment": False, "flip": False})
+            options["boxes"] = boxes
+            points = not boxes.coordinates.detect  # a form that has no boxes is asked for points
+            options["points"] = points
+            of_metric = {"form": boxes.form, "corners": boxes.corners, "points": points}
+        rows = DataConfig(entry.path, limit=max(1, config.eval_questions // len(entries)), **options)
+        tasks.append(data_task(rows, find_metric(config.eval_metric, **of_metric)))
+        tasks[-1].check()
+    return tasks
 
 
 # -------------------------------------------------------------------------------------- the command line
@@ -209,14 +468,8 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
 
 def _data_task(settings: argparse.Namespace) -> EvalTask:
     names = (
-        "subset",
-        "split",
-        "columns",
-        "system",
-        "limit",
-        "allow_urls",
-        "allow_outside",
-        "allow_text_only",
+        *("subset", "split", "columns", "system", "max_new_tokens", "limit"),
+        *("allow_urls", "allow_outside", "allow_text_only"),
     )
     options, boxes = dict(settings.metric_option), None
     if settings.metric == "boxes":
@@ -228,7 +481,6 @@ def _data_task(settings: argparse.Namespace) -> EvalTask:
         settings.data,
         revision=settings.data_revision,
         prompt=settings.prompt.replace("\\n", "\n"),
-        max_new_tokens=settings.max_new_tokens or (BOX_TOKENS if boxes else MAX_NEW_TOKENS),
         boxes=boxes,
         points=bool(options.get("points", False)),
         looked=bool(options.get("looked", False)),

@@ -49,6 +49,16 @@ class Summary:
         return f"{self.answered} answered, {self.failed} failed, {self.skipped} skipped (answered before)"
 
 
+def open_scheduler(checkpoint: Checkpoint, batch_size: int) -> Scheduler:
+    """A scheduler for so many answers at a time, which encodes tiles that images have in common once. Raises
+    RequestError where memory does not suffice for them."""
+    step, features = checkpoint.decode_step, checkpoint.features
+    try:
+        return Scheduler(checkpoint.model, batch_size, step, features, prefixes=checkpoint.prefixes)
+    except ValueError as error:
+        raise RequestError(f"{error} (--batch-size)") from None
+
+
 def run_batch(
     files: BatchFiles,
     checkpoint: Checkpoint,
@@ -63,16 +73,7 @@ def run_batch(
 
     `log` gets one line about memory before any work. Raises RequestError if the memory does not suffice.
     """
-    try:
-        scheduler = Scheduler(
-            checkpoint.model,
-            batch_size,
-            checkpoint.decode_step,
-            checkpoint.features,
-            prefixes=checkpoint.prefixes,
-        )
-    except ValueError as error:
-        raise RequestError(f"{error} (--batch-size)") from None
+    scheduler = open_scheduler(checkpoint, batch_size)
     log(str(scheduler.budget))
     summary = Summary(skipped=files.total - len(files.missing))
     bar = tqdm(total=files.total, initial=summary.skipped, unit="question")

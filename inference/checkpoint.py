@@ -39,7 +39,7 @@ from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
 from inference.grammar import Form, plain_form
 from models.checkpoints.hub import snapshot
-from models.checkpoints.load import one_version
+from models.checkpoints.load import meta_init, one_version
 from models.config import check_device
 from models.modality_projector import ModalityProjector
 from models.vision_language_model import VisionLanguageModel, prepare_device
@@ -89,6 +89,18 @@ class Checkpoint:
         device = str(self.model.device)
         steps = {"decode_step": self.decode_step_name, "vision_tower": self.vision_tower}
         return {"device": device, "dtype": self.dtype, **steps}
+
+    @property
+    def device_name(self) -> str:
+        device = self.model.device
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the network as its config describes it: a compiled step packs weights, which are no parameters
+        then."""
+        with meta_init():
+            return sum(parameter.numel() for parameter in type(self.model)(self.model.config).parameters())
 
     @property
     def context(self) -> int:

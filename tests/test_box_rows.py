@@ -18,8 +18,7 @@ from data.loader import Loader, LoaderConfig
 from data.processor import Processor
 from data.sources import DatasetConfig, first_rows, open_datasets, open_source
 from eval.metrics import find_metric
-from eval.rows import DataConfig, data_task
-from eval.tasks import DEFAULT_MODEL
+from eval.tasks import DEFAULT_MODEL, DataConfig, data_task
 
 SIZE = (200, 100)
 PLACE = (40, 20, 90, 60)  # of the one dark thing

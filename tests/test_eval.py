@@ -11,16 +11,13 @@ from huggingface_hub import ModelCard
 from PIL import Image
 
 from data.images import load_image
-from eval import answering, compare, release, tasks
-from eval.answering import answers, by_image, share
+from eval import compare, release, tasks
 from eval.card import read_results
-from eval.environment import describe_model
 from eval.metrics import find_metric
-from eval.results import official_table
-from eval.rows import DataConfig, data_task
-from eval.run import evaluate
+from eval.results import describe_model, official_table
+from eval.run import BLANK, answers, by_image, evaluate, share
 from eval.statistics import calibration, score_interval
-from eval.tasks import DEFAULT_MODEL, TaskError, shapes_task
+from eval.tasks import DEFAULT_MODEL, DataConfig, TaskError, data_task, shapes_task
 from generation.decoding import GenerationOptions
 from generation.requests import Stats
 from inference.answer import ask
@@ -143,7 +140,7 @@ def test_blanked_images_have_the_size_of_the_others(checkpoint, alone, task):
     assert {answer.text for answer in blind.values()} != set(alone[1].values())
     for number in (0, 23):
         sample = task.samples[number]
-        grey = Image.new("RGB", load_image(sample.images()[0]).size, answering.BLANK)
+        grey = Image.new("RGB", load_image(sample.images()[0]).size, BLANK)
         reply = ask(checkpoint, [grey], sample.question, GenerationOptions(max_new_tokens=32)).finish()
         assert blind[number].text == reply["answers"][0]
 

@@ -9,7 +9,7 @@ from data.errors import DatasetError
 from data.images import load_image
 from data.sources import open_datasets
 from eval.metrics import find_metric
-from eval.rows import DataConfig, data_task
+from eval.tasks import DataConfig, data_task
 from tests.evaluations import blank_image, save_rows
 from tests.rows import ListStream, png
 
@@ -52,7 +52,7 @@ def test_of_a_few_questions_about_rows_of_the_hub_few_rows_are_read(monkeypatch)
     def open_rows(path, subset, split, streaming, revision):
         return (stream if streaming else rows), None
 
-    monkeypatch.setattr("eval.rows.open_rows", open_rows)
+    monkeypatch.setattr("eval.tasks.open_rows", open_rows)
     few = data_task(DataConfig("owner/rows", limit=7), EXACT)
     seen = stream.read
     every = data_task(DataConfig("owner/rows"), EXACT)

@@ -30,7 +30,7 @@ from data.sources import (
     open_rows,
 )
 from eval.metrics import find_metric
-from eval.rows import DataConfig, data_task
+from eval.tasks import DataConfig, data_task
 from tests.rows import loader, png
 
 COUNT = 6

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 import train
-from eval.in_run import scored_tasks
+from eval.run import scored_tasks
 from models import VisionLanguageModel
 from shapes import training as shapes_training
 from tests.documents import shell_commands

@@ -29,7 +29,7 @@ BEST, SCORE = "best", "best.json"
 
 
 class HeldOut(Protocol):
-    """Held-out questions, and how they are answered: `eval.in_run.HeldOutQuestions`."""
+    """Held-out questions, and how they are answered: `eval.run.HeldOutQuestions`."""
 
     scored: bool  # answers are scored, by all ranks together
     any: bool  # there are questions on some rank
