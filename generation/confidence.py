@@ -1,6 +1,8 @@
-"""How sure a model was of an answer: the geometric mean of the probabilities that it gave to its tokens.
+"""How sure a model was of each token (`TokenLogprobs`), and of an answer: the geometric mean of the
+probabilities that it gave to its tokens.
 
     model.generate_detailed(**inputs, confidence=True).confidences      # [0.98], for each answer
+    model.generate_detailed(**inputs, logprobs=3).logprobs              # of each token of each answer
 
 Probabilities are the model's own, before temperature, filters and penalty, among the tokens that a constraint
 allows, once `Constraint.close` has moved those of the stop tokens. A token that a constraint forced does not
@@ -11,9 +13,57 @@ likelihood of Malinin and Gales ("Uncertainty Estimation in Autoregressive Struc
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of probabilities that the model itself gives, before temperature and filters.
+
+    logprob: of the token; None for one that a constraint forced, about which the model was not asked.
+    top: (token id, logarithm) of the likeliest tokens, the likeliest first.
+    """
+
+    logprob: float | None
+    top: list[tuple[int, float]]
+
+
+def likeliest(logprobs: Tensor, token: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (B, V) and the tokens (B, 1) that were chosen -> their own and the `count` highest
+    ones (B, 1 + count), and the ids of these (B, count). Nothing is read from the device."""
+    top = logprobs.topk(min(count, logprobs.shape[-1]))
+    return torch.cat((logprobs.gather(1, token), top.values), 1), top.indices
+
+
+def token_logprobs(values: list[float], ids: list[int]) -> TokenLogprobs:
+    """A row of `likeliest`, on the host."""
+    return TokenLogprobs(values[0], list(zip(ids, values[1:])))
+
+
+class Reports:
+    """The `TokenLogprobs` of rows that are decoded together, on their device until they are read."""
+
+    def __init__(self, count: int):
+        self._count = count
+        self.steps: list[tuple[Tensor, Tensor, list[bool]]] = []
+
+    def note(self, logprobs: Tensor, token: Tensor, forced: list[bool] | None = None) -> Tensor:
+        """Log-probabilities (B, V), the tokens (B, 1), and which of them were forced. Returns the tokens."""
+        self.steps.append((*likeliest(logprobs, token, self._count), forced or [False] * len(token)))
+        return token
+
+    def of(self, lengths: list[int]) -> list[list[TokenLogprobs]]:
+        """Of so many tokens of each row."""
+        rows: list[list[TokenLogprobs]] = [[] for _ in lengths]
+        for values, ids, forced in self.steps:
+            for row, length, own, top, was_forced in zip(
+                rows, lengths, values.tolist(), ids.tolist(), forced
+            ):
+                if len(row) < length:
+                    row.append(TokenLogprobs(None, []) if was_forced else token_logprobs(own, top))
+        return rows
 
 
 def chosen_logprobs(logits: Tensor, token: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.confidence import confidences_of
+from generation.confidence import TokenLogprobs, confidences_of
 from generation.kv_cache import CachePosition, KVCache, Prompt, compact, prompt_lengths, seen_tokens
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
@@ -55,6 +55,7 @@ class GenerationOutput:
     proposed_tokens: int  # tokens that calls verified, see `generation.steps`
     accepted_tokens: int  # those among them that the answer holds and that saved a call
     confidences: list[float]  # of each row, where the options ask for them
+    logprobs: list[list[TokenLogprobs]]  # of each token of each row, where the options ask for them
 
     def rows(self) -> list[list[int]]:
         """The token ids of each row, up to and including its stop token."""
@@ -104,7 +105,7 @@ def decode(
     if proposer is not None and len(sampler.stopped) == 1 and step.chunks:
         yield from decode_proposed(step, logits, sampler, position, max_new_tokens, proposer)
         return
-    if step.loops and not isinstance(sampler, ConstrainedSampler):
+    if step.loops and sampler.reports is None and not isinstance(sampler, ConstrainedSampler):
         yield from step.decode(logits, sampler, position, max_new_tokens)
         return
     for remaining in range(max_new_tokens - 1, -1, -1):
@@ -267,6 +268,7 @@ def run_decode(
         proposed_tokens=proposed,
         accepted_tokens=accepted,
         confidences=[] if sampler.sums is None else confidences_of(sampler.sums),
+        logprobs=[] if sampler.reports is None else sampler.reports.of(lengths),
     )
 
 

@@ -84,6 +84,8 @@ class GenerationOptions(SamplingParams):
     stop_token_ids: a row ends with any of these; None means the checkpoint's, () none.
     num_return_sequences: answers to each prompt, from one prefill.
     confidence: also say how sure the model was of each answer (see `generation.confidence`).
+    logprobs: also give each token's log-probability, and those of so many likeliest tokens beside it (see
+        `generation.confidence`); None gives none.
     use_cache: False recomputes everything for every token: the slow reference.
     decode_step: replaces the eager step (see `generation.decoding`).
     lookup: tokens that are looked up in prompt and answer and verified together (`generation.steps`):
@@ -97,6 +99,7 @@ class GenerationOptions(SamplingParams):
     stop_token_ids: tuple[int, ...] | None = None
     num_return_sequences: int = 1
     confidence: bool = False
+    logprobs: int | None = None
     use_cache: bool = True
     decode_step: Callable | None = None
     lookup: str = "auto"
@@ -106,6 +109,8 @@ class GenerationOptions(SamplingParams):
         super().__post_init__()
         check_integer("max_new_tokens", self.max_new_tokens, low=1)
         check_integer("num_return_sequences", self.num_return_sequences, low=1)
+        if self.logprobs is not None:
+            check_integer("logprobs", self.logprobs, low=0)
         if self.decode_step is not None and not self.use_cache:
             raise ValueError("decode_step replaces the cached step: it cannot go with use_cache=False")
         if self.lookup not in ("auto", "on", "off"):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from generation.confidence import TokenLogprobs as TokenLogprobs
 from generation.options import FILTERS, MAX_SEED, GenerationOptions, SamplingParams
 from generation.prefix import KeyedPrompt
 from generation.protocol import Constraint, Pixels
@@ -31,7 +32,6 @@ class Request:
     pixel_attention_mask: (n, H, W) or (1, n, H, W), or None.
     options: of one answer; for several, make a request for each with a seed of its own (`each_answer`).
     key: comes back with the output.
-    logprobs: how many of the likeliest tokens to report with each token; None reports nothing.
     """
 
     input_ids: Tensor
@@ -39,7 +39,6 @@ class Request:
     pixel_attention_mask: Tensor | None = None
     options: GenerationOptions = field(default_factory=GenerationOptions)
     key: Any = None
-    logprobs: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +47,6 @@ class LazyRequest:
 
     key: Any
     prepare: Callable[[], Request]
-
-
-class TokenLogprobs(NamedTuple):
-    """Natural logarithms of probabilities that the model itself gives, before temperature and filters.
-
-    logprob: of the token; None for one that a constraint forced, about which the model was not asked.
-    top: (token id, logarithm) of the likeliest tokens, the likeliest first.
-    """
-
-    logprob: float | None
-    top: list[tuple[int, float]]
 
 
 class NewTokens(NamedTuple):
@@ -119,7 +107,6 @@ class Sequence:
     options: GenerationOptions
     params: SamplingParams
     prompt: KeyedPrompt
-    logprobs: int | None = None
     constraint: Constraint | None = None
     slot: int = -1
     reused: int = 0
@@ -162,7 +149,7 @@ class Sequence:
     @cached_property
     def plain(self) -> bool:
         """Whether a recorded step does all that it asks for."""
-        return self.logprobs is None and self.options.without(*RECORDED) == type(self.options)()
+        return self.options.without(*RECORDED) == type(self.options)()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

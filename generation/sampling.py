@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from generation.confidence import add_chosen
+from generation.confidence import Reports, add_chosen
 from generation.kv_cache import to_device
 from generation.options import MAX_SEED, GenerationOptions, NotFiniteError, SamplingParams
 
@@ -144,6 +144,7 @@ class Sampler:
         self.finite = torch.ones((), dtype=torch.bool, device=device)
         self.num_finite = torch.zeros((), dtype=torch.int64, device=device)  # tokens before the first bad one
         self.sums = torch.zeros(2, rows, device=device) if options.confidence else None
+        self.reports = None if options.logprobs is None else Reports(options.logprobs)
 
     @property
     def state(self) -> list[Tensor]:
@@ -157,6 +158,11 @@ class Sampler:
 
     def sample(self, logits: Tensor) -> Tensor:
         """(B, V) logits -> (B, 1) token ids, the pad id for rows that have stopped."""
+        if self.reports is None:
+            return self.choose(logits)
+        return self.reports.note(logits.float().log_softmax(-1), self.choose(logits))
+
+    def choose(self, logits: Tensor) -> Tensor:
         # The maximum is NaN or +inf if any logit is; -inf alone is a banned token.
         self.finite &= logits.amax(-1).isfinite().all()
         self.num_finite += self.finite

@@ -41,7 +41,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.confidence import chosen_logprobs, confidence_of
+from generation.confidence import (
+    TokenLogprobs,
+    chosen_logprobs,
+    confidence_of,
+    likeliest,
+    token_logprobs,
+)
 from generation.kv_cache import seen_tokens
 from generation.memory import available_bytes
 from generation.options import (
@@ -68,7 +74,6 @@ from generation.requests import (
     RequestOutput,
     Sequence,
     Stats,
-    TokenLogprobs,
 )
 from generation.sampling import sample, uniforms
 from generation.steps import DecodeStep, step_of
@@ -276,8 +281,6 @@ class Scheduler:
                 "a request cannot have num_return_sequences, use_cache or decode_step: "
                 "make one for each answer, and give the scheduler the decode step"
             )
-        if request.logprobs is not None:
-            check_integer("logprobs", request.logprobs, low=0, high=self.model.config.text.vocab_size)
         options = with_overrides(options, {}, self.model.config.eos_token_ids)
         prompt = read_prompt(
             self.model,
@@ -287,7 +290,7 @@ class Scheduler:
             max_new_tokens=options.max_new_tokens,
         )
         constraint = None if options.constraint is None else options.constraint()
-        return Sequence(key, options, options.choice, prompt, request.logprobs, constraint)
+        return Sequence(key, options, options.choice, prompt, constraint)
 
     def _compute_prompts(self) -> None:
         """All prompts, or one chunk or tile of one, each in turn; rows whose prompt is complete get their
@@ -505,9 +508,9 @@ class Scheduler:
             assert row.constraint is not None
             row.constraint.close(logits[index])
         logprobs = {
-            index: logits[index].float().log_softmax(-1)
+            index: logits[index : index + 1].float().log_softmax(-1)
             for index, row in enumerate(rows)
-            if row.logprobs is not None
+            if row.options.logprobs is not None
         }
         best = logits.argmax(-1).tolist() if held else []
         for index, row in held:
@@ -527,11 +530,8 @@ class Scheduler:
             self._tokens[self._index(slots)] = token
         found = {}
         for index, own in logprobs.items():
-            top = own.topk(rows[index].logprobs or 0)
-            found[index] = (
-                self._to_host(torch.cat((own[token[index]], top.values))),
-                self._to_host(top.indices),
-            )
+            values, ids = likeliest(own, token[index : index + 1], rows[index].options.logprobs or 0)
+            found[index] = self._to_host(values[0]), self._to_host(ids[0])
         finite = logits.amax(-1).isfinite()  # the maximum is NaN or +inf if any logit is
         sure = any(row.options.confidence for row in rows)
         chosen = chosen_logprobs(logits, token) if sure else None
@@ -597,8 +597,7 @@ class Scheduler:
         row.tokens += new_ids
         reports = None
         if logprobs is not None:
-            own, *top = logprobs[0].tolist()
-            reports = [TokenLogprobs(own, list(zip(logprobs[1].tolist(), top)))]
+            reports = [token_logprobs(logprobs[0].tolist(), logprobs[1].tolist())]
             reports += [TokenLogprobs(None, [])] * (len(new_ids) - 1)
         self._events.append(NewTokens(row.key, new_ids, reports, row.reused))
         stopped = new_ids[-1] in row.stop_ids

@@ -223,12 +223,17 @@ class ConstrainedSampler(Sampler):
     def sample(self, logits: Tensor) -> Tensor:
         for scores, constraint in zip(logits, self.constraints, strict=True):
             constraint.close(scores)
+        reports = self.reports
+        own = None if reports is None else logits.float().log_softmax(-1)
+        forced = [bool(reports and reports.steps and one.forced()) for one in self.constraints]
         alone = self.options.likeliest and self.sums is None  # confidences are among what is allowed
         best = logits.argmax(-1).tolist() if alone else [None] * len(logits)
         for scores, constraint, token_id in zip(logits, self.constraints, best, strict=True):
             if token_id is None or not constraint.allows(token_id):  # else a mask would change nothing
                 constraint.mask(scores)
-        token = super().sample(logits)
+        token = self.choose(logits)
+        if reports is not None and own is not None:
+            reports.note(own, token, forced)
         for (token_id,), constraint in zip(token.tolist(), self.constraints, strict=True):
             constraint.accept(token_id)
         return token

@@ -24,6 +24,7 @@ from generation.requests import Request, each_answer
 from generation.session import Session, SessionOutput
 from inference.checkpoint import Checkpoint, RequestError
 from inference.grammar import Form
+from inference.results import logprobs_of
 
 DEFAULTS = GenerationOptions()
 _INCOMPLETE = "\ufffd"  # what tokenizers decode half a UTF-8 sequence to
@@ -123,6 +124,7 @@ class Reply:
         return {
             **answers_of(checkpoint, self.row, ids, self.options),
             "confidences": output.confidences,
+            **(logprobs_of(checkpoint.processor.tokenizer, ids, output.logprobs) if output.logprobs else {}),
             "reused_tokens": output.reused if isinstance(output, SessionOutput) else 0,
             "seconds": {"load": checkpoint.load_seconds, "prepare": self.prepare, **output.seconds},
             "decode_tokens_per_second": after_first / decode if after_first else None,

@@ -62,7 +62,11 @@ _ALONE = {
     "lookup_on": {"no_cache", "num_answers", "batch", "grammar"},
     "prefix_cache": {"no_cache"},
 }
-_BELONG = {"batch": {"out", "batch_size", "shard"}, "show_attention": {"method", "layers", "heads", "window"}}
+_BELONG = {
+    "batch": {"out", "batch_size", "shard"},
+    "json": {"logprobs"},
+    "show_attention": {"method", "layers", "heads", "window"},
+}
 _MANY_TOGETHER, _MOST_TOGETHER = 4, 256  # images in one question: a hint beyond, and an error
 _ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
 
@@ -97,6 +101,11 @@ def positive(text: str, most: int | None = None) -> int:
     if most is not None and int(text) > most:
         raise argparse.ArgumentTypeError(f"expected at most {most}, got {text}")
     return int(text)
+
+
+def whole(text: str) -> int:
+    """The type of an option that takes an integer of at least 0."""
+    return 0 if text.strip() == "0" else positive(text)
 
 
 def shard(text: str) -> tuple[int, int]:
@@ -304,6 +313,8 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
 
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object per question")
+    told = "with --json: each token's log-probability, and those of the N likeliest beside it (0: none)"
+    add("--logprobs", type=whole, metavar="N", help=told)
     add("--stats", action="store_true", help="print token counts, times and memory to stderr")
     add("--debug", action="store_true", help="print the traceback of an error")
 
@@ -503,6 +514,7 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
         return GenerationOptions(
             num_return_sequences=args.num_answers,
             confidence=bool(args.json or args.stats or args.chat or args.batch),
+            logprobs=args.logprobs,
             seed=seed,
             use_cache=args.cache,
             **own,

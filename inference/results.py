@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from data.files import naming, replacing
+from data.tokenizer import AnyTokenizer
+from generation.confidence import TokenLogprobs
 from inference.errors import RequestError
 from models.checkpoints.hub import CONTROL
 
@@ -35,6 +37,23 @@ def to_json(record: dict[str, Any]) -> str:
     what could control a terminal."""
     text = json.dumps(record, ensure_ascii=False).translate(_ESCAPED)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def logprobs_of(
+    tokenizer: AnyTokenizer, ids: list[list[int]], logprobs: list[list[TokenLogprobs]]
+) -> dict[str, Any]:
+    """The field "logprobs" of a result: for each answer a list of its tokens, each with its
+    text, its log-probability (None where a form left no choice) and the likeliest tokens beside it."""
+
+    def told(token_id: int, logprob: float | None) -> dict[str, Any]:
+        return {"id": token_id, "token": tokenizer.decode([token_id]), "logprob": logprob}
+
+    return {
+        "logprobs": [
+            [told(one, own.logprob) | {"top": [told(*pair) for pair in own.top]} for one, own in zip(*answer)]
+            for answer in zip(ids, logprobs)
+        ]
+    }
 
 
 @dataclass(frozen=True)

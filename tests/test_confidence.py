@@ -12,7 +12,8 @@ from generation.fast.cuda import graph
 from generation.fast.cuda.graph import Graphs, GraphStep
 from generation.fast.native.step import NativeStep
 from generation.options import GenerationOptions
-from generation.requests import Request
+from generation.requests import NewTokens, Request
+from generation.scheduler import Scheduler
 from generation.session import Session
 from tests.graph_cases import batch, record_on_tape, stops_for
 from tests.invariants import fast_step, run_all
@@ -31,6 +32,10 @@ class Forcing(Pattern):
         super().mask(scores)
         if forced := self.forced():
             scores[:] = torch.where(torch.arange(len(scores)) == forced[0], 0.0, -torch.inf)
+
+    def allows(self, token_id: int) -> bool:
+        forced = self.forced()
+        return token_id == forced[0] if forced else super().allows(token_id)
 
     def forced(self) -> list[int]:
         return list(self.FORCED[max(0, len(self.taken) % 8 - 5) :]) if len(self.taken) % 8 >= 5 else []
@@ -124,6 +129,60 @@ def test_what_a_constraint_leaves_no_choice_about_does_not_count(vlm, step):
     own = GenerationOptions(**TOKENS | NO_STOP, constraint=Forcing)
     outputs, _ = run_all(vlm, [Request(inputs["input_ids"][0], inputs["pixel_values"], options=own)])
     assert outputs[None].confidence == pytest.approx(expected, **CLOSE)
+
+
+def reported(vlm, options: GenerationOptions, inputs: dict) -> list:
+    """What a scheduler reports of each token."""
+    scheduler = Scheduler(vlm, 2)
+    scheduler.add(Request(inputs["input_ids"][0], inputs.get("pixel_values"), options=options))
+    events = []
+    while not scheduler.idle:
+        events += scheduler.step()
+    return [one for event in events if isinstance(event, NewTokens) for one in event.logprobs]
+
+
+@pytest.mark.parametrize("constraint", [None, Forcing])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_log_probabilities_of_tokens(vlm, step, sampling, constraint):
+    """The model's own, whatever the sampler filters out, and the same from every way to decode; of what a
+    constraint forced there are none."""
+    inputs = some_rows(1)[0]
+    options = GenerationOptions(max_new_tokens=20, logprobs=3, constraint=constraint, **NO_STOP, **sampling)
+    expected = reported(vlm, options, inputs)
+    assert len(expected) == 20 and any(one.logprob is None for one in expected) == (constraint is not None)
+    ways = [{}, {"decode_step": step}, {"use_cache": False}]
+    ways += [] if constraint else [{"lookup": "on"}, {"lookup": "on", "decode_step": step}]
+    outputs = [vlm.generate_detailed(**inputs, options=options, **way) for way in ways]
+    outputs.append(Session(vlm).generate_detailed(**inputs, options=options, decode_step=step))
+    for output in outputs:
+        (own,) = output.logprobs
+        assert [[one for one, _ in report.top] for report in own] == [
+            [one for one, _ in report.top] for report in expected
+        ]
+        for report, other in zip(own, expected, strict=True):
+            assert (report.logprob is None) == (other.logprob is None)
+            assert [report.logprob or 0, *(value for _, value in report.top)] == pytest.approx(
+                [other.logprob or 0, *(value for _, value in other.top)], **CLOSE
+            )
+    assert vlm.generate_detailed(**inputs, max_new_tokens=2).logprobs == []
+
+
+def test_log_probabilities_of_several_answers(vlm, step):
+    """Each has as many as tokens, and their mean is its confidence."""
+    stops = stops_for(vlm, batch(3), max_new_tokens=20)
+    options = {**TOKENS, "logprobs": 0, "stop_token_ids": stops, "temperature": 1.0, "seed": 4}
+    output = vlm.generate_detailed(**batch(3), **options, num_return_sequences=2, decode_step=step)
+    assert list(map(len, output.logprobs)) == output.lengths
+    for ids, reports, confidence in zip(output.rows(), output.logprobs, output.confidences, strict=True):
+        counted = [one.logprob for one in reports[: len(ids) - (ids[-1] in stops and len(ids) > 1)]]
+        assert math.exp(sum(counted) / len(counted)) == pytest.approx(confidence, **CLOSE)
+
+
+def test_json_has_log_probabilities(as_json, photo):
+    (made,) = as_json(photo, "how many?", "--max-new-tokens", 4, "--logprobs", 2)
+    (ids,), (told,) = made["token_ids"], made["logprobs"]
+    assert [one["id"] for one in told] == ids and all(len(one["top"]) == 2 for one in told)
+    assert all(one["top"][0] == {key: one[key] for key in ("id", "token", "logprob")} for one in told)
 
 
 def test_json_batches_and_stats_say_it(cli, as_json, photo, tmp_path):

@@ -383,7 +383,8 @@ def test_the_embedded_model_counts(embedded, monkeypatch):
         assert json.loads(result["answers"][0]) == expected and result["confidences"][0] > 0.8
     row = answer.encode(embedded, images, question)
     requests = [
-        replace(answer.requests_for(embedded, row, 40, options)[0], key=key, logprobs=3) for key in range(3)
+        replace(answer.requests_for(embedded, row, 40, replace(options, logprobs=3))[0], key=key)
+        for key in range(3)
     ]
     scheduler = Scheduler(embedded.model, 2)
     for request in requests[:2]:

@@ -4,6 +4,7 @@ late, constraints and probabilities."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -205,7 +206,7 @@ def test_more_than_there_are_slots_for_is_refused(vlm):
 def test_probabilities_are_the_model_s_own(vlm, top):
     """Whatever the sampler filters out, and whoever answers beside it."""
     plain = request(words(1, 9), 0, temperature=1.5, top_k=5, seed=1, **NO_STOP)
-    asked = Request(plain.input_ids, options=plain.options, key=1, logprobs=top)
+    asked = replace(plain, options=replace(plain.options, logprobs=top), key=1)
     scheduler = Scheduler(vlm, 3)
     for one in (plain, asked, request(words(2, 20), 2)):
         scheduler.add(one)

@@ -106,7 +106,7 @@ class EngineRequest:
     options: `num_return_sequences` is the number of answers.
     grammar: what answers are held to (see `inference.grammar`); None for anything.
     stop: texts before which an answer ends; they are not shown.
-    logprobs: see `generation.requests.Request`.
+    logprobs: see `GenerationOptions`.
     client: who takes turns with the others.
     draft: after `messages`, makes a shorter prompt, or None. What of its answer is made before the other one
         begins comes out as pieces of answer DRAFT. It takes a slot, if there are two.
@@ -548,15 +548,13 @@ class Engine:
         if (room := checkpoint.context - ticket.prompt_tokens) < 1:
             got = f"{ticket.prompt_tokens} ({row.image_tokens} of images)"
             raise ContextFullError(f"expected a prompt of fewer than {checkpoint.context} tokens, got {got}")
-        limit = min(options.max_new_tokens, room)
+        limit, options = min(options.max_new_tokens, room), replace(options, logprobs=request.logprobs)
         numbered = list(enumerate(requests_for(checkpoint, row, limit, options)))
         short = request.draft(checkpoint) if request.draft and self.limits.slots > len(numbered) else None
         if short is not None:
             (draft,) = requests_for(checkpoint, short, limit, options)
             numbered.insert(0, (DRAFT, draft))
-        ticket.requests = [
-            replace(one, key=(ticket, number), logprobs=request.logprobs) for number, one in numbered
-        ]
+        ticket.requests = [replace(one, key=(ticket, number)) for number, one in numbered]
         ticket.texts = {number: _Text(checkpoint, options, request.stop) for number, _ in numbered}
 
     def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
