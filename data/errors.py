@@ -1,8 +1,19 @@
-"""What `data/` raises about images, prompts, processors and datasets: one sentence each, for a person."""
+"""What `data/` raises about images, prompts, processors and datasets: one sentence each, for a person. And
+files: those that a run writes are replaced as a whole, and what goes wrong with one names it."""
 
 from __future__ import annotations
 
-from messages import OneSentence
+import difflib
+import errno
+import glob
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+
+from messages import OneSentence, one_line
 
 
 class ImageError(OneSentence):
@@ -34,3 +45,98 @@ class BadRow(OneSentence):
 
     def __reduce__(self):
         return type(self), (self.reason, str(self))
+
+
+# --------------------------------------------------------------------------------------------------- files
+ROWS = (".jsonl", ".json", ".parquet", ".csv", ".tar")  # the endings of files of rows
+# Rows that lie somewhere else begin so, such as s3://bucket/rows.parquet.
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+@contextmanager
+def naming(path: Path, kept: str = "") -> Iterator[None]:
+    """Writing to an open file fails without saying which one: the OSError raised in this block says it, and
+    what has been `kept`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, f"{error.strerror}{kept and '; '}{kept}", str(path)) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A place beside `path` to write to; it takes the place of `path` when the block is left, and is removed
+    where the block fails: `path` is then as it was."""
+    if path.exists() and not path.is_file():  # /dev/null would become a file
+        raise OSError(
+            errno.EINVAL, "expected the name of a file, got a folder, a device or a pipe", str(path)
+        )
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with naming(path, "what it held is unchanged" if path.exists() else ""):
+            yield temporary
+            temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def nearest_file(path: str | os.PathLike, alike: float = 0.6, folders: bool = False) -> str:
+    """The end of a sentence about a file that is not there: ", did you mean NAME?" with the name that is most
+    like it (difflib's ratio is `alike` or more), or ""; a folder on the way may be mistyped as well. It may
+    be the name of a folder where those are wanted, too."""
+    found = Path()
+    for part in Path(expanded(os.fspath(path))).parts:
+        if not os.path.lexists(found / part):
+            try:
+                names = {name.name.lower(): name.name for name in islice(os.scandir(found), 2_000)}
+            except OSError:
+                return ""
+            close = difflib.get_close_matches(part.lower(), names, n=1, cutoff=alike)
+            if not close:
+                return ""
+            part = names[close[0]]
+        found /= part
+    return f", did you mean {found}?" if found.is_file() or (folders and found.is_dir()) else ""
+
+
+def check_rows_path(path: str) -> None:
+    """Refuse a path of rows that can be nothing but a file or folder here, where there is none, and a file of
+    another kind, with a DatasetError. Of an address (s3://, gs://, hf://, https://) it refuses a scheme that
+    cannot be read here; whether it exists, nobody knows yet."""
+    if ADDRESS.match(path):
+        _check_scheme(path)
+        return
+    local = Path(expanded(path))
+    if local.is_file() and local.suffix not in ROWS:
+        got = local.suffix or "no ending"
+        raise DatasetError(f"{path}: expected files that end in one of {', '.join(ROWS)}, got {got}")
+    if local.exists() or glob.glob(str(local), recursive=True):
+        return
+    if path.startswith((".", "/", "~")) or local.suffix in ROWS or "*" in path:
+        hint = nearest_file(path) or f" (looked in {Path.cwd()}); check the path"
+        raise DatasetError(f"{path}: no such file or folder{hint}")
+
+
+def _check_scheme(path: str) -> None:
+    import fsspec  # takes a tenth of a second
+
+    scheme = path.partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ValueError as error:
+        known = "s3://, gs://, az://, hf:// or https://"
+        raise DatasetError(f"{path}: expected an address like {known}, got {scheme}://") from error
+    except ImportError as error:
+        missing = f"reading {scheme}:// takes a package that is not installed"
+        raise DatasetError(f"{path}: {missing} ({one_line(error)})") from error
+
+
+def expanded(path: str) -> str:
+    """A path with ~ spelled out; as it is where that is nobody's home, or no name that anybody can have."""
+    try:
+        return os.path.expanduser(path)
+    except ValueError:  # a NUL
+        return path

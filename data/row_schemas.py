@@ -5,7 +5,7 @@
 | `messages`, `images` | TRL; {"type": "image"} parts take `images` in order |
 | `prompt` and `completion`, `images` | TRL; messages as above, or the user's and the assistant's text |
 | `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
-| `ref` and `bbox`, or `objects`, with an image | RefCOCO, COCO, LVIS; see `data.box_rows` |
+| `ref` and `bbox`, or `objects`, with an image | RefCOCO, COCO, LVIS; see `data.boxes` |
 | `question`, `answer`, `image` or `images` | everything else |
 
 Rows may lack images, but if none of the first rows has one, the recipe must say so (`find_images`). Numbers
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.box_rows import BoxRows
+from data.boxes import BoxRows
 from data.errors import BadRow, DatasetError
 
 # Why a row was left out. States of runs hold these words.

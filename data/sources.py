@@ -27,10 +27,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from data.box_rows import CATEGORIES, NAMES, BoxRows
-from data.coordinates import COORDINATES
-from data.errors import DatasetError
-from data.files import ADDRESS, check_rows_path
+from data.boxes import CATEGORIES, COORDINATES, NAMES, BoxRows
+from data.errors import ADDRESS, DatasetError, check_rows_path
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
 from messages import one_line
 
@@ -451,7 +449,7 @@ class DatasetConfig:
         allow_text_only: the first rows need not have an image.
         revision: branch, tag or commit on the Hub.
         boxes: how rows with boxes are read, e.g. {form: qwen3-vl, corners: true, augment: true}; see
-            `data.box_rows.BoxRows`.
+            `data.boxes.BoxRows`.
     """
 
     path: str

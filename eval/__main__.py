@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.files import check_rows_path
+from data.errors import check_rows_path
 from eval.metrics import find_metric
 from eval.tasks import DEFAULT_MODEL, OWN, TaskError, check_official, is_user_error
 from inference.cli import DTYPES, Parser, add_threads, check_model, device, dtype, positive

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from data.coordinates import Located
+from data.boxes import Located, centre
 
 Corners = tuple[float, float, float, float]
 MOST_DETECTIONS = 100  # of an image and category, as COCO's maxDets
@@ -45,7 +45,7 @@ class Asked:
         """Points, or the centres of boxes."""
         if self.found.points:
             return tuple(point.point for point in self.found.points)
-        return tuple(((x1 + x2) / 2, (y1 + y2) / 2) for x1, y1, x2, y2 in self.boxes)
+        return tuple(centre(box).point for box in self.found.boxes)
 
     @property
     def refused(self) -> bool:

@@ -27,7 +27,7 @@ from lmms_eval.protocol import ChatMessages
 from lmms_eval.tasks import TaskManager
 from tqdm import tqdm
 
-from data.coordinates import form_of
+from data.boxes import form_of
 from eval.lmms_boxes import asks_for_box, in_our_form, in_their_form
 from eval.lmms_results import (
     Error,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data.coordinates import CoordinateForm
+from data.boxes import CoordinateForm
 
 
 def asks_for_box(task: str, document: Mapping[str, Any], form: CoordinateForm | None) -> bool:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from data.coordinates import COORDINATES
+from data.boxes import COORDINATES
 from eval.boxes import Asked, figures, score_of
 
 Fields = Mapping[str, Any]
@@ -380,7 +380,7 @@ BOX_FIELDS = ("thing", "boxes", "size")  # of a row: the name, corners of each b
 def boxes(
     form: str = "qwen3-vl", points: bool = False, corners: bool = False, looked: bool = False
 ) -> Metric:
-    """`corners` is how rows give boxes; see `data.box_rows`. `looked` adds where the model did look, as means
+    """`corners` is how rows give boxes; see `data.boxes`. `looked` adds where the model did look, as means
     of what `inference.attribution.agreement` says of each answer."""
 
     def asked(answer: str, fields: Fields) -> Asked:

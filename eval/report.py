@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from data.files import replacing
+from data.errors import replacing
 from data.images import load_image
 from eval.results import CONTROLS, Record
 from eval.tasks import EvalSample, EvalTask

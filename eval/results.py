@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.files import replacing
+from data.errors import replacing
 from eval.metrics import Metric, Scored
 from eval.statistics import BINS, CONFIDENCE, calibration, score_interval
 from eval.tasks import EvalTask

@@ -30,8 +30,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from data.box_rows import BoxRows
-from data.coordinates import COORDINATES, form_of
+from data.boxes import COORDINATES, BoxRows, form_of
 from data.errors import DatasetError
 from data.images import TiledImage, image_size
 from data.processor import EncodedConversation, Processor

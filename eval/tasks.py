@@ -15,7 +15,7 @@ Rows of your own are a Hub id, a folder, JSON lines or Parquet:
 
 Rows of conversations (`messages`; `texts` of user and assistant) work, too: each turn is a question, and what
 the assistant says is its answer. With the metric `boxes`, rows have `ref` and `bbox`, or `objects`, and an
-image (see `data.box_rows`): each thing is a question in the words of the model's form. All other columns go
+image (see `data.boxes`): each thing is a question in the words of the model's form. All other columns go
 to the metric, and to the prompt by their names.
 """
 
@@ -35,9 +35,8 @@ from pkgutil import resolve_name
 from string import Formatter, ascii_uppercase
 from typing import Any
 
-from data.box_rows import CATEGORIES, BoxRows, centre
-from data.errors import BadRow, DatasetError
-from data.files import ADDRESS
+from data.boxes import CATEGORIES, BoxRows, centre
+from data.errors import ADDRESS, BadRow, DatasetError
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
 from data.sources import all_rows, class_names, columns_of, first_rows, open_rows

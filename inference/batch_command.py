@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from data.coordinates import form_of, questions_about
+from data.boxes import form_of, questions_about
 from inference.batch_files import BatchFiles, QuestionLines
 from inference.batch_images import ImageQuestions, are_images
 from inference.cli import check_model, constrained, generation_options, log_unused

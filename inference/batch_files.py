@@ -20,7 +20,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data.files import nearest_file
+from data.errors import nearest_file
 from inference.batch_images import ImageQuestions
 from inference.errors import RequestError
 from inference.results import ResultsFile

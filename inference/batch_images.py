@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data.files import expanded, nearest_file
+from data.errors import expanded, nearest_file
 from inference.errors import RequestError
 from messages import one_line
 

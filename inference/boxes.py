@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from data.coordinates import Box, CoordinateForm, Located, Point, form_of, lines_of, questions_about
+from data.boxes import Box, CoordinateForm, Located, Point, form_of, lines_of, questions_about
 from inference.attribution.agreement import looked_at
 from inference.attribution.draw import font, save_signed
 from inference.checkpoint import Checkpoint, spoken_form

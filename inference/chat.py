@@ -27,7 +27,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from data.files import expanded, replacing
+from data.errors import expanded, replacing
 from data.images import TiledImage
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from data.coordinates import CoordinateForm, Pixels, form_of
+from data.boxes import CoordinateForm, Pixels, form_of
 from data.processor import EncodedConversation, Processor
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.cuda.graph import unsupported as unrecorded
@@ -191,7 +191,7 @@ class Checkpoint:
 
 
 class PixelText:
-    """The text of an answer with its coordinates in pixels of an image of `size` (`data.coordinates.Pixels`):
+    """The text of an answer with its coordinates in pixels of an image of `size` (`data.boxes.Pixels`):
     `put` each piece, then `finish`. Without a size, or for a model without a form, nothing changes.
 
     Nothing is looked for before the first mark of coordinates: most answers have none.

@@ -23,8 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.errors import ImageError
-from data.files import nearest_file
+from data.errors import ImageError, nearest_file
 from generation.options import GenerationOptions
 from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
 from inference.batch_images import are_images
@@ -36,7 +35,7 @@ from models import __version__
 from models.checkpoints.hub import check_has_config, describe, for_terminal
 from models.config import check_device
 
-# The names in data.coordinates, whose import takes as long as all of this file.
+# The names in data.boxes, whose import takes as long as all of this file.
 BOX_FORMATS = ("qwen3-vl", "qwen2.5-vl", "paligemma", "doctags", "molmo", "moondream")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 STDIN = "-"  # the image that is read from stdin

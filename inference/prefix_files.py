@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128_digest
 
-from data.files import expanded
+from data.errors import expanded
 from generation.fast.native.build import BITS, PanelWeight, digest_of, load_panels, processor
 from generation.fast.native.step import NativeStep
 from generation.fast.tower import FastTower

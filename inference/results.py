@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.files import naming, replacing
+from data.errors import naming, replacing
 from data.tokenizer import AnyTokenizer
 from generation.confidence import TokenLogprobs
 from inference.errors import RequestError

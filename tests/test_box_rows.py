@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.augmentation import augmented, crop, flip, scale
-from data.box_rows import BAD_BOX, BoxRows
-from data.coordinates import COORDINATES, Box
+from data.boxes import BAD_BOX, COORDINATES, Box, BoxRows, augmented, crop, flip, scale
 from data.errors import BadRow, DatasetError
 from data.loader import Loader, LoaderConfig
 from data.processor import Processor

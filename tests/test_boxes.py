@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 import generate
-from data.coordinates import COORDINATES, Box, Point, form_of
+from data.boxes import COORDINATES, Box, Point, form_of
 from generation.options import GenerationOptions
 from inference import answer, cli
 from inference.attribution import is_sheet

@@ -9,7 +9,7 @@ import random
 import pytest
 from PIL import Image
 
-from data.coordinates import COORDINATES, Box, Located, Pixels, Point, smart_resize
+from data.boxes import COORDINATES, Box, Located, Pixels, Point, smart_resize
 from data.images import load_image
 
 SIZES = 50_000

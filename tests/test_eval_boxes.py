@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.coordinates import COORDINATES, Box, Located, Malformed, Point
+from data.boxes import COORDINATES, Box, Located, Malformed, Point
 from eval import __main__ as command
 from eval.boxes import Asked, figures, iou, mean_average_precision, most_pairs, score_of
 from eval.lmms_boxes import asks_for_box, in_our_form, in_their_form

@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from PIL import Image
 
 import app
-from data.coordinates import COORDINATES, Box, Point
+from data.boxes import COORDINATES, Box, Point
 from tests.pages import CUP, EXAMPLE, THREE, WOLF, full, locating, make_service, never_stopping, served
 from tests.waiting import PATIENCE, wait_for
 from web import page as page_module

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from data.files import check_rows_path, nearest_file, replacing
+from data.errors import check_rows_path, nearest_file, replacing
 from messages import did_you_mean, one_line
 from models import __version__
 from models.checkpoints.folder import check_replaceable

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from data.files import replacing
+from data.errors import replacing
 from data.packing import Batch
 from messages import one_line
 from models.checkpoints.hub import for_terminal

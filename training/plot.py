@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from data.files import replacing
+from data.errors import replacing
 from messages import one_line
 from training.metrics import METRICS, read_metrics
 

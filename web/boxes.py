@@ -7,7 +7,7 @@ import os
 from html import escape
 from urllib.parse import quote
 
-from data.coordinates import Box, Located, Point
+from data.boxes import Box, Located, Point
 from inference.boxes import COLOURS
 from inference.checkpoint import spoken_form
 from web.models import Models

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
-from data.files import replacing
+from data.errors import replacing
 from inference.attribution import SIGNATURE, WINDOW
 from inference.attribution.attention import AttentionMaps, attention_maps
 from inference.attribution.occlusion import OcclusionMaps, occlusion_maps

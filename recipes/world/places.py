@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from data.coordinates import COORDINATES, Box, Point
+from data.boxes import COORDINATES, Box, Point
 from recipes.world.scene import ABSENT, Thing
 from shapes.drawing import box_of
 from shapes.questions import TEMPLATES, absent, plural, reading_order, tally, unique_phrases

@@ -1,4 +1,5 @@
-"""Boxes and points in the text of answers, in the six forms that models write them in.
+"""Boxes and points in the text of answers, in the six forms that models write them in; rows with boxes as
+questions and answers in these forms; and images that are flipped, cut and shrunk together with their boxes.
 
     form = COORDINATES["qwen3-vl"]
     text = form.write([Box("star", (10, 20, 60, 80))], (640, 480))  # [{"bbox_2d": [16, 42, 94, 167], ...}]
@@ -21,6 +22,14 @@ upper left corner, (width, height) its lower right one, and a box is (x1, y1, x2
 Reading takes no notice of what stands around coordinates (sentences, code fences). What has the marks of
 coordinates and is none (broken JSON, a wrong count, NaN, corners swapped, a place outside of the image, a
 list that was cut off) is `Malformed` with the reason, and never a box. What is complete beside it counts.
+
+| columns of rows | known from |
+|---|---|
+| `ref`, `bbox` | RefCOCO: what is meant, and its box; no box (null or []) is a thing that is not there |
+| `objects` of `bbox` and `category` | COCO; LVIS calls them `bboxes` and `classes` |
+
+A box of a row is [x, y, width, height], or with `corners` [x1, y1, x2, y2]. Names may be numbers of a
+`ClassLabel` of the `datasets` library.
 """
 
 from __future__ import annotations
@@ -28,11 +37,17 @@ from __future__ import annotations
 import html
 import json
 import math
+import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
+
+from PIL import Image
+
+from data.errors import BadRow, ImageError
+from data.images import load_image, measure
 
 Size: TypeAlias = tuple[int, int]  # width, height
 ABSENT = "There is none."  # in place of nothing at all
@@ -114,14 +129,10 @@ class CoordinateForm(ABC):
 
     def read(self, text: str, size: Size, label: str = "") -> Located:
         """What a text locates in an image of `size`; `label` for what has none."""
-        boxes, points, malformed = [], [], []
-        for found in self._found(text[:MAX_TEXT], size):
-            if isinstance(found, Malformed):
-                malformed.append(found)
-            elif isinstance(found, Box):
-                boxes.append(replace(found, label=found.label or label))
-            else:
-                points.append(replace(found, label=found.label or label))
+        found = list(self._found(text[:MAX_TEXT], size))
+        boxes = (replace(one, label=one.label or label) for one in found if isinstance(one, Box))
+        points = (replace(one, label=one.label or label) for one in found if isinstance(one, Point))
+        malformed = (one for one in found if isinstance(one, Malformed))
         return Located(tuple(boxes), tuple(points), tuple(malformed))
 
     @abstractmethod
@@ -147,7 +158,7 @@ class CoordinateForm(ABC):
 
 def _checked(numbers: Any, count: int, width: float, height: float) -> list[float]:
     """`count` numbers x, y (and x, y again) within width and height. Raises _Bad."""
-    if not isinstance(numbers, list | tuple) or len(numbers) != count:
+    if not _is_list(numbers) or len(numbers) != count:
         raise _Bad(f"expected {count} numbers")
     if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
         raise _Bad("expected numbers")
@@ -513,10 +524,8 @@ class Pixels:
     def __init__(self, form: CoordinateForm, size: Size, lines: bool, after: str = ""):
         self._form, self._size, self._lines = form, size, lines
         self._held, self._end = "", after[-1:]  # not shown yet; how what is shown ends
-        self._in_list, self._depth = (
-            False,
-            0,
-        )  # a thing was the last that was shown; open braces of other JSON
+        self._in_list = False  # a thing was the last that was shown
+        self._depth = 0  # open braces of other JSON
         self._json = Pixels(form, size, lines=False) if lines else None  # whatever is no thing by itself
 
     def put(self, piece: str) -> str:
@@ -579,27 +588,17 @@ COORDINATES: dict[str, CoordinateForm] = {
             'Locate every instance that belongs to the following categories: "{thing}". '
             "Report bbox coordinates in JSON format.",
             'Locate every instance of "{thing}" with points. Report point coordinates in JSON format.',
-            _KEYS,
-            lambda size: (1000, 1000),
+            *(_KEYS, lambda size: (1000, 1000)),
         ),
         _Json(
             "qwen2.5-vl",
             "Outline the position of each {thing} and output all the coordinates in JSON format.",
             "Point to each {thing} and output all the point coordinates in JSON format.",
-            _KEYS,
-            smart_resize,
+            *(_KEYS, smart_resize),
         ),
         _Tokens(
-            "paligemma",
-            "detect {thing}",
-            "",
-            1024,
-            1023,
-            True,
-            "<loc",
-            re.compile(r"<loc([0-9]{4})>"),
-            " ; ",
-            False,
+            *("paligemma", "detect {thing}", "", 1024, 1023, True),
+            *("<loc", re.compile(r"<loc([0-9]{4})>"), " ; ", False),
         ),
         _Tokens(
             *("doctags", "Find all '{thing}' elements on the page.", "", 500, 499, False),
@@ -608,11 +607,8 @@ COORDINATES: dict[str, CoordinateForm] = {
         ),
         _Molmo("molmo", "", "Point to {thing}."),
         _Moondream(
-            "moondream",
-            "\n\nDetect: {thing}\n\n",
-            "\n\nPoint: {thing}\n\n",
-            {"bins": (4, 2)},
-            lambda size: (_BINS, _BINS),
+            *("moondream", "\n\nDetect: {thing}\n\n", "\n\nPoint: {thing}\n\n"),
+            *({"bins": (4, 2)}, lambda size: (_BINS, _BINS)),
         ),
     )
 }
@@ -642,11 +638,199 @@ def questions_about(
 ) -> list[tuple[str, str]]:
     """(question, thing) for things to detect and to point to, and for everything. Raises ValueError where the
     form has no such question, and where it is `needed` and not known."""
-    asked = (
-        [("detect", one) for one in detect]
-        + [("point", one) for one in point]
-        + [("describe", "")] * describe
-    )
+    asked = [("detect", one) for one in detect] + [("point", one) for one in point]
+    asked += [("describe", "")] * describe
     if form is None and (asked or needed):
         raise ValueError("the model does not say in which form it writes boxes: give --box-format")
     return [(form.question(kind, thing), thing) for kind, thing in asked] if form else []
+
+
+# ------------------------------------------------------------------------------------------ rows of boxes
+BAD_BOX = "bad box"
+CATEGORIES = ("objects", "ref")  # columns whose names may be numbers
+_SLACK = 1.0  # pixels by which annotations may leave their image, and are cut
+_BOXES, NAMES = ("bbox", "bboxes"), ("category", "categories", "classes", "label", "labels")
+
+
+@dataclass(frozen=True)
+class BoxRows:
+    """How the boxes of a dataset are read and asked for.
+
+    form: a name in COORDINATES.
+    corners: boxes are x1, y1, x2, y2.
+    augment: images are cut and shrunk, with their boxes, where what they are asked for stays true.
+    flip: with `augment`, they are flipped as well: no name and no image may be about left and right, or show
+        what is written.
+    detect, point: what is asked, with {thing} in it; "" are the form's own words.
+    names: of categories that are numbers, from 0.
+    """
+
+    form: str = "qwen3-vl"
+    corners: bool = False
+    augment: bool = False
+    flip: bool = False
+    detect: str = ""
+    point: str = ""
+    names: Sequence[str] = ()
+
+    @property
+    def coordinates(self) -> CoordinateForm:
+        form = COORDINATES[self.form]
+        return form.asking({"detect": self.detect, "point": self.point})
+
+    def turns(
+        self, row: Mapping[str, Any], image: Any, draw: Sequence[int]
+    ) -> tuple[list[Mapping[str, Any]], Any]:
+        """A user's and an assistant's message for each thing that a row (with our column names) is about, and
+        the image to show. `draw` seeds the augmentation. Raises BadRow."""
+        (size, image), form = self.measure(image), self.coordinates
+        groups = self.groups(row, size)
+        if self.augment:
+            try:
+                opened = load_image(image)
+            except ImageError as error:
+                raise BadRow("broken image", str(error)) from error
+            image, groups = augmented(opened, groups, draw, self.flip)
+            size = image.size
+        kind = "detect" if form.detect else "point"
+        messages: list[Mapping[str, Any]] = []
+        for name, boxes in groups.items():
+            things = boxes if kind == "detect" else [centre(box) for box in boxes]
+            messages += [
+                {"role": "user", "content": form.question(kind, name)},
+                {"role": "assistant", "content": form.write(things, size)},
+            ]
+        return messages, image
+
+    def measure(self, image: Any) -> tuple[tuple[int, int], Any]:
+        """See `data.images.measure`."""
+        try:
+            return measure(image)
+        except (ImageError, OSError) as error:
+            raise BadRow("broken image", str(error)) from error
+
+    def groups(self, row: Mapping[str, Any], size: tuple[int, int]) -> dict[str, list[Box]]:
+        """Name -> its boxes in an image of `size`, none where it is not there. Raises BadRow."""
+        found: dict[str, list[Box]] = {}
+        for name, numbers in _pairs(row):
+            if type(name) is int and 0 <= name < len(self.names):
+                name = self.names[name]
+            if not isinstance(name, str) or not name.strip():
+                raise BadRow(BAD_BOX, f"expected the name of a thing, got {name!r:.80}")
+            boxes = found.setdefault(name.strip(), [])
+            if numbers is not None:
+                boxes.append(Box(name.strip(), self._corners(numbers, size)))
+        if not found:
+            raise BadRow(BAD_BOX, "expected at least one object, got none")
+        return found
+
+    def _corners(self, numbers: Any, size: tuple[int, int]) -> tuple[float, float, float, float]:
+        if not (_is_list(numbers) and len(numbers) == 4 and all(isinstance(n, int | float) for n in numbers)):
+            raise BadRow(BAD_BOX, f"expected four numbers, got {numbers!r:.80}")
+        x1, y1, x2, y2 = map(float, numbers)
+        if not self.corners:
+            x2, y2 = x1 + x2, y1 + y2
+        cut = (max(0.0, x1), max(0.0, y1), min(float(size[0]), x2), min(float(size[1]), y2))
+        near = all(abs(a - b) <= _SLACK for a, b in zip(cut, (x1, y1, x2, y2), strict=True))  # false for NaN
+        if not near or cut[0] > cut[2] or cut[1] > cut[3]:
+            kind = "x1, y1, x2, y2" if self.corners else "x, y, width, height"
+            raise BadRow(BAD_BOX, f"expected {kind} within {size[0]} x {size[1]} pixels, got {list(numbers)}")
+        return cut
+
+
+def centre(box: Box) -> Point:
+    x1, y1, x2, y2 = box.box
+    return Point(box.label, ((x1 + x2) / 2, (y1 + y2) / 2))
+
+
+def _pairs(row: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """(name, numbers or None) of each object of a row."""
+    if "bbox" in row:
+        name, boxes = row.get("ref"), row["bbox"]
+        name = name[0] if _is_list(name) and name else name
+        if boxes is None or (_is_list(boxes) and not boxes):
+            return [(name, None)]
+        return [(name, one) for one in (boxes if _is_list(boxes) and _is_list(boxes[0]) else [boxes])]
+    objects = row.get("objects")
+    if isinstance(objects, Mapping):
+        names, boxes = (_first(objects, keys) for keys in (NAMES, _BOXES))
+        if not (_is_list(names) and _is_list(boxes) and len(names) == len(boxes)):
+            raise BadRow(BAD_BOX, "objects: expected as many names as boxes")
+        return list(zip(names, boxes, strict=True))
+    if _is_list(objects) and all(isinstance(one, Mapping) for one in objects or ()):
+        return [(_first(one, NAMES), _first(one, _BOXES)) for one in objects or ()]
+    raise BadRow(BAD_BOX, f"objects: expected boxes and their names, got {type(objects).__name__}")
+
+
+def _first(values: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    return next((values[key] for key in keys if values.get(key) is not None), None)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+# ------------------------------------------------------------------------------------------ augmentation
+# A name that says where something is (left, top, nearest the edge) forbids cuts and flips, and one of
+# something that is written forbids flips. That is known of English alone, and of what is in the name: images
+# are flipped only where a dataset's entry says that no name is about a side.
+Groups = dict[str, list[Box]]
+FLIPPED, CUT, SHRUNK = 0.5, 0.5, 0.5  # shares of images
+SMALLEST = 0.5  # of an image's sides
+_SIDE = re.compile(
+    r"\b(left|right|clock|counter|first|last|second|third|writ|word|text|letter|digit|number)", re.I
+)
+_PLACE = re.compile(
+    r"\b(left|right|top|bottom|up|low|mid|cent|corner|edge|side|near|far|close|first|last|second|third|only|"
+    r"large|small|big|tall|short)",
+    re.I,
+)
+
+
+def augmented(
+    image: Image.Image, groups: Mapping[str, Sequence[Box]], draw: Sequence[int], may_flip: bool = False
+) -> tuple[Image.Image, Groups]:
+    """An image and its boxes by name, changed at random; the same `draw` gives the same change."""
+    random_ = random.Random(repr(tuple(draw)))
+    flips, cuts, shrinks = (random_.random() < share for share in (FLIPPED, CUT, SHRUNK))
+    found = {name: list(boxes) for name, boxes in groups.items()}
+    if may_flip and flips and not any(map(_SIDE.search, found)):
+        image, found = flip(image, found)
+    if cuts and not any(map(_PLACE.search, found)):
+        boxes = [box.box for own in found.values() for box in own]
+        width, height = image.size
+        (x1, y1), (x2, y2) = (  # around all of them
+            [edge([side, *(box[at + far] for box in boxes)]) for at, side in enumerate(sides)]
+            for edge, far, sides in ((min, 0, (width, height)), (max, 2, (0, 0)))
+        )
+        left, top = int(random_.uniform(0, min(x1, width / 4))), int(random_.uniform(0, min(y1, height / 4)))
+        right = width - int(random_.uniform(0, min(width - x2, width / 4)))
+        bottom = height - int(random_.uniform(0, min(height - y2, height / 4)))
+        image, found = crop(image, found, (left, top, right, bottom))
+    if shrinks:
+        image, found = scale(image, found, random_.uniform(SMALLEST, 1))
+    return image, found
+
+
+def flip(image: Image.Image, groups: Groups) -> tuple[Image.Image, Groups]:
+    """Left and right exchanged."""
+    flipped = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return flipped, _each(groups, lambda x1, y1, x2, y2: (image.width - x2, y1, image.width - x1, y2))
+
+
+def crop(image: Image.Image, groups: Groups, part: tuple[int, int, int, int]) -> tuple[Image.Image, Groups]:
+    """A part (x1, y1, x2, y2) of an image; all boxes must lie in it."""
+    x, y = part[:2]
+    return image.crop(part), _each(groups, lambda x1, y1, x2, y2: (x1 - x, y1 - y, x2 - x, y2 - y))
+
+
+def scale(image: Image.Image, groups: Groups, share: float) -> tuple[Image.Image, Groups]:
+    """All sides times `share`."""
+    size = max(1, round(image.width * share)), max(1, round(image.height * share))
+    x, y = size[0] / image.width, size[1] / image.height
+    resized = image.resize(size, Image.Resampling.LANCZOS)
+    return resized, _each(groups, lambda x1, y1, x2, y2: (x1 * x, y1 * y, x2 * x, y2 * y))
+
+
+def _each(groups: Groups, move: Callable[..., tuple[float, float, float, float]]) -> Groups:
+    return {name: [replace(box, box=move(*box.box)) for box in own] for name, own in groups.items()}
