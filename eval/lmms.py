@@ -28,13 +28,15 @@ from lmms_eval.tasks import TaskManager
 from tqdm import tqdm
 
 from data.boxes import form_of
-from eval.lmms_boxes import asks_for_box, in_our_form, in_their_form
-from eval.lmms_results import (
+from eval.lmms_tasks import (
     Error,
     LmmsError,
     Task,
+    asks_for_box,
     check_known,
     cut,
+    in_our_form,
+    in_their_form,
     read_settings,
     task_result,
     write_result,

@@ -14,7 +14,7 @@ from PIL import Image
 from data.boxes import COORDINATES, Box, Located, Malformed, Point
 from eval import __main__ as command
 from eval.boxes import Asked, figures, iou, mean_average_precision, most_pairs, score_of
-from eval.lmms_boxes import asks_for_box, in_our_form, in_their_form
+from eval.lmms_tasks import asks_for_box, in_our_form, in_their_form
 from eval.metrics import MetricError, find_metric
 from inference.attribution.agreement import agreement
 

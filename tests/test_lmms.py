@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, Image
 
-from eval.lmms_results import MAX_NEW_TOKENS, LmmsError, check_known, cut, read_settings
+from eval.lmms_tasks import MAX_NEW_TOKENS, LmmsError, check_known, cut, read_settings
 from eval.metrics import find_metric
 from eval.results import official_table
 from eval.tasks import DEFAULT_MODEL, TRIED
