@@ -20,13 +20,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data.errors import naming, replacing
 from data.tokenizer import AnyTokenizer
-from generation.confidence import TokenLogprobs
 from inference.errors import RequestError
 from models.checkpoints.hub import CONTROL
+
+if TYPE_CHECKING:
+    from generation.confidence import TokenLogprobs  # imports torch, which --help does without
 
 _ESCAPED = {code: f"\\u{code:04x}" for code in CONTROL}
 KEPT = "answers so far are kept, and the same command resumes"
