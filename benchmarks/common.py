@@ -1,13 +1,14 @@
-"""What the benchmarks share: hardware in words, memory, options, processes, tables, results.
+"""What the benchmarks share: random weights in real shapes, turns of processes, commands, tables, results.
 
 Each system runs in a process of its own, and all take turns, so that what one does to memory or threads
-reaches no other. A process that dies takes only its own system out of the run.
+reaches no other. A process that dies takes only its own system out of the run. Weights are random and shapes
+real, but for `throughput serving`. Medians are shown, and the last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import inspect
 import json
 import multiprocessing
 import os
@@ -16,27 +17,181 @@ import re
 import resource
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import psutil
 import torch
+from torch import Tensor, nn
 
-from benchmarks.shapes import SHAPES, parameters
+from data.processor import Processor
+from generation.fast.quantized import pack
 from generation.memory import available_bytes
+from inference.checkpoint import Checkpoint, has_fast_bfloat16
 from inference.cli import positive
+from models.checkpoints.load import meta_init
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.vision_language_model import VisionLanguageModel, prepare_device
 
 PRECISIONS = ("float32", "bfloat16", "int8")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, None: 0}  # of a weight
 PROCESS_BYTES = 4e8  # of a child besides its weights
+TEXT_TOKENS = 20  # of a prompt, besides its image: 84 tokens with one tile of 64, 1,108 with 17
 RESULTS = Path(__file__).resolve().parent / "results"
 ISA = "avx2 fma avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8 asimd bf16 i8mm"
 
 Handler = Callable[[dict], dict | None]  # a job -> a reply, None where the system cannot do it
+
+
+# ---------------------------------------------------------------------------------- shapes and prompts
+def _vision(width: int, inner: int, layers: int, heads: int, image: int, patch: int) -> VisionConfig:
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size")
+    sizes: dict[str, Any] = dict(zip((*keys, "patch_size"), (width, inner, layers, heads, image, patch)))
+    return VisionConfig(**sizes)
+
+
+def _text(vocab: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, **more) -> TextConfig:
+    return TextConfig(
+        vocab_size=vocab, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, **more,
+    )  # fmt: skip
+
+
+_BASE = _vision(768, 3072, 12, 12, 512, 16)
+_LLAMA = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100_000.0}
+_LARGE = {"max_position_embeddings": 16_384, "rms_norm_eps": 1e-5, "rope_theta": 273_768.0}
+_TIED: dict[str, Any] = {"image_token_id": 49_151, "tie_word_embeddings": True}
+SHAPES = {
+    "SmolVLM-256M": VLMConfig(_BASE, _text(49_280, 576, 1536, 30, 9, 3, **_LLAMA), 4, 49_190),
+    "SmolVLM-500M": VLMConfig(_BASE, _text(49_280, 960, 2560, 32, 15, 5, **_LLAMA), 4, 49_190),
+    "SmolVLM-2.2B": VLMConfig(
+        _vision(1152, 4304, 27, 16, 384, 14), _text(49_155, 2048, 8192, 24, 32, 32, **_LARGE), 3, 49_153
+    ),
+    # What configs/nanovlm-*.yaml train.
+    "nanoVLM-222M": VLMConfig(
+        _vision(768, 3072, 12, 12, 224, 16), _text(49_152, 576, 1536, 30, 9, 3, **_LLAMA), 2, **_TIED
+    ),
+    "nanoVLM-460M": VLMConfig(_BASE, _text(49_152, 960, 2560, 32, 15, 5, **_LLAMA), 4, **_TIED),
+    # checkpoints/ocelli-shapes
+    "ocelli-shapes": VLMConfig(
+        _vision(160, 640, 6, 5, 128, 8), _text(1556, 224, 576, 6, 7, 1, max_position_embeddings=2048), 2, 5
+    ),
+    "tiny": VLMConfig(
+        _vision(32, 64, 1, 2, 32, 8), _text(320, 64, 96, 2, 4, 2, max_position_embeddings=512), 2, 319
+    ),
+}
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, std: float, start: int = 0) -> Tensor:
+    """Overwrite with one long stretch of noise, repeated: as fast as a copy.
+
+    Its length is a prime number, so that no two rows of a matrix become equal.
+    """
+    noise = torch.randn(1_000_003, generator=torch.Generator().manual_seed(0))
+    noise = noise.to(tensor.device, tensor.dtype) * std
+    flat, done, place = tensor.view(-1), 0, start % len(noise)
+    while done < flat.numel():
+        count = min(flat.numel() - done, len(noise) - place)
+        flat[done : done + count] = noise[place : place + count]
+        done, place = done + count, 0
+    return tensor
+
+
+def fill_weights(model: nn.Module, names: Sequence[str] | None = None) -> None:
+    """Random matrices that keep activations near one, norms at one, biases at zero; the same every time.
+
+    `names` are those of its parameters in the order in which ours has them; None for our own model.
+    """
+    parameters = dict(model.named_parameters())
+    for index, name in enumerate(names or parameters):
+        parameter = parameters[name]
+        if parameter.dim() == 1:
+            nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
+        else:
+            fill(parameter.data, parameter[0].numel() ** -0.5, start=7919 * index)
+
+
+def build_ours(shape: str, dtype: torch.dtype, device: str) -> VisionLanguageModel:
+    """Our model of a shape, in eval mode, allocated once and in place."""
+    prepare_device(device)
+    with meta_init():
+        model = VisionLanguageModel(SHAPES[shape])
+    for name, parameter in list(model.named_parameters()):  # `to_empty` would import sympy: 35 MB
+        owner, leaf = name.rsplit(".", 1)
+        weight = torch.empty(parameter.shape, dtype=dtype, device=device)
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(weight))
+    if model.config.tie_word_embeddings:
+        model.language_model.lm_head.weight = model.language_model.embed_tokens.weight
+    fill_weights(model)
+    return model.eval()
+
+
+def build_checkpoint(setup: dict, fast: bool) -> Checkpoint:
+    """What a user gets who opens a checkpoint of this shape and precision, without the processor.
+
+    Args:
+        fast: with the fastest steps of this machine, as `generate.py` chooses them; else the eager ones.
+            `load_seconds` is what compiling them took.
+    """
+    shape, precision, device = setup["shape"], setup["precision"], setup["device"]
+    # Where arithmetic in bfloat16 is slow, the fast steps keep the weights in it and compute in float32.
+    computed = device == "cuda" or not fast or has_fast_bfloat16()
+    plain = precision == "float32" or (precision == "bfloat16" and computed)
+    model = build_ours(shape, DTYPES[precision] if plain else torch.float32, device)
+    if not plain:
+        pack(model, precision)
+    checkpoint = Checkpoint(shape, model, cast(Processor, None), 0.0, precision)
+    return checkpoint.compiled() if fast else checkpoint
+
+
+def parameters(shape: str) -> int:
+    """How many weights a shape has."""
+    with meta_init():
+        return sum(parameter.numel() for parameter in VisionLanguageModel(SHAPES[shape]).parameters())
+
+
+def words(shape: str, seed: int, count: int) -> Tensor:
+    """(count,) random token ids, none of them a placeholder."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, SHAPES[shape].text.vocab_size - 200, (count,), generator=generator)
+
+
+def image_tokens(shape: str, tiles: int) -> Tensor:
+    config = SHAPES[shape]
+    assert config.image_token_id is not None
+    return torch.full((tiles * config.tokens_per_tile,), config.image_token_id)
+
+
+def tile_pixels(shape: str, tiles: int, image: int = 0) -> Tensor:
+    """(1, tiles, 3, M, M) pixels, all tiles and all images different."""
+    vision = SHAPES[shape].vision
+    pixels = torch.empty(1, tiles, vision.num_channels, vision.image_size, vision.image_size)
+    return fill(pixels, std=1.0, start=104_729 * image)
+
+
+def prompt(
+    shape: str, tiles: int, question: int = 0, device: str = "cpu", image: int = 0
+) -> dict[str, Tensor]:
+    """Model inputs: half of the text, an image of `tiles` tiles, the other half (as `question` seeds it)."""
+    half = TEXT_TOKENS // 2
+    ids = torch.cat(
+        (words(shape, 1, half), image_tokens(shape, tiles), words(shape, 100 + question, TEXT_TOKENS - half))
+    )
+    inputs = {"input_ids": ids[None].to(device)}
+    if tiles:
+        inputs["pixel_values"] = tile_pixels(shape, tiles, image).to(device)
+    return inputs
+
+
+def prompt_tokens(shape: str, tiles: int) -> int:
+    return tiles * SHAPES[shape].tokens_per_tile + TEXT_TOKENS
 
 
 # -------------------------------------------------------------------------------------------- hardware
@@ -64,17 +219,6 @@ def now(device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def trim() -> None:
-    """Give what the allocator keeps back to the system, so that loading does not count as decoding."""
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def memory_now(device: str) -> int:
-    """Bytes this process has now, of the GPU or of main memory."""
-    return torch.cuda.memory_allocated() if device == "cuda" else psutil.Process().memory_info().rss
 
 
 def reset_peak(device: str) -> None:
@@ -114,22 +258,23 @@ def take_turns(
     setups: list[dict],
     jobs: Callable[[dict], list[dict]],
     rounds: int,
-    together: bool,
+    together: bool | None = None,
 ) -> tuple[list[list[list[Any]]], dict[str, str]]:
     """Ask every system for its jobs, round after round, in turn.
 
     Args:
         make: a setup -> what answers jobs; a function of a module, as it is called in the child.
-        setups: of the systems, each with "system", "threads" and possibly "precision" and "environment", in
-            which None is a variable that is not set.
+        setups: of the systems, each with "system", "threads" and possibly "precision", "quota" and
+            "environment", in which None is a variable that is not set.
         jobs: a setup -> its jobs; each is sent with its "round", from 0.
         together: keep all children alive, change the system after each job, and do all rounds of a job before
             the next one, so that what a child has in its cache is there in the next round. Otherwise a child
-            ends when its turn is over, and only one model is in memory.
+            ends when its turn is over, and only one model is in memory. By default, whether all fit.
 
     Returns:
         replies[system][job], one for each round; and by name of a system why it dropped out.
     """
+    together = fit_together(setups) if together is None else together
     todo = [jobs(setup) for setup in setups]
     replies: list[list[list[Any]]] = [[[] for _ in own] for own in todo]
     failed: dict[str, str] = {}
@@ -142,7 +287,7 @@ def take_turns(
     try:
         for place, (number, system, job) in enumerate(order):
             setup = setups[system]
-            name = " ".join(filter(None, (setup["system"], setup.get("precision"))))
+            name = " ".join(str(setup[key]) for key in ("system", "precision", "quota") if setup.get(key))
             if name in failed:
                 continue
             print(f"round {number + 1}/{rounds}: {name}: {todo[system][job]}", file=sys.stderr)
@@ -178,23 +323,84 @@ def fit_together(setups: list[dict]) -> bool:
     return free is None or needed < 0.8 * free
 
 
-# ------------------------------------------------------------------------------------- options, results
-def base_parser(description: str, precision: bool = False, rounds: int = 3) -> argparse.ArgumentParser:
-    """The options that all benchmarks have, and --precision for those that run in one at a time."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add("--shape", choices=SHAPES, default="SmolVLM-256M", help="model shape (default SmolVLM-256M)")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="device (default cpu)")
-    rounds_help = f"repetitions; medians are shown (default {rounds})"
-    add("--rounds", type=positive, default=rounds, metavar="N", help=rounds_help)
-    add("--threads", type=positive, default=torch.get_num_threads(), metavar="N", help="CPU threads")
-    add("--save", metavar="NAME", help="write benchmarks/results/NAME.json")
-    add("--quick", action="store_true", help="one round of little work, to see whether it runs")
-    if precision:
-        add("--precision", choices=PRECISIONS, default="float32", help="weights (default float32)")
-    return parser
+# ------------------------------------------------------------------------------------ commands, results
+class Command(NamedTuple):
+    """A benchmark as a command.
+
+    run: gets the settings and a folder that is there as long as it runs. Its docstring is the help.
+    check: completes the settings; a ValueError says which option is wrong.
+    options: what `add_argument` gets for each, by flag; besides those that all measurements have.
+    measures: whether it is a measurement.
+    """
+
+    run: Callable[[argparse.Namespace, str], None]
+    check: Callable[[argparse.Namespace], None]
+    options: dict[str, dict[str, Any]]
+    measures: bool = True
+
+
+def option(kind: Callable[[str], Any], default: Any, text: str, shown: str | None = None) -> dict[str, Any]:
+    """One that has a value. `shown` is the default in words."""
+    metavar = "X,X" if isinstance(default, list | tuple) else "X"
+    return {
+        "type": kind,
+        "default": default,
+        "metavar": metavar,
+        "help": f"{text} (default {shown or default})",
+    }
+
+
+def parse(
+    description: str | None, commands: Command | dict[str, Command], arguments: list[str] | None
+) -> argparse.Namespace:
+    """The checked settings, whose `command` is the one that was called."""
+    form: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    parser = argparse.ArgumentParser(description=description, **form)
+    if isinstance(commands, Command):
+        made = [(parser, commands)]
+    else:
+        each = parser.add_subparsers(required=True, metavar="COMMAND")
+        made = []
+        for name, command in commands.items():
+            said = inspect.getdoc(command.run) or ""
+            own = each.add_parser(name, help=said.split("\n")[0].rstrip("."), description=said, **form)
+            made.append((own, command))
+    for own, command in made:
+        own.set_defaults(command=command, parser=own)
+        for flag, known in ((SHARED if command.measures else {}) | command.options).items():
+            own.add_argument(flag, **known)
+    settings = parser.parse_args(arguments)
+    try:
+        settings.command.check(settings)
+    except ValueError as error:
+        settings.parser.error(str(error))
+    return settings
+
+
+def execute(
+    description: str | None, commands: Command | dict[str, Command], arguments: list[str] | None
+) -> int:
+    settings = parse(description, commands, arguments)
+    with tempfile.TemporaryDirectory(prefix="ocelli-bench-") as folder:
+        settings.command.run(settings, folder)
+    return 0
+
+
+SHARED: dict[str, dict[str, Any]] = {
+    "--shape": {"choices": SHAPES, "default": "SmolVLM-256M", "help": "model shape (default SmolVLM-256M)"},
+    "--device": {"choices": ("cpu", "cuda"), "default": "cpu", "help": "device (default cpu)"},
+    "--rounds": option(positive, 3, "repetitions; medians are shown"),
+    "--threads": option(positive, torch.get_num_threads(), "CPU threads"),
+    "--save": {"metavar": "NAME", "help": "write benchmarks/results/NAME.json"},
+    "--quick": {"action": "store_true", "help": "one round of little work, to see whether it runs"},
+}
+PRECISION = {"choices": PRECISIONS, "default": "float32", "help": "of the weights (default float32)"}
+
+
+def precisions_of(settings: argparse.Namespace) -> list[str]:
+    """Those that were asked for, or all: int8 on a CPU only, where there is nothing between."""
+    cpu = settings.device == "cpu"
+    return settings.precisions or ["float32", "bfloat16", *(["int8"] if cpu else [])]
 
 
 def integers(text: str) -> list[int]:
@@ -219,7 +425,7 @@ def shared_setup(settings: argparse.Namespace, *keys: str) -> dict:
     return {key: getattr(settings, key) for key in ("threads", "device", "shape", *keys)}
 
 
-def stop_without(needed: Collection[str], failed: dict[str, str]) -> None:
+def stop_without(needed: Iterable[str], failed: dict[str, str]) -> None:
     """End the program where a system that the others are compared with has dropped out."""
     for name in needed:
         if name in failed:
@@ -232,26 +438,42 @@ def median(values: Iterable[float | None]) -> Any:
     return statistics.median(known) if known else None
 
 
-def table(columns: dict[str, str], rows: list[dict]) -> str:
-    """Rows as text. `columns` is key -> "title:format", e.g. "ms:.2f"; None is shown as a dash."""
-    formats = {key: title.partition(":")[::2] for key, title in columns.items()}
-    lines = [[title for title, _ in formats.values()]]
+def compare(rows: list[dict], key: str, same: Collection[str], peers: Sequence[str], part: str = "") -> None:
+    """Add to each row, as "PARTover_PEER", its own value of `key` divided by that of each of the `peers`.
+
+    A peer's row is that of its system which has equal values of `same`, or None in place of them. None where
+    there is no such row, where either has no value, and for the peer itself.
+    """
     for row in rows:
-        values = [(row.get(key), form) for key, (_, form) in formats.items()]
+        for peer in peers:
+            of_peer = (one for one in rows if one["system"] == peer and one is not row)
+            other = next((one for one in of_peer if all(one[n] in (row[n], None) for n in same)), {key: None})
+            name = f"{part}over_{re.sub(r'[^a-z]', '_', peer.removeprefix('ours-'))}"
+            row[name] = row[key] / other[key] if row[key] and other[key] else None
+
+
+def table(columns: str, rows: list[dict]) -> str:
+    """Rows in Markdown. `columns` are "key" or "key:format", e.g. "system ms_per_token:.2f"; None is shown as
+    a dash, and a column without any value not at all."""
+    keys = [column.partition(":")[::2] for column in columns.split()]
+    keys = [(key, form) for key, form in keys if any(row.get(key) is not None for row in rows)]
+    lines = [[key.replace("_", " ") for key, _ in keys]]
+    for row in rows:
+        values = [(row.get(key), form) for key, form in keys]
         lines.append(["-" if value is None else format(value, form) for value, form in values])
     widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
+    lines.insert(1, ["-" * (width - 1) + ":" for width in widths])
+    return "\n".join(f"| {' | '.join(map(str.rjust, line, widths))} |" for line in lines)
 
 
-def finish(
-    benchmark: str, settings: argparse.Namespace, columns: dict[str, str], rows: list[dict], **more
-) -> None:
+def finish(benchmark: str, settings: argparse.Namespace, columns: str, rows: list[dict], **more) -> None:
     """Show the table, save where requested, and end with the one JSON line."""
     print(table(columns, rows))
+    hidden = ("save", "command", "parser")
     result = {
         "benchmark": benchmark,
         "hardware": hardware(settings.device, settings.threads) | more,
-        "settings": {key: value for key, value in vars(settings).items() if key != "save"},
+        "settings": {key: value for key, value in vars(settings).items() if key not in hidden},
         "rows": rows,
     }
     if settings.save:

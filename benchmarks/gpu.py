@@ -18,18 +18,14 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import yaml
 
-from benchmarks.common import hardware, now
-from benchmarks.peers import build_transformers
-from benchmarks.picture import markdown, number
-from benchmarks.shapes import DTYPES, build_ours, fill, prompt
-from benchmarks.systems import read_bandwidth
+from benchmarks.common import DTYPES, build_ours, fill, hardware, prompt, table
+from benchmarks.peers import build_transformers, read_bandwidth
 from generation import kv_cache as kv
 from generation.steps import Step
 from inference.checkpoint import fast_step
@@ -41,10 +37,19 @@ SLOWER = 4  # times that a CPU takes, most of them to import what a section need
 PARITY_TOKENS, PARITY_CONTEXT = 24, 300
 PAGE, MARKS = ROOT / "docs/speed.md", ("<!-- gpu:", "<!-- /gpu -->")
 RECIPES = {"nanoVLM-222M": "nanovlm-222m", "nanoVLM-460M": "nanovlm-460m"}
+# Of what was measured: sections, and the columns of their table.
+TABLES = {
+    ("decode", "int8", "rows"): """precision context:, batch decode_tokens_per_second:,.0f
+        over_transformers_static:.2f over_compiled:.2f floor_fraction:.0% step""",
+    ("first_token",): "tiles first_token_seconds:.4f first_token_over_transformers:.2f",
+    tuple(
+        f"training {shape}" for shape in RECIPES
+    ): "shape tokens_per_second:,.0f mfu:.0% peak_mebibytes:,.0f",
+}
 
 
 class Section(NamedTuple):
-    """seconds: at most. arguments: of Python; the last line of what it prints is JSON."""
+    """seconds: at most. arguments: of Python; the last line of what it prints is JSON, but for the tests'."""
 
     seconds: int
     arguments: list[str]
@@ -56,55 +61,38 @@ def sections(device: str) -> dict[str, Section]:
     own = ["-m", "benchmarks.gpu", "--device", device, "--section"]
     model = ["--device", device, "--shape", "tiny" if cpu else "SmolVLM-256M"]
     model += ["--quick", "--threads", "1"] if cpu else ["--rounds", "2"]
-    decode = ["-m", "benchmarks.decode", *model, "--tokens", "4" if cpu else "64", "--systems"]
+    latency, bfloat16 = ["-m", "benchmarks.latency"], ["--precisions", "bfloat16"]
+    decode = [*latency, "decode", *model, "--tokens", "4" if cpu else "64", "--systems"]
     contexts = ["--prompts", "1", "--contexts", ""] if cpu else ["--prompts", "1,17", "--contexts", "8000"]
-    rows = "1,3" if cpu else "1,2,4,8,16,32,64,128,256"
-    bfloat16 = ["--precisions", "bfloat16"]
+    rows = ["--contexts", "", "--batch", "1,3" if cpu else "1,2,4,8,16,32,64,128,256"]
+    compiled = "ours-fast,ours-compiled,transformers-static"
+    first = [*latency, "first-token", *model, *bfloat16, "--systems", "ours-fast,transformers"]
+    batching = ["-m", "benchmarks.throughput", "batching", *model, "--precision", "bfloat16"]
     found = {
         "env": Section(40, [*own, "env"]),
-        "tests": Section(110, [*own, "tests"]),
+        "tests": Section(110, ["-m", "pytest", "-p", "no:cacheprovider", "tests/test_cuda.py"]),
         "parity": Section(60, [*own, "parity"]),
-        "decode": Section(
-            150, [*decode, "ours-fast,ours-compiled,transformers-static", *bfloat16, *contexts]
-        ),
+        "decode": Section(150, [*decode, compiled, *bfloat16, *contexts]),
         "int8": Section(60, [*decode, "ours-fast", "--precisions", "int8", *contexts]),
-        "rows": Section(
-            60, [*decode, "ours-fast", *bfloat16, *contexts[:2], "--contexts", "", "--batch", rows]
-        ),
-        "first_token": Section(
-            60, ["-m", "benchmarks.first_token", *model, *bfloat16, "--systems", "ours-fast,transformers"]
-        ),
-        "scheduler": Section(
-            60,
-            ["-m", "benchmarks.batching", *model, "--precision", "bfloat16", "--slots", "2" if cpu else "32"],
-        ),
+        "rows": Section(60, [*decode, "ours-fast", *bfloat16, *contexts[:2], *rows]),
+        "first_token": Section(60, first),
+        "scheduler": Section(60, [*batching, "--slots", "2" if cpu else "32"]),
     }
     for shape, name in RECIPES.items():
         recipe = yaml.safe_load((ROOT / f"configs/{name}.yaml").read_text())
-        arguments = [
-            "--row",
-            str(recipe["sequence_length"]),
-            "--steps",
-            "4",
-            "--rounds",
-            "1",
-            "--tiles",
-            "1,4,0",
-        ]
-        arguments += ["--packed-micro-batch", str(recipe["micro_batch_size"]), "--documents", "96"]
-        arguments = [*model[:3], shape, *arguments]
-        if cpu:
-            arguments = [*model, "--row", "128", "--documents", "4", "--steps", "1"]
-        elif torch.cuda.is_available() and (
-            flops := known_peak(torch.cuda.get_device_name(), torch.bfloat16)
-        ):
-            arguments += ["--peak-flops", str(flops)]
-        systems = ["--systems", "ours-packed"]
-        found[f"training {shape}"] = Section(100, ["-m", "benchmarks.training", *arguments, *systems])
+        arguments = [*model, "--row", "128", "--documents", "4", "--steps", "1"]
+        if not cpu:
+            arguments = [*model[:3], shape, "--row", str(recipe["sequence_length"]), "--documents", "96"]
+            arguments += ["--packed-micro-batch", str(recipe["micro_batch_size"]), "--tiles", "1,4,0"]
+            arguments += ["--steps", "4", "--rounds", "1"]
+            name_here = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+            if flops := known_peak(name_here, torch.bfloat16):
+                arguments += ["--peak-flops", str(flops)]
+        arguments += ["--systems", "ours-packed"]
+        found[f"training {shape}"] = Section(100, ["-m", "benchmarks.training", *arguments])
     return found
 
 
-# ----------------------------------------------------------------------------------------- the run
 def run(name: str, section: Section, seconds: float, output: Path) -> dict:
     """A section's last line, or how it ended."""
     log = output / f"{name.replace(' ', '-')}.log"
@@ -121,14 +109,14 @@ def run(name: str, section: Section, seconds: float, output: Path) -> dict:
             os.killpg(child.pid, 9)
             printed, _ = child.communicate()
             status = f"ended after {seconds:.0f} s"
-    lines = printed.strip().splitlines()
+    last = (printed.strip().splitlines() or [""])[-1]
     try:
-        result = json.loads(lines[-1]) if lines else {}
+        result = json.loads(last)
     except ValueError:
-        result = {}
+        result = {"said": last[:300]}
     if status != 0:
         said = [line for line in log.read_text().splitlines() if line.strip()]
-        result |= {"status": status, "said": said[-1][:300] if said else ""}
+        result |= {"status": status} | ({"said": said[-1][:300]} if said else {})
     return result | {"section": name, "wall_seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -148,55 +136,13 @@ def run_all(device: str, names: list[str], output: Path) -> list[dict]:
     return results
 
 
-# ------------------------------------------------------------------------------------------ sections
+# ------------------------------------------------------------------------------------- sections of its own
 def env(device: str, shape: str) -> dict:
-    """The machine, how fast it reads and multiplies, and what a kernel costs in a graph of them."""
+    """The machine, and how fast it reads and multiplies."""
     found = hardware(device, torch.get_num_threads())
-    size = 2**23 if device == "cpu" else 2**32
-    found["read_bytes_per_second"] = read_bandwidth(device, size)
+    found["read_bytes_per_second"] = read_bandwidth(device, 2**23 if device == "cpu" else 2**32)
     found["flops_per_second"] = measured_peak(torch.device(device), torch.bfloat16)
-    if device == "cuda":
-        found["capability"] = torch.cuda.get_device_capability()
-        found["microseconds_a_kernel"] = {count: kernel_seconds(count) * 1e6 for count in (150, 300)}
     return found
-
-
-def kernel_seconds(count: int) -> float:
-    """Of one of `count` kernels, each of which waits for the one before it, in one graph."""
-    x, graph = torch.ones(576, device="cuda"), torch.cuda.CUDAGraph()
-    x.add_(1)
-    with torch.cuda.graph(graph):
-        for _ in range(count):
-            x.add_(1)
-    graph.replay()
-    start = now("cuda")
-    for _ in range(20):
-        graph.replay()
-    return (now("cuda") - start) / 20 / count
-
-
-def tests(device: str, shape: str) -> dict:
-    """tests/test_cuda.py: how many passed, and what the others said."""
-    import pytest  # only here: a bare machine may lack it
-
-    class Results:
-        def __init__(self):
-            self.counts: Counter[str] = Counter()
-            self.failed: dict[str, str] = {}
-
-        def pytest_runtest_logreport(self, report) -> None:
-            if report.when == "call" or report.outcome != "passed":
-                self.counts[report.outcome] += 1
-            if report.failed:
-                self.failed[report.nodeid.split("::")[-1]] = (
-                    str(report.longrepr).strip().splitlines()[-1][:200]
-                )
-
-    results = Results()
-    status = pytest.main(
-        ["-q", "-p", "no:cacheprovider", str(ROOT / "tests/test_cuda.py")], plugins=[results]
-    )
-    return {"exit": int(status), **results.counts, "failures": results.failed}
 
 
 @torch.no_grad()
@@ -215,21 +161,16 @@ def parity(device: str, shape: str) -> dict:
         row["same_argmax"] = (got.argmax(-1) == expected.argmax(-1)).float().mean().item()
         tokens = theirs.generate(**inputs, max_new_tokens=PARITY_TOKENS, do_sample=False)
         tokens = tokens[:, inputs["input_ids"].shape[1] :]
-        for name, step in decode_steps(ours).items():
+        fast, name = fast_step(ours.language_model)
+        for kind, step in {"eager": None, name: fast}.items():
             own = ours.generate(**inputs, max_new_tokens=PARITY_TOKENS, stop_token_ids=(), decode_step=step)
             logits = step_logits(ours, step)
             exact = logits if exact is None else exact  # of the first: eager, in float32
             equal = int((own == tokens).long().cumprod(1).sum())
-            row[name] = {"equal_tokens": equal, "step_logits": relative(logits, exact)}
+            row[kind] = {"equal_tokens": equal, "step_logits": relative(logits, exact)}
         found[precision] = row
         del ours, theirs
     return found
-
-
-def decode_steps(model) -> dict[str, Any]:
-    """The eager step and the fast one, by name."""
-    step, name = fast_step(model.language_model)
-    return {"eager": None, name: step}
 
 
 def step_logits(model, step) -> torch.Tensor:
@@ -247,61 +188,23 @@ def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
     return ((got - expected).abs().max() / expected.std()).item()
 
 
-OWN = {"env": env, "tests": tests, "parity": parity}
+OWN = {"env": env, "parity": parity}
 
 
-# ------------------------------------------------------------------------------------------- the table
-def table(results: list[dict]) -> str:
-    """What was measured, in Markdown; a dash where a section has not come to its end."""
+# ---------------------------------------------------------------------------------------------- the page
+def report(results: list[dict]) -> str:
+    """What was measured of ours, in Markdown; nothing of a section that has not come to its end."""
     by_name = {result["section"]: result for result in results}
-
-    def rows(name: str) -> list[dict]:
-        return by_name.get(name, {}).get("rows", [])
-
-    heads = [
-        "weights",
-        "context",
-        "rows",
-        "tokens/s",
-        "x transformers",
-        "x torch.compile",
-        "of the floor",
-        "step",
-    ]
-    lines = [
-        [
-            row["precision"], f"{row['context']:,}", str(row["batch"]),
-            f"{row['decode_tokens_per_second']:,.0f}",
-            number(row["over_static"], ".2f"), number(row["speed_over"].get("ours-compiled"), ".2f"),
-            f"{row['floor_fraction']:.0%}", row["step"],
-        ]
-        for name in ("decode", "int8", "rows")
-        for row in rows(name)
-        if row["system"] == "ours-fast"
-    ]  # fmt: skip
-    parts = [markdown(heads, lines)]
-    first = [
-        [str(row["tiles"]), f"{row['first_token_seconds'] * 1000:.1f} ms",
-         number(row["first_token_over_transformers"], ".2f")]
-        for row in rows("first_token") if row["system"] == "ours-fast"
-    ]  # fmt: skip
-    parts.append(markdown(["tiles", "first token", "/ transformers"], first))
-    trained = [
-        [
-            shape,
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['mfu']:.0%}",
-            f"{row['peak_mebibytes'] / 1024:.1f} GiB",
-        ]
-        for shape in RECIPES
-        for row in rows(f"training {shape}")
-    ]
-    parts.append(markdown(["recipe", "tokens/s", "MFU", "memory"], trained))
+    parts = []
+    for names, columns in TABLES.items():
+        rows = [row for name in names for row in by_name.get(name, {}).get("rows", [])]
+        own = [row for row in rows if row["system"] in ("ours-fast", "ours-packed")]
+        parts += [table(columns, own)] if own else []
     return "\n\n".join(parts) + "\n"
 
 
 def write_page(text: str, found: dict) -> None:
-    """The table into docs/speed.md, under the name of the machine."""
+    """The tables into docs/speed.md, under the name of the machine."""
     machine = f"On one {found['gpu']}, torch {found['torch']}, transformers {found['transformers']}:"
     begin, rest = PAGE.read_text().split(MARKS[0], 1)
     head, rest = rest.split("\n", 1)  # what the mark says about itself
@@ -325,10 +228,10 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := [name for name in names if name not in sections("cpu")]:
         parser.error(f"--only: expected some of {', '.join(sections('cpu'))}, got {', '.join(unknown)}")
     results = run_all(options.device, names, options.output)
-    (options.output / "gpu.md").write_text(table(results))
-    print(table(results))
+    (options.output / "gpu.md").write_text(report(results))
+    print(report(results))
     if options.device == "cuda" and not options.only and "gpu" in results[0]:
-        write_page(table(results), results[0])
+        write_page(report(results), results[0])
     print(json.dumps({"benchmark": "gpu", "sections": results}), flush=True)
     return int(any("status" in result for result in results))
 

@@ -1,5 +1,5 @@
 /* Read a buffer with all threads, each in several places of its share at once: what a decode step could at best do.
- * Compiled by benchmarks/systems.py. */
+ * Compiled by benchmarks/peers.py. */
 #include <omp.h>
 #include <stdint.h>
 

@@ -6,11 +6,10 @@
     python -m benchmarks.training --quick --shape tiny
 
 All systems learn from the same documents, of uneven length, with an image in every second one, and with the
-same optimizer, precision and clipping. Weights are random, shapes real; only what answers is supervised.
-Tokens a second count documents, never padding: supervised ones, and all. MFU is the FLOPs that the documents
-need (`training/flops.py`: no padding, each document by itself) a second, over --peak-flops or over what a
-product of large matrices reaches here. Peak memory is the whole process's on a CPU. Each system runs in a
-process of its own, all in turn, medians are shown, the last line is JSON.
+same optimizer, precision and clipping; only what answers is supervised. Tokens a second count documents,
+never padding: supervised ones, and all. MFU is the FLOPs that the documents need (`training/flops.py`: no
+padding, each document by itself) a second, over --peak-flops or over what a product of large matrices reaches
+here. Peak memory is the whole process's on a CPU.
 """
 
 from __future__ import annotations
@@ -18,34 +17,39 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from benchmarks.common import (
+    DTYPES,
+    PRECISION,
+    SHAPES,
+    Command,
     Handler,
-    base_parser,
+    build_ours,
+    compare,
+    execute,
+    fill,
     finish,
     integers,
     median,
-    memory_now,
     memory_peak,
     names,
     now,
+    option,
     reset_peak,
     shared_setup,
     stop_without,
     take_turns,
-    trim,
+    words,
 )
 from benchmarks.peers import build_transformers
-from benchmarks.shapes import DTYPES, SHAPES, build_ours, fill, words
 from data.packing import IGNORE_INDEX, PADDING, Batch, Sample, collate, pack, pack_indices
 from data.tiles import Tiles
 from inference.cli import positive
-from training.flops import Amounts, measured_peak, training_flops
+from training.flops import Amounts, amounts_of, measured_peak, training_flops
 from training.rows import RowsLoss
 
 TRAINERS = ("ours-packed", "ours-padded", "transformers")
@@ -55,38 +59,15 @@ DEFAULTS = {
     "cuda": {"documents": 128, "row": 4096, "micro_batch": 16, "packed_micro_batch": 4, "steps": 10}
     | {"precision": "bfloat16", "compile": True},
 }
-COLUMNS = {
-    "system": "system",
-    "precision": "precision",
-    "supervised_tokens_per_second": "supervised/s:,.1f",
-    "tokens_per_second": "tokens/s:,.1f",
-    "fill": "fill:.0%",
-    "seconds_per_step": "s/step:.2f",
-    "mfu": "MFU:.1%",
-    "peak_mebibytes": "peak MiB:,.0f",
-    "speed_over": "x transformers:.2f",
-    "memory_over": "x its memory:.2f",
-}
+COLUMNS = """system precision supervised_tokens_per_second:,.1f tokens_per_second:,.1f fill:.0%
+    seconds_per_step:.2f mfu:.1% peak_mebibytes:,.0f over_transformers:.2f memory_over_transformers:.2f"""
 MEDIAN_WORDS, SPREAD = 150, 0.9  # of a document's text: log-normal, long-tailed as instruction data are
 FEWEST, MOST = 12, 1500
 ANSWER = (0.2, 0.9)  # share of the text that answers
 WARM_UP = {"cpu": 1, "cuda": 4}  # steps before the timed ones; on CUDA, some compile
 
 
-def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = base_parser(__doc__)
-    add = parser.add_argument
-    add("--precision", choices=("float32", "bfloat16"), help="default: float32 on a CPU, bfloat16 on CUDA")
-    add("--systems", type=names(*TRAINERS), default=TRAINERS, metavar="S,S", help="systems (default: all)")
-    add("--documents", type=positive, metavar="N", help="documents of a step (default 6; 128 on CUDA)")
-    add("--tiles", type=integers, default=[1, 0], metavar="N,N", help="tiles of their images (default 1,0)")
-    add("--row", type=positive, metavar="N", help="positions of a packed row (default 2048; 4096 on CUDA)")
-    add("--micro-batch", type=positive, metavar="N", help="padded rows of a batch (default 6; 16 on CUDA)")
-    add("--packed-micro-batch", type=positive, metavar="N", help="packed rows of one (default 1; 4 on CUDA)")
-    add("--steps", type=positive, metavar="N", help="timed steps of a round (default 2; 10 on CUDA)")
-    add("--peak-flops", type=float, metavar="F", help="FLOP/s of the device (default: of a matrix product)")
-    add("--compile", action=argparse.BooleanOptionalAction, help="compile our blocks (default: on CUDA)")
-    settings = parser.parse_args(arguments)
+def check(settings: argparse.Namespace) -> None:
     for name, value in DEFAULTS[settings.device].items():
         if getattr(settings, name) is None:
             setattr(settings, name, value)
@@ -95,8 +76,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     if settings.quick:
         settings.rounds, settings.steps, settings.documents = 1, 1, min(settings.documents, 4)
     if max(settings.tiles) * config.tokens_per_tile + 16 > settings.row:
-        parser.error(f"--tiles: {max(settings.tiles)} do not fit into a row of {settings.row} positions")
-    return settings
+        raise ValueError(f"--tiles: {max(settings.tiles)} do not fit a row of {settings.row} positions")
 
 
 # ------------------------------------------------------------------------------------------- documents
@@ -136,16 +116,6 @@ def batches(
         waiting = [sample for i, sample in enumerate(waiting) if i not in set(chosen)]
     starts = range(0, len(packed_rows), rows)
     return [collate(packed_rows[i : i + rows], 0, length, config.image_token_id) for i in starts]
-
-
-def amounts_of(samples: list[Sample]) -> Amounts:
-    """What the documents are, however they are laid out: nothing counts for padding."""
-    return Amounts(
-        tiles=sum(sample.tiles for sample in samples),
-        positions=sum(sample.tokens for sample in samples),
-        pairs=sum(sample.tokens**2 for sample in samples),
-        labelled=sum(label != IGNORE_INDEX for sample in samples for label in sample.labels[1:]),
-    )
 
 
 # --------------------------------------------------------------------------------------------- systems
@@ -197,6 +167,7 @@ class Trainer:
             for step in range(warm_up + job["steps"])
         ]
         seconds, loss, positions = 0.0, 0.0, 0
+        timed: list[Amounts] = []
         for number, samples in enumerate(groups):
             if self.packed:  # packed rows are compiled for one length
                 length = setup["row"] if setup["compile"] else None
@@ -208,7 +179,7 @@ class Trainer:
             if number >= warm_up:
                 seconds += now(self.device) - start
                 positions += sum(batch["input_ids"].numel() for batch in batch_list)
-        timed = [amounts_of(samples) for samples in groups[warm_up:]]
+                timed += map(amounts_of, batch_list)
         return {
             "seconds": seconds,
             "loss": loss,
@@ -220,56 +191,22 @@ class Trainer:
         }
 
 
-def make_handler(setup: dict) -> Handler:
+def handler(setup: dict) -> Handler:
     """The child's side: answers jobs with one system, and with the memory that they took."""
     torch.set_num_threads(setup["threads"])
-    if setup["system"] == "peak":
-        dtype = DTYPES[setup["precision"]]
-        return lambda job: {"flops_per_second": measured_peak(torch.device(setup["device"]), dtype)}
     device = setup["device"]
-    before = memory_now(device)
+    if setup["system"] == "peak":
+        return lambda job: {"flops": measured_peak(torch.device(device), DTYPES[setup["precision"]])}
     trainer = Trainer(setup)
-    trim()
 
     def handle(job: dict) -> dict:
         reset_peak(device)
-        return trainer.run(job) | {"peak_bytes": memory_peak(device), "before_bytes": before}
+        return trainer.run(job) | {"peak_bytes": memory_peak(device)}
 
     return handle
 
 
-# ----------------------------------------------------------------------------------------------- table
-def make_row(settings: argparse.Namespace, system: str, replies: list[dict], peak: float) -> dict:
-    """One line: medians over the rounds."""
-
-    def rate(name: str) -> Any:
-        return median(reply[name] / reply["seconds"] for reply in replies)
-
-    memory = min(reply["peak_bytes"] for reply in replies)  # later rounds hold what the allocator keeps
-    seconds = median(reply["seconds"] for reply in replies)
-    return {
-        "system": system,
-        **{key: getattr(settings, key) for key in ("precision", "device", "shape", "steps")},
-        "rounds": len(replies),
-        "documents_per_step": settings.documents,
-        "labelled_tokens": [reply["labelled"] for reply in replies],
-        **{key: [reply[key] for reply in replies] for key in ("tokens", "tiles", "loss")},
-        "supervised_tokens_per_second": rate("labelled"),
-        "tokens_per_second": rate("tokens"),
-        "documents_per_second": settings.documents * settings.steps / seconds,
-        "fill": median(reply["tokens"] / reply["positions"] for reply in replies),
-        "seconds_per_step": seconds / settings.steps,
-        "seconds_of_rounds": [reply["seconds"] for reply in replies],
-        "flops_per_second": rate("flops"),
-        "mfu": rate("flops") / peak,
-        "peak_bytes": memory,
-        "peak_mebibytes": memory / 2**20,
-        "before_model_bytes": min(reply["before_bytes"] for reply in replies),
-    }
-
-
-def main(arguments: list[str] | None = None) -> int:
-    settings = parse_arguments(arguments)
+def run(settings: argparse.Namespace, folder: str) -> None:
     shared = shared_setup(
         settings, "precision", "row", "micro_batch", "packed_micro_batch", "compile", "tiles"
     )
@@ -277,23 +214,58 @@ def main(arguments: list[str] | None = None) -> int:
     setups = [{"system": system, **shared} for system in systems]
     job = {key: getattr(settings, key) for key in ("documents", "steps")}
     # One model in memory at a time: training takes four times its weights, and activations.
-    replies, failed = take_turns(make_handler, setups, lambda setup: [job], settings.rounds, together=False)
+    replies, failed = take_turns(handler, setups, lambda setup: [job], settings.rounds, together=False)
     stop_without([f"peak {settings.precision}"], failed)
     by_system = {system: own[0] for system, own in zip(systems, replies, strict=True) if own[0]}
     measured = by_system.pop("peak", [])
-    peak = settings.peak_flops or max(reply["flops_per_second"] for reply in measured)
+    peak = settings.peak_flops or max(reply["flops"] for reply in measured)
     rows = [make_row(settings, system, own, peak) for system, own in by_system.items()]
-    if "transformers" in by_system:
-        theirs = rows[list(by_system).index("transformers")]
-        for row in rows:
-            if row is not theirs:  # the same documents in each round: a ratio for each, then their median
-                pairs = zip(theirs["seconds_of_rounds"], row["seconds_of_rounds"])
-                row["speed_over"] = median(other / own for other, own in pairs)
-                row["memory_over"] = row["peak_bytes"] / theirs["peak_bytes"]
+    compare(rows, "tokens_per_second", (), ["transformers"])
+    compare(rows, "peak_mebibytes", (), ["transformers"], "memory_")
     how = "given" if settings.peak_flops else "measured"
     print(f"{settings.shape} on {settings.device}: a peak of {peak / 1e12:.3g} TFLOP/s ({how})")
     finish("training", settings, COLUMNS, rows, peak_flops=peak, peak_is=how, left_out=failed)
-    return 0
+
+
+def make_row(settings: argparse.Namespace, system: str, replies: list[dict], peak: float) -> dict:
+    """One line: medians over the rounds."""
+    rate = {
+        name: median(reply[name] / reply["seconds"] for reply in replies)
+        for name in ("labelled", "tokens", "flops")
+    }
+    memory = min(reply["peak_bytes"] for reply in replies)  # later rounds hold what the allocator keeps
+    return {
+        "system": system,
+        **{key: getattr(settings, key) for key in ("precision", "device", "shape", "steps", "documents")},
+        "labelled_tokens": [reply["labelled"] for reply in replies],
+        **{key: [reply[key] for reply in replies] for key in ("tokens", "tiles", "loss")},
+        "supervised_tokens_per_second": rate["labelled"],
+        "tokens_per_second": rate["tokens"],
+        "fill": median(reply["tokens"] / reply["positions"] for reply in replies),
+        "seconds_per_step": median(reply["seconds"] for reply in replies) / settings.steps,
+        "seconds_of_rounds": [reply["seconds"] for reply in replies],
+        "flops_per_second": rate["flops"],
+        "mfu": rate["flops"] / peak,
+        "peak_mebibytes": memory / 2**20,
+    }
+
+
+COMMAND = Command(run, check, {
+    "--precision": PRECISION | {"choices": tuple(DTYPES), "default": None, "help": "default: of the device"},
+    "--systems": option(names(*TRAINERS), TRAINERS, "which", "all"),
+    "--documents": option(positive, None, "documents of a step", "6; 128 on CUDA"),
+    "--tiles": option(integers, [1, 0], "tiles of their images", "1,0"),
+    "--row": option(positive, None, "positions of a packed row", "2048; 4096 on CUDA"),
+    "--micro-batch": option(positive, None, "padded rows of a batch", "6; 16 on CUDA"),
+    "--packed-micro-batch": option(positive, None, "packed rows of one", "1; 4 on CUDA"),
+    "--steps": option(positive, None, "timed steps of a round", "2; 10 on CUDA"),
+    "--peak-flops": option(float, None, "FLOP/s of the device", "those of a matrix product"),
+    "--compile": {"action": argparse.BooleanOptionalAction, "help": "compile our blocks (default: on CUDA)"},
+})  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return execute(__doc__, COMMAND, arguments)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "inference": {"inference", "models", "generation", "data"},
     "web": {"web", "inference", "models", "generation", "data"},
     "eval": {"eval"} | EVERYTHING_BELOW,
-    "benchmarks": {"benchmarks", "eval"} | EVERYTHING_BELOW,
+    "benchmarks": {"benchmarks"} | EVERYTHING_BELOW,
     "tools": {"tools", "web", "eval", "benchmarks"} | EVERYTHING_BELOW,
     # Beside the product: nobody imports it; `data: recipes.NAME` and a task's name in eval/tasks.py find it.
     "recipes.world.tests": {"recipes", "train", "tests", "eval"} | EVERYTHING_BELOW,

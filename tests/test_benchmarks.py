@@ -14,26 +14,12 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import (
-    batching,
-    common,
-    decode,
-    first_token,
-    gpu,
-    load,
-    lookup,
-    peers,
-    photograph,
-    picture,
-    prefix,
-    quantization,
-    systems,
-    training,
-)
+from benchmarks import common, gpu, latency, peers, throughput, training
+from benchmarks.common import SHAPES, build_ours, parameters, prompt, prompt_tokens
 from benchmarks.peers import build_transformers, hf_config
-from benchmarks.shapes import SHAPES, build_ours, parameters, prompt, prompt_tokens
 from generation import draft
 
+TESTS = "tests/test_cuda.py"
 SYSTEMS = "ours-fast,ours-eager,ours-no-cache,transformers,llama.cpp"
 
 
@@ -61,7 +47,8 @@ def run(local, capsys):
     """A benchmark's main: the result of its last line."""
 
     def run(benchmark, *arguments: str) -> dict:
-        assert benchmark.main(["--shape", "tiny", "--threads", "1", "--rounds", "1", *arguments]) == 0
+        shared, first = ("--shape", "tiny", "--threads", "1", "--rounds", "1"), int(benchmark is not training)
+        assert benchmark.main([*arguments[:first], *shared, *arguments[first:]]) == 0
         out = capsys.readouterr().out
         return json.loads(out.splitlines()[-1]) | {"printed": out}
 
@@ -71,12 +58,12 @@ def run(local, capsys):
 def test_load(run):
     systems = ("ours-fast", "ours-never-loaded", "transformers")
     arguments = ("--systems", ",".join(systems), "--precisions", "float32", "--tokens", "2", "--quotas", "")
-    result = run(load, *arguments)
+    result = run(latency, "load", *arguments)
     rows = {(row["system"], row["condition"]): row for row in result["rows"]}
     assert set(rows) == {
         (system, condition)
         for system in systems
-        for condition in load.CONDITIONS
+        for condition in latency.CONDITIONS
         if (system, condition) != ("ours-never-loaded", "busy")
     }
     speeds = {key: row["decode_tokens_per_second"] for key, row in rows.items()}
@@ -85,11 +72,13 @@ def test_load(run):
         other = peer.replace("never", "ours-never").replace("_", "-")
         expected = speeds["ours-fast", "quiet again"] / speeds[other, "quiet again"]
         assert loaded[f"over_{peer}"] == pytest.approx(expected)
-    assert loaded["over_llama"] is None and loaded["first_token_seconds"] > 0
+    assert loaded["over_llama_cpp"] is None and loaded["first_token_seconds"] > 0
 
 
 def test_decode(run):
-    result = run(decode, "--systems", SYSTEMS, "--prompts", "1", "--contexts", "40", "--tokens", "2")
+    result = run(
+        latency, "decode", "--systems", SYSTEMS, "--prompts", "1", "--contexts", "40", "--tokens", "2"
+    )
     rows = {(row["system"], row["precision"], row["context"]): row for row in result["rows"]}
     floats, contexts = ("float32", "bfloat16"), (24, 40)
     expected = {
@@ -103,27 +92,29 @@ def test_decode(run):
     theirs = rows["transformers", "float32", 40]
     assert fast["weight_bytes"] == pytest.approx(theirs["weight_bytes"], rel=1e-3)
     assert rows["ours-fast", "bfloat16", 40]["weight_bytes"] < 0.6 * fast["weight_bytes"]
-    assert fast["speed_over"].keys() >= {"transformers", "ours-eager"} and fast["floor_fraction"] > 0
+    assert fast["over_transformers"] > 0 and fast["floor_fraction"] > 0
     if importlib.util.find_spec("llama_cpp") is None:
         assert "left out: llama.cpp float32" in result["printed"]
 
 
 def test_decode_compares_systems_with_as_many_rows(run):
-    systems = ("--systems", "ours-fast,ours-eager,llama.cpp", "--precisions", "bfloat16")
-    result = run(decode, *systems, "--prompts", "1", "--contexts", "", "--tokens", "2", "--batch", "3,1")
+    systems = ("--systems", "ours-fast,transformers,llama.cpp", "--precisions", "bfloat16")
+    result = run(
+        latency, "decode", *systems, "--prompts", "1", "--contexts", "", "--tokens", "2", "--batch", "3,1"
+    )
     rows = {(row["system"], row["batch"]): row for row in result["rows"]}
-    assert rows.keys() >= {(s, batch) for s in ("ours-fast", "ours-eager") for batch in (1, 3)}
-    fast, eager = (rows[system, 3]["decode_tokens_per_second"] for system in ("ours-fast", "ours-eager"))
-    assert rows["ours-fast", 3]["speed_over"]["ours-eager"] == fast / eager
+    assert rows.keys() >= {(s, batch) for s in ("ours-fast", "transformers") for batch in (1, 3)}
+    fast, other = (rows[system, 3]["decode_tokens_per_second"] for system in ("ours-fast", "transformers"))
+    assert rows["ours-fast", 3]["over_transformers"] == fast / other
     assert rows["ours-fast", 3]["cache_bytes"] == 3 * rows["ours-fast", 1]["cache_bytes"]
 
 
-def test_first_token(run, monkeypatch, tmp_path, capsys):
+def test_first_token(run, monkeypatch, tmp_path):
     """Every system that is installed, with what it has, and a picture of it."""
-    monkeypatch.setattr(photograph, "SIDE", 300)
+    monkeypatch.setattr(latency, "SIDE", 300)
     monkeypatch.setattr(draft, "LIMITS", draft.DraftLimits(least_wait=0))
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    result = run(first_token, "--tiles", "1,17", "--save", "one")
+    result = run(latency, "first-token", "--tiles", "1,17", "--save", "one")
     rows = {(row["system"], row["precision"], row["tiles"]): row for row in result["rows"]}
     floats = ("float32", "bfloat16")
     whole = {("ours-fast", precision) for precision in (*floats, "int8")}
@@ -149,25 +140,23 @@ def test_first_token(run, monkeypatch, tmp_path, capsys):
             row = rows[system, "float32", 1]
             assert row[part] > 0 and row["first_token_seconds"] is None
             assert row.get("least_cosine", 1) > 0.9999
-    assert picture.main([str(tmp_path / "one.json"), str(tmp_path / "one.svg")]) == 0
+    assert latency.main(["picture", str(tmp_path / "one.json"), str(tmp_path / "one.svg")]) == 0
     ET.parse(tmp_path / "one.svg")
-    assert "| bfloat16 | 17 |" in capsys.readouterr().out
 
 
 def test_first_token_quick(run, monkeypatch):
-    monkeypatch.setattr(photograph, "SIDE", 300)
-    (row,) = run(first_token, "--quick", "--systems", "ours-fast", "--precisions", "int8")["rows"]
+    monkeypatch.setattr(latency, "SIDE", 300)
+    (row,) = run(latency, "first-token", "--quick", "--systems", "ours-fast", "--precisions", "int8")["rows"]
     assert row["tiles"] == 1 and row["first_token_seconds"] > 0
 
 
-def test_the_picture_of_decoding_is_drawn_from_its_result(tmp_path, capsys):
+def test_the_picture_of_decoding_is_drawn_from_its_result(tmp_path):
     result = common.RESULTS / "decode-cpu-zen4.json"
-    assert picture.main([str(result), str(tmp_path / "decode.svg")]) == 0
+    assert latency.main(["picture", str(result), str(tmp_path / "decode.svg")]) == 0
     bars = ET.parse(tmp_path / "decode.svg").findall("{http://www.w3.org/2000/svg}rect")
     assert len(bars) == 1 + 8  # the ground, and the systems that each precision has
-    assert capsys.readouterr().out.count("\n") == 2 + 9
     with pytest.raises(SystemExit) as stopped:
-        picture.main([str(common.RESULTS / "batching-cpu-zen3.json"), str(tmp_path / "no.svg")])
+        latency.main(["picture", str(common.RESULTS / "batching-cpu-zen3.json"), str(tmp_path / "no.svg")])
     assert stopped.value.code == 2 and not (tmp_path / "no.svg").exists()
 
 
@@ -231,6 +220,17 @@ def test_systems_take_turns(local, capfd, together):
     assert replies[2][1][0] == {"number": 1, "round": 0}
 
 
+def test_a_quota_that_nobody_may_set_leaves_the_rest(local):
+    def make(setup):
+        if setup["quota"]:
+            raise common.Unavailable("not here")
+        return lambda job: job
+
+    setups = [{"system": "a", "threads": 1, "quota": quota} for quota in (None, 0.5)]
+    replies, failed = common.take_turns(make, setups, lambda setup: [{}], 2, together=True)
+    assert failed == {"a 0.5": "not here"} and [len(own[0]) for own in replies] == [2, 0]
+
+
 def test_a_child_that_dies_is_left_out():
     make = partial(eval, "__import__('os').kill(__import__('os').getpid(), 9)")
     replies, failed = common.take_turns(make, SETUPS[:1], lambda setup: [{}], 1, together=True)
@@ -238,7 +238,7 @@ def test_a_child_that_dies_is_left_out():
 
 
 def test_prefix(run):
-    result = run(prefix, "--tiles", "2", "--questions", "4", "--answers", "3", "--tokens", "3")
+    result = run(throughput, "prefix", "--tiles", "2", "--questions", "4", "--answers", "3", "--tokens", "3")
     rows = {(row["what"], row["system"]): row for row in result["rows"]}
     assert rows["4 questions", "ours, session"]["equal_answers"] == "4/4"
     assert rows.keys() >= {("1 answer", "ours"), ("3 answers", "ours"), ("4 questions", "transformers")}
@@ -246,7 +246,8 @@ def test_prefix(run):
 
 
 def test_lookup(run):
-    rows = {row["answer"]: row for row in run(lookup, "--precisions", "float32", "--tokens", "60")["rows"]}
+    result = run(throughput, "lookup", "--precisions", "float32", "--tokens", "60")
+    rows = {row["answer"]: row for row in result["rows"]}
     assert list(rows) == ["transcript", "table", "prose", "misleading"]
     assert all(row["ratio"] > 0 and row["accepted"] <= row["proposed"] for row in rows.values())
 
@@ -254,13 +255,12 @@ def test_lookup(run):
 @pytest.mark.parametrize("images", [0, 2])
 def test_batching(run, images, monkeypatch):
     """The scheduler, padded batches and transformers' model all give each request's own tokens."""
-    monkeypatch.setattr(batching, "LONGEST", 12)
-    peers = ("--peers", "transformers", "--peer-requests", "4")
-    result = run(batching, "--requests", "6", "--slots", "2", "--pictures", str(images), *peers)
+    monkeypatch.setattr(throughput, "LONGEST", 12)
+    sizes = ("--requests", "6", "--slots", "2", "--pictures", str(images))
+    result = run(throughput, "batching", *sizes, "--peers", "transformers")
     rows = {row["system"]: row for row in result["rows"]}
-    assert set(rows) == {*batching.SYSTEMS, "transformers"}
+    assert set(rows) == set(throughput.BATCHED)
     assert all(row["identical_to_alone"] for row in rows.values())
-    assert rows["transformers"]["measured_requests"] == 4
     assert rows["scheduler"]["decode_steps"] <= rows["padded batches"]["decode_steps"]
 
 
@@ -292,20 +292,23 @@ def test_weights_differ_between_rows_and_logits_are_finite():
 # ------------------------------------------------------------------------------------------ the GPU's run
 def test_every_section_of_the_gpu_run_is_parsed():
     """On CUDA, too: the benchmarks take what they are asked."""
-    parsers = {"decode": decode, "first_token": first_token, "batching": batching, "training": training}
+    commands = {
+        "benchmarks.latency": latency.COMMANDS,
+        "benchmarks.throughput": throughput.COMMANDS,
+        "benchmarks.training": training.COMMAND,
+    }
     for device in ("cpu", "cuda"):
-        for _, arguments in gpu.sections(device).values():
-            name = arguments[1].removeprefix("benchmarks.")
-            if name in parsers:
-                assert parsers[name].parse_arguments(arguments[2:]).device == device
+        for name, (_, arguments) in gpu.sections(device).items():
+            if arguments[1] in commands:
+                assert common.parse(None, commands[arguments[1]], arguments[2:]).device == device
             else:
-                assert name == "gpu" and arguments[-1] in gpu.OWN
+                assert (arguments[1], arguments[-1]) in (("benchmarks.gpu", name), ("pytest", TESTS))
 
 
 def test_a_section_that_hangs_or_dies_takes_no_other_with_it(tmp_path, monkeypatch, capsys):
     result = json.loads((common.RESULTS / "decode-cpu-zen4.json").read_text())
     (tmp_path / "decode.json").write_text(json.dumps(result | {"rows": [
-        row | {"over_static": row["over_transformers"], "step": "a step"} for row in result["rows"]
+        row | {"step": "a step"} for row in result["rows"]
     ]}))  # fmt: skip
     scripts = {
         "parity": "print('{}'); import time; time.sleep(600)",
@@ -355,7 +358,7 @@ def test_compiled_step():
         "threads": 1,
         "system": "ours-compiled",
     }
-    compiled = systems.Ours(setup)
+    compiled = peers.Ours(setup)
     logits = [gpu.step_logits(compiled.model, step) for step in (compiled.step, None)]
     torch.testing.assert_close(*logits)
 
@@ -382,7 +385,7 @@ def test_training(run):
         assert 0 < row["supervised_tokens_per_second"] < row["tokens_per_second"]
         assert row["mfu"] > 0 and row["seconds_per_step"] > 0
     assert rows["ours-packed"]["fill"] > rows["ours-padded"]["fill"] == rows["transformers"]["fill"]
-    assert rows["ours-packed"]["speed_over"] > 0 and "speed_over" not in rows["transformers"]
+    assert rows["ours-packed"]["over_transformers"] > 0
     # Packed or padded, the same weights see the same documents.
     assert rows["ours-packed"]["loss"] == pytest.approx(rows["ours-padded"]["loss"], rel=1e-3)
     assert result["hardware"]["peak_is"] == "measured"
@@ -406,13 +409,9 @@ def test_training_in_bfloat16_with_a_peak_that_is_given(run):
     assert row["precision"] == "bfloat16" and row["mfu"] == pytest.approx(row["flops_per_second"] / 1e12)
 
 
-# ----------------------------------------------------------------------------------- the embedded model
-def test_quantization_compares_rounded_weights_with_float32(capsys):
-    assert quantization.main(["--questions", "8"]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    eager, bfloat16, int8 = rows = result["rows"]
-    assert {row["tokens"] for row in rows} == {eager["tokens"]} and eager["tokens"] >= 8
-    for row in rows:
-        assert 0 < row["mean_logit_error"] <= row["largest_logit_error"]
-        assert 0.5 < row["top1_agreement"] <= 1
-    assert bfloat16["mean_logit_error"] < int8["mean_logit_error"]
+# --------------------------------------------------------------------------------------------- serving
+def test_serving(run):
+    """Over HTTP as alone. transformers' server is another test's: it takes half a minute to start."""
+    (row,) = run(throughput, "serving", "--quick", "--systems", "ocelli", "--tokens", "8")["rows"]
+    assert row["same_text"] == "4/4" and row["requests_per_second"] > 0 and row["over_transformers"] is None
+    assert 0 < row["first_word_median"] <= row["first_word_p95"] < row["seconds"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.shapes import SHAPES
+from benchmarks.common import SHAPES
 from generation.fast.native import build
 from inference import checkpoint as checkpoint_module
 from inference.checkpoint import RequestError

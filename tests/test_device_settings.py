@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.shapes import build_ours
+from benchmarks.common import build_ours
 from inference.checkpoint import pick_device
 from models import vision_language_model
 from models.vision_language_model import VisionLanguageModel

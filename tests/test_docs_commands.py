@@ -35,16 +35,17 @@ RUN_ELSEWHERE = {
     ".venv/bin/python train.py runs/mine/run.yaml": "tests/test_finetune.py",
     ".venv/bin/python -m pytest tests/test_cli.py -k json": "tests/test_cli.py",
     # Of those that need minutes, with a small model, few questions, one round:
-    ".venv/bin/python -m benchmarks.decode --systems ours-fast,transformers,llama.cpp --prompts 1 --contexts "
-    "1108,8000 --tokens 24 --rounds 5": "tests/test_benchmarks.py",
-    ".venv/bin/python -m benchmarks.decode --systems ours-fast,llama.cpp --batch 1,8,16 "
+    ".venv/bin/python -m benchmarks.latency decode --systems ours-fast,transformers,llama.cpp --prompts 1 "
+    "--contexts 1108,8000 --tokens 24 --rounds 5": "tests/test_benchmarks.py",
+    ".venv/bin/python -m benchmarks.latency decode --systems ours-fast,llama.cpp --batch 1,8,16 "
     '--contexts "" --tokens 24 --rounds 5': "tests/test_benchmarks.py",
     ".venv/bin/python -m eval doctor http://127.0.0.1:8000/v1 --model ocelli-shapes --reference "
     "checkpoints/ocelli-shapes": "tests/test_doctor.py",
-    ".venv/bin/python -m benchmarks.first_token": "tests/test_benchmarks.py",
-    ".venv/bin/python -m benchmarks.prefix": "tests/test_benchmarks.py",
-    ".venv/bin/python -m benchmarks.batching": "tests/test_benchmarks.py",
-    ".venv/bin/python -m benchmarks.lookup": "tests/test_benchmarks.py",
+    ".venv/bin/python -m benchmarks.latency first-token --rounds 5": "tests/test_benchmarks.py",
+    ".venv/bin/python -m benchmarks.latency load": "tests/test_benchmarks.py",
+    ".venv/bin/python -m benchmarks.throughput prefix": "tests/test_benchmarks.py",
+    ".venv/bin/python -m benchmarks.throughput batching": "tests/test_benchmarks.py",
+    ".venv/bin/python -m benchmarks.throughput lookup": "tests/test_benchmarks.py",
 }
 ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_serve.py"}  # by what stands in the block
 NEEDS = re.compile(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.shapes import SHAPES
+from benchmarks.common import SHAPES
 from generation import kv_cache as kv
 from generation import sampling
 from generation.decoding import GenerationOptions

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import train
-from benchmarks.shapes import SHAPES
+from benchmarks.common import SHAPES
 from data.packing import Batch, dense_mask
 from models.config import VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
