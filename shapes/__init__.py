@@ -11,7 +11,7 @@ randomness comes from the `random.Random` that is passed in.
 from shapes.drawing import digit_images, object_map, render, render_with_map
 from shapes.questions import ask, ask_list, describe, sample_questions
 from shapes.sampling import example_scene, sample_scene
-from shapes.scoring import heldout_questions, majority_answers, score
+from shapes.scoring import heldout_questions, score
 from shapes.world import (
     COLOURS,
     FAMILIES,
@@ -38,7 +38,6 @@ __all__ = [
     "digit_images",
     "example_scene",
     "heldout_questions",
-    "majority_answers",
     "object_map",
     "render",
     "render_with_map",

@@ -1,4 +1,4 @@
-"""Scores, the majority-answer control and the held-out questions."""
+"""Scores and the held-out questions."""
 
 from __future__ import annotations
 
@@ -45,14 +45,6 @@ def _items(text):
                 next((t for t in tokens if t in SHAPES), None),
             ] += 1
     return found
-
-
-def majority_answers(qas):
-    """{family: its most common answer}: the control that never looks at the image."""
-    answers = {}
-    for qa in qas:
-        answers.setdefault(qa.family, Counter())[qa.answer] += 1
-    return {family: counts.most_common(1)[0][0] for family, counts in answers.items()}
 
 
 def heldout_questions(n, seed=0):

@@ -129,18 +129,13 @@ def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
 
 
 # ---------------------------------------------------------------------------------------------- losses
-class DenseHead(nn.Module):
+def dense_head(width: int) -> nn.Linear:
     """(N, P, D_v) patch features -> (N, P, kinds + colours + 4 + 3 counts of up to 8 + 4 edges + 26 letters)
     predictions."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.linear = nn.Linear(width, sum(_PARTS))
-        nn.init.normal_(self.linear.weight, std=width**-0.5)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.linear(features)
+    head = nn.Linear(width, sum(_PARTS))
+    nn.init.normal_(head.weight, std=width**-0.5)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def dense_counts(targets: Tensor) -> Tensor:
@@ -241,7 +236,7 @@ class ShapesLoss(nn.Module):
     def __init__(self, model: VisionLanguageModel, dense_weight: float = 0.3, fact_weight: float = 0.5):
         super().__init__()
         self.model, width = model, model.config.text.hidden_size
-        self.head = DenseHead(model.config.vision.hidden_size)
+        self.head = dense_head(model.config.vision.hidden_size)
         self.nouns, self.pairs = FactHead(width, depth=0.5), FactHead(width, depth=0.8)
         for head in (self.nouns, self.pairs):
             head.watch(model.language_model)
@@ -452,6 +447,7 @@ class ShapesTask(Task):
         alone = vision_steps(config)
         drawn = amounts_of(stream.batch(alone))
         row = AverageRow(
+            tiles=drawn.tiles / config.batch_size,
             fill=drawn.positions / (config.batch_size * config.sequence_length),
             labelled=drawn.labelled / drawn.positions,
             total_samples=(total_steps(config) - alone) * config.batch_size,

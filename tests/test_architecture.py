@@ -116,6 +116,8 @@ def test_who_imports_whom():
         allowed = allowed | {GROUND_FLOOR}
         wrong[name] = {module for module in ours if not any(within(module, prefix) for prefix in allowed)}
     assert not {name: modules for name, modules in wrong.items() if modules}
+    for name in ENTRY_POINTS:  # they may import everything but what stands beside the product
+        assert not [module for module in imports(name) if within(module, "recipes")], name
 
 
 def test_generation_needs_torch_only():

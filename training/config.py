@@ -379,16 +379,15 @@ def parse_arguments(
     given, unknown = parser.parse_known_args(plain)
     if unknown:
         name = unknown[0].split("=")[0]
-        leave(
-            f"unknown argument {name}{did_you_mean(name, map(flag, _fields(kind)))}; --help lists the flags"
-        )
+        leave(f"unknown argument {name}{did_you_mean(name, map(flag, known))}; --help lists the flags")
     try:
         for name, value in vars(given).items():
-            settings[name] = (
-                value if isinstance(value, bool) else _value(types[name], name, value, flag(name))
-            )
+            kept = isinstance(value, bool)
+            settings[name] = value if kept else _value(types[name], name, value, flag(name))
         if settings_class(settings) is not kind:
-            raise ValueError("--data: expected rows or shapes, or the data of a recipe of its own; name that")
+            raise ValueError(
+                f"--data: {settings['data']!r} has other settings than recipe {recipe}; name a recipe of it"
+            )
         plan = PlanOptions(**{name: settings.pop(name) for name in list(settings) if name.startswith("plan")})
         config = kind(**settings)
         if check is not None:
