@@ -19,10 +19,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints, runtime_checkable
+from typing import IO, Any, Protocol, get_type_hints, runtime_checkable
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -36,6 +36,7 @@ TRAIN = "train"
 _METADATA = "metadata.jsonl"  # of an image folder; no other file beside it counts
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")  # in a `save_to_disk` folder
 _BUILDERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}  # by the files' ending
+_JSON = (".jsonl", ".json")
 _SPLITS = {TRAIN: TRAIN, "training": TRAIN}  # words in names, as the `datasets` library knows them
 _SPLITS |= dict.fromkeys(("validation", "valid", "dev", "val"), "validation")
 _SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
@@ -74,6 +75,29 @@ class Stream(Protocol):
         """The rows of a part of a file, from the part's row number `start` on."""
 
 
+@dataclass(frozen=True)
+class RowsFile:
+    """A file here or at an address, and its name in messages; an address is read in ranges of bytes."""
+
+    place: str
+    name: str
+
+    @classmethod
+    def here(cls, path: Path) -> RowsFile:
+        return cls(str(path), path.name)
+
+    def open(self) -> IO[bytes]:
+        if not ADDRESS.match(self.place):
+            return open(self.place, "rb")
+        import fsspec  # takes a tenth of a second
+
+        return fsspec.open(self.place, "rb").open()
+
+    def size(self) -> int:
+        with self.open() as file:
+            return file.seek(0, os.SEEK_END)
+
+
 class JsonLines(Sequence):
     """The objects of JSON-lines files, each read when it is indexed; `lines` (n, 2) int64 are the file and
     the byte at which each begins.
@@ -81,10 +105,10 @@ class JsonLines(Sequence):
     A line that is not JSON is a string that says so; the loader counts it with the other bad rows.
     """
 
-    def __init__(self, paths: Sequence[Path], lines: np.ndarray | None = None):
-        self.paths = paths
+    def __init__(self, files: Sequence[RowsFile], lines: np.ndarray | None = None):
+        self.files = files
         if lines is None:
-            starts = [(file, at) for file, path in enumerate(paths) for at in _line_starts(path)]
+            starts = [(number, at) for number, file in enumerate(files) for at in _line_starts(file)]
             lines = np.array(starts, np.int64).reshape(-1, 2)
         self.lines = lines
 
@@ -93,55 +117,57 @@ class JsonLines(Sequence):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return JsonLines(self.paths, self.lines[index])
+            return JsonLines(self.files, self.lines[index])
         number, start = self.lines[index].tolist()
-        with self.paths[number].open("rb") as file:
+        with self.files[number].open() as file:
             file.seek(start)
-            return _parsed(file.readline(), self.paths[number])
+            return _parsed(file.readline(), self.files[number])
 
 
 class JsonLinesStream:
     """JSON-lines files read from front to back, without looking up their lines first. A part is a range of
     bytes, and holds the lines that begin there."""
 
-    def __init__(self, paths: Sequence[Path]):
-        self.paths, self.num_files = paths, len(paths)
-        self.sizes = [path.stat().st_size for path in paths]
+    def __init__(self, files: Sequence[RowsFile]):
+        self.files, self.num_files = files, len(files)
+        self.sizes = [file.size() for file in files]
 
     def parts(self, file: int) -> int:
         return min(_PARTS, self.sizes[file])
 
     def open(self, file: int, part: int, start: int) -> Iterator[Any]:
-        for line in islice(self._lines(file, part), start, None):
-            yield _parsed(line, self.paths[file])
+        for _, line in islice(self._lines(file, part), start, None):
+            yield _parsed(line, self.files[file])
 
-    def _lines(self, file: int, part: int) -> Iterator[bytes]:
+    def _lines(self, file: int, part: int) -> Iterator[tuple[int, bytes]]:
+        """The byte at which each line of a part begins, and the line."""
         begin, end = (self.sizes[file] * number // self.parts(file) for number in (part, part + 1))
-        with self.paths[file].open("rb") as lines:
+        with self.files[file].open() as lines:
             if begin:  # the rest of a line that begins before
                 lines.seek(begin - 1)
                 begin += len(lines.readline(end - begin + 1)) - 1
-            while begin < end and (line := lines.readline()):
-                begin += len(line)
+            # Files in fsspec's memory share one position: each line is looked up.
+            while begin < end and lines.seek(begin) == begin and (line := lines.readline()):
                 if line.strip():
-                    yield line
+                    yield begin, line
+                begin += len(line)
 
 
-def _line_starts(path: Path) -> Iterator[int]:
+def _line_starts(file: RowsFile) -> Iterator[int]:
     """Where the lines of a file begin, blank ones left out."""
     offset = 0
-    with path.open("rb") as file:
-        for line in file:
+    with file.open() as lines:
+        for line in lines:
             if line.strip():
                 yield offset
             offset += len(line)
 
 
-def _parsed(line: bytes, path: Path) -> Any:
+def _parsed(line: bytes, file: RowsFile) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        return f"{path.name}: a line that is not JSON ({error})"
+        return f"{file.name}: a line that is not JSON ({error})"
 
 
 class LibraryStream:
@@ -235,8 +261,10 @@ def open_rows(
     if ADDRESS.match(path):
         check_rows_path(path)
         ending = Path(urlsplit(path).path).suffix
-        if (builder := _BUILDERS.get(ending, "json" if ending in (".json", ".jsonl") else None)) is None:
-            endings = ", ".join((".jsonl", ".json", *_BUILDERS))
+        if ending in _JSON:
+            return _json_rows(_files_at(path, streaming), path, split, streaming), None
+        if (builder := _BUILDERS.get(ending)) is None:
+            endings = ", ".join((*_JSON, *_BUILDERS))
             raise DatasetError(
                 f"{path}: expected an address that ends in one of {endings}, as s3://b/*.parquet"
             )
@@ -346,11 +374,15 @@ def _open_saved(path: str, split: str) -> Any:
 
 def _open_files(files: list[Path], path: str, split: str, streaming: bool) -> Any:
     endings = {file.suffix for file in files}
-    if not endings <= {".jsonl", ".json"}:
+    if not endings <= set(_JSON):
         if len(endings) > 1 or not (builder := _BUILDERS.get(files[0].suffix)):
             known, got = ", ".join([".jsonl", *_BUILDERS]), ", ".join(sorted(endings))
             raise DatasetError(f"{path}: expected files that end in one of {known}, got {got}")
         return _load(builder, path, None, split, streaming, data_files=[str(file) for file in files])
+    return _json_rows([RowsFile.here(file) for file in files], path, split, streaming)
+
+
+def _json_rows(files: list[RowsFile], path: str, split: str, streaming: bool) -> Any:
     with reading(f"{path}: cannot be opened"):
         rows: Any = _json_list(files[0]) if len(files) == 1 else None
         if rows is None and streaming:
@@ -364,13 +396,32 @@ def _open_files(files: list[Path], path: str, split: str, streaming: bool) -> An
     return rows[_part(split, len(rows), path)]
 
 
-def _json_list(path: Path) -> list[Any] | None:
+def _json_list(file: RowsFile) -> list[Any] | None:
     """The rows of a file that is one list, None if it is not."""
-    with path.open("rb") as file:
-        if path.suffix != ".json" or file.read(2**16).lstrip()[:1] != b"[":
+    if not file.name.endswith(".json"):
+        return None
+    with file.open() as lines:
+        if lines.read(2**16).lstrip()[:1] != b"[":
             return None
-        file.seek(0)
-        return json.load(file)
+        lines.seek(0)
+        return json.load(lines)
+
+
+def _files_at(path: str, streaming: bool) -> list[RowsFile]:
+    """The files at an address or a pattern of addresses. Those that are not streamed are downloaded, and so
+    are those of a server that gives no ranges of bytes."""
+    import fsspec  # takes a tenth of a second
+
+    with reading(f"{path}: cannot be opened"):
+        found = fsspec.open_files(path)
+        if not found:
+            raise DatasetError(f"{path}: no such file")
+        fs, places = found.fs, [file.path for file in found]
+        files = [RowsFile(file.full_name, Path(urlsplit(file.path).path).name) for file in found]
+        if streaming and all(len(fs.cat_file(place, start=0, end=2)) <= 2 for place in places):
+            return files
+        downloaded = _library().DownloadManager().download([file.place for file in files])
+        return [replace(file, place=place) for file, place in zip(files, downloaded, strict=True)]
 
 
 def _load(builder: str, path: str, subset: str | None, split: str, streaming: bool, **options) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import sys
@@ -227,10 +228,33 @@ def test_rows_at_an_address_are_read_as_files_here(addresses, where, name, strea
         assert len(task.samples) == COUNT and task.samples[1].images()
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_json_lines_at_an_address_keep_types_and_name_lines_that_are_none(streaming):
+    """As here: an answer that looks like a date stays text, and one broken line costs one row. Several shards
+    read at a time."""
+    lines = [json.dumps({"question": "when?", "answer": f"2024-05-{day:02}"}) for day in range(1, 29)]
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/lines/rows.jsonl", "\n".join([*lines[:14], "nonsense", *lines[14:]]).encode())
+    memory.pipe("/lines/more.jsonl", lines[0].encode())
+    entry = {"path": "memory://lines/*.jsonl", "streaming": streaming, "allow_text_only": True}
+    mixture = open_datasets([entry])
+    readers = [ShardReader(mixture, shard, 4, seed=0, epochs=1) for shard in range(4)]
+    turns = itertools.chain(*itertools.zip_longest(*(iter(reader.next, None) for reader in readers)))
+    rows = [read.row for read in turns if read is not None]
+    memory.rm("/lines", recursive=True)
+    answers = [row["answer"] for row in rows if isinstance(row, dict)]
+    assert sorted(answers) == sorted(["2024-05-01", *(f"2024-05-{day:02}" for day in range(1, 29))])
+    (broken,) = (row for row in rows if not isinstance(row, dict))
+    assert broken.startswith("rows.jsonl: ")
+
+
 @pytest.mark.parametrize(
     "path, said",
     [
         ("s3://bucket/rows.parquet", "s3fs"),
+        ("s3://bucket/rows.jsonl", "s3fs"),
+        ("memory://bucket/none.jsonl", "none.jsonl"),
+        ("http://127.0.0.1:1/rows.jsonl", "rows.jsonl"),
         ("telepathy://bucket/rows.parquet", "telepathy://"),
         ("memory://bucket/rows", r"\.parquet"),
         ("memory://bucket/none.parquet", "none.parquet"),
