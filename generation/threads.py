@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -95,15 +95,29 @@ def choose(threads: int | None = None) -> int:
 # ------------------------------------------------------------------------------------- who else is there
 
 
+def in_children(call: Callable[[], None]) -> None:
+    """Have it called in each child of a fork, where there are forks."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+
+
 class Turns:
     """A lock that is free in the child of a fork, whoever held it."""
 
+    _all: ClassVar[WeakSet[Turns]] = WeakSet()
+
     def __init__(self) -> None:
-        self._lock, self._process = threading.Lock(), os.getpid()
+        self._lock = threading.Lock()
+        if not Turns._all:
+            in_children(Turns._renew)
+        Turns._all.add(self)
+
+    @staticmethod
+    def _renew() -> None:
+        for turns in Turns._all:
+            turns._lock = threading.Lock()
 
     def acquire(self, blocking: bool = True) -> bool:
-        if self._process != os.getpid():
-            self._lock, self._process = threading.Lock(), os.getpid()
         return self._lock.acquire(blocking)
 
     def release(self) -> None:
@@ -133,7 +147,6 @@ class Crowd:
         self._limit, self._until, self._pause = 1, 0.0, 0.0
         self._off = self._seconds = self._last = 0.0
         self._chosen = 0  # threads: by `choose`, or by who told PyTorch; 0: nobody has asked yet
-        self._set = 0  # what PyTorch was told last
         self._is_fork = False  # of a process that had threads
         self._here = threading.local()  # `known`: what it was in this thread
 
@@ -170,28 +183,30 @@ class Crowd:
     def choose(self, threads: int) -> int:
         """In the child of a fork it is 1: OpenMP would wait for threads that are not there."""
         if not self._chosen:
-            os.register_at_fork(after_in_child=self._forked)
+            in_children(self._forked)
         self._chosen = 1 if self._is_fork else threads
         self.set_torch(self._chosen)
         return self._chosen
 
     def most(self) -> int:
-        """The most threads that anything works on. Whoever tells PyTorch another number chooses that."""
+        """The most threads that anything works on. Whoever tells PyTorch another number, in a thread that has
+        asked before, chooses that. What a new thread has may be of any time."""
         number, known = torch.get_num_threads(), getattr(self._here, "known", None)
         if not self._chosen:
             own = bool(os.environ.get("OMP_NUM_THREADS"))
             return self.choose(number if own else min(number, math.ceil(processors())))
-        if number != known:
+        if known is None:
+            self.set_torch(self._chosen)
+        elif number != known:
             self._here.known = number
-            if known is not None or number != self._set:  # a new thread has what was set last
-                self._chosen = 1 if self._is_fork else number
+            self._chosen = 1 if self._is_fork else number
         return self._chosen
 
     def set_torch(self, threads: int) -> None:
         """PyTorch's own operations in this thread go on with so many."""
         if threads != getattr(self._here, "known", None):
             torch.set_num_threads(threads)
-            self._set = self._here.known = threads
+            self._here.known = threads
 
     def _forked(self) -> None:
         if self._chosen > 1:
@@ -220,6 +235,7 @@ class Pace:
     CLOSE = 1.1  # times as long: what is so near is looked at again, every LEARN passes
     LEARN = 32  # passes after which one finds it out
     DRIFT = 1.002  # what was seen may be outdated by so much with each pass: contexts become longer
+    OLD = 1000  # passes after which it is not outdated any more
 
     def __init__(self, crowd: Crowd, learn: int = LEARN):
         self._crowd, self._learn = crowd, learn
@@ -253,7 +269,7 @@ class Pace:
     def _with(self, threads: int) -> float:
         """Seconds of a unit with so many threads, as far as is known."""
         seconds, when = self._seen.get(threads, (1.0, self._passes))
-        return seconds * self.DRIFT ** (self._passes - when)
+        return seconds * self.DRIFT ** min(self._passes - when, self.OLD)
 
     def _with_half(self, threads: int) -> float:
         known = threads // 2 in self._seen
@@ -264,12 +280,12 @@ class Pace:
     ) -> None:
         """A pass over so many units took `seconds` up to now on these threads, `waited` of them for one
         another, and in `off` of them the leading thread had no processor."""
-        unit = (seconds - off) / amount
+        idle = off
         if threads > 1 and threads not in self._seen:  # what is usual is not known yet
-            unit -= waited / amount
+            idle = max(waited, off)  # who waits with open eyes may be without a processor meanwhile
         self._passes += 1
         known = self._with(threads) if threads in self._seen else math.inf
-        self._seen[threads] = max(min(known, unit), 1e-12), self._passes
+        self._seen[threads] = max(min(known, (seconds - idle) / amount), 1e-12), self._passes
         if threads == 1:
             self._crowd.alone(seconds, off, now)
         if threads < self._last or threads == 1:

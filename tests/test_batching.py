@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 from dataclasses import replace
@@ -10,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.options import CacheMemoryError, GenerationOptions, NotFiniteError
 from generation.requests import LazyRequest, Request, RequestOutput
@@ -152,6 +155,37 @@ def test_what_a_long_request_in_work_needs_is_not_given_back():
         scheduler.give_back()
         outputs |= {event.key: event for event in scheduler.step() if isinstance(event, RequestOutput)}
     assert_as_alone(model, [long], {"long": outputs["long"]})
+
+
+@pytest.mark.parametrize("way", ["longer", "shorter"])
+def test_memory_that_runs_out_as_slots_change_their_length_changes_no_answer(monkeypatch, way):
+    """In the second layer, of a long request that is to come in or of memory that is to be given back: who is
+    in work goes on, in kernels that take one layout for all layers."""
+    model = tiny_vlm(max_position_embeddings=3000)
+    try:
+        scheduler = Scheduler(model, 2, NativeStep(copy.deepcopy(model.language_model)))
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    long = request(words(1, 2500), "long", max_new_tokens=2)
+    if way == "shorter":
+        list(scheduler.run([long]))
+    working = request(words(2, 5), 0, max_new_tokens=20, **NO_STOP)
+    scheduler.add(working)
+    outputs = {event.key: event for _ in range(4) for event in scheduler.step()}
+    new_zeros, calls = torch.Tensor.new_zeros, []
+
+    def fails(self, *shape):
+        calls.append(1)
+        if len(calls) == 3:
+            raise MemoryError
+        return new_zeros(self, *shape)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(torch.Tensor, "new_zeros", fails)
+        scheduler.add(long) if way == "longer" else scheduler.give_back()
+    while not scheduler.idle:
+        outputs |= {event.key: event for event in scheduler.step()}
+    assert_as_alone(model, [working], outputs)
 
 
 # ------------------------------------------------------------------------------------------------ less work

@@ -150,6 +150,15 @@ def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision
     assert torch.equal(after[0], step.chunk(ids[:1, :4], other, 540)[0])
 
 
+def test_layers_of_unlike_lengths_are_refused():
+    """One layout is taken for all: the numbers of another position would be read, and an answer be wrong."""
+    lm = make_model().language_model
+    cache = kv.allocate_for(lm.config, 1, 64, torch.empty(0))
+    cache[1] |= kv.allocate_for(lm.config, 1, 128, torch.empty(0))[1]
+    with pytest.raises(ValueError):
+        NativeStep(lm)(torch.tensor([[1]]), cache, 0)
+
+
 def test_native_rows_at_their_own_positions_and_in_views():
     lm = make_model(tied=True).language_model
     expected, _ = walk(Step(lm), lm, 3, 60, starts=[0, 70, 9])

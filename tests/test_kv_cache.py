@@ -84,28 +84,32 @@ def test_going_back_then_on_equals_never_having_been_there():
     invariants.assert_close(hidden, expected[:, 5:], "from position 5 on")
 
 
-@pytest.mark.parametrize("when", [0, 3])
-def test_a_growth_cut_short_can_be_tried_again(monkeypatch, when):
-    cache = kv.allocate(2, 1, 1, 3, 2, torch.float32)
+@pytest.mark.parametrize("fails", [{1}, {2}, {4}, {2, 3}, {4, 5}], ids=str)
+@pytest.mark.parametrize("target", [9, 3], ids=["longer", "shorter"])
+def test_a_change_of_length_cut_short_leaves_layers_alike_and_can_be_tried_again(monkeypatch, target, fails):
+    """Where it could not be undone either, it can be seen: kernels take one layout for all layers."""
+    cache = kv.allocate(2, 1, 1, 6, 2, torch.float32)
     for layer in cache:
         for tensor in layer.values():
-            tensor += torch.arange(3.0)[:, None]
+            tensor[:, :, :3] += torch.arange(3.0)[:, None]
     new_zeros, calls = torch.Tensor.new_zeros, []
 
     def interrupted(self, *shape):
         calls.append(1)
-        if len(calls) == when + 1:
+        if len(calls) in fails:
             raise KeyboardInterrupt
         return new_zeros(self, *shape)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(torch.Tensor, "new_zeros", interrupted)
-        kv.grow(cache, 10, limit=12)
-    assert kv.capacity(cache) == 3
-    kv.grow(cache, 8, limit=9)
-    for layer in cache:
-        for tensor in layer.values():
-            assert tensor.shape[2] >= 9 and tensor[0, 0, :3, 1].tolist() == [0, 1, 2]
+        kv.resize(cache, target)
+    assert kv.capacity(cache) == 6 and kv.even(cache) == (len(fails) == 1)
+    for length in (6, target):
+        kv.resize(cache, length)
+        for layer in cache:
+            for tensor in layer.values():
+                assert tensor.shape[2] == length and tensor[0, 0, :3, 1].tolist() == [0, 1, 2]
+        assert kv.even(cache)
 
 
 def test_fork_copies_only_what_is_filled():
