@@ -25,10 +25,11 @@ _MASK = (1 << 64) - 1
 RowPosition = list[int]
 
 
-def most_bytes(num_shards: int) -> int:
-    """Bytes of rows that each shard of a run may hold to shuffle them, and of images to pack them: together a
-    gibibyte each, which all shards share if one process reads them all, but enough for some large images."""
-    return max(8 << 20, (1 << 30) // num_shards)
+def most_bytes(sharing: int) -> int:
+    """Bytes of rows that each stream of each shard may hold to shuffle them, and of images that each shard
+    may hold to pack them: together a gibibyte each, if one process reads them all, but enough for some large
+    images."""
+    return max(8 << 20, (1 << 30) // sharing)
 
 
 def key_of(*parts: Any) -> int:
@@ -144,31 +145,42 @@ class StreamReader:
     def restore(self, state: Sequence[int]) -> None:
         """`start` is where the block begins: [epoch, index of the file in it, part of the file, row]."""
         *self.start, self.taken = state
-        self._blocks = self._read_blocks(self.start)
+        self._at: RowPosition = self.start  # where the next block begins
+        self._rest: Iterator[RowRead] | None = None  # of the epoch, from there on
         self._rows: list[Any] | None = None  # of the block; None before it is read
 
     def next(self) -> RowRead | None:
         """The next row; None at the end."""
         while self._rows is None or self.taken >= len(self._rows):
-            if (block := next(self._blocks, None)) is None:
+            if (block := self._next_block()) is None:
                 return None
-            if self._rows is not None:
-                self.taken = 0
+            goes_on = self._rows is not None
             self.start, self._rows = block
-        index = shuffled(self.taken, len(self._rows), key_of(self.key, *self.start, self.shard))
+            if goes_on:
+                self.taken = 0
+            for turn in range(min(self.taken, len(self._rows))):  # of a block that is read once more
+                self._give(self._rows, turn)
         self.taken += 1
-        read, self._rows[index] = self._rows[index], None  # a block's rows are large
+        return self._give(self._rows, self.taken - 1)
+
+    def _give(self, rows: list[Any], turn: int) -> RowRead:
+        """A row of the block, which nothing here holds any longer: rows are large."""
+        index = shuffled(turn, len(rows), key_of(self.key, *self.start, self.shard))
+        read, rows[index] = rows[index], None
         return read
 
-    def _read_blocks(self, start: RowPosition) -> Iterator[tuple[RowPosition, list[RowRead]]]:
-        """Where each block begins, and its rows, from a position on."""
-        while self.epochs is None or start[0] < self.epochs:
-            rows = self._rest_of_epoch(*start)
-            while block := self._read_block(rows):
-                yield start, [*block]
-                epoch, index, part, row = block[-1].position
-                start = [epoch, index, part, row + 1]
-            start = [start[0] + 1, 0, 0, 0]
+    def _next_block(self) -> tuple[RowPosition, list[RowRead]] | None:
+        """Where the next block begins, and its rows; None at the end."""
+        while self.epochs is None or self._at[0] < self.epochs:
+            if self._rest is None:
+                self._rest = self._rest_of_epoch(*self._at)
+            start = self._at
+            if block := self._read_block(self._rest):
+                *at, row = block[-1].position
+                self._at = [*at, row + 1]
+                return start, block
+            self._at, self._rest = [start[0] + 1, 0, 0, 0], None
+        return None
 
     def _read_block(self, rows: Iterator[RowRead]) -> list[RowRead]:
         block: list[RowRead] = []
@@ -183,6 +195,7 @@ class StreamReader:
         first = next(own, None)
         if first is not None:
             yield first
+            first = None
             yield from own
         elif self.epochs is None and not (index or part or row):
             for other in range(self.num_shards):
@@ -270,10 +283,12 @@ class ShardReader:
     ):
         self.shares = mixture.shares
         self.readers: list[MapReader | StreamReader] = []
+        streams = sum(isinstance(source.rows, Stream) for source in mixture.sources)
         for source in mixture.sources:
             rows, key = source.rows, key_of(seed, source.name)
             if isinstance(rows, Stream):
-                reader = StreamReader(rows, key, shard, num_shards, epochs, block, source.name)
+                share = most_bytes(num_shards * streams)
+                reader = StreamReader(rows, key, shard, num_shards, epochs, block, source.name, share)
                 self.readers.append(reader)
             else:
                 self.readers.append(MapReader(rows, key, shard, num_shards, epochs))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections import Counter
 
 import pytest
@@ -88,6 +90,57 @@ def test_a_block_is_bounded_in_bytes():
         held = max(held, stream.read - number)
     assert held == 4 and size_of(row) == 1508
     assert reader.next() is None
+
+
+class Large(dict):
+    """A row that can be watched."""
+
+    __hash__ = object.__hash__
+
+
+class LargeStream(ListStream):
+    """Makes its rows when they are read; `most` is how many of them lived at once."""
+
+    def __init__(self, *counts: int):
+        super().__init__(*(range(count) for count in counts))
+        self.living, self.most = weakref.WeakSet(), 0
+
+    def open(self, file: int, part: int, start: int):
+        for number in super().open(file, part, start):
+            row = Large(question="a", answer="b", image=bytes(1 << 16), number=number)
+            self.living.add(row)
+            self.most = max(self.most, len(self.living))
+            yield row
+            del row
+
+
+def test_a_row_that_was_given_is_held_no_longer():
+    """Else a block lives on while the next is read, and a rank needs twice the memory that it may take."""
+    stream = LargeStream(40)
+    reader = StreamReader(stream, 5, 0, 1, epochs=2, block=8)
+    for _ in range(80):
+        reader.next()
+        gc.collect()
+    assert stream.most <= 8 + 2  # one that is on its way in, one on its way out
+    stream = LargeStream(40)
+    again = StreamReader(stream, 5, 0, 1, epochs=2, block=8)
+    again.restore([0, 0, 0, 0, 6])
+    again.next()
+    gc.collect()
+    assert len(stream.living) <= 2
+
+
+def test_streams_share_the_memory_of_a_shard(monkeypatch):
+    """A recipe of ten streams needs no more than one of one."""
+    monkeypatch.setattr("data.order.most_bytes", lambda sharing: (24 << 16) // sharing)
+    streams = [LargeStream(100) for _ in range(4)]
+    mixed = Mixture([source(stream, f"{number}") for number, stream in enumerate(streams)])
+    reader = ShardReader(mixed, 0, 1, seed=0)
+    for stream in streams:
+        stream.most = 0  # of looking at the first rows
+    for _ in range(100):
+        reader.next()
+    assert sum(stream.most for stream in streams) <= 24 + 2 * 4
 
 
 def test_a_stream_whose_files_are_empty_says_so():
