@@ -94,25 +94,47 @@ def bytes_per_position(language_model: Decoder) -> int:
 def grow(kv_cache: KVCache, needed: int, limit: int | None = None) -> None:
     """Make room for `needed` positions in each row and keep what is there; a cache with room stays as it is.
 
-    The new capacity is the next multiple of `STEP`, at most `limit`. The list and its dicts stay the same
-    objects and get new tensors one at a time, so that no second whole cache exists meanwhile. The first
-    layer's keys, which `capacity` reads, come last, so that a growth cut short (out of memory, Ctrl-C) can be
-    tried again. Views taken earlier (`view`) still show the old buffers.
+    The new capacity is the next multiple of `STEP`, at most `limit`; see `resize`. Views taken earlier
+    (`view`) still show the old buffers.
     """
     if needed <= capacity(kv_cache):
         return
     if limit is not None and needed > limit:
         raise ValueError(f"kv cache: {needed} positions needed, limited to {limit}")
-    target = round_up(needed, STEP) if limit is None else min(round_up(needed, STEP), limit)
+    resize(kv_cache, round_up(needed, STEP) if limit is None else min(round_up(needed, STEP), limit))
+
+
+def resize(kv_cache: KVCache, target: int) -> None:
+    """Have `target` positions in each row, with what the first of them held.
+
+    The list and its dicts stay the same objects and get new tensors one at a time, so that no second whole
+    cache exists meanwhile. Cut short (out of memory, Ctrl-C), it puts back the length that there was; if that
+    fails as well, layers are not `even`, and another call makes them so. The first layer's keys, which
+    `capacity` reads, come last.
+    """
+    before = capacity(kv_cache)
+    try:
+        _resize_tensors(kv_cache, target)
+    except BaseException:
+        _resize_tensors(kv_cache, before)
+        raise
+
+
+def _resize_tensors(kv_cache: KVCache, target: int) -> None:
     for layer in reversed(kv_cache):
         for name in ("value", "key"):
             old = layer[name]
             batch, heads, length, dim = old.shape
-            if length >= target:  # grown by an attempt that was cut short
-                continue
-            new = old.new_zeros(batch, heads, target, dim)
-            new[:, :, :length] = old
-            layer[name] = new
+            if length != target:
+                new, kept = old.new_zeros(batch, heads, target, dim), min(length, target)
+                new[:, :, :kept] = old[:, :, :kept]
+                layer[name] = new
+
+
+def even(kv_cache: KVCache) -> bool:
+    """Whether all layers are laid out alike, as kernels that are told one layout take for granted."""
+    strides = kv_cache[0]["key"].stride()
+    return all(tensor.stride() == strides for layer in kv_cache for tensor in layer.values())
 
 
 def view(kv_cache: KVCache, length: int, first: int = 0, count: int | None = None) -> KVCache:

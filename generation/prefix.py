@@ -305,6 +305,8 @@ class SlotCache:
             else:
                 like, dtype = model.norm.weight, model.cache_dtype
                 self.kv_cache = kv.allocate_for(model.config, budget.slots, wanted, like, dtype)
+        elif self.kv_cache and not kv.even(self.kv_cache):  # after a growth that could not be undone
+            kv.resize(self.kv_cache, self.capacity)
         self._keys = F.pad(self._keys, (0, self.capacity - self._keys.shape[1]), value=NO_KEY)
 
     def _rounded(self, needed: int) -> int:
@@ -320,10 +322,8 @@ class SlotCache:
         if (length := self._rounded(needed)) < self.capacity:
             self.filled = [min(filled, length) for filled in self.filled]
             self._keys = self._keys[:, :length].clone()
+            kv.resize(self.kv_cache, length)
             self._used = [length] * self._budget.slots
-            for layer in self.kv_cache:  # one tensor after another, as they grow
-                for name, tensor in layer.items():
-                    layer[name] = tensor[:, :, :length].clone(memory_format=torch.contiguous_format)
 
     def keys(self, slot: int) -> Tensor:
         """Of the positions of a slot that are computed: (filled,)."""

@@ -190,16 +190,21 @@ class AnswerText:
     def put(self, token_id: int) -> str:
         """The text that this token completes; "" from the stop token on."""
         if token_id in self._stops:
-            return self.finish()
+            return self._finish(whole=True)
         return "" if self._ended else self._show(self._stream.put(token_id))
 
     def finish(self) -> str:
-        """The text of what is left."""
+        """The text of what is left. Around an answer that was cut nothing is written."""
+        return self._finish(whole=False)
+
+    def _finish(self, whole: bool) -> str:
         if self._ended:
             return ""
         self._ended = True
         shown = self._show(self._stream.finish())
-        return shown if self._write is None else self._write(self._said)
+        if self._write is None:
+            return shown
+        return self._write(self._said) if whole else self._said
 
     def _show(self, piece: str) -> str:
         piece = piece if self._begun else piece.lstrip()

@@ -139,8 +139,8 @@ class Checkpoint:
     def constraint(self, grammar: str) -> Form:
         """What holds an answer to a grammar (`inference.grammar`): `GenerationOptions.constraint`. Raises
         RequestError for a grammar that cannot be used, and a tokenizer that cannot be held to any."""
+        as_it_stands = self._constraints(grammar)  # first: what cannot be used is refused by every model
         plain = None if self.writes_json else plain_form(grammar)
-        as_it_stands = self._constraints(grammar)  # what cannot be used is refused by every model
         if plain is None:
             return Form(as_it_stands)
         said, write = plain

@@ -142,6 +142,9 @@ class Form:
 
 _ABOUT = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions"}
 _DIGITS = "-?[0-9]{1,20}"  # as many as `inference.constraint` lets a number have
+_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_COORDINATES = {"bbox_2d", "point_2d", "label"}  # objects that such a model may write all the same
+_DEPTH = 8  # objects and references within one another
 
 
 def plain_form(grammar: str) -> tuple[str, Callable[[str], str]] | None:
@@ -149,39 +152,57 @@ def plain_form(grammar: str) -> tuple[str, Callable[[str], str]] | None:
     JSON of that). After a brace and a name such a model says nothing sensible, but the one value that a
     schema asks for is what it answers anyhow: a text, a number, yes or no, one of several texts, or a list
     of texts with commas. None for any other grammar, which it is held to as it stands.
+
+    Raises RequestError for a schema that asks for more texts of the model's own, or for JSON of any form.
     """
     if not is_json(grammar):
         return None
     schema = json.loads(grammar.removeprefix(f"{_START}%json "))
     schema.pop("x-guidance")
-    names: list[str] = []
-    value = _resolved(schema, schema)
-    while isinstance(value.get("properties"), dict) and len(value["properties"]) == 1:
-        if not value.keys() <= {"type", "properties", "required", "additionalProperties"} | _ABOUT:
-            return None
+    names, value = list[str](), _resolved(schema, schema)
+    while isinstance(value.get("properties"), dict) and len(value["properties"]) == 1 and len(names) < _DEPTH:
         ((name, inner),) = value["properties"].items()
+        known = value.keys() <= {"type", "properties", "required", "additionalProperties"} | _ABOUT
+        if not known or value.get("required") not in (None, [], [name]):
+            break
         names.append(name)
         value = _resolved(inner, schema)
-    said = _said(value, schema)
+    try:
+        said = _said(value, schema)
+    except RequestError:  # a text that cannot be chosen as it stands
+        said = None
     if said is None:
+        _check_fillable(schema)
         return None
     plain, read = said
 
     def write(text: str) -> str:
-        try:
-            made = read(text.strip())
-        except ValueError:  # no number yet: the answer was cut
-            return text
-        for name in reversed(names):
-            made = {name: made}
-        return json.dumps(made, ensure_ascii=False)
+        before = "".join(f"{{{json.dumps(name, ensure_ascii=False)}: " for name in names)
+        return before + read(text.strip()) + len(names) * "}"
 
     return plain, write
 
 
+def _check_fillable(schema: dict) -> None:
+    """Raises RequestError where a model that writes no JSON would have to make up texts or names."""
+    fixed = set[int]()
+    for one in _objects(schema):
+        properties = one.get("properties")
+        if isinstance(properties, dict) and properties and properties.keys() <= _COORDINATES:
+            fixed |= {id(inner) for inner in properties.values()}
+    for one in _objects(schema):
+        kind = one.get("type")
+        free = kind == "string" and one.keys() <= {"type"} | _ABOUT
+        if (free and id(one) not in fixed) or (kind == "object" and one.keys() <= {"type"} | _ABOUT):
+            raise RequestError(
+                "this model did not learn to write JSON, so it has no texts of its own for a schema of "
+                "several values: ask for one value, or name the texts that it may choose from (enum)"
+            )
+
+
 def _resolved(value: Any, schema: dict) -> dict:
     """A schema without what stands elsewhere or may be null; {} for one that is none."""
-    for _ in range(8):
+    for _ in range(_DEPTH):
         if not isinstance(value, dict):
             return {}
         others = [key for key in ("anyOf", "oneOf", "allOf") if key in value]
@@ -201,43 +222,45 @@ def _resolved(value: Any, schema: dict) -> dict:
     return {}
 
 
-def _said(value: dict, schema: dict) -> tuple[str, Callable[[str], Any]] | None:
-    """(the grammar of what a model says by itself for a value, what makes the value of it)."""
+def _said(value: dict, schema: dict) -> tuple[str, Callable[[str], str]] | None:
+    """(the grammar of what a model says by itself for a value, what makes the value's JSON of it)."""
     keys, kind = value.keys() - _ABOUT, value.get("type")
     if isinstance(kind, list) and len(own := [one for one in kind if one != "null"]) == 1:
         kind, value = own[0], value | {"type": own[0]}
     texts = [value["const"]] if "const" in value else value.get("enum")
     if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
-        return (choice_grammar(texts), str) if keys <= {"type", "enum", "const"} else None
+        return (choice_grammar(texts), _quoted) if keys <= {"type", "enum", "const"} else None
     if kind == "boolean" and keys == {"type"}:
-        return choice_grammar(("yes", "no")), "yes".__eq__
-    if kind in ("integer", "number"):
-        return f"{_START}%json {json.dumps(value | {'x-guidance': _JSON})}", json.loads
+        return choice_grammar(("yes", "no")), lambda text: "true" if text == "yes" else "false"
+    if kind in ("integer", "number") and keys <= {"type"} | _BOUNDS:
+        return f"{_START}%json {json.dumps(value | {'x-guidance': _JSON})}", str
     if kind == "string" and keys <= {"type", "minLength", "maxLength"}:
         least, most = value.get("minLength", 0), value.get("maxLength", "")
-        return pattern_grammar(rf"[^\x00-\x1f]{{{least},{most}}}"), str
+        return pattern_grammar(rf"[^\x00-\x1f]{{{least},{most}}}"), _quoted
     if kind == "array" and keys <= {"type", "items"}:
         return _several_said(_resolved(value.get("items"), schema))
     return None
 
 
-def _several_said(item: dict) -> tuple[str, Callable[[str], Any]] | None:
+def _several_said(item: dict) -> tuple[str, Callable[[str], str]] | None:
     """`_said` of a list of such items."""
     keys, kind, texts = item.keys() - _ABOUT, item.get("type"), item.get("enum")
     if keys == {"type"} and kind == "string":
-        return pattern_grammar(r"[^\x00-\x1f]*"), _listed
+        return pattern_grammar(r"[^\x00-\x1f]*"), lambda text: json.dumps(_listed(text), ensure_ascii=False)
     if keys == {"type"} and kind == "integer":
-        return pattern_grammar(f"({_DIGITS}(, {_DIGITS})*)?"), lambda text: list(map(int, _listed(text)))
+        return pattern_grammar(f"({_DIGITS}(, {_DIGITS})*)?"), lambda text: f"[{text}]"
     choices = texts if isinstance(texts, list) and keys <= {"type", "enum"} else []
     if choices and all(isinstance(text, str) and ", " not in text for text in choices):
         choice_grammar(choices)  # refuses what is no choice
-        return f'{_START}one (", " one)*\none: ' + " | ".join(map(_quoted, choices)), _listed
+        grammar = f'{_START}one (", " one)*\none: ' + " | ".join(map(_quoted, choices))
+        return grammar, lambda text: json.dumps(_listed(text), ensure_ascii=False)
     return None
 
 
 def _listed(text: str) -> list[str]:
-    """ "red circle, word tree" is a list of two, a sentence is one thing."""
-    return [text] if text.endswith(".") else [one for one in text.split(", ") if one]
+    """ "red circle, word tree" is a list of two; a sentence, and coordinates, are one thing."""
+    whole = text.endswith(".") or text.startswith(("[", "{"))
+    return [text] if whole else [one for one in text.split(", ") if one]
 
 
 def refusal(message: str) -> str:

@@ -3,6 +3,7 @@ tokens change nothing but the number of passes."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import math
@@ -467,8 +468,59 @@ def test_other_forms_of_a_model_that_writes_no_json(embedded):
     options = GenerationOptions(constraint=embedded.constraint(json_grammar(below)), max_new_tokens=1)
     cut = answer.ask(embedded, [EXAMPLE], "How many shapes are there?", options).finish()
     assert cut["stop_reasons"] == ["length"] and cut["answers"][0] in ("", "-")
-    with pytest.raises(RequestError):
-        embedded.constraint(json_grammar({"type": "string", "minLength": 3, "maxLength": 2}))
+    for nothing in (
+        {"type": "string", "minLength": 3, "maxLength": 2},
+        record(colour=TEXT, shape=TEXT),  # texts of its own, of which only one is what was asked for
+        record(inner=record(count={"type": "integer"}, colour=TEXT)),
+        {"type": "object"},
+    ):
+        with pytest.raises(RequestError):
+            embedded.constraint(json_grammar(nothing))
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_around_what_was_cut_nothing_is_written(embedded, most):
+    """Half a word or number would be another one, in JSON that looks whole."""
+    for schema in (
+        record(colour={"enum": ["lilac", "red"]}),
+        record(there={"type": "boolean"}),
+        record(a=TEXT),
+    ):
+        held = GenerationOptions(constraint=embedded.constraint(json_grammar(schema)), max_new_tokens=most)
+        reply = answer.ask(embedded, [EXAMPLE], "Describe the picture.", held)
+        streamed = "".join(piece for _, piece in reply)
+        result = reply.finish()
+        if result["stop_reasons"] == ["length"]:
+            assert "{" not in result["answers"][0] and result["answers"][0] == streamed.rstrip()
+        else:
+            assert_fits(result["answers"][0], schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        # Of one property without end; and what the plain forms do not know.
+        {
+            "$ref": "#/$defs/Node",
+            "$defs": {"Node": record(False, next={"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]})},
+        },
+        {
+            "$ref": "#/$defs/Node",
+            "$defs": {"Node": record(next={"$ref": "#/$defs/Same"}), "Same": {"$ref": "#/$defs/Same"}},
+        },
+        record(colour={"enum": ["", "blue"]}),
+        record(count={"allOf": [{"$ref": "#/$defs/Digit"}], "type": "integer"})
+        | {"$defs": {"Digit": {"maximum": 9}}},
+        record(a={"type": "integer"}) | {"required": ["a", "b"], "additionalProperties": {"type": "integer"}},
+    ],
+)
+def test_schemas_that_have_no_plain_form(embedded, schema):
+    """They come to an end, as they stand or refused."""
+    with contextlib.suppress(RequestError, ConstraintError):
+        options = GenerationOptions(constraint=embedded.constraint(json_grammar(schema)), max_new_tokens=60)
+        result = answer.ask(embedded, [EXAMPLE], "How many shapes are there?", options).finish()
+        if result["stop_reasons"] == ["stop"]:
+            assert_fits(result["answers"][0], schema)
 
 
 # ------------------------------------------------------------------------------------ every way, the same

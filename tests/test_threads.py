@@ -121,6 +121,29 @@ def test_who_says_how_many_threads(monkeypatch):
     other.start()
     other.join(PATIENCE)
     assert elsewhere == [(1, 2)]
+    crowd.set_torch(2)
+
+
+def test_a_thread_that_worked_before_changes_nobody_s_number(monkeypatch):
+    """OpenMP's number is each thread's own: one that had it when others wanted the processors keeps it."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    crowd, begun, go, seen = Crowd(), threading.Event(), threading.Event(), []
+    assert crowd.choose(2) == 2
+    crowd.set_torch(1)
+
+    def work() -> None:
+        torch.ones(300, 300).sum(1)
+        begun.set()
+        go.wait(PATIENCE)
+        seen.append((crowd.most(), torch.get_num_threads()))
+
+    other = threading.Thread(target=work)
+    other.start()
+    begun.wait(PATIENCE)
+    crowd.set_torch(2)
+    go.set()
+    other.join(PATIENCE)
+    assert seen == [(2, 2)] and crowd.most() == 2
 
 
 # ----------------------------------------------------------------------- the pace, by times that are made up
@@ -192,6 +215,26 @@ def test_what_tries_cost_is_bounded_where_stalls_are_long():
     machine.run(5.0)
     began, count = machine.now, len(machine.run(10.0))
     assert machine.now - began < 1.1 * count * machine.one
+
+
+def test_it_goes_on_for_days():
+    """What was seen long ago is not outdated without end."""
+    machine = Machine()
+    machine.run(0.2)
+    machine.pace._passes += 10**9
+    assert machine.run(0.1).count(2) > 50
+
+
+@pytest.mark.parametrize("one", [1e-3, 16e-3])
+def test_a_first_pass_under_load_is_soon_forgotten(one):
+    """A leader without a processor waits for helpers with open eyes: both are counted, at the same time."""
+    machine = Machine(one=one, several=0.6 * one)
+    count, _ = machine.pace.plan(2, machine.now)
+    seconds = 0.6 * one + 0.02
+    machine.now += seconds
+    machine.pace.settle(count, 1, seconds, machine.now, waited=0.02, off=0.02)
+    machine.run(0.5)
+    assert machine.run(60 * one).count(2) > 50
 
 
 def test_it_comes_back_when_it_is_quiet():

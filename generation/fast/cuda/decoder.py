@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from generation.fast.cuda import kernels
 from generation.fast.native.step import NORMED_DECODER
 from generation.fast.quantized import PackedLinear
-from generation.kv_cache import KVCache
+from generation.kv_cache import KVCache, even
 
 MOST_ROWS: int = kernels.MANY.value
 MOST_CANDIDATES = 1024  # programs of the head at most: one program compares what they found
@@ -168,6 +168,8 @@ class TritonDecoder:
         rows, like = len(token), kv_cache[0]["key"]
         assert rows <= MOST_ROWS, f"{rows} rows, expected up to {MOST_ROWS}"
         assert like.stride()[2:] == (self._width, 1), f"positions side by side, got strides {like.stride()}"
+        if not even(kv_cache):
+            raise ValueError(f"kv_cache: expected layers alike, strides {like.stride()}, got others")
         device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
         with device:
             self._launch(token, kv_cache, position, rows)

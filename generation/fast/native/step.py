@@ -250,7 +250,8 @@ class NativeStep(Step):
         logits of those `wanted`, in order, go to logits (n, V). Lists, because a tensor's every operation
         takes as long as a small model's layer."""
         key = kv_cache[0]["key"]
-        capacity, head_stride = key.shape[2], key.stride(1) // key.shape[3]
+        capacity, strides = key.shape[2], key.stride()
+        head_stride = strides[1] // key.shape[3]
         # C reads and writes where it is told to.
         if (last := max(map(add, starts, lengths)) - 1) >= capacity:
             raise ValueError(f"kv_cache: expected room for position {last}, got {capacity} positions")
@@ -264,7 +265,10 @@ class NativeStep(Step):
         with self._turns:
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
-                slot.key, slot.value = layer["key"].data_ptr(), layer["value"].data_ptr()
+                own_key, own_value = layer["key"], layer["value"]
+                if own_key.stride() != strides or own_value.stride() != strides:
+                    raise ValueError(f"kv_cache: expected layers alike, strides {strides}, got others")
+                slot.key, slot.value = own_key.data_ptr(), own_value.data_ptr()
             done = 0  # logits so far
             for first in range(0, len(rows), MOST_TOKENS):
                 end = min(first + MOST_TOKENS, len(rows))
