@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import enum
 import io
 import json
 import logging
@@ -30,6 +31,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from PIL import Image
+from pydantic import BaseModel
 
 import serve
 from inference.boxes import located
@@ -689,6 +691,83 @@ def test_addresses_are_fetched_if_allowed_but_never_private_ones(monkeypatch):
             refused(served.send("POST", json=body("Hm?", url)), 400)
         with pytest.raises(TimeoutError):
             private.accept()
+
+
+class Colour(enum.StrEnum):
+    RED, GREEN, BLUE = "red", "green", "blue"
+
+
+class Count(BaseModel):
+    count: int
+
+
+class Share(BaseModel):
+    count: float
+
+
+class Named(BaseModel):
+    colour: str
+
+
+class Chosen(BaseModel):
+    colour: Colour
+
+
+class Things(BaseModel):
+    things: list[str]
+
+
+class Answer(BaseModel):
+    there: bool
+
+
+def by_openai(served: Running, question: str, form: type[BaseModel]) -> BaseModel | None:
+    asked = {"model": NAME, "messages": [message(question, EXAMPLE)], "response_format": form}
+    return served.client().chat.completions.parse(**asked).choices[0].message.parsed
+
+
+def by_langchain(served: Running, question: str, form: type[BaseModel]) -> BaseModel:
+    library = pytest.importorskip("langchain_openai")
+    model = library.ChatOpenAI(model=NAME, base_url=f"{served.url}v1", api_key="none", max_retries=0)
+    return model.with_structured_output(form).invoke([message(question, EXAMPLE)])
+
+
+def by_instructor(served: Running, question: str, form: type[BaseModel]) -> BaseModel:
+    library = pytest.importorskip("instructor")
+    client = library.from_openai(served.client(), mode=library.Mode.JSON_SCHEMA)
+    messages = [message(question, EXAMPLE)]
+    return client.chat.completions.create(model=NAME, response_model=form, messages=messages, max_retries=0)
+
+
+def by_pydantic_ai(served: Running, question: str, form: type[BaseModel]) -> BaseModel:
+    library = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
+    provider = providers.OpenAIProvider(base_url=f"{served.url}v1", api_key="none")
+    agent = library.Agent(
+        models.OpenAIChatModel(NAME, provider=provider), output_type=library.NativeOutput(form)
+    )
+    image = library.BinaryContent(EXAMPLE.read_bytes(), media_type="image/png")
+    return agent.run_sync([question, image]).output
+
+
+@pytest.mark.parametrize("ask", [by_openai, by_langchain, by_instructor, by_pydantic_ai])
+@pytest.mark.parametrize(
+    ("question", "form", "value"),
+    [
+        (SHAPES, Count, int),
+        (SHAPES, Share, float),
+        (STAR, Named, str),
+        (STAR, Chosen, Colour),
+        ("Describe the picture.", Things, lambda said: said.split(", ")),
+        ("Is there a star?", Answer, "yes".__eq__),
+        ("Is there a cross?", Answer, "yes".__eq__),
+    ],
+)
+def test_the_classes_of_a_client_hold_the_plain_answers(here, ask, question, form, value):
+    plain = here.ask(question).json()["choices"][0]["message"]["content"]
+    (got,) = dict(ask(here, question, form)).values()
+    assert got == value(plain)
 
 
 @pytest.mark.parametrize("stream", [False, True])
