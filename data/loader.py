@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from multiprocessing.sharedctypes import RawValue
 from multiprocessing.util import Finalize
 from typing import Any
@@ -34,9 +35,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from data.errors import BadRow, DatasetError
 from data.order import RowPosition, RowRead, ShardReader, most_bytes
-from data.packing import Batch, PackedSequence, Sample, SampleEncoder, SampleId, collate, pack, pack_indices
+from data.packing import Batch, PackedSequence, Sample, SampleEncoder, collate, pack, pack_indices
 from data.processor import Processor
-from data.sources import Mixture, Stream, reading
+from data.sources import Mixture, Source, Stream, reading
 from messages import one_line
 
 logger = logging.getLogger(__name__)
@@ -90,15 +91,15 @@ class LoaderConfig:
 # -------------------------------------------------------------------------------------------- left-out rows
 @dataclass(frozen=True)
 class Dropped:
-    """A bad row ("NAME, row NUMBER"), the reason it is counted under, and what was wrong."""
+    """Where a bad row stands (`Source.place`), the reason it is counted under, and what was wrong."""
 
     row: str
     reason: str
     message: str
 
 
-def _dropped(sample_id: SampleId, error: BadRow) -> Dropped:
-    return Dropped("{}, row {}".format(*sample_id), error.reason, str(error))
+def _dropped(source: Source, number: int, error: BadRow) -> Dropped:
+    return Dropped(source.place(number), error.reason, str(error))
 
 
 @dataclass
@@ -200,8 +201,8 @@ class Shard:
         for read in again:
             if not self._use(read):
                 problem = self._dropped[-1].message if self._dropped else "its ratings are below the minimum"
-                name = self.mixture.sources[read.source].name
-                raise DatasetError(f"{name}, row {read.number}: was good when it was saved; now: {problem}")
+                place = self.mixture.sources[read.source].place(read.number)
+                raise DatasetError(f"{place}: was good when it was saved; now: {problem}")
 
     def __iter__(self) -> Iterator[ShardItem]:
         ended = False
@@ -262,7 +263,7 @@ class Shard:
                 return False
             sample = self.encoder.encode(conversation, (source.name, read.number))
         except BadRow as error:
-            self._dropped.append(_dropped((source.name, read.number), error))
+            self._dropped.append(_dropped(source, read.number, error))
             return False
         self._buffer.append(([read.source, *read.position], sample))
         return True
@@ -283,7 +284,9 @@ class Shard:
                 tiles.append(self.encoder.tiles(sample))
                 whole.append(sample)
             except BadRow as error:
-                self._dropped.append(_dropped(sample.sample_id, error))
+                name, number = sample.sample_id
+                source = next(source for source in self.mixture.sources if source.name == name)
+                self._dropped.append(_dropped(source, number, error))
         return pack(whole, tiles) if whole else None
 
     def _item(self, sequence: PackedSequence | None, ended: bool = False) -> ShardItem:
@@ -460,11 +463,17 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the merged states of all ranks, on any number of ranks and workers."""
-        order, streams = self._order(), "streams (files)"
+        order, streams = self._order(), "streams (files and their sizes)"
         if order[streams] and streams not in state["order"]:
             raise DatasetError(
                 "the saved run read its streams in the order of an earlier version, in which rows cannot be "
                 "found again: finish it with that version, or start again with --no-resume"
+            )
+        if (got := state["order"].get(streams, [])) != order[streams]:
+            raise DatasetError(
+                "the files of this run's streams are no longer those of the saved run, "
+                f"{_first_difference(got, order[streams])}: its rows cannot be found again; put the files "
+                "back as they were, or start again with --no-resume"
             )
         for name, expected in order.items():
             got = state["order"].get(name, [])
@@ -500,11 +509,22 @@ class Loader:
             "datasets (name, rows, weight)": [
                 [source.name, source.num_rows, source.weight] for source in self.mixture.sources
             ],
-            # Of runs before there were parts of files, this is missing.
-            "streams (files)": [
-                source.rows.num_files for source in self.mixture.sources if isinstance(source.rows, Stream)
+            # Missing in runs of versions that read streams in another order.
+            "streams (files and their sizes)": [
+                [source.name, source.rows.sizes_of_files()]
+                for source in self.mixture.sources
+                if isinstance(source.rows, Stream)
             ],
         }
+
+
+def _first_difference(saved: Sequence[Any], here: Sequence[Any]) -> str:
+    """In words, between the `streams` of two orders."""
+    was, now = next(pair for pair in zip_longest(saved, here, fillvalue=["none", []]) if pair[0] != pair[1])
+    if was[0] != now[0]:
+        return f"{was[0]} then and {now[0]} now"
+    one, other = next(pair for pair in zip_longest(was[1], now[1], fillvalue="no file") if pair[0] != pair[1])
+    return f"of {was[0]} {one} then and {other} now"
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -214,9 +214,10 @@ class StreamReader:
         """A shard's own rows of an epoch, from a position on."""
         for i, p, turns in self._pieces(shard, epoch, index, part):
             first = row if (i, p) == (index, part) else 0
-            for number, held in enumerate(self.stream.open(self._file(epoch, i), p, first), first):
+            file = self._file(epoch, i)
+            for number, (in_file, held) in enumerate(self.stream.open(file, p, first), first):
                 if number * self.spread % self.num_shards in turns:
-                    yield self._read([epoch, i, p, number], held)
+                    yield self._read([epoch, i, p, number], file, in_file, held)
 
     def _pieces(self, shard: int, epoch: int, index: int, part: int) -> Iterator[tuple[int, int, range]]:
         """(index of the file in this epoch, part of it, which of `num_shards` rows in turn) of all that a
@@ -234,12 +235,9 @@ class StreamReader:
     def _file(self, epoch: int, index: int) -> int:
         return shuffled(index, self.stream.num_files, key_of(self.key, epoch))
 
-    def _read(self, position: RowPosition, row: Any) -> RowRead:
-        """Its number is unique in the stream; of one file with one part it is the row's place."""
-        epoch, index, part, number = position
-        file = self._file(epoch, index)
-        number = (number * self.stream.parts(file) + part) * self.stream.num_files + file
-        return RowRead(position, number, row)
+    def _read(self, position: RowPosition, file: int, in_file: int, row: Any) -> RowRead:
+        """Its number is unique in the stream; `Source.place` says where that is."""
+        return RowRead(position, in_file * self.stream.num_files + file, row)
 
     def reread(self, positions: Sequence[RowPosition]) -> list[RowRead]:
         """Reads each of their parts once, from front to back."""
@@ -249,10 +247,14 @@ class StreamReader:
         found: dict[tuple[int, ...], RowRead] = {}
         for (epoch, index, part), numbers in wanted.items():
             first = min(numbers)
-            rows = self.stream.open(self._file(epoch, index), part, first)
-            for number, row in zip(range(first, max(numbers) + 1), rows):
+            file = self._file(epoch, index)
+            rows = self.stream.open(file, part, first)
+            for number, (in_file, row) in zip(range(first, max(numbers) + 1), rows):
                 if number in numbers:
-                    found[epoch, index, part, number] = self._read([epoch, index, part, number], row)
+                    at = [epoch, index, part, number]
+                    found[*at] = self._read(at, file, in_file, row)
+        if any(tuple(position) not in found for position in positions):
+            raise DatasetError(f"{self.name}: rows that were read before are gone; start again: --no-resume")
         return [found[*position] for position in positions]
 
 

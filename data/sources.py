@@ -71,8 +71,15 @@ class Stream(Protocol):
     def parts(self, file: int) -> int:
         """Number of parts of a file that can be read without the others; always the same."""
 
-    def open(self, file: int, part: int, start: int) -> Iterator[Any]:
-        """The rows of a part of a file, from the part's row number `start` on."""
+    def open(self, file: int, part: int, start: int) -> Iterator[tuple[int, Any]]:
+        """The rows of a part of a file, from the part's row number `start` on, each with a number that no
+        other row of its file has."""
+
+    def place(self, file: int, number: int) -> str:
+        """Where somebody finds the row of that number."""
+
+    def sizes_of_files(self) -> list[Any]:
+        """What tells whether the files are still the same, as far as that is known without reading them."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +142,16 @@ class JsonLinesStream:
     def parts(self, file: int) -> int:
         return min(_PARTS, self.sizes[file])
 
-    def open(self, file: int, part: int, start: int) -> Iterator[Any]:
-        for _, line in islice(self._lines(file, part), start, None):
-            yield _parsed(line, self.files[file])
+    def open(self, file: int, part: int, start: int) -> Iterator[tuple[int, Any]]:
+        """Their numbers are the bytes at which they begin."""
+        for begin, line in islice(self._lines(file, part), start, None):
+            yield begin, _parsed(line, self.files[file])
+
+    def place(self, file: int, number: int) -> str:
+        return f"{self.files[file].name}, the line at byte {number}"
+
+    def sizes_of_files(self) -> list[Any]:
+        return [[file.name, size] for file, size in zip(self.files, self.sizes, strict=True)]
 
     def _lines(self, file: int, part: int) -> Iterator[tuple[int, bytes]]:
         """The byte at which each line of a part begins, and the line."""
@@ -182,11 +196,21 @@ class LibraryStream:
     def parts(self, file: int) -> int:
         return self._in_parts(file).num_shards
 
-    def open(self, file: int, part: int, start: int) -> Iterator[Any]:
+    def open(self, file: int, part: int, start: int) -> Iterator[tuple[int, Any]]:
         one = self._in_parts(file)
-        if one.num_shards > 1:
-            one = one.shard(num_shards=one.num_shards, index=part)
-        return iter(one.skip(start) if start else one)
+        parts = one.num_shards
+        if parts > 1:
+            one = one.shard(num_shards=parts, index=part)
+        for number, row in enumerate(one.skip(start) if start else one, start):
+            yield number * parts + part, row
+
+    def place(self, file: int, number: int) -> str:
+        row, part = divmod(number, parts := self.parts(file))
+        of_file = f"file {file + 1} of {self.num_files}, " if self.num_files > 1 else ""
+        return of_file + (f"row group {part + 1} of {parts}, " if parts > 1 else "") + f"row {row}"
+
+    def sizes_of_files(self) -> list[Any]:
+        return [self.num_files]
 
     def _in_parts(self, file: int) -> Any:
         if file not in self._split:
@@ -203,7 +227,7 @@ def all_rows(rows: Stream) -> Iterator[Any]:
     """The rows of a stream, one file after another."""
     for file in range(rows.num_files):
         for part in range(rows.parts(file)):
-            yield from rows.open(file, part, 0)
+            yield from (row for _, row in rows.open(file, part, 0))
 
 
 def first_rows(rows: Sequence[Any] | Stream) -> Iterator[Any]:
@@ -556,6 +580,13 @@ class Source:
     def num_rows(self) -> int | None:
         """None for a stream."""
         return None if isinstance(self.rows, Stream) else len(self.rows)
+
+    def place(self, number: int) -> str:
+        """Where somebody finds the row of a number: "NAME, row 3", "NAME, a.jsonl, the line at byte 70"."""
+        if not isinstance(self.rows, Stream):
+            return f"{self.name}, row {number}"
+        in_file, file = divmod(number, self.rows.num_files)
+        return f"{self.name}, {self.rows.place(file, in_file)}"
 
 
 class Mixture:

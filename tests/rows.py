@@ -45,9 +45,15 @@ class ListStream:
     def open(self, file: int, part: int, start: int):
         rows = self.files[file]
         begin, end = (len(rows) * number // self.of_each for number in (part, part + 1))
-        for row in rows[begin + start : end]:
+        for number, row in enumerate(rows[begin + start : end], begin + start):
             self.read += 1
-            yield row
+            yield number, row
+
+    def place(self, file: int, number: int) -> str:
+        return f"list {file}, row {number}"
+
+    def sizes_of_files(self) -> list:
+        return [len(rows) for rows in self.files]
 
 
 def source(data, name: str = "toy", **config) -> Source:

@@ -20,6 +20,7 @@ import pytest
 
 from data.errors import DatasetError
 from data.images import load_image
+from data.loader import LoaderConfig, Shard
 from data.order import ShardReader
 from data.sources import (
     DatasetConfig,
@@ -32,6 +33,7 @@ from data.sources import (
 )
 from eval.metrics import find_metric
 from eval.tasks import DataConfig, data_task
+from tests.processors import embedded
 from tests.rows import loader, png
 
 COUNT = 6
@@ -138,7 +140,11 @@ def test_an_epoch_of_every_format_holds_every_row_once(layouts, path, rows, entr
         seen.append(i)
         numbers.append(read.number)
     assert sorted(seen) == list(rows)
-    if isinstance(source.rows, Stream):
+    if path == "rows.jsonl" and isinstance(source.rows, Stream):
+        held = (layouts / path).read_bytes()
+        found = [json.loads(held[number:].splitlines()[0])["question"] for number in numbers]
+        assert found == [f"question {i}" for i in seen]
+    elif isinstance(source.rows, Stream):
         assert len(set(numbers)) == len(rows)
     else:
         assert numbers == [i - rows.start for i in seen]
@@ -170,12 +176,39 @@ def test_json_lines_keep_types_and_name_lines_that_are_none(tmp_path):
     assert len(rows) == 4 and rows[1].startswith("a.jsonl: ")
 
 
+def test_a_bad_line_of_a_stream_can_be_found(tmp_path):
+    """A file has a million lines, of which one is to be mended."""
+    lines = [json.dumps({"question": "what?", "answer": f"answer {i}"}) for i in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:14], "nonsense", *lines[14:]]))
+    (tmp_path / "b.jsonl").write_text("\n".join(lines))
+    entry = {"path": str(tmp_path / "*.jsonl"), "streaming": True, "allow_text_only": True, "name": "mine"}
+    shards = [Shard(n, open_datasets([entry]), embedded(), LoaderConfig(epochs=1)) for n in range(16)]
+    (bad,) = [bad.row for shard in shards for item in shard for bad in item.dropped]
+    name, place = re.fullmatch(r"mine, (.*?), .*?(\d+)", bad).groups()
+    assert (tmp_path / name).read_bytes()[int(place) :].startswith(b"nonsense\n")
+
+
+def test_a_stream_whose_files_have_grown_is_not_resumed(tmp_path):
+    """Its parts are ranges of bytes, in which other rows lie now."""
+    lines = [json.dumps({"question": "what?", "answer": f"answer {i}"}) + "\n" for i in range(400)]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    entry = {"path": str(tmp_path / "a.jsonl"), "streaming": True, "allow_text_only": True}
+    one = loader(open_datasets([entry]), micro_batch_size=4)
+    next(iter(one))
+    state = json.loads(json.dumps(one.state_dict()))
+    loader(open_datasets([entry])).load_state_dict(state)
+    (tmp_path / "a.jsonl").write_text("".join([*lines, lines[0]]))
+    with pytest.raises(DatasetError, match=r"a\.jsonl.*no-resume"):
+        loader(open_datasets([entry])).load_state_dict(state)
+
+
 def test_a_stream_of_the_library_is_read_file_by_file():
     rows = datasets.Dataset.from_dict({"question": [f"{i}" for i in range(10)], "answer": ["a"] * 10})
     stream = LibraryStream(rows.to_iterable_dataset(num_shards=3))
     seen = [row["question"] for row in all_rows(stream)]
     assert stream.num_files == 3 and sorted(seen) == sorted(rows["question"])
-    assert [row["question"] for row in stream.open(0, 0, 2)] == seen[2:4]
+    assert [row["question"] for _, row in stream.open(0, 0, 2)] == seen[2:4]
+    assert next(stream.place(1, number) for number, _ in stream.open(1, 0, 1)) == "file 2 of 3, row 1"
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
