@@ -34,6 +34,7 @@ from tests.pages import (
 )
 from tests.soak.load import run
 from tests.waiting import PATIENCE, wait_for
+from web import connections
 from web.guard import LEAST_BYTES, Refused, Uploads
 
 pytestmark = pytest.mark.usefixtures("uploads")
@@ -225,6 +226,17 @@ def test_only_its_own_pages_ask_it_and_only_by_its_names(page, headers, status):
     foreign = status == 403
     assert foreign == (preflight.status_code == 403)
     assert not (foreign and "access-control-allow-origin" in {**got.headers, **preflight.headers})
+
+
+@pytest.mark.parametrize("route", ["queue/join", "upload"])
+def test_a_body_that_does_not_come_is_not_waited_for(page, monkeypatch, route):
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    head = f"POST /gradio_api/{route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"
+    form = "application/json" if route == "queue/join" else "multipart/form-data; boundary=a"
+    with socket.create_connection(("127.0.0.1", httpx.URL(page.url).port), timeout=PATIENCE) as one:
+        one.sendall(f"{head}Content-Type: {form}\r\n\r\n".encode())
+        with suppress(ConnectionResetError):
+            assert one.recv(2**16) == b""
 
 
 def test_invented_sessions_do_not_displace_an_open_page(page):

@@ -919,6 +919,17 @@ def test_a_body_that_does_not_come_is_not_waited_for(here, monkeypatch):
         assert b" 408 " in connection.recv(2**16)
 
 
+def test_a_body_that_comes_slowly_is_waited_for(here, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 2.0)
+    with connect(here) as connection:
+        head = f"POST /{CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        connection.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n".encode())
+        for _ in range(9):
+            time.sleep(0.35)  # several looks, all together
+            connection.sendall(b"1")
+        assert b" 400 " in heard(connection).splitlines()[0]  # no object, but all of it has come
+
+
 def test_all_bodies_together_are_bounded():
     with running(max_held=2**14) as served:
         for _ in range(3):
@@ -1043,15 +1054,23 @@ def process(tmp_path):
         one.communicate()
 
 
+@pytest.mark.parametrize("announces", [False, True], ids=["silent", "without its body"])
 @pytest.mark.parametrize("program", ["serve.py", "app.py"])
-def test_idle_connections_beyond_the_descriptors_lock_nobody_out(process, program):
+def test_idle_connections_beyond_the_descriptors_lock_nobody_out(process, program, announces):
     """The longest silent ones give way, and the log has a line of it, not thousands."""
     port, path = free_port(), "health" if program == "serve.py" else "config"
+    head = (
+        f"POST /{CHAT if program == 'serve.py' else 'gradio_api/queue/join'} HTTP/1.1\r\nHost: localhost\r\n"
+    )
+    head = f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n" if announces else ""
     start = f"ulimit -n 64; exec {sys.executable} {program} --port {port} --device cpu"
     server, _ = process(command=["sh", "-c", start])
     url = f"http://127.0.0.1:{port}/{path}"
     assert wait_for(lambda: answers(url))
     idle = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(70)]
+    for one in idle:
+        with suppress(ConnectionError):  # closed already
+            one.sendall(head.encode())
     for _ in range(3):
         assert httpx.get(url, timeout=PATIENCE, trust_env=False).status_code == 200
     assert any(heard(one) == b"" for one in idle[:2])  # closed, long before its time

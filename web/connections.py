@@ -43,9 +43,9 @@ class Bound:
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's protocol, which refuses in JSON what is no HTTP, and waits neither for heads nor for clients
-    that do not read for ever. Where a new connection is one too many, the one goes that has been silent for
-    longest and is not being answered."""
+    """uvicorn's protocol, which refuses in JSON what is no HTTP, and waits neither for heads and bodies nor
+    for clients that do not read for ever. Where a new connection is one too many, the one goes that has been
+    silent for longest and is not being answered."""
 
     def __init__(self, bound: Bound, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
@@ -71,6 +71,11 @@ class BoundedProtocol(H11Protocol):
         """Whether it is owed no answer."""
         return self.cycle is None or self.cycle.response_complete or self.transport.is_closing()
 
+    @property
+    def _sends(self) -> bool:
+        """Whether the body of its request has yet to come, and nothing here keeps it from coming."""
+        return not self._done and self.cycle.more_body and not self.flow.read_paused
+
     def _make_room(self) -> None:
         others = [one for one in self.connections if isinstance(one, BoundedProtocol) and one is not self]
         others = [one for one in others if not one.transport.is_closing()]
@@ -80,7 +85,7 @@ class BoundedProtocol(H11Protocol):
             self._bound.told = True
             said = "%d connections are open, and this process may have no more descriptors (ulimit -n)"
             log.warning(f"{said}: for each new one the longest silent one is closed", most)
-        silent = [one for one in others if one._done]
+        silent = [one for one in others if one._done or one._sends]
         if silent:
             min(silent, key=lambda one: one._heard).transport.abort()
         else:
@@ -88,11 +93,12 @@ class BoundedProtocol(H11Protocol):
             self._refuse(ApiError(503, message, code="overloaded", retry_after=1))
 
     def _look_after(self, before: Any) -> None:
-        """Cut a connection that has brought no request since the last look, or has read nothing. Where
-        none has begun after an answer, uvicorn's own timer runs."""
+        """Cut a connection that has brought no request since the last look, nothing of its request's body, or
+        has read nothing. Where none has begun after an answer, uvicorn's own timer runs."""
         kept = self.timeout_keep_alive_task is not None and not self.transport.is_closing()
-        waits = (self._done and not kept) or self.flow.write_paused
-        now = (self.cycle, self.transport.get_write_buffer_size()) if waits else None
+        waits = (self._done and not kept) or self._sends or self.flow.write_paused
+        heard = self._heard if self._sends else None  # a head may not come piece by piece for ever
+        now = (self.cycle, self.transport.get_write_buffer_size(), heard) if waits else None
         if waits and now == before:
             self.transport.abort()
         self._look = self.loop.call_later(HEAD_SECONDS / 2, self._look_after, now)
