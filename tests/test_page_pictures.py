@@ -50,6 +50,19 @@ def test_a_large_image_becomes_a_copy_that_knows_how_large_it_was(service, tmp_p
     assert service.take_in(copy) == copy and original_size(copy, image.size) == size
 
 
+def test_a_copy_outlives_its_image_where_file_systems_know_no_case(service, tmp_path, monkeypatch):
+    path, unlink = tmp_path / "IMG_1.JPG", Path.unlink
+
+    def without_case(self, missing_ok=False):
+        for file in self.parent.iterdir():
+            if file.name.lower() == self.name.lower():
+                unlink(file)
+
+    picture(4000, 3000).save(path)
+    monkeypatch.setattr(Path, "unlink", without_case)
+    assert Image.open(service.take_in(str(path))).size == (1024, 768)
+
+
 def test_what_a_browser_shows_stays_as_it_is_and_the_rest_is_made_such(service, tmp_path):
     plain, turned = tmp_path / "plain.png", tmp_path / "turned"
     plain.write_bytes(Path(EXAMPLE).read_bytes())

@@ -45,9 +45,8 @@ def take_in(path: str, image: Image.Image, edge: int) -> str:
         data = made.getvalue()
         data = data[:2] + b"\xff\xfe" + (2 + len(comment)).to_bytes(2, "big") + comment + data[2:]
     copy = file.with_suffix(suffix)
+    file.unlink(missing_ok=True)  # first: where file systems know no case, both are one file
     copy.write_bytes(data)
-    if copy != file:
-        file.unlink(missing_ok=True)
     return str(copy)
 
 
