@@ -258,12 +258,18 @@ def test_nothing_that_is_dropped_takes_the_place_of_the_page(visit, tmp_path):
     text.write_text("no image")
     hand = visit.context.new_cdp_session(page)
     frame = page.locator("#chat").bounding_box()
-    for file, outcome in ((text, "#notice [role=alert]"), (WOLF, "#message .thumbnail-item img[src*=wolf]")):
+    link = {"mimeType": "text/uri-list", "data": "https://example.org/a.png"}
+    for items, files, outcome in (
+        ([], [str(text)], "#notice [role=alert]"),
+        ([], [str(WOLF)], "#message .thumbnail-item img[src*=wolf]"),
+        ([link], [], "#notice [role=alert]"),
+    ):
         for kind in ("dragEnter", "dragOver", "drop"):
             event = {"x": frame["x"] + 50, "y": frame["y"] + 50, "type": kind}
-            data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
+            data = {"items": items, "files": files, "dragOperationsMask": 1}
             hand.send("Input.dispatchDragEvent", {**event, "data": data})
         page.wait_for_selector(outcome)
+    visit.refuses("link")
     taken = """([kind, place]) => {
         const data = new DataTransfer();
         data.setData("text/uri-list", "https://example.org/a.png");

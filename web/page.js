@@ -188,7 +188,9 @@
 			if (files || !field(event.target)) {
 				event.preventDefault();
 				event.stopImmediatePropagation();
-				event.dataTransfer.dropEffect = files ? "copy" : "none";
+				if (files || !event.dataTransfer.types.includes("text/uri-list")) {  // a link's drop is answered below
+					event.dataTransfer.dropEffect = files ? "copy" : "none";
+				}
 			}
 			if (files) {
 				document.body.classList.add("dropping");
