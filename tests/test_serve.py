@@ -815,6 +815,10 @@ def test_only_who_has_the_key_asks():
                 answer = served.send(method, path, headers=headers)
                 assert refused(answer, 401)["code"] == "invalid_api_key"
         assert served.send("GET", "health").status_code == 200  # for balancers
+        for path in ("", "docs", "openapi.json"):  # for browsers
+            headers = {"accept": "text/html"}
+            answer = served.send("GET", path, headers=headers, follow_redirects=True)
+            assert answer.status_code == 200 and "sésame" not in answer.text
         right = {"authorization": b"Bearer s\xc3\xa9same"}
         assert served.send("GET", "v1/models", headers=right).status_code == 200
 

@@ -68,6 +68,7 @@ STREAM_HEADERS = [  # the last one is for nginx, which would collect events
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+OPEN = ("/", "/docs", "/openapi.json", "/health")  # without a key: a browser can send none, nor can balancers
 PATHS = ("/v1", "/health", "/metrics", "/docs", "/openapi.json")  # of the server for programs, beside a page
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)  # seconds
@@ -526,7 +527,7 @@ class Door:
     """ASGI middleware around everything: who may ask, what is logged, and an answer whatever happens.
 
     Args:
-        api_key: what clients have to send as a bearer token, except for /health; None asks for none.
+        api_key: what clients have to send as a bearer token, except for what is OPEN; None asks for none.
     """
 
     def __init__(self, app: ASGIApp, hosts: Hosts, metrics: Metrics, api_key: str | None):
@@ -574,7 +575,7 @@ class Door:
             log.info("%s", line.rstrip())
 
     def _check_key(self, headers: Headers, path: str) -> None:
-        if self._key is None or path == "/health":
+        if self._key is None or path in OPEN:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), self._key):
