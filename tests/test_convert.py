@@ -247,7 +247,11 @@ class TestTransformersToNanoVLM:
         assert config["lm_max_length"] == 124 + config["mp_image_token_length"] == 128
 
     @pytest.mark.parametrize(
-        "was", [{"config": "{"}, {"config": "[]"}, {"config": "{}", "renamed": 3}, 7, {}]
+        "was",
+        [
+            *({"config": "{"}, {"config": "[]"}, {"config": "{}", "renamed": 3}, 7, {}),
+            *({"lm_vocab_size": size} for size in ("x", -3, None, 2.5)),
+        ],
     )
     def test_a_damaged_record_is_one_sentence(self, converted, tmp_path, command, was):
         """None at all is no damage."""
@@ -256,6 +260,9 @@ class TestTransformersToNanoVLM:
         config = json.loads(path.read_text())
         if isinstance(was, dict) and "renamed" in was:
             was["config"] = config[conversion.WAS]["config"]
+        if isinstance(was, dict) and "lm_vocab_size" in was:
+            held = config[conversion.WAS]
+            was = held | {"config": json.dumps(json.loads(held["config"]) | was)}
         path.write_text(json.dumps(config | {conversion.WAS: was}))
         said = command(tmp_path / "source", tmp_path / "to", "--to", "nanovlm", status=2 if was else 0)
         assert not was or (conversion.WAS in said and said.count("\n") == 1)

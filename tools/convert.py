@@ -240,6 +240,9 @@ def _as_nanovlm(folder: Path, was: dict[str, Any], config: VLMConfig, log: Log) 
                 tokenizer, fields = as_it_was(folder, was, extra), kept | {"lm_tokenizer": TOKENIZER_FOLDER}
             elif "lm_max_length" in kept:  # v0.1, which counted no image tokens
                 fields["lm_max_length"] = kept["lm_max_length"] + config.tokens_per_tile
+        rows = fields.get("lm_vocab_size", 1)
+        if type(rows) is not int or rows < 1:
+            raise ValueError(f"lm_vocab_size: expected a positive whole number, got {rows!r}")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"config.json: {WAS} is damaged ({one_line(error)}): remove it") from error
     log(_TO_NANOVLM + (_AS_IT_WAS if "lm_vocab_size" in fields else _OTHER_PROMPTS))
