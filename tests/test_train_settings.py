@@ -160,7 +160,7 @@ WITHOUT_EFFECT = {
     "": ["eval_data", "max_tiles", "waiting", "shuffle_buffer", "packing", "max_drop_rate", "longest_edge"],
     "--init-from x": [
         *("vision_width", "vision_layers", "vision_heads", "text_width", "text_layers", "text_heads"),
-        *("text_kv_heads", "text_inner", "vocab_size"),
+        *("text_kv_heads", "text_inner", "vocab_size", "scale_factor"),
     ],
     ROWS: [
         *("image_size", "patch_size", "scale_factor", "longest_edge", "vision_layers", "text_width"),
@@ -168,14 +168,25 @@ WITHOUT_EFFECT = {
         *("vision_matrix_lr", "lora_alpha", "lora_dropout", "lora_targets"),
         *("eval_pictures", "eval_samples", "eval_questions"),
     ],
-    f"{ROWS} --no-packing": ["waiting"],
+    f"{ROWS} --no-packing": ["waiting", "shuffle_buffer"],
     f"{ROWS} --eval-data z": ["eval_questions"],
     BACKBONES: ["image_size", "text_layers", "pictures"],
-    "--muon none": ["matrix_lr"],
+    "--muon none": ["matrix_lr", "vision_matrix_lr"],
+    "--vision-pictures 0": ["vision_batch_size", "vision_matrix_lr"],
     "--schedule cosine": ["decay_fraction"],
 }
 WITH_EFFECT = {
-    "": ["image_size", "pictures", "vision_width", "eval_questions", "eval_pictures", "matrix_lr"],
+    "": [
+        "image_size",
+        "pictures",
+        "vision_width",
+        "eval_questions",
+        "eval_pictures",
+        "matrix_lr",
+        "vision_matrix_lr",
+        "scale_factor",
+        "vision_batch_size",
+    ],
     f"{ROWS} --lora-rank 2": ["lora_alpha", "lora_dropout", "lora_targets"],
     f"{ROWS} --eval-data z --eval-metric exact_match": ["eval_questions", "eval_pictures", "eval_samples"],
     ROWS: ["waiting", "max_tiles", "micro_batch_size", "epochs", "decay_fraction"],
@@ -211,6 +222,9 @@ def test_a_flag_that_has_no_effect_is_refused(run, name, has, capsys):
         ("lora_rank: 2\nlora_alpha: 8\ninit_from: x\ndata: y", "--lora-rank 0", ""),
         ("text_layers: 4\ninit_from: x\ndata: y", "", ""),  # its default
         ("waiting: 7\ndata: y", "", "--init-from"),
+        ("shuffle_buffer: 7\ninit_from: x\ndata: y", "", "shuffle_buffer"),
+        ("shuffle_buffer: 7\ninit_from: x\ndata: [{path: y, streaming: true}]", "", ""),
+        ("data: recipes.world\ninit_from: x\ntext_layers: 9", "", "--data recipes.world without"),
     ],
 )
 def test_a_key_of_a_recipe_that_has_no_effect_is_refused(recipe, given, named, tmp_path, capsys):

@@ -37,24 +37,38 @@ _BELOW_1 = 1 - 1e-9
 
 
 class Scope(NamedTuple):
-    """In which runs a setting has an effect, and what those need, in words."""
+    """In which runs a setting has an effect, and what those need, in words: {drawn} is the data of a run that
+    draws its own."""
 
     holds: Callable[[TrainConfig], bool]
     needs: str
 
 
 ALWAYS = Scope(lambda config: True, "")
-OF_SHAPES = Scope(lambda config: config.is_drawn, "--data shapes")
+OF_SHAPES = Scope(lambda config: config.is_drawn, "--data {drawn}")
+OF_VISION_STAGE = Scope(
+    lambda config: config.is_drawn and config.vision_pictures > 0, "--data {drawn} and --vision-pictures"
+)
+OF_VISION_MUON = Scope(
+    lambda config: OF_VISION_STAGE.holds(config) and config.muon != "none",
+    "--data {drawn}, --vision-pictures, and --muon all or language",
+)
+OF_STREAMS = Scope(
+    lambda config: (
+        not config.is_drawn and any(entry.get("streaming") for entry in dataset_entries(config.data))
+    ),
+    "a dataset with streaming: true",
+)
 OF_ROWS = Scope(lambda config: not config.is_drawn, "--data with rows")
 OF_PACKING = Scope(lambda config: not config.is_drawn and config.packing, "--data with rows, and --packing")
 # A checkpoint and backbones bring their own sizes.
 FROM_SCRATCH = Scope(
-    lambda config: config.is_drawn and not config.init_from, "--data shapes without --init-from"
+    lambda config: config.is_drawn and not config.init_from, "--data {drawn} without --init-from"
 )
 FROM_BACKBONES = Scope(lambda config: bool(config.vision_from), "--vision-from and --text-from")
 OF_PROJECTOR = Scope(
-    lambda config: config.is_drawn or bool(config.vision_from),
-    "--data shapes, or --vision-from and --text-from",
+    lambda config: FROM_SCRATCH.holds(config) or FROM_BACKBONES.holds(config),
+    "--data {drawn} without --init-from, or --vision-from and --text-from",
 )
 OF_LORA = Scope(lambda config: config.lora_rank > 0, "--lora-rank")
 OF_MUON = Scope(lambda config: config.muon != "none", "--muon all or language")
@@ -113,7 +127,7 @@ class TrainConfig:
         64, "samples to choose from when a row is packed, per shard of the data", 1, 16_384, scope=OF_PACKING
     )
     shuffle_buffer: int = setting(
-        256, "rows of a streaming dataset to shuffle together", 1, 1_048_576, scope=OF_ROWS
+        256, "rows of a streaming dataset to shuffle together", 1, 1_048_576, scope=OF_STREAMS
     )
     max_drop_rate: float = setting(
         0.05, "share of unusable rows above which the run stops", 0, 1, scope=OF_ROWS
@@ -131,7 +145,7 @@ class TrainConfig:
         64_000, "shapes: how many of these train the vision tower alone", 0, _MANY, scope=OF_SHAPES
     )
     vision_batch_size: int = setting(
-        64, "shapes: images per step of the vision tower alone", 1, 65_536, scope=OF_SHAPES
+        64, "shapes: images per step of the vision tower alone", 1, 65_536, scope=OF_VISION_STAGE
     )
 
     # optimisation
@@ -143,7 +157,7 @@ class TrainConfig:
     )
     matrix_lr: float = setting(3e-3, "peak learning rate of Muon", 0, 100, scope=OF_MUON)
     vision_matrix_lr: float = setting(
-        1e-2, "shapes: the same for the vision tower alone", 0, 100, scope=OF_SHAPES
+        1e-2, "shapes: the same for the vision tower alone", 0, 100, scope=OF_VISION_MUON
     )
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices (not of norms, biases)", 0, 100)
     beta2: float = setting(0.98, "AdamW's decay of the second moment", 0, _BELOW_1)
@@ -423,7 +437,8 @@ def check_effects(config: TrainConfig, given: Iterable[str], recipe: Path) -> No
 def _check_effect(name: str, where: str, *runs: TrainConfig) -> None:
     scope: Scope = _fields(type(runs[0]))[name].metadata["scope"]
     if not any(map(scope.holds, runs)):
-        raise ValueError(f"{where}: has no effect in this run, it needs {scope.needs}; leave it out")
+        needs = scope.needs.format(drawn=runs[0].data if runs[0].is_drawn else SHAPES)
+        raise ValueError(f"{where}: has no effect in this run, it needs {needs}; leave it out")
 
 
 def parse_command(
