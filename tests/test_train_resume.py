@@ -28,7 +28,9 @@ def folder(tmp_path_factory):
 
 
 def settings(folder, output: str, **more) -> dict:
-    usual = {"shuffle_buffer": 5, "save_every": 2, "muon": "language", "ema": 0.9}
+    usual = {"save_every": 2, "muon": "language", "ema": 0.9}
+    if more.get("streaming"):
+        usual["shuffle_buffer"] = 5
     return settings_in(folder, output, **(usual | more))
 
 

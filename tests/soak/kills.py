@@ -144,7 +144,9 @@ def kill_training(folder: Path, kills: int, seed: int = 0, style: str = "map") -
     """train.py, saving every second step; progress is the lines of metrics.jsonl."""
     if not (folder / "tiny").exists():
         runs.prepared(folder)
-    more = {"save_every": 2, "ema": 0.9, "shuffle_buffer": 5, "micro_batch_size": 2, "steps": 8 + 6 * kills}
+    more = {"save_every": 2, "ema": 0.9, "micro_batch_size": 2, "steps": 8 + 6 * kills}
+    if style == "streaming":
+        more["shuffle_buffer"] = 5
     more["muon"] = "none" if style == "ranks" else "language"
 
     def start(output: Path) -> Start:
