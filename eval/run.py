@@ -335,7 +335,7 @@ class HeldOutQuestions:
 
     def __init__(self, config: TrainConfig, task: TrainingTask, ranks: Ranks):
         self.ranks, self.processor = ranks, task.processor
-        self.tasks = scored_tasks(config)
+        self.tasks = ranks.first_then_others(lambda: scored_tasks(config))
         keeps = ranks.is_first and config.eval_samples
         self.questions: list[Question] = task.questions(config.eval_samples) if keeps else []
         self.scored = bool(self.tasks)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from transformers import AutoModelForImageTextToText
 
+import eval.run
 import train
 from eval.tasks import DEFAULT_MODEL
 from shapes import heldout_questions, render
@@ -32,6 +34,7 @@ from tests.runs import (
     write_rows,
 )
 from tests.waiting import free_port
+from training.config import TrainConfig
 from training.distributed import LostRankError, Ranks
 
 
@@ -90,6 +93,25 @@ def test_the_first_rank_opens_the_data_before_the_others(tmp_path, monkeypatch):
         result = Pretended(rank).first_then_others(lambda: order.append(f"{rank} opens") or (rank,))  # noqa: B023
         waited.append(result)
     assert order == ["0 opens", "0 waits", "1 waits", "1 opens"] and waited == [(0,), (1,)]
+
+
+def test_the_first_rank_opens_the_questions_before_the_others(monkeypatch):
+    """Else all ranks download the same rows at once, and ask the Hub at once."""
+    opened = []
+
+    class Second(Ranks):
+        together = False
+
+        def __init__(self):
+            self.rank, self.world_size = 1, 2
+
+        def wait(self) -> None:
+            opened.append("first rank is done")
+
+    monkeypatch.setattr(eval.run, "scored_tasks", lambda config: opened.append("opens") or [])
+    config = TrainConfig(eval_samples=0)
+    eval.run.HeldOutQuestions(config, SimpleNamespace(processor=None), Second())
+    assert opened == ["first rank is done", "opens"]
 
 
 def test_two_ranks_then_one(base):
@@ -226,7 +248,7 @@ def test_the_shapes_world(tmp_path, monkeypatch):
     """Each part of the loss is divided by what all ranks have of it."""
     monkeypatch.setattr(shapes_training, "build_processor", shapes_processor)
     settings = SMALL_SHAPES | {"batch_size": 4, "pictures": 24, "eval_every": 1000, "steps": 0}
-    settings |= {"sequence_length": 256, "lr": 1e-3, "vision_matrix_lr": 1e-3}
+    settings |= {"sequence_length": 256, "lr": 1e-3}
     for ranks in (1, 2):
         run(ranks, **(settings | {"output": str(tmp_path / str(ranks))}))
     rows = [metrics(tmp_path / ranks) for ranks in "12"]

@@ -89,7 +89,7 @@ class Ranks:
 
     def first_then_others(self, act: Callable[[], T]) -> T:
         """What `act` returns on this rank. The first rank does it first: what it downloads lies in the cache
-        for the others, and the Hub is not asked by all at once."""
+        for the others. Of a stream nothing is kept: every rank asks where it lies, the others all at once."""
         if self.is_first:
             result = act()
             self.wait()
