@@ -113,16 +113,8 @@ class Checkpoint:
         return bool(self.model.generation_config.get("single_turn", False))
 
     def too_many_images(self, count: int) -> str:
-        """A sentence for a question about more images than one question showed in training, as far as its
-        generation_config.json says how many those were; else ""."""
-        most = self.model.generation_config.get("most_images")
-        if not isinstance(most, int) or count <= most:
-            return ""
-        several, fewer = ("one image", "one") if most == 1 else (f"{most} images", "fewer")
-        name = Path(self.name).name
-        return (
-            f"{name} has learned from {several} at a time: it answers about {count} as if they were {fewer}."
-        )
+        """See `too_many_images`."""
+        return too_many_images(self.name, self.model.generation_config, count)
 
     @property
     def introduction(self) -> str:
@@ -232,6 +224,17 @@ class PixelText:
     def whole(self, text: str) -> str:
         """A whole answer."""
         return self.put(text) + self.finish()
+
+
+def too_many_images(name: str, generation_config: Mapping[str, Any], count: int) -> str:
+    """A sentence for a question about more images than one question showed a model in training, as far as its
+    generation_config.json says how many those were; else ""."""
+    most = generation_config.get("most_images")
+    if not isinstance(most, int) or count <= most:
+        return ""
+    several, fewer = ("one image", "one") if most == 1 else (f"{most} images", "fewer")
+    own = Path(name).name
+    return f"{own} has learned from {several} at a time: it answers about {count} as if they were {fewer}."
 
 
 def spoken_form(generation_config: Mapping[str, Any]) -> CoordinateForm | None:

@@ -6,11 +6,13 @@ Needs Playwright and a Chromium, see tests/test_eval_report.py. Skipped where th
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
@@ -18,7 +20,18 @@ from PIL import Image
 
 import app
 from data.boxes import COORDINATES, Box, Point
-from tests.pages import CUP, EXAMPLE, THREE, WOLF, full, locating, make_service, never_stopping, served
+from tests.pages import (
+    CUP,
+    EMBEDDED,
+    EXAMPLE,
+    THREE,
+    WOLF,
+    full,
+    locating,
+    make_service,
+    never_stopping,
+    served,
+)
 from tests.waiting import PATIENCE, wait_for
 from web import page as page_module
 from web.parts import EXAMPLES
@@ -352,6 +365,36 @@ def test_a_large_photograph_is_made_smaller_before_it_is_sent_and_its_boxes_are_
     said = visit.page.locator("#chat .said").inner_text()
     box = [int(number) / times for number in re.findall(r"\d+", said)]
     assert box == pytest.approx([157, 25, 245, 115], abs=8)
+
+
+def test_what_the_chosen_model_makes_of_several_images_is_said_before_it_is_open(browser, uploads, tmp_path):
+    folders = [tmp_path / name for name in ("several", "single")]
+    for folder, says in zip(folders, ({}, {"most_images": 1}), strict=True):
+        shutil.copytree(EMBEDDED, folder)
+        (folder / "generation_config.json").write_text(json.dumps({"single_turn": True, **says}))
+    with served(make_service(*folders)) as house:
+        visit = Visit(browser, house)
+        visit.upload(CUP, WOLF)
+        visit.says("2 images")
+        for name in ("single", "several"):
+            visit.page.click("#model input")
+            visit.page.get_by_role("option", name=name).click()
+            told = visit.page.locator("#notice [role=status]", has_text="single")
+            sync_api.expect(told).to_have_count(int(name == "single"), timeout=1000 * PATIENCE)
+        visit.says("2 images")
+        visit.context.close()
+
+
+def test_a_photograph_stays_large_once_a_model_is_open_whose_boxes_depend_on_it(visit, tmp_path, monkeypatch):
+    large, models = tmp_path / "large.png", visit.house.service.models
+    Image.new("RGB", (3000, 2000)).save(large)
+    opened = models.open(models.default)
+    said = opened.model.generation_config | {"coordinates": "qwen2.5-vl"}
+    model = SimpleNamespace(generation_config=said)
+    monkeypatch.setitem(models._open, "owner/guest", SimpleNamespace(model=model))
+    visit.upload(large)
+    shown = visit.page.locator("#message .thumbnail-item img")
+    assert shown.evaluate("image => image.decode().then(() => image.naturalWidth)") == 3000
 
 
 @pytest.mark.parametrize("which", ["house", "listed_house"])

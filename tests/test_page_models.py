@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from inference.checkpoint import RequestError
 from models.checkpoints import CheckpointError
 from tests.hub_server import HubServer, point_client_at
-from tests.pages import EMBEDDED
+from tests.pages import EMBEDDED, make_service
 from web.models import Models
 from web.page import _title
 
@@ -65,6 +65,25 @@ def test_what_a_model_says_that_it_knows_is_shown_as_text(tmp_path, cli):
     models.open(str(folder))
     after = _title(SimpleNamespace(models=models), str(folder))
     assert before != after and "mine knows" in after and "<img" not in after
+
+
+def test_what_a_model_says_counts_before_it_is_opened(tmp_path):
+    """Whoever adds images for it reads how many it knows, and its boxes are in pixels of the whole file."""
+    folders = [tmp_path / name for name in ("usual", "boxes")]
+    for folder, says in zip(folders, ({}, {"most_images": 2, "coordinates": "qwen2.5-vl"}), strict=True):
+        shutil.copytree(EMBEDDED, folder)
+        path = folder / "generation_config.json"
+        path.write_text(json.dumps({"single_turn": True, **says}))
+    alone, both = make_service(folders[0]), make_service(*folders)
+    for service in (alone, both):
+        service.models.open(str(folders[0]))
+    assert alone.edge < 3000 < both.edge
+    usual, boxes = map(str, folders)
+    assert both.about_images(boxes, 2) == both.about_images(usual, 2) != ""
+    assert both.about_images(boxes, 3) != both.about_images(usual, 3)
+    assert both.models.held(boxes) is None
+    for service in (alone, both):
+        service.close()
 
 
 @pytest.mark.parametrize(

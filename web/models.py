@@ -12,14 +12,16 @@ import gc
 import re
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import constants
 
 from inference.checkpoint import Checkpoint, RequestError, loading_dtype, open_checkpoint, pick_device
 from models.checkpoints import nanovlm
-from models.checkpoints.hub import describe, measure
+from models.checkpoints.hub import CheckpointError, describe, measure
 from models.checkpoints.load import resolve_dtype
 from models.checkpoints.weights import read_headers
 
@@ -63,6 +65,7 @@ class Models:
         self.closed: Callable[[Checkpoint], None] = lambda checkpoint: None
         self._device, self._dtype, self._threads = device, dtype, threads
         self._open: dict[str, Checkpoint] = {}  # changed while a lock of `_opening` is held, read without one
+        self._said: dict[str, Mapping[str, Any]] = {}  # of those that are not open
         self._opening = {name: threading.Lock() for name in (*self.names, GUEST)}
 
     @property
@@ -80,6 +83,22 @@ class Models:
     def held(self, name: str) -> Checkpoint | None:
         """The model of that name if it is open."""
         return self._open.get(name)
+
+    @property
+    def guests(self) -> list[str]:
+        """Those that are open."""
+        return [name for name in list(self._open) if name not in self.names]
+
+    def said(self, name: str) -> Mapping[str, Any]:
+        """The generation_config.json of a model of that name, which need not be open. {} where it cannot be
+        read, and for a guest that is not open: a visitor's typing has nothing fetched."""
+        if (held := self.held(name)) is not None:
+            return held.model.generation_config
+        if name not in self._said and name in self.names:
+            self._said[name] = {}
+            with suppress(CheckpointError):  # whoever asks the model reads why
+                self._said[name] = describe(name).generation_config
+        return self._said.get(name, {})
 
     def holds(self, checkpoint: Checkpoint) -> bool:
         """Whether this checkpoint is still kept here."""
@@ -123,7 +142,7 @@ class Models:
         return open_checkpoint(name, commit, self._device, self._dtype, self._threads).compiled()
 
     def _drop_guest(self) -> None:
-        for name in [name for name in self._open if name not in self.names]:
+        for name in self.guests:
             self.closed(self._open.pop(name))
         gc.collect()  # a model and its decode step may hold each other
 

@@ -54,6 +54,12 @@
 	const tooMuch = (file, most, what, got) =>
 		`'${file.name}': expected at most ${number(most)} ${what}, got ${number(got)}; shrink the image`;
 
+	// It grows when a model is opened that sees more, or whose boxes depend on the size of the file.
+	const edge = async () => {
+		const asked = { method: "POST", headers: { "content-type": "application/json" }, body: '{"data": []}' };
+		const answer = await fetch("gradio_api/run/edge", asked);
+		return (await answer.json()).data[0];
+	};
 	// A smaller copy of an image that is larger than any model here sees, upright, and with the image's own
 	// size in its first bytes (see web/pictures.py). What this browser does not read, and what the server
 	// would not, goes there as it is.
@@ -66,7 +72,7 @@
 			if (width * height > settings.pixels) {
 				throw tooMuch(file, settings.pixels, "pixels", width * height);
 			}
-			const scale = settings.edge / Math.max(width, height);
+			const scale = await edge() / Math.max(width, height);
 			if (scale >= 1 || file.type == "image/svg+xml" || await endsEarly(file)) {
 				return file;
 			}

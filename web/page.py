@@ -86,6 +86,11 @@ def build(service: Service, remember: bool = False) -> gr.Blocks:
             with gr.Tab("Attribution") as tab:
                 tab.select(**AttributionTab(service).on_select)
         asking.restore_on(page)
+
+        def edge() -> int:
+            return service.edge
+
+        gr.api(edge, api_name="edge", queue=False, api_visibility="undocumented")  # for page.js
         page.unload(lambda: None)  # with this event open pages keep a connection: see `Service.connected`
     page.queue(max_size=WAITING, default_concurrency_limit=None)
     page.state_session_capacity = SESSIONS

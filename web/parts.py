@@ -50,7 +50,6 @@ def settings_of_page_js(service: Service) -> str:
     limits = service.limits.image
     return json.dumps(
         {
-            "edge": service.edge,
             "bytes": limits.max_bytes,
             "pixels": limits.max_pixels,
             "images": service.engine.limits.max_images,
@@ -79,7 +78,12 @@ def add_images(service: Service, box: gr.MultimodalTextbox, model: gr.Dropdown, 
         count = len(taken) + len(message.get("files") or ())
         if wrong:
             return taken, notice(". ".join(wrong), True)
-        return taken, notice(service.about_images(service.models.named(model or ""), count), False)
+        about = await asyncio.to_thread(service.about_images, service.models.named(model or ""), count)
+        return taken, notice(about, False)
+
+    async def say_anew(message: dict, model: str) -> str:
+        named, count = service.models.named(model or ""), len(message.get("files") or ())
+        return notice(await asyncio.to_thread(service.about_images, named, count), False)
 
     more: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     add.click(
@@ -89,6 +93,7 @@ def add_images(service: Service, box: gr.MultimodalTextbox, model: gr.Dropdown, 
         js=f"(...inputs) => ocelli.uploaded({name!r}, ...inputs)",
         **more,
     ).success(None, [box, uploaded], [box], js=f"(...inputs) => ocelli.join({name!r}, ...inputs)", **more)
+    model.change(say_anew, [box, model], [said], **more)
 
 
 def model_choice(service: Service, name: str) -> gr.Dropdown:

@@ -36,7 +36,7 @@ from data.images import ImageLimits, TiledImage, load_image
 from data.processor import EncodedConversation
 from generation.kv_cache import bytes_per_position
 from generation.options import CacheMemoryError, GenerationOptions
-from inference.checkpoint import Checkpoint, PixelText, RequestError, spoken_form
+from inference.checkpoint import Checkpoint, PixelText, RequestError, spoken_form, too_many_images
 from inference.conversation import NextTurn, Turn, encode_short, next_turn
 from inference.errors import user_errors
 from messages import one_line
@@ -326,7 +326,7 @@ class Service:
         models = self.models
         held = [one for name in models.names if (one := models.held(name)) is not None]
         edges = [SHOWN, *(one.processor.images.longest_side for one in held)]
-        forms = [spoken_form(one.model.generation_config) for one in held]
+        forms = [spoken_form(models.said(name)) for name in {*models.names, *models.guests}]
         if any(form is not None and form.name == "qwen2.5-vl" for form in forms):
             return UNBOUND  # its coordinates depend on the size of the file
         return max(edges) if len(held) == len(models.names) and not models.any_model else max(*edges, SEEN)
@@ -344,8 +344,8 @@ class Service:
         """A sentence on what a model makes of several images, or "" for one."""
         if count < 2:
             return ""
-        held = self.models.held(model or self.models.default)
-        return (held.too_many_images(count) if held else "") or (
+        name = model or self.models.default
+        return too_many_images(name, self.models.said(name), count) or (
             f"The model is shown all {count} images, in this order."
         )
 
