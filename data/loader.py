@@ -190,6 +190,7 @@ class Shard:
         )
         self.encoder = SampleEncoder(processor, config.sequence_length, config.max_tiles)
         self._buffer: list[tuple[RowPosition, Sample]] = []  # a position here begins with the dataset's index
+        self._held = 0  # bytes of the buffer's images
         self._read, self._filtered = 0, 0
         self._filtered_since_good = Counter[int]()  # by dataset
         self._dropped: list[Dropped] = []
@@ -232,8 +233,8 @@ class Shard:
     def _has_room(self) -> bool:
         if not self._buffer or not self.config.packing:
             return not self._buffer
-        held, most = sum(sample.image_bytes for _, sample in self._buffer), most_bytes(self.config.num_shards)
-        return len(self._buffer) < self.config.packing_buffer_size and held < most
+        most = most_bytes(self.config.num_shards)
+        return len(self._buffer) < self.config.packing_buffer_size and self._held < most
 
     def _take(self) -> bool:
         """Read one row into the buffer, or leave it out; False at the end."""
@@ -266,6 +267,7 @@ class Shard:
             self._dropped.append(_dropped(source, read.number, error))
             return False
         self._buffer.append(([read.source, *read.position], sample))
+        self._held += sample.image_bytes
         return True
 
     def _next_samples(self) -> list[Sample]:
@@ -274,7 +276,9 @@ class Shard:
         if self.config.packing:
             tokens, tiles = zip(*((sample.tokens, sample.tiles) for _, sample in self._buffer))
             chosen = pack_indices(tokens, tiles, self.encoder.max_tokens, self.encoder.max_tiles)
-        return [self._buffer.pop(index)[1] for index in reversed(chosen)][::-1]
+        samples = [self._buffer.pop(index)[1] for index in reversed(chosen)][::-1]
+        self._held -= sum(sample.image_bytes for sample in samples)
+        return samples
 
     def _pack(self, samples: list[Sample]) -> PackedSequence | None:
         """Decode their images and join those that are whole; None if none is."""

@@ -23,7 +23,7 @@ from data.loader import (
     steps_per_run,
 )
 from data.order import ShardReader
-from data.packing import IGNORE_INDEX, PADDING
+from data.packing import IGNORE_INDEX, PADDING, Sample
 from data.sources import Mixture
 from data.tiles import Tiles
 from tests.processors import embedded, processor
@@ -269,6 +269,15 @@ def test_what_waits_to_be_packed_is_bounded_in_bytes(monkeypatch, streaming):
             held = max(held, len(shard._buffer))
             shard._next_samples()
     assert taken == 60 and 4 <= held <= 5
+
+
+def test_a_buffer_is_not_counted_anew_at_each_row(monkeypatch):
+    """A buffer of thousands would cost millions of looks at images for each that it takes."""
+    counted, count = Counter(), Sample.image_bytes.fget
+    looked = property(lambda sample: (counted.update([sample.sample_id]), count(sample))[1])
+    monkeypatch.setattr(Sample, "image_bytes", looked)
+    assert len(flat(loader(rows(60, every=1, longest=2), epochs=1, packing_buffer_size=30))) == 60
+    assert len(counted) == 60 and max(counted.values()) <= 2
 
 
 def test_too_many_bad_rows_stop_the_run():
