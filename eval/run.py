@@ -410,7 +410,8 @@ def scored_tasks(config: TrainConfig) -> list[EvalTask]:
             points = not boxes.coordinates.detect  # a form that has no boxes is asked for points
             options["points"] = points
             of_metric = {"form": boxes.form, "corners": boxes.corners, "points": points}
-        rows = DataConfig(entry.path, limit=max(1, config.eval_questions // len(entries)), **options)
+        limit = max(1, config.eval_questions // len(entries))
+        rows = DataConfig(entry.path, limit=limit, download=True, **options)
         tasks.append(data_task(rows, find_metric(config.eval_metric, **of_metric)))
         tasks[-1].check()
     return tasks

@@ -252,6 +252,7 @@ class DataConfig:
     limit: the first so many questions; None is all.
     boxes: rows are read as boxes, which are asked for, or with `points` a point in each of them.
     looked: see `EvalTask`.
+    download: all rows, though `limit` needs few: a training run has downloaded them already.
     """
 
     path: str
@@ -269,6 +270,7 @@ class DataConfig:
     boxes: BoxRows | None = None
     points: bool = False
     looked: bool = False
+    download: bool = False
 
 
 def data_task(config: DataConfig, metric: Metric) -> EvalTask:
@@ -279,7 +281,8 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     is_local = is_here or at_address  # files that are named themselves are all of one split
     split = config.split or ("" if is_local else "test")
     # Of a few questions about rows that lie elsewhere, no more is downloaded than these rows.
-    streaming = config.limit is not None and (at_address or not is_here) and "[" not in split
+    few = config.limit is not None and not config.download
+    streaming = few and (at_address or not is_here) and "[" not in split
     rows, folder = open_rows(path, config.subset, split, streaming, config.revision)
     if not any(True for _ in first_rows(rows)):
         raise DatasetError(f"{path}: split {split!r} has no rows")

@@ -15,10 +15,12 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from transformers import AutoModelForImageTextToText
 
 import eval.run
+import eval.tasks
 import train
 from eval.tasks import DEFAULT_MODEL
 from shapes import heldout_questions, render
 from shapes import training as shapes_training
+from tests.rows import png
 from tests.runs import (
     SMALL_SHAPES,
     curve,
@@ -112,6 +114,20 @@ def test_the_first_rank_opens_the_questions_before_the_others(monkeypatch):
     config = TrainConfig(eval_samples=0)
     eval.run.HeldOutQuestions(config, SimpleNamespace(processor=None), Second())
     assert opened == ["first rank is done", "opens"]
+
+
+def test_questions_are_asked_of_what_the_run_has_downloaded(monkeypatch):
+    """And not of a second copy, which would be read from the Hub by every rank."""
+    opened = []
+
+    def open_rows(path, subset, split, streaming, revision):
+        opened.append((path, streaming))
+        return [{"question": "what?", "answer": "a", "image": png()}] * 3, None
+
+    monkeypatch.setattr(eval.tasks, "open_rows", open_rows)
+    run = {"init_from": "x", "data": "some/rows", "eval_data": "some/rows", "eval_metric": "exact_match"}
+    (task,) = eval.run.scored_tasks(TrainConfig(**run, eval_questions=2))
+    assert opened == [("some/rows", False)] and len(task.samples) == 2
 
 
 def test_two_ranks_then_one(base):
