@@ -7,6 +7,7 @@ import copy
 import itertools
 import random
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -132,6 +133,10 @@ def test_one_with_many_requests_delays_nobody(models):
     assert ended.index("few") <= 5  # those whose images were open already come first
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise where they meet what they did not expect."""
+
+
 class Doors(Models):
     """The embedded model by other names, of which those that are called shut do not open so far."""
 
@@ -145,6 +150,8 @@ class Doors(Models):
             assert self.gate.wait(PATIENCE)
         if "broken" in name:
             raise RequestError("this one never opens")
+        if "panics" in name:
+            raise Panic
         return replace(self.checkpoint, model=copy.copy(self.checkpoint.model))
 
 
@@ -175,6 +182,21 @@ def test_a_model_that_opens_holds_no_question_to_another(checkpoint):
     asyncio.run(asked())
     engine.close()
     assert engine.stats.waiting == engine.stats.running == 0
+
+
+def test_a_library_s_panic_as_a_model_opens_reaches_who_waits(checkpoint):
+    engine = Engine(Doors(checkpoint, "shut", "panics"), EngineLimits())
+
+    async def asked() -> None:
+        for _ in range(2):  # and the next one tries again
+            with pytest.raises(Interrupted):
+                await asyncio.wait_for(answers(engine.submit(replace(request(), model="panics"))), PATIENCE)
+
+    try:
+        asyncio.run(asked())
+        assert engine.stats.waiting == 0
+    finally:
+        engine.close()
 
 
 def test_a_busy_model_holds_no_question_to_another(checkpoint, monkeypatch):
@@ -456,6 +478,34 @@ def test_what_follows_an_answer_takes_turns_ends_when_left_and_fails_alone(model
     asyncio.run(run())
     assert closed == ["models"]
     engine.close()
+
+
+def test_what_follows_answers_holds_no_question_up(models):
+    """It takes no slot: however many follow theirs for long, and more wait to, who just asks is answered."""
+    engine, begun = Engine(models, EngineLimits(slots=2, max_queue=20)), []
+
+    def endless(checkpoint, ids):
+        begun.append(ids)
+        while True:
+            time.sleep(0.001)
+            yield "more"
+
+    async def run() -> None:
+        followed = [engine.submit(request(then=endless, client=str(number))) for number in range(7)]
+        async with asyncio.timeout(PATIENCE):
+            while len(begun) < 2:
+                await asyncio.sleep(0.005)
+            assert await answers(engine.submit(request())) == ["blue"]
+            assert len(begun) == 2  # the others wait: each takes turns of the models' thread
+        for ticket in followed:
+            ticket.cancel()
+        while engine.stats.running or engine.stats.waiting:
+            await asyncio.sleep(0.005)
+
+    try:
+        asyncio.run(run())
+    finally:
+        engine.close()
 
 
 def test_maps_of_an_answer_are_made_from_what_the_slots_encoded(engine, models, monkeypatch):

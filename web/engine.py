@@ -430,7 +430,9 @@ class Engine:
         checkpoint, error = None, None
         try:
             checkpoint = self.models.open(model)
-        except Exception as caught:
+        except (
+            BaseException
+        ) as caught:  # as a panic of a library in Rust is: else all who wait do so for ever
             error = caught
         self._openings.pop(model)
         with suppress(InvalidStateError):  # the engine has been closed meanwhile
@@ -479,7 +481,10 @@ class Engine:
     def _open_next(self) -> None:
         """Have prompts made as long as few are ready: those hold their images."""
         with self._lock:
-            ready = Counter(self.models.place(one.request.model) for one in self._ready)
+            # Without those that may wait for the end of what follows other answers.
+            ready = Counter(
+                self.models.place(one.request.model) for one in self._ready if not one.request.then
+            )
             for place, queue in self._queues.items():
                 while not self._closed and self._opening[place] + ready[place] < max(
                     OPENERS, self.limits.slots
@@ -528,7 +533,7 @@ class Engine:
                 self._ready.append(ticket)
         if not ready:
             self._end(ticket, error)
-            self._open_next()
+        self._open_next()
         self._wake.set()
 
     def _encode(self, ticket: Ticket) -> None:
@@ -650,8 +655,11 @@ class Engine:
                 continue
             try:
                 scheduler = self._scheduler(checkpoint)
-                if scheduler.free - len(self._later) < len(ticket.requests):
+                if scheduler.free < len(ticket.requests):
                     full.add(id(checkpoint.model))
+                    continue
+                # What follows answers takes no slot, but a turn of the thread: as much of it as answers.
+                if ticket.request.then is not None and self._following(checkpoint) >= self.limits.slots:
                     continue
                 self._leave_ready(ticket, started=True)
                 for request in ticket.requests:
@@ -665,6 +673,13 @@ class Engine:
                     traceback.print_exception(error)
                 theirs = isinstance(error, ValueError) and not isinstance(error, user_errors())
                 self._end(ticket, RequestError(str(error)) if theirs else error)
+
+    def _following(self, checkpoint: Checkpoint) -> int:
+        """How many have begun with this model whose answer is followed, or will be, by other work."""
+        with self._lock:
+            begun = [one for one in self._tickets if one.request.then is not None and one.started is not None]
+            own = [one.checkpoint for one in begun if one.checkpoint is not None]
+        return sum(one.model is checkpoint.model for one in own)
 
     def _scheduler(self, checkpoint: Checkpoint) -> Scheduler:
         model = checkpoint.model
