@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,7 +32,6 @@ from generation.fast.tower import FastTower, break_even_tiles, fast_tower
 from generation.fast.tower import unsupported as unsupported_tower
 from generation.prefix import FeatureCache
 from generation.prefix_store import PrefixStore
-from generation.protocol import Constraint
 from generation.steps import DecodeStep
 from generation.threads import choose, watch
 from inference.errors import RequestError as RequestError
@@ -43,6 +42,9 @@ from models.checkpoints.load import meta_init, one_version
 from models.config import check_device
 from models.modality_projector import ModalityProjector
 from models.vision_language_model import VisionLanguageModel, prepare_device
+
+if TYPE_CHECKING:
+    from inference.constraint import Constraints
 
 MARKS = frozenset("[{`")  # with which coordinates in JSON begin, or the list or code fence around them
 PHOTOGRAPH = (4000, 3000)  # pixels of an image, where nothing is known about it
@@ -138,8 +140,17 @@ class Checkpoint:
         said, write = plain
         return Form(self._constraints(said), write)
 
+    def kept_constraint(self, grammar: str) -> Form | None:
+        """`constraint` if nothing has to be compiled for it, else None."""
+        if "_constraints" not in vars(self):  # not made so far
+            return None
+        plain = None if self.writes_json else plain_form(grammar)
+        said, write = (grammar, None) if plain is None else plain
+        kept = self._constraints.kept(said)
+        return None if kept is None else Form(kept, write)
+
     @cached_property
-    def _constraints(self) -> Callable[[str], Callable[[], Constraint]]:
+    def _constraints(self) -> Constraints:
         """Made once, as a large vocabulary takes a second; they go with the checkpoint."""
         from inference.constraint import Constraints  # its library is needed for nothing else
 

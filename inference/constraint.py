@@ -232,14 +232,24 @@ class Constraints:
 
     def __call__(self, grammar: str) -> Callable[[], Constraint]:
         """What makes a constraint for each answer; RequestError for a grammar that cannot be used."""
-        with self._lock:
-            found = self._compiled.get(grammar)
-            if found is not None:
-                self._compiled.move_to_end(grammar)
-        matcher, _ = found or self._compile(grammar)
+        matcher, _ = self._find(grammar) or self._compile(grammar)
         if isinstance(matcher, str):
             raise RequestError(matcher)
+        return self._maker(matcher, grammar)
+
+    def kept(self, grammar: str) -> Callable[[], Constraint] | None:
+        """The same, if it need not be compiled; else, or if it cannot be used, None."""
+        matcher, _ = self._find(grammar) or ("", 0)
+        return None if isinstance(matcher, str) else self._maker(matcher, grammar)
+
+    def _maker(self, matcher: llguidance.LLMatcher, grammar: str) -> Callable[[], Constraint]:
         return lambda: Constraint(matcher.deep_copy(), self._vocabulary, is_json(grammar))
+
+    def _find(self, grammar: str) -> tuple[llguidance.LLMatcher | str, int] | None:
+        with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+            return self._compiled.get(grammar)
 
     def _compile(self, grammar: str) -> tuple[llguidance.LLMatcher | str, int]:
         """The matcher, or why there is none, and its bytes. Only what was tried out is compiled here."""

@@ -21,6 +21,7 @@ from generation.scheduler import Scheduler
 from inference.answer import AnswerText, ask, encode
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
+from inference.constraint import Constraints
 from inference.draft import wholes
 from inference.grammar import choice_grammar
 from inference.prefix_files import PrefixFolder
@@ -326,6 +327,30 @@ def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(models,
         engine.close()
 
 
+def test_a_form_whose_compiled_one_has_gone_holds_nobody_up(models, monkeypatch):
+    """It is compiled again where new ones are, not where all others' prompts are made."""
+    compiled, threads, asked = (
+        Constraints._compile,
+        [],
+        [choice_grammar([one]) for one in ("first", "second")],
+    )
+
+    def compile_there(self, grammar: str):
+        threads.append(threading.current_thread().name)
+        return compiled(self, grammar)
+
+    monkeypatch.setattr("inference.constraint.MOST_COMPILED", 1)
+    monkeypatch.setattr(Constraints, "_compile", compile_there)
+    engine = Engine(models, EngineLimits(slots=2))
+    try:
+        for grammar, text in zip(asked * 2, ("first", "second") * 2, strict=True):
+            for _ in range(2):
+                assert asyncio.run(_answers_of(engine, grammar=grammar)) == [text]
+        assert len(threads) == 4 and all("forms" in name for name in threads)
+    finally:
+        engine.close()
+
+
 def test_the_queue_is_bounded_and_says_places(models):
     engine = Engine(models, EngineLimits(slots=1, max_queue=2))
     long = {"max_new_tokens": 400, "temperature": 1.5, "seed": 1}
@@ -553,8 +578,8 @@ def test_a_draft_comes_before_an_answer_that_it_does_not_change(model_folder, ph
     assert ids == ask(checkpoint, [photo], "how many?", options).finish()["token_ids"][0]
 
 
-async def _answers_of(engine: Engine) -> list[str]:
-    return await answers(engine.submit(request()))
+async def _answers_of(engine: Engine, **more) -> list[str]:
+    return await answers(engine.submit(request(**more)))
 
 
 def test_nothing_of_a_stop_string_is_shown(checkpoint):

@@ -46,12 +46,12 @@ from inference.answer import AnswerText, prompt_tokens, requests_for
 from inference.checkpoint import Checkpoint, spoken_form
 from inference.conversation import ContextFullError
 from inference.errors import RequestError, user_errors
+from inference.grammar import Form
 from inference.prefix_files import own_folder, with_prefixes
 from inference.trial import SECONDS
 from web.models import GUEST, Models
 
 OPENERS = 2  # threads that open images and encode prompts
-FORMS = 64  # grammars whose requests do not wait for those that are new
 FORMS_EACH = 8  # new ones of a client that wait: each may take a second
 LONGEST_WAIT = 60.0  # seconds that a refused client is asked to wait at most
 STORE_WAIT = 1.0  # seconds that a prompt waits for the prefixes of its model
@@ -174,6 +174,7 @@ class Ticket:
         self._news, self._over = asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
         self.checkpoint: Checkpoint | None = None  # once the model is open, until the end
+        self.form: Form | None = None  # once its grammar is compiled, until the end
         # Of the models' thread: what is to be scheduled, and the texts of answers that have not ended.
         self.requests: list[Request] = []
         self.texts: dict[int, _Text] = {}
@@ -367,7 +368,6 @@ class Engine:
         # By the place of a model: those that wait, and how many prompts are being made.
         self._queues, self._opening = dict[str, _Queue](), Counter[str]()
         self._forms, self._forming = _Queue(), False  # whose grammars are to be compiled first
-        self._formed: OrderedDict[tuple[str, str | None], None] = OrderedDict()  # models, grammars
         self._ready: deque[Ticket] = deque()
         self._tickets: set[Ticket] = set()  # not ended
         self._seconds = 1.0  # that a request takes, lately
@@ -445,11 +445,14 @@ class Engine:
         if (error := opening.exception()) is not None:
             self._end(ticket, error if isinstance(error, Exception) else Interrupted(str(error)))
             return
+        checkpoint, request = opening.result(), ticket.request
+        if request.grammar is not None:
+            ticket.form = checkpoint.kept_constraint(request.grammar)
         with self._lock:
             if ticket not in self._tickets:
                 return  # nobody waited so long
-            ticket.checkpoint, request = opening.result(), ticket.request
-            formed = request.grammar is None or (request.model, request.grammar) in self._formed
+            ticket.checkpoint = checkpoint
+            formed = request.grammar is None or ticket.form is not None
             own = {request.grammar, *(one.request.grammar for one in self._forms.of(request.client))}
             many = not formed and len(own) > FORMS_EACH
             if not many:
@@ -503,7 +506,7 @@ class Engine:
         request, error = ticket.request, None
         try:
             if request.grammar is not None and ticket.checkpoint is not None and not ticket.cancelled:
-                ticket.checkpoint.constraint(request.grammar)
+                ticket.form = ticket.checkpoint.constraint(request.grammar)
         except Exception as caught:
             error = caught
         with self._lock:
@@ -511,9 +514,6 @@ class Engine:
             formed = error is None and not ticket.cancelled
             if formed:
                 self._queue_of(ticket).put(ticket)
-                self._formed[request.model, request.grammar] = None
-                while len(self._formed) > FORMS:
-                    self._formed.popitem(last=False)
         if not formed:
             self._end(ticket, error)
         self._open_next()
@@ -545,8 +545,8 @@ class Engine:
         else:
             row = encode_messages(checkpoint, made)
         checkpoint.check_images(row.image_tokens)
-        if request.grammar is not None:
-            options = replace(options, constraint=checkpoint.constraint(request.grammar))
+        if ticket.form is not None:
+            options = replace(options, constraint=ticket.form)
         self._stores.of(checkpoint, STORE_WAIT)
         ticket.image_size, ticket.generation_config = row.image_size, checkpoint.model.generation_config
         ticket.prompt_tokens = prompt_tokens(checkpoint, row)
@@ -578,7 +578,7 @@ class Engine:
             stats.new_tokens += ticket.completion_tokens
             stats.prompt_tokens += ticket.prompt_tokens if ticket.started is not None else 0
             stats.cached_tokens += ticket.cached_tokens
-        ticket.requests, ticket.checkpoint = [], None
+        ticket.requests, ticket.checkpoint, ticket.form = [], None, None
         ticket.put(error)
 
     # -------------------------------------------------------------------------------- the models' thread
