@@ -67,8 +67,9 @@ def test_streams_share_their_rows_and_go_on_anywhere(files, parts, block):
 
 
 @pytest.mark.parametrize("parts", [1, 50])
-def test_a_stream_is_read_hardly_more_often_than_its_rows_are_given(parts):
-    """Whatever the number of files and shards: not each file by each shard. And shards have equal shares."""
+def test_how_often_a_stream_is_read_is_bounded(parts):
+    """F parts by S shards (F + S) / F times: hardly more than once if there are many parts, but one part by
+    each shard. And shards have equal shares."""
     for files, shards in ((1, 16), (1, 128), (3, 16), (7, 16), (16, 16), (33, 16), (200, 128), (333, 128)):
         stream = ListStream(*[range(400)] * files, parts=parts)
         given = []
