@@ -51,6 +51,7 @@ from generation.confidence import (
 from generation.kv_cache import seen_tokens
 from generation.memory import available_bytes
 from generation.options import (
+    CacheMemoryError,
     ConstraintError,
     NotFiniteError,
     SamplingParams,
@@ -228,7 +229,14 @@ class Scheduler:
             ready = request.prepare() if isinstance(request, LazyRequest) else request
             row = self._read(ready, request.key)
         self._view = self._replay = None  # they would keep the old buffers beside the grown ones
-        self._cache.reserve(row.room)
+        try:
+            self._cache.reserve(row.room)
+        except CacheMemoryError:
+            # Prefixes lie in the host's memory; who asks now comes before who may ask again.
+            if self.model.device.type != "cpu" or not self.prefixes:
+                raise
+            self.prefixes.clear()
+            self._cache.reserve(row.room)
         self._entered.append(row)
         self._spared = self._spared + 1 if self._cache.spare(self._room) else 0
         if self._spared >= SPARE_FROM:

@@ -38,6 +38,20 @@ def start_of(placement: str) -> list[int]:
     return [*words(1, TEXT_BLOCK + 5), ImageBlock(1), 7, ImageBlock(2), *words(2, 2 * TEXT_BLOCK)]
 
 
+def test_kept_prefixes_make_room_for_who_asks_now(monkeypatch):
+    """Else a long question is refused, for as long as the server lives, while what could go lies there."""
+    vlm = tiny_vlm(max_position_embeddings=1500)
+    store = PrefixStore(vlm)
+    scheduler = Scheduler(vlm, 2, prefixes=store)
+    most = 2 * 1500 * scheduler.budget.bytes_per_position
+    left = lambda device: most - scheduler.kv_cache_bytes - store.size_in_bytes
+    monkeypatch.setattr("generation.scheduler.available_bytes", left)
+    for length in (2 * TEXT_BLOCK, 1100):
+        asked = [request(words(length, length), length)]
+        assert_as_alone(vlm, asked, {output.key: output for output in scheduler.run(asked)})
+        assert len(store)
+
+
 # --- the same answers
 
 
