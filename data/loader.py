@@ -364,6 +364,16 @@ class Loader:
         # In ascending order, in which this rank's rows are numbered.
         self.shards = [n for n in range(config.num_shards) if n % config.batch_size // per_rank == rank]
         self.state = LoaderState(0, {}, set(), DropCount(config.max_drop_rate))
+        for source in mixture.sources if rank == 0 else ():
+            with reading(_READING):
+                rows = source.rows
+                whole = isinstance(rows, Stream) and rows.num_files == 1 == rows.parts(0)
+            if whole:
+                logger.warning(
+                    "%s: one file without parts is read whole by each of the %d shards; split it, convert "
+                    "it to Parquet, or turn streaming off",
+                    *(source.name, config.num_shards),
+                )
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches of `micro_batch_size` rows, in whole steps, until all shards of this rank have ended. They

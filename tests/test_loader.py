@@ -271,6 +271,13 @@ def test_what_waits_to_be_packed_is_bounded_in_bytes(monkeypatch, streaming):
     assert taken == 60 and 4 <= held <= 5
 
 
+@pytest.mark.parametrize(("streamed", "said"), [([DATA], True), ([DATA[:17], DATA[17:]], False)])
+def test_a_file_that_every_shard_reads_whole_is_named(caplog, streamed, said):
+    """A hundred times the rows that are trained on may be read, and nobody would see why."""
+    loader(ListStream(*streamed))
+    assert ("toy" in caplog.text) is said
+
+
 def test_a_buffer_is_not_counted_anew_at_each_row(monkeypatch):
     """A buffer of thousands would cost millions of looks at images for each that it takes."""
     counted, count = Counter(), Sample.image_bytes.fget
