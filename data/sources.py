@@ -50,6 +50,12 @@ def _library():
     return datasets
 
 
+def _fsspec():
+    import fsspec  # takes a tenth of a second
+
+    return fsspec
+
+
 @contextmanager
 def reading(failed: str) -> Iterator[None]:
     """Files, networks and libraries may raise anything: all of it becomes a DatasetError."""
@@ -96,9 +102,7 @@ class RowsFile:
     def open(self) -> IO[bytes]:
         if not ADDRESS.match(self.place):
             return open(self.place, "rb")
-        import fsspec  # takes a tenth of a second
-
-        return fsspec.open(self.place, "rb").open()
+        return _fsspec().open(self.place, "rb").open()
 
     def size(self) -> int:
         with self.open() as file:
@@ -434,10 +438,8 @@ def _json_list(file: RowsFile) -> list[Any] | None:
 def _files_at(path: str, streaming: bool) -> list[RowsFile]:
     """The files at an address or a pattern of addresses. Those that are not streamed are downloaded, and so
     are those of a server that gives no ranges of bytes."""
-    import fsspec  # takes a tenth of a second
-
     with reading(f"{path}: cannot be opened"):
-        found = fsspec.open_files(path)
+        found = _fsspec().open_files(path)
         if not found:
             raise DatasetError(f"{path}: no such file")
         fs, places = found.fs, [file.path for file in found]
