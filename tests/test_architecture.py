@@ -58,7 +58,7 @@ READING_ORDER = (
     "generation/sampling.py",
     "generation/kv_cache.py",
 )
-MOST_READING_LINES = 2_800
+MOST_READING_LINES = 2_820
 MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 
 
@@ -69,18 +69,18 @@ BUDGETS = {
     "*.py": (970, 850),  # the entry points, and what errors say
     "models": (1_200, 1_900),
     "models/checkpoints": (2_650, 1_400),
-    "generation": (4_050, 2_700),
+    "generation": (4_100, 2_700),
     "generation/fast": (4_200, 4_300),
-    "tools": (750, 600),
-    "data": (6_050, 4_900),
-    "inference": (5_260, 3_100),
-    "web": (4_220, 3_000),
-    "training": (3_100, 3_100),
+    "tools": (760, 600),
+    "data": (6_170, 4_900),
+    "inference": (5_310, 3_100),
+    "web": (4_280, 3_000),
+    "training": (3_120, 3_100),
     "shapes": (2_180, 1_700),
-    "eval": (4_020, 3_400),
+    "eval": (4_030, 3_400),
     "benchmarks": (2_820, 1_900),
     "recipes": (4_500, 1_900),
-    "tests": (32_300, 20_000),
+    "tests": (32_950, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 
@@ -190,6 +190,7 @@ def test_imports_stand_at_the_top_but_for_a_few():
     late = [
         f"{name}:{node.lineno}"
         for name in (*OURS, *ENTRY_POINTS)
+        if ".tests." not in name
         for function in ast.walk(tree(name))
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
