@@ -141,10 +141,13 @@ class Checkpoint:
         return Form(self._constraints(said), write)
 
     def kept_constraint(self, grammar: str) -> Form | None:
-        """`constraint` if nothing has to be compiled for it, else None."""
+        """`constraint` if nothing has to be compiled for it, else None, also for what that would refuse."""
         if "_constraints" not in vars(self):  # not made so far
             return None
-        plain = None if self.writes_json else plain_form(grammar)
+        try:
+            plain = None if self.writes_json else plain_form(grammar)
+        except RequestError:
+            return None
         said, write = (grammar, None) if plain is None else plain
         kept = self._constraints.kept(said)
         return None if kept is None else Form(kept, write)

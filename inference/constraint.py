@@ -31,7 +31,7 @@ from data.tokenizer import AnyTokenizer, no_panic
 from generation.kv_cache import to_device
 from generation.options import ConstraintError
 from inference.compiling import compiled
-from inference.errors import RequestError
+from inference.errors import FormError, RequestError
 from inference.grammar import is_json, refusal
 from inference.trial import TrialFailed, Trials
 from messages import one_line
@@ -234,7 +234,7 @@ class Constraints:
         """What makes a constraint for each answer; RequestError for a grammar that cannot be used."""
         matcher, _ = self._find(grammar) or self._compile(grammar)
         if isinstance(matcher, str):
-            raise RequestError(matcher)
+            raise FormError(matcher)
         return self._maker(matcher, grammar)
 
     def kept(self, grammar: str) -> Callable[[], Constraint] | None:

@@ -16,6 +16,10 @@ class RequestError(OneSentence):
     """A request that cannot be fulfilled. The message is one sentence for a person."""
 
 
+class FormError(RequestError):
+    """A form (a schema, choices, a pattern) that no answer, or none of this model, can be held to."""
+
+
 def check_text_only(generation_config: Mapping[str, Any]) -> None:
     """Raises RequestError if a question without an image means nothing to the model: its
     generation_config.json says "needs_image" if it was trained on questions about images only."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from inference.errors import RequestError
+from inference.errors import FormError, RequestError
 from inference.trial import TrialFailed, Trials
 from messages import one_line
 
@@ -153,7 +153,7 @@ def plain_form(grammar: str) -> tuple[str, Callable[[str], str]] | None:
     schema asks for is what it answers anyhow: a text, a number, yes or no, one of several texts, or a list
     of texts with commas. None for any other grammar, which it is held to as it stands.
 
-    Raises RequestError for a schema that asks for more texts of the model's own, or for JSON of any form.
+    Raises FormError for a schema that asks for more texts of the model's own, or for JSON of any form.
     """
     if not is_json(grammar):
         return None
@@ -194,9 +194,9 @@ def _check_fillable(schema: dict) -> None:
         kind = one.get("type")
         free = kind == "string" and one.keys() <= {"type"} | _ABOUT
         if (free and id(one) not in fixed) or (kind == "object" and one.keys() <= {"type"} | _ABOUT):
-            raise RequestError(
-                "this model did not learn to write JSON, so it has no texts of its own for a schema of "
-                "several values: ask for one value, or name the texts that it may choose from (enum)"
+            raise FormError(
+                "this model did not learn to write JSON: give a schema that asks for one value, or names "
+                "the texts to choose from (enum)"
             )
 
 

@@ -47,7 +47,7 @@ from generation.options import CacheMemoryError, GenerationOptions, NotFiniteErr
 from inference.boxes import located
 from inference.checkpoint import Checkpoint, PixelText
 from inference.conversation import ContextFullError
-from inference.errors import user_errors
+from inference.errors import FormError, user_errors
 from messages import one_line, printable
 from models.checkpoints.hub import CheckpointError
 from web.connections import BoundedServer
@@ -117,6 +117,7 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(500, "something went wrong on the server: other requests are not affected",
                         code="internal_error")  # fmt: skip
     param = "messages" if isinstance(error, ImageError) else None
+    param = "response_format" if isinstance(error, FormError) else param
     too_long = isinstance(error, ContextFullError | PromptTooLong)
     code = "context_length_exceeded" if too_long else "invalid_value"
     return ApiError(400, FOR_PROGRAMS.sub("", one_line(error)), param, code)
@@ -294,7 +295,6 @@ class ChatCompletions:
                 messages = await self._messages(asked, record)
 
                 def prompt(checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:
-                    asked.check_json(checkpoint.model.generation_config)
                     return encode_messages(checkpoint, messages), options
 
                 client = client_of(scope)

@@ -144,7 +144,7 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """`json_object` is refused later, for a model that did not learn to write JSON: `check_json`."""
+    """`json_object` is refused later, for a model that did not learn to write JSON."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -212,15 +212,6 @@ class ChatRequest(Strict):
             return response_grammar(self.response_format.model_dump(by_alias=True))
         except RequestError as error:
             raise ApiError(400, one_line(error), "response_format", "invalid_value") from None
-
-    def check_json(self, generation_config: Mapping[str, Any]) -> None:
-        """Raises ApiError if any JSON is asked of a model whose generation_config.json says that it writes
-        none: held to the grammar of JSON alone, it writes nonsense."""
-        wanted = self.response_format is not None and self.response_format.type == "json_object"
-        if wanted and generation_config.get("json", True) is False:
-            message = "response_format: this model did not learn to write JSON: give a schema (type "
-            message += "'json_schema') that asks for one value, and it fills that in"
-            raise ApiError(400, message, "response_format", "unsupported_value")
 
     @property
     def most_tokens(self) -> int | None:
