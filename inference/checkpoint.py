@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -134,23 +134,23 @@ class Checkpoint:
         """What holds an answer to a grammar (`inference.grammar`): `GenerationOptions.constraint`. Raises
         RequestError for a grammar that cannot be used, and a tokenizer that cannot be held to any."""
         as_it_stands = self._constraints(grammar)  # first: what cannot be used is refused by every model
-        plain = None if self.writes_json else plain_form(grammar)
-        if plain is None:
-            return Form(as_it_stands)
-        said, write = plain
-        return Form(self._constraints(said), write)
+        said, write = self._said(grammar)
+        return Form(as_it_stands if said == grammar else self._constraints(said), write)
 
     def kept_constraint(self, grammar: str) -> Form | None:
         """`constraint` if nothing has to be compiled for it, else None, also for what that would refuse."""
         if "_constraints" not in vars(self):  # not made so far
             return None
         try:
-            plain = None if self.writes_json else plain_form(grammar)
+            said, write = self._said(grammar)
         except RequestError:
             return None
-        said, write = (grammar, None) if plain is None else plain
         kept = self._constraints.kept(said)
         return None if kept is None else Form(kept, write)
+
+    def _said(self, grammar: str) -> tuple[str, Callable[[str], str] | None]:
+        """What this model is held to for a grammar, and what writes the answer of that: see `plain_form`."""
+        return (None if self.writes_json else plain_form(grammar)) or (grammar, None)
 
     @cached_property
     def _constraints(self) -> Constraints:

@@ -91,20 +91,15 @@ class Parser(argparse.ArgumentParser):
         return names
 
 
-def positive(text: str, most: int | None = None) -> int:
-    """The type of an option that takes an integer of at least 1, and at most `most`."""
+def positive(text: str, most: int | None = None, least: int = 1) -> int:
+    """The type of an option that takes an integer of at least `least`, and at most `most`."""
     if not text.strip().lstrip("+-").isdecimal():
         raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
+    if int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected at least {least}, got {text}")
     if most is not None and int(text) > most:
         raise argparse.ArgumentTypeError(f"expected at most {most}, got {text}")
     return int(text)
-
-
-def whole(text: str) -> int:
-    """The type of an option that takes an integer of at least 0."""
-    return 0 if text.strip() == "0" else positive(text)
 
 
 def shard(text: str) -> tuple[int, int]:
@@ -313,7 +308,7 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object per question")
     told = "with --json: each token's log-probability, and those of the N likeliest beside it (0: none)"
-    add("--logprobs", type=whole, metavar="N", help=told)
+    add("--logprobs", type=partial(positive, least=0), metavar="N", help=told)
     add("--stats", action="store_true", help="print token counts, times and memory to stderr")
     add("--debug", action="store_true", help="print the traceback of an error")
 

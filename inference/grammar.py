@@ -246,21 +246,21 @@ def _several_said(item: dict) -> tuple[str, Callable[[str], str]] | None:
     """`_said` of a list of such items."""
     keys, kind, texts = item.keys() - _ABOUT, item.get("type"), item.get("enum")
     if keys == {"type"} and kind == "string":
-        return pattern_grammar(r"[^\x00-\x1f]*"), lambda text: json.dumps(_listed(text), ensure_ascii=False)
+        return pattern_grammar(r"[^\x00-\x1f]*"), _listed
     if keys == {"type"} and kind == "integer":
         return pattern_grammar(f"({_DIGITS}(, {_DIGITS})*)?"), lambda text: f"[{text}]"
     choices = texts if isinstance(texts, list) and keys <= {"type", "enum"} else []
     if choices and all(isinstance(text, str) and ", " not in text for text in choices):
         choice_grammar(choices)  # refuses what is no choice
         grammar = f'{_START}one (", " one)*\none: ' + " | ".join(map(_quoted, choices))
-        return grammar, lambda text: json.dumps(_listed(text), ensure_ascii=False)
+        return grammar, _listed
     return None
 
 
-def _listed(text: str) -> list[str]:
-    """ "red circle, word tree" is a list of two; a sentence, and coordinates, are one thing."""
+def _listed(text: str) -> str:
+    """A list in JSON: "red circle, word tree" is two; a sentence, and coordinates, are one thing."""
     whole = text.endswith(".") or text.startswith(("[", "{"))
-    return [text] if whole else [one for one in text.split(", ") if one]
+    return json.dumps([text] if whole else [one for one in text.split(", ") if one], ensure_ascii=False)
 
 
 def refusal(message: str) -> str:
