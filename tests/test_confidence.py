@@ -113,13 +113,6 @@ def test_several_prompts(vlm, step, sampling):
     assert [outputs[key].confidence for key in range(4)] == pytest.approx(expected, **CLOSE)
 
 
-def test_an_empty_answer_is_as_likely_as_its_end(vlm):
-    inputs = some_rows(1)[0]
-    (first,) = vlm.generate(**inputs, max_new_tokens=1, **NO_STOP)[0].tolist()
-    output = vlm.generate_detailed(**inputs, **TOKENS, stop_token_ids=(first,))
-    assert output.confidences == pytest.approx([by_definition(vlm, inputs, [first], (first,))], **CLOSE)
-
-
 def test_what_a_constraint_leaves_no_choice_about_does_not_count(vlm, step):
     inputs = some_rows(1)[0]
     options = GenerationOptions(**TOKENS | NO_STOP, constraint=Forcing, decode_step=step)
@@ -165,17 +158,6 @@ def test_log_probabilities_of_tokens(vlm, step, sampling, constraint):
                 [other.logprob or 0, *(value for _, value in other.top)], **CLOSE
             )
     assert vlm.generate_detailed(**inputs, max_new_tokens=2).logprobs == []
-
-
-def test_log_probabilities_of_several_answers(vlm, step):
-    """Each has as many as tokens, and their mean is its confidence."""
-    stops = stops_for(vlm, batch(3), max_new_tokens=20)
-    options = {**TOKENS, "logprobs": 0, "stop_token_ids": stops, "temperature": 1.0, "seed": 4}
-    output = vlm.generate_detailed(**batch(3), **options, num_return_sequences=2, decode_step=step)
-    assert list(map(len, output.logprobs)) == output.lengths
-    for ids, reports, confidence in zip(output.rows(), output.logprobs, output.confidences, strict=True):
-        counted = [one.logprob for one in reports[: len(ids) - (ids[-1] in stops and len(ids) > 1)]]
-        assert math.exp(sum(counted) / len(counted)) == pytest.approx(confidence, **CLOSE)
 
 
 def test_json_has_log_probabilities(as_json, photo):

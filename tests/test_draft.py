@@ -11,7 +11,6 @@ from copy import copy
 from dataclasses import replace
 
 import pytest
-import torch
 
 from data.images import whole_alone
 from data.processor import Processor
@@ -19,7 +18,7 @@ from generation import draft as draft_module
 from generation.decoding import GenerationOptions
 from generation.draft import DraftLimits, draft_stream
 from generation.fast.native.step import NativeStep
-from generation.options import CacheMemoryError, NotFiniteError
+from generation.options import CacheMemoryError
 from generation.sampling import Sampler
 from generation.session import Session
 from inference.checkpoint import open_checkpoint
@@ -28,7 +27,7 @@ from inference.terminal import ERASE, GREY, GreyText
 from tests.invariants import collate, fast_step
 from tests.pages import make_service
 from tests.processors import KINDS, draw_image, processor
-from tests.prompts import NO_STOP, ImageBlock, inputs_of, record, tiny_vlm
+from tests.prompts import NO_STOP, inputs_of, record
 from tests.soak.drafts import ALWAYS, SAMPLINGS, OneByOne, check, drafted, hasty_vlm, new_session, prompts
 from web.page import _messages
 from web.service import AskRequest, Visitor
@@ -71,15 +70,6 @@ def test_the_answer_in_c_is_the_one_without_a_draft():
         assert check(vlm, range(place, 16, 4), step, sampling)["questions"] == 4
 
 
-def test_the_seed_that_nobody_gave_is_one_for_draft_and_answer(vlm):
-    full, short = prompts(1, 5)
-    options = {"temperature": 0.9, "max_new_tokens": 12, **NO_STOP}
-    torch.manual_seed(4)
-    expected = vlm.generate(**full, **options)[0].tolist()
-    torch.manual_seed(4)
-    assert drafted(new_session(vlm), full, short, 99, **options)[1] == expected
-
-
 def test_the_whole_image_is_encoded_once_and_before_the_others(vlm, monkeypatch):
     passes, images = record(monkeypatch, vlm)
     full, short = prompts(2, 9)
@@ -90,13 +80,6 @@ def test_the_whole_image_is_encoded_once_and_before_the_others(vlm, monkeypatch)
     output = stream.drain()  # ends the draft
     assert images == [1, 8] and full["input_ids"].shape[1] in passes and list(stream.draft()) == []
     assert (output.tiles_encoded, output.tiles_reused, len(stream.drafted.token_ids)) == (8, 1, 1)
-
-
-def test_nobody_who_does_not_look_pays_for_a_draft(vlm, monkeypatch):
-    _, images = record(monkeypatch, vlm)
-    full, short = prompts(2, 9)
-    stream = draft_stream(new_session(vlm), full, short, GenerationOptions(**SHORT), ALWAYS)
-    assert len(list(stream)) == 6 and images == [9] and stream.drafted is stream.accepted is None
 
 
 def test_a_draft_takes_its_share_of_the_time_and_no_more(vlm, monkeypatch):
@@ -155,23 +138,6 @@ def test_there_is_no_draft_where_it_cannot_help(vlm, case):
     assert stream.drafted is None and answer == vlm.generate(**full, **SHORT)[0].tolist()
 
 
-def test_there_is_no_draft_of_several_answers_nor_of_a_long_question(vlm):
-    full, short = prompts(3, 6)
-    options = {"num_return_sequences": 2, "temperature": 1.0, "seed": 1, **SHORT}
-    stream = draft_stream(new_session(vlm), full, short, GenerationOptions(**options), ALWAYS)
-    assert list(stream.draft()) == []
-    assert torch.equal(stream.drain().token_ids, vlm.generate(**full, **options))
-    full, short = prompts(3, 6, question=100)
-    limits = DraftLimits(least_wait=0)
-    assert drafted(new_session(vlm), full, short, 9, limits, **SHORT)[0].drafted is None
-
-
-def test_there_is_no_draft_where_images_stand_in_front():
-    model = tiny_vlm("prefix")
-    inputs = inputs_of([ImageBlock(1), 3, 4], in_front=True)
-    assert drafted(new_session(model), inputs, inputs, 9, **SHORT)[0].drafted is None
-
-
 def test_nothing_is_taken_from_a_draft_where_that_could_show(vlm):
     """Several positions at once are rounded otherwise than single ones, unless a step says they are not;
     whoever has tokens looked up in any case takes them from the draft as well."""
@@ -206,17 +172,6 @@ def test_what_is_wrong_is_refused_before_any_work(vlm, monkeypatch):
     with pytest.raises(CacheMemoryError):
         draft_stream(new_session(vlm), full, short, GenerationOptions(**SHORT), ALWAYS)
     assert not passes and not images
-
-
-def test_broken_weights_are_told_of_by_the_answer():
-    model = hasty_vlm()
-    with torch.no_grad():
-        model.language_model.norm.weight *= float("nan")
-    full, short = prompts(2, 5)
-    stream = draft_stream(new_session(model), full, short, GenerationOptions(stop_token_ids=(5,)), ALWAYS)
-    assert len(list(stream.draft())) == 0
-    with pytest.raises(NotFiniteError):
-        stream.drain()
 
 
 def test_an_interrupted_draft_leaves_its_session_as_it_was(vlm, monkeypatch):
@@ -273,15 +228,6 @@ def test_json_tells_of_the_draft(as_json, photo, always):
     assert first["draft"]["text"] == draft["text"] and second["draft"] is None
 
 
-def test_without_a_terminal_nothing_is_shown_of_a_draft(cli, photo, always):
-    ask = (photo, "-q", "how many?", "--max-new-tokens", 12)
-    expected, got = cli(*ask), cli(*ask, "--draft", "--stats")
-    assert got[:2] == expected[:2] and re.search(
-        r" draft  .*to the first token; \d+ of \d+ tokens right", got[2]
-    )
-    assert " draft " not in cli(*ask, "--stats")[2]
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -323,20 +269,6 @@ def test_ctrl_c_leaves_what_is_there(cli, terminal, photo, always, monkeypatch, 
     status, shown = terminal(cli, photo, "-q", "how many?", "--max-new-tokens", 12, "--draft")
     assert status == 130
     assert (GREY in shown, ERASE in shown) == {1: (False, False), 3: (True, False), 14: (True, True)}[after]
-
-
-def test_an_answer_that_fails_takes_its_draft_along(cli, terminal, photo, always, monkeypatch):
-    sample, calls = Sampler.sample, []
-
-    def broken(self, logits):
-        calls.append(1)
-        if len(calls) > 3:
-            raise NotFiniteError(1)
-        return sample(self, logits)
-
-    monkeypatch.setattr(Sampler, "sample", broken)
-    status, shown = terminal(cli, photo, "-q", "how many?", "--draft")
-    assert status == 2 and shown.startswith(GREY) and shown.endswith(ERASE)
 
 
 @pytest.mark.parametrize(
@@ -408,15 +340,6 @@ def test_a_turn_with_new_images_has_a_draft_and_the_next_one_none(checkpoint, al
         assert got["token_ids"] == expected["token_ids"] and "draft" not in expected
         assert (got["draft"] is not None) == wanted
         assert got["seconds"]["first_token"] > (got["draft"]["draft_seconds"] if wanted else 0)
-
-
-def test_a_turn_that_is_closed_during_its_draft_is_not_kept(checkpoint, always):
-    talk = Conversation(checkpoint)
-    with talk.send("how many?", [WIDE], GenerationOptions(max_new_tokens=8), draft=True) as reply:
-        next(reply.draft())
-    assert not reply.kept and talk.turns == [] and talk.session.held == 0
-    assert reply.finish()["draft"]["tokens"] == 1
-    assert talk.send("how many?", [WIDE], GenerationOptions(max_new_tokens=8)).finish()["token_ids"]
 
 
 def test_the_page_shows_a_draft_until_the_answer_begins(model_folder, photo, always, monkeypatch):

@@ -16,14 +16,13 @@ from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
 from generation.kv_cache import bytes_per_position
 from generation.options import NotFiniteError
-from generation.prefix import FeatureCache, read_prompt
 from generation.prefix_store import TEXT_BLOCK, PrefixStore, cut
 from generation.scheduler import Scheduler
 from generation.session import Session
 from generation.steps import Step
 from models import VisionLanguageModel
 from tests.invariants import session_holds
-from tests.prompts import NO_STOP, PER_TILE, ImageBlock, inputs_of, length_of, record, tiny_vlm, words
+from tests.prompts import NO_STOP, PER_TILE, ImageBlock, inputs_of, length_of, tiny_vlm, words
 from tests.test_batching import assert_as_alone, request, uneven
 
 PLACEMENTS = ("placeholder", "prefix")
@@ -86,18 +85,6 @@ def test_answers_are_those_without_a_store(placement, kind):
                     assert torch.equal(ours[name][:, :, :held], theirs[name][:, :, :held])
 
 
-def test_a_session_takes_from_a_store_only_what_it_lacks(monkeypatch):
-    vlm = tiny_vlm()
-    store = PrefixStore(vlm)
-    session, prompt = Session(vlm, prefixes=store), start_of("placeholder")
-    session.generate(**inputs_of(prompt), max_new_tokens=2, **NO_STOP)
-    other = Session(vlm, FeatureCache(vlm, 0), store)
-    other.generate(**inputs_of(prompt[:20]), max_new_tokens=2, **NO_STOP)
-    passes, images = record(monkeypatch, vlm)
-    again = other.generate_detailed(**inputs_of([*prompt, 3]), max_new_tokens=2, **NO_STOP)
-    assert again.reused == length_of(prompt) and not images and passes[0] == again.prefilled == 1
-
-
 # --- through a scheduler
 
 
@@ -150,14 +137,6 @@ def test_less_is_kept_where_less_memory_is_left(monkeypatch):
     store.save(chains[2], [], filled_cache(chains[2], []), 1)
     assert store.size_in_bytes == 4 * block and store.match(chains[2], []) == 2 * TEXT_BLOCK
     assert store.match(chains[0], []) == 0
-
-
-def test_what_is_not_finite_is_never_kept(monkeypatch):
-    vlm = tiny_vlm()
-    store, logits = PrefixStore(vlm), vlm.language_model.logits
-    monkeypatch.setattr(vlm.language_model, "logits", lambda hidden: logits(hidden) * torch.nan)
-    (output,) = Scheduler(vlm, 1, prefixes=store).run([request(words(1, 2 * TEXT_BLOCK), 0)])
-    assert output.error is not None and len(store) == 0
 
 
 POISON = 77  # a token whose keys and values are not finite, as where a type of small range overflows
@@ -224,14 +203,6 @@ def test_a_prompt_given_up_in_its_middle_leaves_nothing_that_is_not_finite():
     assert_as_alone(vlm, requests, {output.key: output for output in scheduler.run(requests)})
 
 
-def test_a_block_that_is_not_finite_ends_what_is_kept():
-    store, keys = PrefixStore(small_model()), torch.arange(3 * TEXT_BLOCK)
-    cache = filled_cache(keys, [])
-    cache[1]["value"][1, 0, TEXT_BLOCK + 3, 0] = torch.inf
-    store.save(keys, [], cache, 1)
-    assert store.match(keys, []) == TEXT_BLOCK
-
-
 # --- names
 
 
@@ -266,13 +237,6 @@ def test_two_prompts_share_the_blocks_of_what_they_share(one, other):
         alike = first.end == second.end and written[0][: first.end] == written[1][: first.end]
         assert (first.name == second.name) == alike
     assert not {b.name for b in blocks[0]} & {b.name for b in cut(*other, PER_TILE, b"another root")}
-
-
-def test_no_tile_is_encoded_for_a_part_of_its_positions():
-    """A block ends where a tile ends, whatever stands before it."""
-    for before in range(TEXT_BLOCK + 1):
-        keys = torch.tensor([1] * before + [-5] * (3 * PER_TILE) + [2] * 3)
-        assert before + 3 * PER_TILE in [block.end for block in cut(keys, [b"a", b"b", b"c"], PER_TILE, b"")]
 
 
 # --- what is kept, against a list
@@ -354,16 +318,6 @@ def test_what_was_used_last_stays_within_the_bytes(steps, max_bytes):
         assert held_alone == sorted(held_alone, reverse=True)
 
 
-@pytest.mark.parametrize("start", [0, 1, TEXT_BLOCK, TEXT_BLOCK + 1])
-def test_a_row_may_hold_some_positions_already(start):
-    store, keys = PrefixStore(small_model()), torch.arange(2 * TEXT_BLOCK + 5)
-    store.save(keys, [], filled_cache(keys, []), 1)
-    assert check_loaded(store, keys, [], start) == 2 * TEXT_BLOCK
-    cache = kv.allocate(LAYERS, 1, HEADS, 80, DIM, torch.float32)
-    assert store.load(keys, [], cache, 0, 3, TEXT_BLOCK - 1) == TEXT_BLOCK - 1  # not all of a block
-    assert not cache[0]["key"][0, :, TEXT_BLOCK - 1 :].any()
-
-
 def test_a_block_does_not_change_with_the_cache_it_came_from():
     store, keys = PrefixStore(small_model()), torch.arange(TEXT_BLOCK)
     cache = filled_cache(keys, [])
@@ -372,14 +326,6 @@ def test_a_block_does_not_change_with_the_cache_it_came_from():
         for tensor in layer.values():
             tensor.fill_(torch.nan)
     assert check_loaded(store, keys, []) == TEXT_BLOCK
-
-
-def test_a_block_that_has_gone_since_it_was_matched_ends_what_is_loaded():
-    store, keys = PrefixStore(small_model()), torch.arange(3 * TEXT_BLOCK)
-    store.save(keys, [], filled_cache(keys, []), 1)
-    del store._blocks[store._cut(keys, [])[1].name]
-    cache = kv.allocate(LAYERS, 1, HEADS, len(keys), DIM, torch.float32)
-    assert store.load(keys, [], cache, 0, 0, 3 * TEXT_BLOCK) == TEXT_BLOCK
 
 
 def test_threads_share_a_store():
@@ -402,11 +348,3 @@ def test_threads_share_a_store():
         thread.join()
     assert not wrong and store.size_in_bytes == sum(t.nbytes for t in store._blocks.values())
     assert store.size_in_bytes <= store.max_bytes
-
-
-def test_keys_of_a_real_prompt_name_its_tiles_wholly():
-    vlm = tiny_vlm()
-    first, second = (read_prompt(vlm, **inputs_of([1, ImageBlock(seed), 2])) for seed in (1, 2))
-    store = PrefixStore(vlm)
-    names = [store._cut(first.keys, digests)[0].name for digests in (first.digests, second.digests)]
-    assert names[0] != names[1]

@@ -53,15 +53,6 @@ def test_a_conversation_prefills_only_what_is_new(vlm, monkeypatch):
         expected_new = 1 + 5
 
 
-def test_the_same_prompt_again_computes_one_position(vlm):
-    session, prompt = Session(vlm), [*words(1, 5), ImageBlock(1)]  # ends inside an image's features
-    first = session.generate_detailed(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
-    again = session.generate_detailed(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
-    assert (again.reused, again.prefilled, again.tiles_encoded) == (8, 1, 1)
-    assert torch.equal(first.token_ids, again.token_ids)
-    session_holds(session, vlm, [*prompt, *again.rows()[0]])
-
-
 def test_a_tile_is_encoded_once_for_all_its_prompts(vlm, monkeypatch):
     session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
     _, images = record(monkeypatch, vlm)
@@ -98,7 +89,7 @@ def test_equal_pixels_with_another_mask_are_not_confused(vlm):
 # --- interrupts
 
 
-@pytest.mark.parametrize(("call", "layer"), [(0, 0), (0, 1), (1, 0), (3, 1)])
+@pytest.mark.parametrize(("call", "layer"), [(0, 1), (3, 0)])
 def test_ctrl_c_anywhere_in_the_decoder_leaves_the_session_true(vlm, monkeypatch, call, layer):
     """Call 0 is the prefill; the layers before the interrupt have written to the cache already."""
     session = Session(vlm)
@@ -126,21 +117,6 @@ def test_ctrl_c_anywhere_in_the_decoder_leaves_the_session_true(vlm, monkeypatch
     assert torch.equal(again.token_ids, expected) and again.reused == min(kept, length_of(other) - 1)
 
 
-def test_ctrl_c_while_a_image_is_encoded_changes_nothing(vlm, monkeypatch):
-    session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
-    prompt = [*words(1, 5), ImageBlock(1), 9]
-    first = session.generate_detailed(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-
-        def interrupted(*arguments):
-            raise KeyboardInterrupt
-
-        patch.setattr(vlm, "encode_images", interrupted)
-        session.generate(**inputs_of([*words(1, 5), ImageBlock(2), 9]), max_new_tokens=4, **NO_STOP)
-    assert session.held == length_of(prompt) + 3
-    session_holds(session, vlm, prompt + first.rows()[0])
-
-
 def test_an_unfinished_answer_cannot_go_on_after_another_one(vlm):
     session = Session(vlm)
     first, second = inputs_of([*words(1, 5), 8]), inputs_of([*words(1, 5), 9])
@@ -148,7 +124,7 @@ def test_an_unfinished_answer_cannot_go_on_after_another_one(vlm):
     tokens = iter(stream)
     next(tokens), next(tokens)
     expected = session.generate(**second, max_new_tokens=9, **NO_STOP)
-    with pytest.raises(ValueError, match="unfinished"):
+    with pytest.raises(ValueError):
         next(tokens)
     assert session.held == 6 + 8
     session_holds(session, vlm, [*words(1, 5), 9, *expected[0].tolist()])
@@ -156,7 +132,7 @@ def test_an_unfinished_answer_cannot_go_on_after_another_one(vlm):
     tokens = iter(stream)
     next(tokens)
     session.reset()
-    with pytest.raises(ValueError, match="or was reset"):
+    with pytest.raises(ValueError):
         next(tokens)
     assert session.held == 0
 
@@ -206,11 +182,6 @@ def test_what_a_session_cannot_do_is_refused_and_changes_nothing(vlm):
             session.generate_stream(**inputs, **options)
     assert torch.equal(stream.drain().token_ids, answer)  # not even the answer that goes on
     session_holds(session, vlm, [*prompt, *answer[0].tolist()])
-
-
-def test_a_feature_cache_is_of_its_model(vlm):
-    with pytest.raises(ValueError, match="feature_cache"):
-        Session(vlm, FeatureCache(tiny_vlm(), 100))
 
 
 # --- threads
@@ -290,12 +261,6 @@ def test_features_are_kept_within_bounds_and_go_by_last_use(vlm):
     assert (len(kept), kept.size_in_bytes, encode(kept, 9)[1]) == (0, 0, 1)
 
 
-@pytest.mark.parametrize("max_bytes", [0, TILE_BYTES - 1])
-def test_a_tile_that_does_not_fit_is_not_kept(vlm, max_bytes):
-    kept = FeatureCache(vlm, max_bytes)
-    assert [encode(kept, 1)[1], encode(kept, 1)[1]] == [1, 1] and len(kept) == kept.size_in_bytes == 0
-
-
 # --- generate.py
 
 
@@ -314,13 +279,3 @@ def test_several_questions_share_a_session(as_json, photo):
             assert made[key] == alone[key] == plain[key]
     for made in together[1:]:
         assert made["image_tokens"] < made["reused_tokens"] < made["prompt_tokens"]
-
-
-def test_an_answer_larger_than_the_memory_is_one_sentence(complaint, photo, monkeypatch):
-    monkeypatch.setattr("generation.memory.available_bytes", lambda device: 1000)
-    assert "1000" in complaint(photo, "-q", "how many?", "--num-answers", 9, "--max-new-tokens", 8)
-
-
-def test_stats_tell_what_was_kept(cli, photo):
-    _, _, err = cli(photo, "-q", "how many?", "-q", "what colour?", "--max-new-tokens", 2, "--stats")
-    assert err.count("kept from before") == 1

@@ -162,15 +162,6 @@ def test_a_session_goes_on_after_proposals(way):
             history = [*history, *expected, *words(turn, 5), *expected[2:9]]
 
 
-def test_several_rows_have_no_proposals(vlm):
-    rows = inputs_of(REPEATING)
-    for inputs, answers in [(rows, 2), ({name: torch.cat((x, x)) for name, x in rows.items()}, 1)]:
-        found = vlm.generate_detailed(
-            **inputs, max_new_tokens=20, num_return_sequences=answers, lookup="on", decode_step=stepwise(vlm)
-        )
-        assert found.proposed_tokens == found.accepted_tokens == 0
-
-
 def test_logits_that_are_not_finite_are_reported_for_their_token(vlm):
     class Breaks(Counted):
         def chunk(self, *arguments):
