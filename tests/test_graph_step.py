@@ -14,12 +14,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.common import SHAPES
 from generation import kv_cache as kv
 from generation import sampling
 from generation.decoding import GenerationOptions
 from generation.fast.cuda import graph
-from generation.fast.cuda.graph import Graphs, GraphStep, StaticCache, _Run, bucket_of
+from generation.fast.cuda.graph import Graphs, GraphStep, _Run, bucket_of
 from generation.options import NotFiniteError
 from generation.requests import Sequence
 from generation.session import Session
@@ -179,60 +178,6 @@ def test_graphs_serve_the_next_answer_where_the_cache_is_kept(vlm, kept, monkeyp
     assert len(recorded) > first  # another sampler
 
 
-def test_buckets_are_at_most_a_quarter_too_long(monkeypatch):
-    monkeypatch.setattr(graph, "BUCKET", 256)
-    buckets = [bucket_of(length) for length in range(1, 9000)]
-    assert buckets == sorted(buckets) and len(set(buckets)) < 20
-    for length, bucket in enumerate(buckets, start=1):
-        assert length <= bucket <= max(1.25 * length, length + 255) and bucket % 256 == 0
-
-
-def test_the_kept_cache_is_for_one_at_a_time(vlm):
-    config = vlm.config.text
-    static, like = StaticCache(config, 10**6), torch.empty(0)
-    first, other = (kv.allocate_for(config, 1, 20, like) for _ in range(2))
-    first[1]["value"][:, :, :7] = 3.0
-    held = first[1]
-    static.adopt(first, 7, 60)
-    address = first[0]["key"].data_ptr()
-    assert kv.capacity(first) >= 60 and held is first[1] and (held["value"][:, :, :7] == 3).all()
-    static.adopt(other, 3, 30)
-    assert kv.capacity(other) == 20, "it is in use"
-    del first, held
-    static.adopt(other, 3, 10**6)
-    assert kv.capacity(other) == 20, "it has not so many positions"
-    static.adopt(other, 3, 30)
-    assert other[0]["key"].data_ptr() == address
-
-
-def test_without_memory_for_the_kept_cache_the_answer_keeps_its_own(vlm, monkeypatch):
-    cache = kv.allocate_for(vlm.config.text, 1, 20, torch.empty(0))
-    before = [tensor for layer in cache for tensor in layer.values()]
-
-    def no_room(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(kv, "allocate_for", no_room)
-    StaticCache(vlm.config.text, 10**6).adopt(cache, 7, 60)
-    assert all(old is new for old, new in zip(before, (t for layer in cache for t in layer.values())))
-
-
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-def test_the_kept_cache_holds_a_photograph_and_its_answer(precision, monkeypatch):
-    """17 tiles and 256 tokens, 1,363 positions of SmolVLM-256M: else each answer is recorded anew."""
-    monkeypatch.undo()
-    config = SHAPES["SmolVLM-256M"].text
-    with meta_init():
-        language_model = LanguageModel(config).bfloat16()
-    if precision == "int8":
-        for part in language_model.modules():
-            if isinstance(part, nn.Linear | nn.Embedding):
-                part.weight = nn.Parameter(part.weight.to(torch.int8), requires_grad=False)
-    cache = kv.allocate_for(config, 1, 1, language_model.norm.weight)
-    GraphStep(language_model).static.adopt(cache, 0, 1363)
-    assert kv.capacity(cache) >= 1363
-
-
 # --- recorded with what its caller does
 
 
@@ -376,24 +321,6 @@ def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch
         assert torch.equal(vlm.generate(**inputs, decode_step=step, **options), expected)
     assert len(recorded) == 1 and step.failure == WHY
     assert checkpoint.decode_step_name == f"CUDA graph, eager since: {WHY}"
-
-
-def test_without_memory_to_record_in_it_is_tried_again(vlm, monkeypatch):
-    step, inputs, tried = GraphStep(vlm.language_model), batch(2), []
-    options = {"max_new_tokens": 40, "temperature": 0.9, "seed": 3, **NO_STOP}
-
-    def no_room_at_first(self, function, shape, restore):
-        tried.append(shape)
-        if len(tried) > 1:
-            return record_on_tape(self, function, shape, restore)
-        function()
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(Graphs, "_record", no_room_at_first)
-    expected = vlm.generate(**inputs, **options)
-    for _ in range(2):
-        assert torch.equal(vlm.generate(**inputs, decode_step=step, **options), expected)
-    assert len(tried) > len(set(tried)) and step.failure is None
 
 
 @pytest.mark.parametrize("steps", [1, 256, None])
