@@ -275,21 +275,18 @@ def test_threads_share_a_native_step():
         torch.testing.assert_close(cache, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_what_the_native_step_does_not_know_is_refused():
-    """And the ordinary loop then takes the eager one."""
-    lm = make_model(qk_norm=True).language_model
-    with pytest.raises(ValueError, match="q_norm"):
-        NativeStep(lm)
-    step, how = fast_step(lm)
-    assert step is None and how.startswith("eager: ") and "q_norm" in how
-
-
-@pytest.mark.parametrize("parts", [{"qkv_bias_only": True}, {"mlp_bias": True}, {"attention_bias": True}])
-def test_native_biases(parts):
-    lm = make_model(**{"attention_bias": "mlp_bias" not in parts} | parts).language_model
+@pytest.mark.parametrize(
+    "parts",
+    [
+        *({"attention_bias": True, "qkv_bias_only": True}, {"mlp_bias": True}, {"attention_bias": True}),
+        {"qk_norm": True},
+    ],
+)
+def test_native_biases_and_norms(parts):
+    lm = make_model(**parts).language_model
     with torch.no_grad():
         for name, parameter in lm.named_parameters():
-            if name.endswith("bias"):
+            if name.endswith(("bias", "q_norm.weight", "k_norm.weight")):
                 parameter.normal_(std=0.5)
     expected, _ = walk(Step(lm), lm, 2, 20)
     got, _ = walk(NativeStep(lm), lm, 2, 20)

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from generation.fast.cuda import kernels
-from generation.fast.native.step import NORMED_DECODER
+from generation.fast.native.step import DECODER
 from generation.fast.quantized import PackedLinear
 from generation.kv_cache import KVCache, even
 
@@ -38,7 +38,7 @@ FIELDS = (
 
 def unsupported(language_model, rows: int = 1) -> str | None:
     """Why `TritonDecoder` cannot run this model, or that many rows of it; None where it can."""
-    if reason := NORMED_DECODER.strange(language_model):
+    if reason := DECODER.strange(language_model):
         return reason
     config, norm = language_model.config, language_model.norm.weight
     if rows > MOST_ROWS:

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
-from generation.fast.native.step import NORMED_DECODER
+from generation.fast.native.step import DECODER
 from generation.kv_cache import CachePosition, KVCache
 from generation.options import FILTERS, GenerationOptions, NotFiniteError
 from generation.sampling import Sampler
@@ -72,7 +72,7 @@ def triton_module() -> Any:
 
 def unsupported(language_model) -> str | None:
     """Why `GraphStep` cannot run this model, or None: its cache has to be one that it knows to move."""
-    return NORMED_DECODER.strange(language_model)
+    return DECODER.strange(language_model)
 
 
 def no_triton(language_model, rows: int = 1) -> str | None:

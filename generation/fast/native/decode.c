@@ -13,6 +13,7 @@
 typedef struct {
     Matrix q, k, v, o, gate, up, down;
     const float *input_norm, *post_norm;
+    const float *q_norm, *k_norm; /* (D_h,), of each head before it is rotated; NULL where there are none */
     cached *key, *value; /* (B, H_kv, S, D_h), contiguous along D_h and S */
 } Layer;
 
@@ -105,13 +106,30 @@ static void find_runs(const Tokens *t, Scratch *s) {
     s->run[s->runs] = t->count;
 }
 
-/* Rotate the key of one token's head, and write it and its value into the cache. */
+static __attribute__((noinline)) void rms_norm(const float *x, const float *w, float eps, int64_t n, float *y) {
+    vec squares = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) squares = multiply_add(load_f32(x + i), load_f32(x + i), squares);
+    float total = sum_lanes(squares);
+    for (; i < n; i++) total = multiply_add_one(x[i], x[i], total);
+    float factor = 1.0f / sqrtf(total / n + eps);
+    for (i = 0; i < n; i++) y[i] = w[i] * (x[i] * factor);
+}
+
+/* Norm, where the model has one, and rotate one head of a token, in place. */
+static inline void turn(const Model *m, const Scratch *s, int64_t token, const float *norm, float *head) {
+    int64_t half = m->head_dim / 2;
+    if (norm) rms_norm(head, norm, m->eps, m->head_dim, head);
+    rotate(head, s->cosine + token * half, s->sine + token * half, m->head_dim);
+}
+
+/* Turn the key of one token's head, and write it and its value into the cache. */
 static void write_cache(const Model *m, const Layer *layer, const Scratch *s, const Tokens *t, int64_t token,
                         int64_t head, int64_t capacity) {
     int64_t dim = m->head_dim, unit = token * m->kv_heads + head;
     float *key = s->k + unit * dim, *value = s->v + unit * dim;
     int64_t slot = ((t->row[token] * m->kv_heads + head) * capacity + t->position[token]) * dim;
-    rotate(key, s->cosine + token * dim / 2, s->sine + token * dim / 2, dim);
+    turn(m, s, token, layer->k_norm, key);
     for (int64_t i = 0; i < dim; i++) {
         layer->key[slot + i] = TO_CACHED(key[i]);
         layer->value[slot + i] = TO_CACHED(value[i]);
@@ -132,8 +150,7 @@ static void attend_unit(const Model *m, const Layer *layer, const Scratch *s, co
     for (int64_t i = first; i < end; i++) {
         float *own = q + (i - first) * group * dim;
         memcpy(own, s->q + (i * m->kv_heads + head) * group * dim, group * dim * sizeof(float));
-        for (int64_t g = 0; g < group; g++)
-            rotate(own + g * dim, s->cosine + i * dim / 2, s->sine + i * dim / 2, dim);
+        for (int64_t g = 0; g < group; g++) turn(m, s, i, layer->q_norm, own + g * dim);
     }
     for (int64_t i = first, next; i < end; i = next) { /* tokens that see equally much of the chunk */
         int64_t seen = t->position[i] + 1 < to ? t->position[i] + 1 : to;
@@ -172,16 +189,6 @@ static const float *attention(const Model *m, const Layer *layer, const Scratch 
         merge_chunks(s->partial + head * s->most_chunks * stride, chunks_of(t->position[head / m->heads] + 1), stride,
                      dim, out + head * dim);
     return together && !regroup(me) ? NULL : out;
-}
-
-static __attribute__((noinline)) void rms_norm(const float *x, const float *w, float eps, int64_t n, float *y) {
-    vec squares = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) squares = multiply_add(load_f32(x + i), load_f32(x + i), squares);
-    float total = sum_lanes(squares);
-    for (; i < n; i++) total = multiply_add_one(x[i], x[i], total);
-    float factor = 1.0f / sqrtf(total / n + eps);
-    for (i = 0; i < n; i++) y[i] = w[i] * (x[i] * factor);
 }
 
 /* gate = silu(gate) * up */

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from operator import add
@@ -51,6 +50,7 @@ DECODER = Network(
         "layers.*.input_layernorm": (nn.RMSNorm,),
         "layers.*.self_attn": ("models.language_model.Attention",),
         **{f"layers.*.self_attn.{name}_proj": LINEAR for name in ("q", "k", "v", "o")},
+        **{f"layers.*.self_attn.{name}_norm": (nn.RMSNorm,) for name in ("q", "k")},
         "layers.*.post_attention_layernorm": (nn.RMSNorm,),
         "layers.*.mlp": ("models.language_model.MLP",),
         **{f"layers.*.mlp.{name}_proj": LINEAR for name in ("gate", "up", "down")},
@@ -68,15 +68,9 @@ DECODER = Network(
         "rope_scaling.high_freq_factor": ANY,
         "rope_scaling.original_max_position_embeddings": ANY,
         "hidden_act": ("silu",),
-        **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias_only"), (False, True)),
+        **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias_only", "qk_norm"), (False, True)),
     },
     eps="rms_norm_eps",
-)
-# With norms of queries and keys as well, which only the steps for CUDA compute.
-NORMED_DECODER = replace(
-    DECODER,
-    parts={**DECODER.parts, **{f"layers.*.self_attn.{name}_norm": (nn.RMSNorm,) for name in ("q", "k")}},
-    fields={**DECODER.fields, "qk_norm": (False, True)},
 )
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
@@ -84,7 +78,7 @@ _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, Matrix) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        *((name, _POINTER) for name in ("input_norm", "post_norm", "key", "value")),
+        *((name, _POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm", "key", "value")),
     )
 
 
@@ -174,6 +168,9 @@ class NativeStep(Step):
                 setattr(slot, name, self._matrix(getattr(layer.mlp, f"{name}_proj")))
             slot.input_norm = self._float(layer.input_layernorm.weight)
             slot.post_norm = self._float(layer.post_attention_layernorm.weight)
+            if layer.self_attn.q_norm and layer.self_attn.k_norm:
+                slot.q_norm = self._float(layer.self_attn.q_norm.weight)
+                slot.k_norm = self._float(layer.self_attn.k_norm.weight)
         self._description = _Model(
             layers=config.num_hidden_layers,
             width=config.hidden_size,
