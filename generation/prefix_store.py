@@ -128,8 +128,12 @@ class PrefixStore:
     def clear(self) -> None:
         """Forget what is in memory."""
         with self._lock:
-            self._blocks.clear()
-            self.size_in_bytes = 0
+            self._shrink(0)
+
+    def give_back(self) -> bool:
+        """Let go of the quarter of what is in memory that was used longest ago; False where nothing is."""
+        with self._lock:
+            return self._shrink(self.size_in_bytes * 3 // 4)
 
     def match(self, keys: Tensor, tiles: Sequence[bytes]) -> int:
         """How many positions of a prompt, from its front, `load` may be asked for; see `cut`."""
@@ -242,8 +246,14 @@ class PrefixStore:
                     self._blocks[name] = tensor
                     self.size_in_bytes += tensor.nbytes
                 self._blocks.move_to_end(name)
-            while self.size_in_bytes > self._most:
-                self.size_in_bytes -= self._blocks.popitem(last=False)[1].nbytes
+            self._shrink(self._most)
+
+    def _shrink(self, most: int) -> bool:
+        """Have at most so many bytes in memory; whether that took any away. The lock is held."""
+        before = len(self._blocks)
+        while self.size_in_bytes > most:
+            self.size_in_bytes -= self._blocks.popitem(last=False)[1].nbytes
+        return len(self._blocks) < before
 
 
 def _tensors(kv_cache: KVCache) -> list[Tensor]:

@@ -229,14 +229,14 @@ class Scheduler:
             ready = request.prepare() if isinstance(request, LazyRequest) else request
             row = self._read(ready, request.key)
         self._view = self._replay = None  # they would keep the old buffers beside the grown ones
-        try:
-            self._cache.reserve(row.room)
-        except CacheMemoryError:
-            # Prefixes lie in the host's memory; who asks now comes before who may ask again.
-            if self.model.device.type != "cpu" or not self.prefixes:
-                raise
-            self.prefixes.clear()
-            self._cache.reserve(row.room)
+        while True:
+            try:
+                self._cache.reserve(row.room)
+                break
+            except CacheMemoryError:
+                # Prefixes lie in the host's memory; who asks now comes before who may ask again.
+                if self.model.device.type != "cpu" or not self.prefixes or not self.prefixes.give_back():
+                    raise
         self._entered.append(row)
         self._spared = self._spared + 1 if self._cache.spare(self._room) else 0
         if self._spared >= SPARE_FROM:

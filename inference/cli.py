@@ -553,7 +553,7 @@ def log(text: str) -> None:
 
 def say(pieces: Iterable[str]) -> None:
     """Print an answer while it is made."""
-    for shown in wrapped(pieces) if sys.stdout.isatty() else map(for_terminal, pieces):
+    for shown in wrapped(pieces):
         print(shown, end="", flush=True)
     print(flush=True)
 

@@ -144,13 +144,7 @@ class TurnReply:
     nothing if it has no token yet. `kept` says whether the turn is in the history.
     """
 
-    def __init__(
-        self,
-        conversation: Conversation,
-        asked: NextTurn,
-        began: float,
-        stream: TokenStream,
-    ):
+    def __init__(self, conversation: Conversation, asked: NextTurn, began: float, stream: TokenStream):
         self.turn, self.kept = asked.turn, False
         self._conversation, self._asked = conversation, asked.without_tiles()
         self._ids: list[list[int]] = [[] for _ in range(asked.options.num_return_sequences)]

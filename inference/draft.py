@@ -24,7 +24,7 @@ from generation.options import CacheMemoryError, GenerationOptions
 from generation.session import Session
 from inference.answer import AnswerText, Reply, answer_text, encode
 from inference.checkpoint import Checkpoint, PixelText, RequestError
-from inference.terminal import GreyText
+from inference.terminal import GreyText, wrapped
 
 
 def ask_each(
@@ -142,8 +142,8 @@ def after_draft(
     A draft that cannot be shown is not made, unless `always`. Ctrl-C leaves on the screen what is there.
     """
     if grey.possible or always:
-        for piece in reply.draft():
-            grey.put(pixels.put(piece))
+        for piece in wrapped(pixels.each(reply.draft())):
+            grey.put(piece)
     return _replacing(grey, reply)
 
 

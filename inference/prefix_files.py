@@ -57,9 +57,11 @@ WAITING_BYTES = 2**29  # of blocks that are not written yet; what comes on top i
 READERS = 2  # threads that read and check
 CLEAN_EVERY = 64  # files written, before the folder is looked at again: others may write there as well
 CLEAN_TO = 15 / 16  # of the bytes that a folder may hold, once it is full
-ABANDONED = 600.0  # seconds after which an unfinished file is nobody's
 _BLOCK = re.compile(r"[0-9a-f]{64}\.safetensors")
-_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
+_PASSING = {  # other files, and the seconds after which nobody needs them
+    re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp"): 600.0,  # unfinished
+    re.compile(r"[0-9a-f]{64}\.digest"): 90 * 86400.0,  # of weights, since they were opened last
+}
 _DTYPES = {dtype: name for name, dtype in FLOATS.items()}
 logger = logging.getLogger(__name__)
 
@@ -235,7 +237,10 @@ class PrefixFolder:
                     if _BLOCK.fullmatch(entry.name):
                         found.append((info.st_mtime_ns, info.st_size, entry.path))
                         self._size += info.st_size
-                    elif _UNFINISHED.fullmatch(entry.name) and time.time() - info.st_ctime > ABANDONED:
+                    elif any(
+                        name.fullmatch(entry.name) and time.time() - info.st_mtime > age
+                        for name, age in _PASSING.items()
+                    ):
                         os.unlink(entry.path)
         if self._size + size > self.max_bytes:
             goal = min(self.max_bytes - size, CLEAN_TO * self.max_bytes)
@@ -262,6 +267,7 @@ class PrefixFolder:
         with suppress(OSError):
             # A flipped bit here is another model's digest, of which nothing is kept.
             if len(known := note.read_bytes()) == 32:
+                os.utime(note)
                 return known
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()

@@ -371,6 +371,21 @@ def test_weights_that_were_replaced_are_read_again(tmp_path):
     assert files.remembered(path) != first
 
 
+def test_what_is_known_of_weights_that_nobody_opens_any_more_goes(tmp_path):
+    store = store_in(tmp_path / "prefixes")
+    paths = [tmp_path / name for name in ("used", "gone")]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+        store._files.remembered(path)
+    notes = list((tmp_path / "prefixes").glob("*.digest"))
+    for note in notes:
+        os.utime(note, (0, 0))
+    store._files.remembered(paths[0])
+    save(store, torch.arange(TEXT_BLOCK))
+    store.close()
+    assert len(notes) == 2 and len(list((tmp_path / "prefixes").glob("*.digest"))) == 1
+
+
 def test_a_model_that_came_from_nowhere_has_no_identity(tmp_path):
     checkpoint = open_checkpoint(EMBEDDED, device="cpu")
     checkpoint.model.origin = None

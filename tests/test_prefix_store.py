@@ -42,13 +42,16 @@ def test_kept_prefixes_make_room_for_who_asks_now(monkeypatch):
     vlm = tiny_vlm(max_position_embeddings=1500)
     store = PrefixStore(vlm)
     scheduler = Scheduler(vlm, 2, prefixes=store)
-    most = 2 * 1500 * scheduler.budget.bytes_per_position
+    most = (2 * 1500 + 5 * 2 * TEXT_BLOCK) * scheduler.budget.bytes_per_position
     left = lambda device: most - scheduler.kv_cache_bytes - store.size_in_bytes
     monkeypatch.setattr("generation.scheduler.available_bytes", left)
-    for length in (2 * TEXT_BLOCK, 1100):
-        asked = [request(words(length, length), length)]
-        assert_as_alone(vlm, asked, {output.key: output for output in scheduler.run(asked)})
-        assert len(store)
+    short = [request(words(key, 2 * TEXT_BLOCK), key, max_new_tokens=1) for key in range(10)]
+    names = [(list(scheduler.run([one])), next(reversed(store._blocks)))[1] for one in short]
+    monkeypatch.setattr(store, "save", lambda *given: None)
+    asked = [request(words(99, 1100), "long")]
+    assert_as_alone(vlm, asked, {output.key: output for output in scheduler.run(asked)})
+    kept = [name in store._blocks for name in names]
+    assert kept == sorted(kept) and 0 < sum(kept) < 10  # no more goes than has to, the oldest first
 
 
 # --- the same answers

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +15,11 @@ import generate
 from inference import cli
 from inference.answer import AnswerText
 from inference.boxes import Locator
+from inference.checkpoint import PixelText
 from inference.cli import log
+from inference.draft import after_draft
 from inference.results import to_json
-from inference.terminal import wrapped
+from inference.terminal import GreyText, wrapped
 from models.checkpoints.hub import for_terminal
 
 HOSTILE = "".join(map(chr, (*range(9), *range(11, 32), *range(127, 160))))
@@ -83,6 +86,16 @@ def test_a_word_is_shown_as_soon_as_it_is_complete(show):
     assert [next(shown), next(shown)] == ["one", " tw"]
     with pytest.raises(KeyboardInterrupt):
         next(shown)
+
+
+def test_no_word_of_a_draft_is_cut_either(show, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    shown, text = show(), TEXTS["words"][:100]
+    reply, pixels = SimpleNamespace(draft=lambda: iter(text)), PixelText({}, None)
+    after_draft(reply, GreyText(), pixels)
+    lines = re.sub(r"\x1b\[\d*m", "", shown.getvalue()).split("\n")
+    assert len(lines) == 3 and max(map(len, lines)) <= 40
+    assert [word for line in lines for word in line.split()] == text.split()
 
 
 def test_the_lines_of_a_chat_are_wrapped_as_well(show):
