@@ -366,7 +366,7 @@ class Run:
         if not (stop.agreed or self.ranks.sum(stop.asked)[0]):
             self.task.check_rows()
             if self.config.push_to_hub and self.ranks.is_first:
-                push(self.config, done)
+                push(self.config)
 
 
 class Trained(NamedTuple):

@@ -170,8 +170,13 @@ class HubServer:
                 request, [entry for entry in self._tree(repo, "", True) if entry["path"] in asked], repo
             )
         elif kind == "preupload":
-            files = json.loads(lines[0])["files"]
-            modes = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in files]
+            names = [file["path"] for file in json.loads(lines[0])["files"]]
+            held = self.files(repo)
+            oids = {name: git_oid(held[name].read_bytes()) for name in names if name in held}
+            modes = [
+                {"path": name, "uploadMode": "regular", "shouldIgnore": False, "oid": oids.get(name)}
+                for name in names
+            ]
             self._json(request, {"files": modes})
         elif kind == "commit":
             for line in map(json.loads, lines):
@@ -231,6 +236,10 @@ def etag(name: str, data: bytes) -> str:
     """The Hub's name for a content: git's for a text, for a large file its SHA-256."""
     if name.endswith(".safetensors"):
         return hashlib.sha256(data).hexdigest()
+    return git_oid(data)
+
+
+def git_oid(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 

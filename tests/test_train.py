@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -382,11 +383,16 @@ def test_a_finished_run_is_pushed(base, tmp_path, monkeypatch, capsys):
         assert card.data.pipeline_tag == "image-text-to-text"
         assert 'from_pretrained("me/tiny")' in card.content and str(base) not in card.content
         VisionLanguageModel.from_pretrained("me/tiny")
-        written = (there / "README.md").stat().st_mtime_ns
-        train.main(settings(base, **push))  # started again: nothing trains, and nothing is uploaded
-        said = capsys.readouterr().out
-        assert "nothing to train" in said and "/commit/" not in said
-        assert (there / "README.md").stat().st_mtime_ns == written
+        # Started again, on another machine too: nothing trains, and nothing is uploaded.
+        shutil.copytree(tmp_path / "run", tmp_path / "elsewhere" / "run")
+        for output in (tmp_path / "run", tmp_path / "elsewhere" / "run"):
+            train.main(settings(base, **(push | {"output": str(output)})))
+            said = capsys.readouterr().out
+            assert "nothing to train" in said and "/commit/" not in said
+        assert len(hub.commits) == 1
+        (there / "README.md").write_text("theirs")  # the Hub's is another one by now
+        train.main(settings(base, **push))
+        assert f"{hub.url}/me/tiny/commit/" in capsys.readouterr().out and len(hub.commits) == 2
         train.main(settings(base, **(push | {"steps": 3})))
         assert "/commit/" in capsys.readouterr().out and len(curve(tmp_path / "run")) == 3
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,17 +10,14 @@ from torch import Tensor, nn
 
 from data.processor import Processor
 from messages import one_line
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.hub import CheckpointError, client, one_sentence
 from models.checkpoints.load import meta_init
 from models.checkpoints.save import model_card
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks, whole
 from training.lora import merged, save_adapter
-from training.state import FOLDER
 from training.task import Task
-
-PUSHED = "pushed.json"  # beside the training state: what was uploaded where
 
 
 def whole_tensors(
@@ -90,17 +85,17 @@ def run_card(task: Task, config: TrainConfig, step: int, scores: dict[str, float
     )
 
 
-def push(config: TrainConfig, step: int) -> None:
-    """Upload what was written after `step` steps, unless that was done before; it stays in the output folder
-    if this fails, and the same command tries again."""
-    note = Path(config.output) / FOLDER / PUSHED
-    this = json.dumps({"repository": config.push_to_hub, "step": step})
-    with suppress(OSError):
-        if note.read_text(encoding="utf-8") == this:
-            print(f"{config.push_to_hub} has this model already; nothing was uploaded")
-            return
+def push(config: TrainConfig) -> None:
+    """Upload the model that is in the output folder, unless the Hub has it already, from whichever machine.
+    It stays in the folder if this fails, and the same command tries again."""
     model = VisionLanguageModel.from_pretrained(config.output, dtype="stored")
     processor = Processor.from_pretrained(config.output, config=model.config)
-    print(model.push_to_hub(config.push_to_hub, processor))
-    with suppress(OSError):
-        note.write_text(this, encoding="utf-8")
+    repository, hub = config.push_to_hub, client().HfApi()
+    with one_sentence(repository, None, "the upload"):
+        before = hub.model_info(repository).sha if hub.repo_exists(repository) else None
+    # The client leaves out files of which the Hub has the same bytes; of none, it makes no commit.
+    address = model.push_to_hub(repository, processor)
+    if before is not None and address.endswith(f"/{before}"):
+        print(f"{repository} has this model already; nothing was uploaded")
+    else:
+        print(address)
