@@ -51,8 +51,8 @@ from generation.kv_cache import CachePosition
 from generation.prefix import FeatureCache
 from generation.session import Session
 from generation.steps import step_of
-from models.checkpoints.idefics3 import stored_name
 from models.checkpoints.load import meta_init
+from models.checkpoints.save import written
 from models.config import TextConfig
 from models.vision_language_model import VisionLanguageModel, prepare_device
 
@@ -213,6 +213,7 @@ def build_transformers(shape: str, dtype: torch.dtype, device: str):
     config._attn_implementation = "sdpa"
     with no_init_weights():
         model: Any = Idefics3ForConditionalGeneration(config)
+    _, stored_name = written(SHAPES[shape])
     with meta_init():
         ours = [name for name, _ in VisionLanguageModel(SHAPES[shape]).named_parameters()]
     fill_weights(model, [stored_name(name) for name in ours])  # the same numbers in the same places

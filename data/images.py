@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -38,8 +38,6 @@ from messages import one_line
 if TYPE_CHECKING:
     import torch
 
-    from data.nanovlm import NanoVLMImages
-    from data.smolvlm import IdeficsImages
     from data.tiles import Tiles
 
 # Formats that Pillow decodes by itself and recognises by content; HEIC comes besides. Left out on purpose:
@@ -515,8 +513,32 @@ MOST_TILE_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an im
 MOST_TILE_TOKENS = 65_536  # per tile
 
 
-# How a kind of checkpoint cuts images into square tiles, and writes them into a prompt.
-ImageRules: TypeAlias = "IdeficsImages | NanoVLMImages"
+class Images(Protocol):
+    """How a family cuts images into tiles, and writes them into a prompt."""
+
+    image_token: str | None  # what stands in a prompt once for each position of an image
+    string_content: bool  # the chat template takes a message's content as one string
+    add_special_tokens: bool  # let the tokenizer add its own (a BOS) around what the template wrote
+    whole_first: bool  # among the tiles of an image that is split
+    uncut: tuple[int, int]  # rows and columns of an image that is not
+    flat: bool  # tiles go to the model as (N, 3, M, M), not padded per row with a pixel mask
+    tile_size: int
+    longest_side: int
+    tokens_per_tile: int
+    resizes: bool
+
+    def normalise_messages(self, messages: list[Any], label: str) -> list[Any]: ...
+    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+        """What `tiles` makes of an image of this size: (n, rows, columns)."""
+
+    def tiles(self, image: Image.Image) -> tuple[Tiles, int, int]:
+        """An RGB image -> tiles (n, 3, M, M), rows and columns."""
+
+    def prompt(self, rows: int, cols: int, index: int, count: int) -> str:
+        """What stands in a prompt for image `index` of `count`."""
+
+    def transformers(self, tokenizer: Any, chat_template: str) -> Any:
+        """transformers' processor, for saving; None where it has none for this family."""
 
 
 @dataclass(frozen=True)
@@ -531,7 +553,7 @@ class TiledImage:
     size: tuple[int, int]
 
 
-def whole_alone(images: ImageRules, tiled: TiledImage) -> TiledImage | None:
+def whole_alone(images: Images, tiled: TiledImage) -> TiledImage | None:
     """The image as if images were not cut, from the tile that shows all of it; None where no tile does."""
     if len(tiled.tiles) == 1:
         return tiled
@@ -541,7 +563,7 @@ def whole_alone(images: ImageRules, tiled: TiledImage) -> TiledImage | None:
     return TiledImage(whole, *images.uncut, tiled.name, tiled.size)
 
 
-def check_sizes(images: ImageRules) -> None:
+def check_sizes(images: Images) -> None:
     """Refuse, with a ProcessorError, numbers that memory is asked for by and that no real checkpoint has."""
     for what, got, most in (
         ("pixels per tile side", images.tile_size, MOST_TILE_SIDE),
@@ -554,7 +576,7 @@ def check_sizes(images: ImageRules) -> None:
         raise ProcessorError("preprocessor_config.json: expected do_resize to be true, got false")
 
 
-def count_tiles(images: ImageRules, width: int, height: int, name: str, most: int) -> tuple[int, int, int]:
+def count_tiles(images: Images, width: int, height: int, name: str, most: int) -> tuple[int, int, int]:
     """(tiles, rows, columns) that an image of this size makes; an ImageError if they are more than `most`."""
     count, rows, columns = images.grid(width, height)
     if count > most:
@@ -565,7 +587,7 @@ def count_tiles(images: ImageRules, width: int, height: int, name: str, most: in
     return count, rows, columns
 
 
-def tile_image(images: ImageRules, image: Image.Image, name: str, most: int) -> TiledImage:
+def tile_image(images: Images, image: Image.Image, name: str, most: int) -> TiledImage:
     """An RGB image as at most `most` tiles, (n, 3, M, M), counted before they are made; see `count_tiles`."""
     expected = count_tiles(images, *image.size, name, most)
     tiled = TiledImage(*images.tiles(image), name, image.size)

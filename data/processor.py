@@ -36,17 +36,16 @@ from data.chat import (
 from data.errors import ImageError, ProcessorError, PromptError
 from data.images import (
     ImageLimits,
-    ImageRules,
+    Images,
     TiledImage,
     check_sizes,
     describe,
     load_image,
     tile_image,
 )
-from data.nanovlm import open_nanovlm
-from data.smolvlm import IdeficsImages, new_idefics, open_idefics
 from data.tiles import Tiles
 from data.tokenizer import AnyTokenizer, FolderTokenizer, folder_of, no_panic, read_object, turn_ends
+from families import FAMILIES, idefics3
 from messages import one_line
 from models.config import VLMConfig
 
@@ -96,7 +95,7 @@ class Processor:
 
     def __init__(
         self,
-        images: ImageRules,
+        images: Images,
         tokenizer: AnyTokenizer,
         chat_template: str,
         config: VLMConfig | None = None,
@@ -138,8 +137,9 @@ class Processor:
         try:
             with no_panic():
                 described = read_object(folder / "config.json")
-                opened = open_nanovlm(folder, described) if is_nanovlm(described) else open_idefics(folder)
-                images, tokenizer, template = opened
+                # A folder without a model is what transformers' Idefics3Processor writes.
+                family = next((one for one in FAMILIES.values() if one.recognises(described)), idefics3)
+                images, tokenizer, template = family.open_images(folder, described)
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
                 return cls(images, tokenizer, template, config, limits, read_image_order(folder))
@@ -154,18 +154,10 @@ class Processor:
     @cached_property
     def hf_processor(self) -> Idefics3Processor | None:
         """transformers' processor, for saving, made when first asked for; None for nanoVLM checkpoints."""
-        if not isinstance(self.images, IdeficsImages):
-            return None
-        from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-        from transformers.models.idefics3.processing_idefics3 import Idefics3Processor  # takes seconds
-
         tokenizer = self.tokenizer
-        return Idefics3Processor(
-            Idefics3ImageProcessorPil(**self.images.settings),
-            tokenizer.transformers_tokenizer if isinstance(tokenizer, FolderTokenizer) else tokenizer,
-            image_seq_len=self.images.tokens_per_tile,
-            chat_template=self.chat.chat_template,
-        )
+        if isinstance(tokenizer, FolderTokenizer):
+            tokenizer = tokenizer.transformers_tokenizer
+        return self.images.transformers(tokenizer, self.chat.chat_template)
 
     # --------------------------------------------------------------------------------------------- in
     def ask(self, images: Any, question: str, system: str | None = None, **options) -> ModelInputs:
@@ -320,14 +312,9 @@ def make_processor(
     """A processor for a new model, in transformers' Idefics3 form (`.hf_processor`).
 
     The tokenizer has SmolVLM's special tokens, such as `data.tokenizer.build_tokenizer` gives; `images` are
-    the arguments of `data.smolvlm.new_idefics`.
+    the arguments of `families.idefics3.new_images`.
     """
-    return Processor(new_idefics(tokenizer, **images), tokenizer, chat_template, config)
-
-
-def is_nanovlm(config: Mapping[str, Any]) -> bool:
-    """The rule of `models.checkpoints.nanovlm.recognises`, which this package may not import."""
-    return "model_type" not in config and "vit_hidden_dim" in config and "lm_hidden_dim" in config
+    return Processor(idefics3.new_images(tokenizer, **images), tokenizer, chat_template, config)
 
 
 def _check_fit(processor: Processor, config: VLMConfig) -> None:

@@ -26,10 +26,10 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from data.errors import ProcessorError
-from data.nanovlm import NanoVLMImages
 from data.processor import Processor
-from data.smolvlm import END, FAKE, GLOBAL, IMAGE, IdeficsImages
-from data.tokenizer import AnyTokenizer
+from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer
+from families.idefics3 import IdeficsImages
+from families.nanovlm import NanoVLMImages
 
 _ROLES = {
     "image_token": IMAGE,

@@ -40,8 +40,8 @@ from inference.grammar import Form, plain_form
 from models.checkpoints.hub import snapshot
 from models.checkpoints.load import meta_init, one_version
 from models.config import check_device
-from models.modality_projector import ModalityProjector
 from models.vision_language_model import VisionLanguageModel, prepare_device
+from models.vision_transformer import ModalityProjector
 
 if TYPE_CHECKING:
     from inference.constraint import Constraints

@@ -1,6 +1,6 @@
 """The sizes of a model, and the names of devices: all that is checked before PyTorch is imported.
 
-Configs are frozen, checked when they are made, and named as on the Hub. Readers in `models/checkpoints/` make
+Configs are frozen, checked when they are made, and named as on the Hub. The modules of families/ make
 them from a checkpoint's config.json, which is a stranger's file; nothing else interprets it.
 """
 
@@ -144,7 +144,8 @@ class TextConfig:
 
 @dataclass(frozen=True)
 class VLMConfig:
-    """The whole model: vision, projector, text, and where images stand among the tokens.
+    """The whole model: its family's name (a module of families/), vision, projector, text, and where images
+    stand among the tokens.
 
     `image_placement` is "placeholder" where the prompt holds `image_token_id` once per image feature
     (Idefics3, SmolVLM, today's nanoVLM), and "prefix" where the features of a row's one tile stand in front
@@ -158,6 +159,7 @@ class VLMConfig:
     tie_word_embeddings: bool = False
     projector_bias: bool = False
     image_placement: str = "placeholder"
+    family: str = "idefics3"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None

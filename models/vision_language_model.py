@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from families import FAMILIES
 from generation import decoding
 from generation.decoding import GenerationOutput, TokenStream
 from generation.kv_cache import to_device
@@ -27,10 +28,8 @@ from models.checkpoints.load import load
 from models.checkpoints.save import push, save
 from models.config import VLMConfig
 from models.initial_weights import init_weights
-from models.language_model import KVCache, LanguageModel
+from models.language_model import KVCache
 from models.losses import summed_cross_entropy
-from models.modality_projector import ModalityProjector
-from models.vision_transformer import VisionTransformer
 
 IGNORE_INDEX = -100  # label of a position that carries no loss, as in cross_entropy
 
@@ -72,9 +71,7 @@ class VisionLanguageModel(nn.Module):
     def __init__(self, config: VLMConfig):
         super().__init__()
         self.config = config
-        self.vision_model = VisionTransformer(config.vision)
-        self.projector = ModalityProjector(config)
-        self.language_model = LanguageModel(config.text, config.tie_word_embeddings)
+        self.vision_model, self.projector, self.language_model = FAMILIES[config.family].build(config)
 
     @classmethod
     def from_pretrained(

@@ -22,7 +22,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from data.nanovlm import open_nanovlm
+import families
 from data.processor import Processor, make_processor
 from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
@@ -71,7 +71,7 @@ def processor(kind: str) -> Processor:
     if kind == "embedded":
         return embedded(split=True)
     if kind == "nanovlm-base":  # the Hub's situation: lm_tokenizer without the extra tokens
-        images, tokenizer, template = open_nanovlm(
+        images, tokenizer, template = families.nanovlm.open_images(
             GOLDEN / "nanovlm-current", nano_config(lm_tokenizer="tokenizer_base")
         )
         return Processor(images, tokenizer, template)

@@ -20,21 +20,52 @@ ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = {"app", "generate", "serve", "train"}
 GROUND_FLOOR = "messages"  # texts of errors: everyone may import it, and it imports nobody
 ROOMS = (
-    *("models", "generation", "data", "shapes", "training", "inference", "web", "eval", "benchmarks"),
+    *(
+        "models",
+        "families",
+        "generation",
+        "data",
+        "shapes",
+        "training",
+        "inference",
+        "web",
+        "eval",
+        "benchmarks",
+    ),
     *("tools", "recipes", GROUND_FLOOR),
 )
-EVERYTHING_BELOW = {"models", "generation", "data", "shapes", "training", "inference"}
+EVERYTHING_BELOW = {"models", "families", "generation", "data", "shapes", "training", "inference"}
+# Families stand on parts of two folders, and the rest of both stands on families: floors of their own.
+FLOORS = {
+    "files": ("models.checkpoints.hub", "models.checkpoints.weights", "models.checkpoints.folder"),
+    "networks": (
+        *("models.config", "models.language_model", "models.vision_transformer"),
+        *("models.losses", "models.initial_weights"),
+    ),
+    "inputs": (
+        "data.errors",
+        "data.images",
+        "data.tiles",
+        "data.tokenizer",
+        "data.chat",
+        "data.fetch",
+    ),
+}
 # The first prefix that fits a module says what of this repository it may import.
 MAY_IMPORT = {
-    "models.checkpoints": {"models.checkpoints", "models.config"},  # the class of models is handed to it
-    "models.vision_language_model": {"models", "generation"},
+    **{name: {*FLOORS["files"]} for name in FLOORS["files"]},
+    "models.checkpoints": {"models.checkpoints", "models.config", "families"},  # handed the class of models
+    "models.vision_language_model": {"models", "generation", "families"},
     "models": {"models"},
+    "families": {"families", *(name for floor in FLOORS.values() for name in floor)},
     "generation": {"generation"},
-    "data": {"data", "models.config", "models.checkpoints.hub"},  # hub: files by name, and JSON of strangers
-    "shapes": {"shapes", "training", "models", "data", "generation"},
-    "training": {"training", "models", "data", "generation"},
-    "inference": {"inference", "models", "generation", "data"},
-    "web": {"web", "inference", "models", "generation", "data"},
+    # hub: files by name, and JSON of strangers
+    **{name: {*FLOORS["inputs"], "models.checkpoints.hub"} for name in FLOORS["inputs"]},
+    "data": {"data", "models.config", "models.checkpoints.hub", "families"},
+    "shapes": {"shapes", "training", "models", "families", "data", "generation"},
+    "training": {"training", "models", "families", "data", "generation"},
+    "inference": {"inference", "models", "families", "generation", "data"},
+    "web": {"web", "inference", "models", "families", "generation", "data"},
     "eval": {"eval"} | EVERYTHING_BELOW,
     "benchmarks": {"benchmarks"} | EVERYTHING_BELOW,
     "tools": {"tools", "web", "eval", "benchmarks"} | EVERYTHING_BELOW,
@@ -48,17 +79,16 @@ READING_ORDER = (
     "generate.py",
     "inference/answer.py",
     "data/processor.py",
-    "data/smolvlm.py",
+    "families/idefics3.py",
     "models/vision_language_model.py",
     "models/vision_transformer.py",
-    "models/modality_projector.py",
     "models/language_model.py",
     "models/config.py",
     "generation/decoding.py",
     "generation/sampling.py",
     "generation/kv_cache.py",
 )
-MOST_READING_LINES = 2_820
+MOST_READING_LINES = 2_930
 MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 
 
@@ -68,14 +98,15 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (970, 850),  # the entry points, and what errors say
     "models": (1_200, 1_900),
-    "models/checkpoints": (2_650, 1_400),
+    "models/checkpoints": (2_070, 1_400),
+    "families": (960, 1_000),
     "generation": (4_100, 2_700),
     "generation/fast": (4_200, 4_300),
-    "tools": (760, 600),
+    "tools": (820, 600),
     "data": (6_170, 4_900),
     "inference": (5_310, 3_100),
     "web": (4_280, 3_000),
-    "training": (3_120, 3_100),
+    "training": (3_125, 3_100),
     "shapes": (2_180, 1_700),
     "eval": (4_030, 3_400),
     "benchmarks": (2_820, 1_900),
@@ -171,14 +202,17 @@ def normal(distribution: str) -> str:
 
 
 def test_no_import_circle():
-    """Between files and between rooms; inside functions and for types as well. A package's __init__ is a
-    module like any other."""
+    """Between files and between rooms, or floors of them; inside functions and for types as well. A package's
+    __init__ is a module like any other."""
+
+    def room(name: str) -> str:
+        return next((floor for floor in FLOORS if name in FLOORS[floor]), name.split(".")[0])
+
     known = {*OURS, *ENTRY_POINTS}
     of_files = {name: (imports(name) & known) - {name} for name in known}
     of_rooms: dict[str, set[str]] = {}
     for name, modules in of_files.items():
-        room = name.split(".")[0]
-        of_rooms.setdefault(room, set()).update({module.split(".")[0] for module in modules} - {room})
+        of_rooms.setdefault(room(name), set()).update({room(module) for module in modules} - {room(name)})
     for graph in (of_files, of_rooms):
         try:
             TopologicalSorter(graph).prepare()

@@ -23,10 +23,12 @@ from transformers import (
     SiglipVisionModel,
 )
 
+from families.text import TEXT_FAMILIES, TEXT_KEYS, text_config
 from models import VisionLanguageModel
-from models.checkpoints import CheckpointError, idefics3, nanovlm
+from models.checkpoints import CheckpointError
 from tests.invariants import new_cache
 from tests.tiny import randomize
+from tools.convert import check_nanovlm
 
 VISION = {
     "hidden_size": 32,
@@ -168,16 +170,16 @@ def test_qwen_is_saved_and_opened_here_and_by_transformers(tmp_path, family):
     assert (theirs(ids).logits - model(ids).logits).abs().max() <= 1e-4
     assert torch.equal(again(ids).logits, model(ids).logits)
     with pytest.raises(CheckpointError, match="nanoVLM"):
-        nanovlm.check_expressible(model.config)
+        check_nanovlm(model.config)
 
 
 @pytest.mark.parametrize("stored", [{}, {"num_attention_heads": 16, "num_key_value_heads": None}])
-@pytest.mark.parametrize("kind", idefics3.TEXT_FAMILIES)
+@pytest.mark.parametrize("kind", TEXT_FAMILIES)
 def test_keys_that_are_absent_or_null(kind, stored):
     """transformers leaves out of a config.json what equals its defaults."""
-    ours = idefics3.text_config({"model_type": kind, **stored}, {})
+    ours = text_config({"model_type": kind, **stored}, {})
     theirs = AutoConfig.for_model(kind, **stored)
-    found = {name: getattr(theirs, name) for name in idefics3.TEXT_KEYS if hasattr(theirs, name)}
+    found = {name: getattr(theirs, name) for name in TEXT_KEYS if hasattr(theirs, name)}
     found = {name: value for name, value in found.items() if not name.startswith("rope_")}
     assert {name: getattr(ours, name) for name in found} == found
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]

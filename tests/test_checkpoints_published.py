@@ -9,8 +9,9 @@ from dataclasses import fields
 import pytest
 from transformers import AutoConfig
 
+from families import idefics3
+from families.text import TEXT_KEYS, text_family
 from models import VisionLanguageModel
-from models.checkpoints import idefics3
 from models.checkpoints.load import expected_shapes
 
 SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "patch_size": 14}
@@ -110,7 +111,7 @@ BARE = [
 
 @pytest.mark.parametrize(("parameters", "tokens", "published"), PUBLISHED.values(), ids=PUBLISHED)
 def test_parameter_counts(parameters, tokens, published):
-    config = idefics3.read_config(published, {})
+    config = idefics3.read_config(published, {}, {})
     assert (
         sum(math.prod(shape) for shape in expected_shapes(VisionLanguageModel, config).values()) == parameters
     )
@@ -122,11 +123,11 @@ def test_defaults_are_those_of_transformers(published, tmp_path):
     """Our reading of a config against transformers' own, default for default."""
     (tmp_path / "config.json").write_text(json.dumps(published))
     theirs = AutoConfig.from_pretrained(tmp_path)
-    ours = idefics3.read_config(published, {})
+    ours = idefics3.read_config(published, {}, {})
     text, vision = theirs.text_config, theirs.vision_config
-    assert idefics3.text_family(ours.text) == text.model_type
+    assert text_family(ours.text) == text.model_type
     visual = [field.name for field in fields(ours.vision)]
-    for section, other, names in ((ours.text, text, idefics3.TEXT_KEYS), (ours.vision, vision, visual)):
+    for section, other, names in ((ours.text, text, TEXT_KEYS), (ours.vision, vision, visual)):
         for name in names:
             if not name.startswith("rope_"):
                 assert getattr(section, name) == getattr(other, name), name

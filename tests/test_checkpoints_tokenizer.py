@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from data.processor import Processor
+from families import idefics3
 from inference import checkpoint as opening
 from models import VisionLanguageModel
-from models.checkpoints import CheckpointError, idefics3
+from models.checkpoints import CheckpointError
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import GOLDEN
 
@@ -68,7 +69,7 @@ def test_ids_outside_of_the_vocabulary_are_as_good_as_absent(folder, token_id):
     config = VisionLanguageModel.from_pretrained(folder).config
     assert (config.eos_token_ids, config.pad_token_id) == ((), 3)
     stored = json.loads((folder / "config.json").read_text()) | {"bos_token_id": token_id}
-    assert idefics3.read_config(stored, {"pad_token_id": token_id}).pad_token_id == 3
+    assert idefics3.read_config(stored, {"pad_token_id": token_id}, {}).pad_token_id == 3
 
 
 def test_no_tokenizer_and_a_broken_one(folder):

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from data.processor import Processor
+from families import nanovlm
 from models import VisionLanguageModel
-from models.checkpoints import nanovlm
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import assert_same, draw_image

@@ -17,8 +17,7 @@ from generation.fast.tower import TOWER, FastTower
 from inference.checkpoint import fast_step, speed_up
 from models import VisionLanguageModel
 from models.language_model import MLP
-from models.modality_projector import ModalityProjector
-from models.vision_transformer import VisionBlock
+from models.vision_transformer import ModalityProjector, VisionBlock
 from tests.prompts import ImageBlock, inputs_of, tiny_vlm
 
 

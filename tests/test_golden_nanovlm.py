@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
+from families import nanovlm
 from models import VisionLanguageModel
-from models.checkpoints import CheckpointError, nanovlm
+from models.checkpoints import CheckpointError
 from models.checkpoints.weights import export_tensors
 from models.config import VLMConfig
 
@@ -172,7 +173,7 @@ class TestConfig:
         stored = json.loads((GOLDEN / CURRENT / "config.json").read_text())
         stored = {name: value for name, value in (stored | changes).items() if value is not ...}
         assert nanovlm.recognises(stored)
-        return nanovlm.read_config(stored, {})
+        return nanovlm.read_config(stored, {}, {})
 
     def test_generations_are_told_by_keys(self):
         assert self.config().image_placement == "placeholder"

@@ -317,7 +317,7 @@ def test_who_may_share(tmp_path, other_weights):
 
 CODE = (
     *("generation/fast/native/tower.c", "generation/fast/native/panels.h", "generation/fast/cuda/kernels.py"),
-    *("generation/fast/tower.py", "models/vision_transformer.py", "models/checkpoints/nanovlm.py"),
+    *("generation/fast/tower.py", "models/vision_transformer.py", "families/nanovlm.py"),
     "data/tiles.py",
 )
 

@@ -16,11 +16,11 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from data import chat
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.images import ImageLimits
-from data.nanovlm import NanoVLMImages
 from data.packing import SampleEncoder
 from data.processor import Processor, make_processor
-from data.smolvlm import IdeficsImages, new_idefics
 from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
+from families.idefics3 import IdeficsImages, new_images
+from families.nanovlm import NanoVLMImages
 from models.config import TextConfig, VisionConfig, VLMConfig
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import (
@@ -388,7 +388,7 @@ def test_tiles_are_counted_before_they_are_made_and_together(monkeypatch):
 
 @pytest.mark.parametrize("longest", [32, 50, 64, 75, 100])
 def test_tiles_are_counted_as_cut_whatever_the_longest_side(longest):
-    images = new_idefics(
+    images = new_images(
         embedded().tokenizer, image_size=32, image_seq_len=4, longest_edge=longest, split=True
     )
     for width, height in ((40, 24), (9, 31), (33, 32), (64, 5), (32, 32), (100, 51), (77, 300), (1000, 500)):

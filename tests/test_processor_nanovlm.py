@@ -12,9 +12,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from data.errors import ProcessorError
-from data.nanovlm import NanoVLMImages, resized_size
-from data.processor import Processor, PromptError, is_nanovlm
-from models.checkpoints import nanovlm
+from data.processor import Processor, PromptError
+from families import nanovlm
+from families.nanovlm import NanoVLMImages, resized_size
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import GOLDEN, assert_same, draw_image, nano_config, processor
 
@@ -190,16 +190,16 @@ def test_nanovlm_v01_training_text_is_golden():
 @pytest.mark.parametrize("absent", ["", "vit_img_size", "vit_hidden_dim", "lm_hidden_dim"])
 def test_model_and_processor_recognise_the_same_configs(absent):
     config = {name: value for name, value in nano_config().items() if name != absent}
-    assert is_nanovlm(config) == nanovlm.recognises(config) == (not absent.endswith("hidden_dim"))
+    assert nanovlm.recognises(config) == (not absent.endswith("hidden_dim"))
     theirs = config | {"model_type": "idefics3"}
-    assert not is_nanovlm(theirs) and not nanovlm.recognises(theirs)
+    assert not nanovlm.recognises(theirs)
 
 
 def test_absent_keys_are_those_of_the_model():
     names = ("vit_img_size", "vit_patch_size", "mp_pixel_shuffle_factor", "mp_image_token_length")
     config = {name: value for name, value in nano_config().items() if name not in names}
     images = NanoVLMImages(config, processor("nanovlm-current").tokenizer)
-    model = nanovlm.read_config(config, {})
+    model = nanovlm.read_config(config, {}, {})
     assert (images.tile_size, images.tokens_per_tile) == (model.vision.image_size, model.tokens_per_tile)
 
 

@@ -23,7 +23,7 @@ import functools
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,13 @@ from torch import Tensor, nn
 from data.errors import ProcessorError
 from data.processor import Processor
 from data.processor_conversion import as_idefics, as_it_was, as_nanovlm
+from families import idefics3, nanovlm
+from families.text import section, text_family
 from messages import one_line
-from models.checkpoints import idefics3, nanovlm
 from models.checkpoints.backbones import with_mean_rows
 from models.checkpoints.folder import check_replaceable, replace_folder
 from models.checkpoints.hub import WEIGHTS, CheckpointError, locate, read_json, snapshot
-from models.checkpoints.idefics3 import section
-from models.checkpoints.load import choose_reader, one_version
+from models.checkpoints.load import choose_family, one_version
 from models.checkpoints.save import (
     CARD,
     MAX_SHARD_BYTES,
@@ -51,8 +51,9 @@ from models.checkpoints.save import (
     write_checkpoint,
     write_json,
 )
-from models.checkpoints.weights import FLOATS, read_header, rename, stored_entries, write_file
+from models.checkpoints.weights import FLOATS, export_tensors, read_header, rename, stored_entries, write_file
 from models.config import VLMConfig
+from models.language_model import rope_frequencies
 from models.vision_language_model import VisionLanguageModel
 
 HUB, NANOVLM = "hub", "nanovlm"
@@ -106,8 +107,8 @@ def convert(
         log: takes a line for each thing done.
     """
     check_replaceable(target, overwrite)
-    files = locate(source, revision, check=choose_reader)
-    from_nanovlm, to_hub = choose_reader(files.config, source) is nanovlm, layout == HUB
+    files = locate(source, revision, check=choose_family)
+    from_nanovlm, to_hub = choose_family(files.config, source) is nanovlm, layout == HUB
     if from_nanovlm and not to_hub:
         raise CheckpointError(f"{source} is in nanoVLM's layout already: expected --to {HUB}")
     if from_nanovlm and adapter is not None:
@@ -159,7 +160,7 @@ def convert(
         _put_placeholders(model, image_token_id, rows)
         _scale_pixels(model, 0.5)
     elif not to_hub:
-        nanovlm.check_expressible(model.config)
+        check_nanovlm(model.config)
         _scale_pixels(model, 2.0)
     verify("rewritten", reference, probe.ours(model, around_zero=to_hub), log)
     model, config = model.to(target_dtype), model.config
@@ -182,8 +183,8 @@ def convert(
             (new / CARD).write_text(card, encoding="utf-8")
         else:
             # In the order given: the ids of vlm_extra_tokens follow from it.
-            write_json(new / "config.json", nanovlm.write_config(config, fields), sort_keys=False)
-            tensors, metadata = nanovlm.write_tensors(config, dict(model.named_parameters()))
+            write_json(new / "config.json", nanovlm_config(config, fields), sort_keys=False)
+            tensors, metadata = nanovlm_tensors(config, dict(model.named_parameters()))
             write_file(new / WEIGHTS, tensors, metadata)
             processor.save_pretrained(new / TOKENIZER_FOLDER)
         reference = probe.ours(model.float(), around_zero=to_hub)
@@ -341,6 +342,66 @@ def merge_adapter(model: Any, base: Path, adapter: Path, probe: Probe) -> tuple[
         changed += not torch.equal(weight.float(), parameter)
         weight.copy_(parameter)
     return changed, reference
+
+
+# ------------------------------------------------------------------------------------- nanoVLM's layout
+def check_nanovlm(config: VLMConfig) -> None:
+    """Refuse a model that nanoVLM's config has no fields for."""
+    text, vision = config.text, config.vision
+    problem = None
+    if config.image_placement != "placeholder":
+        problem = "image features in front of the text (v0.1) are not in today's layout"
+    elif config.projector_bias:
+        problem = "its projector has a bias, nanoVLM's has none"
+    elif text.rope_scaling is not None:
+        problem = f"nanoVLM has no {text.rope_scaling.rope_type} rotary scaling"
+    elif text.attention_bias or text.mlp_bias:
+        problem = "its language model has biases, nanoVLM's has none"
+    elif text_family(text) != "llama":
+        problem = "its language model norms queries and keys, nanoVLM's does not"
+    elif text.head_dim * text.num_attention_heads != text.hidden_size:
+        problem = (
+            f"nanoVLM's heads are lm_hidden_dim / lm_n_heads wide, {text.hidden_size} / "
+            f"{text.num_attention_heads}, these are {text.head_dim}"
+        )
+    elif vision.hidden_act != "gelu_pytorch_tanh":
+        problem = f"nanoVLM's vision tower has the tanh GELU only, this one {vision.hidden_act}"
+    elif vision.num_channels != 3:
+        problem = f"nanoVLM's images have 3 channels, these {vision.num_channels}"
+    if problem:
+        raise CheckpointError(f"the model cannot be written in nanoVLM's layout: {problem}")
+
+
+def nanovlm_config(config: VLMConfig, inputs: Mapping) -> dict:
+    """config.json of today's nanoVLM, every field written out. `inputs` are the fields about tokens and
+    images, which a model alone does not tell: `data.processor_conversion.as_nanovlm`."""
+    check_nanovlm(config)
+    written = {
+        key: getattr(getattr(config, value[0]), value[1]) if isinstance(value, tuple) else value
+        for key, value in nanovlm.FIELDS.items()
+    }
+    return {
+        **written,
+        "lm_max_length": config.text.max_position_embeddings,
+        "lm_tie_weights": config.tie_word_embeddings,
+        "mp_pixel_shuffle_factor": config.scale_factor,
+        "mp_image_token_length": config.tokens_per_tile,
+        "vlm_load_backbone_weights": False,
+        **inputs,
+    }
+
+
+def nanovlm_tensors(
+    config: VLMConfig, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Our tensors under nanoVLM's names with the rotary buffer that its strict loading wants, and what the
+    file's metadata says: a tied embedding is stored as the head, and named there.
+    """
+    tied = config.tie_word_embeddings
+    stored = {nanovlm.HEAD} if tied else {nanovlm.HEAD, nanovlm.EMBEDDING}
+    tensors = export_tensors(state, nanovlm.tensor_map(stored))
+    tensors[nanovlm.INV_FREQ] = rope_frequencies(config.text)
+    return tensors, {nanovlm.EMBEDDING: nanovlm.HEAD} if tied else {}
 
 
 # ----------------------------------------------------------------------------------------- verification

@@ -20,9 +20,9 @@ from data.errors import ProcessorError
 from data.images import TiledImage, check_sides, load_image
 from data.processor import Processor
 from data.tiles import Tiles
-from models.checkpoints.backbones import TEXT, VISION
+from models.checkpoints.backbones import TEXT, VISION, Backbone
 from models.checkpoints.hub import CheckpointError, describe, read_json, snapshot
-from models.checkpoints.load import choose_reader, expected_shapes
+from models.checkpoints.load import choose_family, expected_shapes
 from models.checkpoints.weights import (
     FLOATS,
     PARTS,
@@ -45,7 +45,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     headers = read_headers(files)
     kind = files.config.get("model_type")
     kind = kind if isinstance(kind, str) else ""
-    reader: Any = (VISION | TEXT).get(kind) or choose_reader(files.config, source)
+    reader: Any = (VISION | TEXT).get(kind) or choose_family(files.config, source)
     vision: VisionConfig | None = None
     text: TextConfig | None = None
     try:
@@ -57,7 +57,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
             config = VLMConfig(*towers, scale_factor=1, image_placement="prefix", tie_word_embeddings=tied)
             prefix = "vision_model." if vision else "language_model."
         else:
-            config = reader.read_config(files.config, files.generation_config)
+            config = reader.read_config(files.config, files.generation_config, {})
             vision, text, prefix = config.vision, config.text, ""
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from None
@@ -81,7 +81,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     return {
         "source": source,
         "commit": files.origin.commit,
-        "family": reader.FAMILY if prefix == "" else reader.family,
+        "family": reader.TITLE if prefix == "" else reader.family,
         "architectures": files.config.get("architectures") or [],
         "parameters": parameters,
         "stored": None if headers is None else _stored(headers),
@@ -99,9 +99,10 @@ def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, s
     """Whether the stored tensors are those of the config, and if not, why."""
     if headers is None:
         return "no weights here"
+    ignorable = reader.ignorable if isinstance(reader, Backbone) else reader.IGNORABLE
     try:
         names = headers.shapes
-        check_shapes(expected, reader.tensor_map(names), names, reader.is_ignorable, source)
+        check_shapes(expected, reader.tensor_map(names), names, ignorable, source)
     except CheckpointError as error:
         return f"no: {str(error).removeprefix(f'{source}: ')}"
     return "yes"
@@ -147,7 +148,7 @@ def inspect_image(report: Mapping[str, Any], image: str | tuple[int, int], quest
     check_sides(width, height)
     folder = snapshot(report["source"], report["commit"])
     described = read_json(folder / "config.json")
-    config = choose_reader(described, report["source"]).read_config(described, {})
+    config = choose_family(described, report["source"]).read_config(described, {}, {})
     processor = Processor.from_pretrained(folder, config=config)  # refused where it is not this model's
     count, rows, columns = processor.images.grid(width, height)
     side = processor.images.tile_size

@@ -12,7 +12,7 @@ from data.processor import Processor
 from messages import one_line
 from models.checkpoints.hub import CheckpointError, client, one_sentence
 from models.checkpoints.load import meta_init
-from models.checkpoints.save import model_card
+from models.checkpoints.save import model_card, written
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks, whole
@@ -43,7 +43,9 @@ def save_model(
     if not task.ranks.is_first:
         return ""
     # Model and adapter are replaced together.
-    extra = partial(save_adapter, tensors, config) if config.lora_rank else None
+    extra = None
+    if config.lora_rank:
+        extra = partial(save_adapter, tensors, config, written(task.model.config)[1])
     try:
         model, card = plain_model(task.model, tensors, config), run_card(task, config, step, scores)
         model.save_pretrained(folder, task.processor, card=card, extra_files=extra)

@@ -7,14 +7,13 @@ The adapter's folder is what peft writes for the transformers model, so that
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from models.checkpoints.idefics3 import stored_name
 from models.checkpoints.weights import write_file
 from training.config import TrainConfig
 
@@ -67,14 +66,20 @@ def merged(tensors: Mapping[str, Tensor], config: TrainConfig) -> dict[str, Tens
     return plain
 
 
-def save_adapter(tensors: Mapping[str, Tensor], config: TrainConfig, output: Path) -> None:
-    """Write adapter_model.safetensors and adapter_config.json, under transformers' names, to a new folder."""
+def save_adapter(
+    tensors: Mapping[str, Tensor], config: TrainConfig, stored_name: Callable[[str], str], output: Path
+) -> None:
+    """Write adapter_model.safetensors and adapter_config.json, under transformers' names, to a new folder.
+
+    stored_name: our tensors' names -> transformers', of `models.checkpoints.save.written`.
+    """
     named = {}
     for name, value in tensors.items():
         if match := _FACTOR.fullmatch(name):
             layer = stored_name(f"{match[1]}.weight").removesuffix(".weight")
             named[f"base_model.model.{layer}.lora_{match[2]}.weight"] = value.contiguous()
-    described = lora_config(config, "text_model")
+    inside = stored_name("language_model.layers.0.weight").split(".layers.")[0].rsplit(".", 1)[-1]
+    described = lora_config(config, inside)
     described.base_model_name_or_path = config.init_from
     described.inference_mode = True
     folder = output / ADAPTER

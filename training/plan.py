@@ -19,11 +19,11 @@ from torch import nn
 
 from data.sources import DatasetConfig, count_rows
 from data.tokenizer import SPECIAL_TOKENS
+from families.text import checked
 from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.hub import describe as describe_checkpoint
 from models.checkpoints.hub import read_json, snapshot
-from models.checkpoints.idefics3 import build
-from models.checkpoints.load import choose_reader, meta_init
+from models.checkpoints.load import choose_family, meta_init
 from models.checkpoints.weights import PARTS as TABLE_PARTS
 from models.checkpoints.weights import module_of
 from models.config import TextConfig, VLMConfig
@@ -359,7 +359,7 @@ def network(config: TrainConfig) -> tuple[VLMConfig, int]:
         vocabulary = text.vocab_size + added
     else:
         vocabulary = max(text.vocab_size, len(new_tokenizer(snapshot(config.text_from))))
-    shape = build(
+    shape = checked(
         VLMConfig,
         vision=read_vision_config(config_of(config.vision_from)),
         text=replace(text, vocab_size=vocabulary),
@@ -377,7 +377,7 @@ def config_of(source: str) -> dict[str, Any]:
 def stored_network(source: str) -> tuple[VLMConfig, int]:
     """The shape of a checkpoint, and the pixels that its processor resizes an image's longer side to."""
     stored = config_of(source)
-    shape = choose_reader(stored, source).read_config(stored, {})
+    shape = choose_family(stored, source).read_config(stored, {}, {})
     if source in PUBLISHED:
         return shape, LONGEST_EDGE
     for name in ("preprocessor_config.json", "processor_config.json"):

@@ -21,8 +21,7 @@ from data.processor import Processor, make_processor
 from data.sources import Mixture, open_datasets
 from data.tokenizer import SPECIAL_TOKENS
 from models.checkpoints.hub import locate, snapshot
-from models.checkpoints.idefics3 import check_expressible
-from models.checkpoints.save import public_name, transformers_processor
+from models.checkpoints.save import public_name, transformers_processor, written
 from models.losses import summed_cross_entropy
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
@@ -90,7 +89,7 @@ class RowsTask(Task):
         super().__init__(config, ranks)
         self.mixture, self.held_out = ranks.first_then_others(lambda: _open(config))
         self.model, self.processor = open_model(config, ranks.device)
-        check_expressible(self.model.config)  # what cannot be saved is not trained
+        written(self.model.config)  # what cannot be saved is not trained
         self.check_context()
         transformers_processor(self.processor)  # raises now what saving would raise after the training
         per_rank = max(1, config.batch_size // ranks.world_size)

@@ -19,8 +19,8 @@ from typing import Any
 
 from huggingface_hub import constants
 
+import families
 from inference.checkpoint import Checkpoint, RequestError, loading_dtype, open_checkpoint, pick_device
-from models.checkpoints import nanovlm
 from models.checkpoints.hub import CheckpointError, describe, measure
 from models.checkpoints.load import resolve_dtype
 from models.checkpoints.weights import read_headers
@@ -165,7 +165,7 @@ class Models:
             cache = next(folder for folder in (cache, *cache.parents) if folder.exists())
             check("that fit on the disk", max(0, shutil.disk_usage(cache).free - most), found.missing)
         files = describe(name, found.commit)
-        if nanovlm.recognises(files.config) and "tokenizer.json" not in found.sizes:
+        if families.nanovlm.recognises(files.config) and "tokenizer.json" not in found.sizes:
             raise RequestError(f"model: expected a tokenizer.json beside the weights of {name}, found none")
         dtype = resolve_dtype(loading_dtype(self._dtype), files.config, pick_device(self._device))
         if (headers := read_headers(files)) is not None:

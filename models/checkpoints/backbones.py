@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from models.checkpoints.hub import CheckpointError, locate
-from models.checkpoints.idefics3 import (
+from families.text import (
     TEXT_FAMILIES,
-    build,
+    checked,
     first_id,
     section,
     text_config,
     token_ids,
     vision_config,
 )
+from models.checkpoints.hub import CheckpointError, locate
 from models.checkpoints.load import (
     EMBEDDING,
     HEAD,
@@ -65,7 +65,7 @@ class Backbone:
     family: str
     read_config: Callable[[Mapping], Any]
     names: Mapping[str, str]
-    ignorable: str
+    ignorable: re.Pattern
     optional_prefix: str = ""
 
     def tensor_map(self, stored_names: Collection[str]) -> StoredTensorOf:
@@ -74,9 +74,6 @@ class Backbone:
         if any(name.startswith(prefix) for name in stored_names):
             prefix = ""
         return lambda name: StoredTensor(rename(name, self.names).removeprefix(prefix))
-
-    def is_ignorable(self, name: str) -> bool:
-        return re.fullmatch(self.ignorable, name) is not None
 
 
 # Defaults of transformers' SiglipVisionConfig.
@@ -100,7 +97,9 @@ def _siglip(of_section: Callable[[Mapping], Mapping]) -> Backbone:
             "vision_model.": "vision_model.embeddings.",
         },
         # The other tower of a SigLIP pair, its pooling head, and buffers that follow from the config.
-        ignorable=r"(text_model\..*|(vision_model\.)?head\..*|logit_(scale|bias)|.*\.position_ids)",
+        ignorable=re.compile(
+            r"(text_model\..*|(vision_model\.)?head\..*|logit_(scale|bias)|.*\.position_ids)"
+        ),
         optional_prefix="vision_model.",
     )
 
@@ -110,7 +109,7 @@ def _text(family: str) -> Backbone:
         family=f"{family} backbone",
         read_config=lambda config: text_config(config, {}),
         names={"language_model.lm_head.": "lm_head.", "language_model.": "model."},
-        ignorable=r".*rotary_emb\.inv_freq|lm_head\.weight",  # a tied head is the embedding
+        ignorable=re.compile(r".*rotary_emb\.inv_freq|lm_head\.weight"),  # a tied head is the embedding
     )
 
 
@@ -159,7 +158,7 @@ class _Tower:
 
     def check(self, expected: dict[str, Shape]) -> None:
         stored = shapes_of(self.entries)
-        check_shapes(expected, self.tensor_map, stored, self.backbone.is_ignorable, self.files.source)
+        check_shapes(expected, self.tensor_map, stored, self.backbone.ignorable, self.files.source)
 
 
 def _with_revision(source: str | Path) -> tuple[str | Path, str | None]:
@@ -206,7 +205,7 @@ def from_backbones(
         speaking.files.source,
     )
     stops = (speaking.files.generation_config.get("eos_token_id"), stored.get("eos_token_id"))
-    config = build(
+    config = checked(
         VLMConfig,
         vision=seeing.config,
         text=replace(speaking.config, vocab_size=rows + extra_tokens),

@@ -1,11 +1,8 @@
-"""Loading: find the files, choose the reader, check names and shapes, then fill the parameters one by one.
+"""Loading: find the files, choose the family, check names and shapes, then fill the parameters one by one.
 
     model = load(VisionLanguageModel, "HuggingFaceTB/SmolVLM-256M-Instruct", dtype="bfloat16")
 
-A reader is a module of pure functions: `recognises(config)`, `read_config(config, generation) -> VLMConfig`,
-`tensor_map(stored names) -> (our name -> StoredTensor)`, `is_ignorable(stored name)`, and
-`config_from_tensors(config, stored entries) -> VLMConfig` for what only the tensors tell. A new family of
-whole models is one more module in READERS.
+What is a family's own is in its file of `families/`.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from models.checkpoints import idefics3, nanovlm
+from families import FAMILIES
 from models.checkpoints.hub import (
     MAX_CONFIG,
     MAX_TOKENIZER,
@@ -48,7 +45,6 @@ from models.config import VLMConfig
 
 T = TypeVar("T")
 
-READERS = (idefics3, nanovlm)
 HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
 # Keys of generation_config.json that are in the config, or about the file itself.
 _NOT_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
@@ -82,8 +78,8 @@ def load(
 
 
 def _load(cls: Any, source, revision, dtype, device) -> Any:
-    files = locate(source, revision, check=choose_reader)  # no weights are fetched for nothing
-    reader = choose_reader(files.config, files.source)
+    files = locate(source, revision, check=choose_family)  # no weights are fetched for nothing
+    family = choose_family(files.config, files.source)
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, files.config, device)
     if files.config.get("quantization_config"):
@@ -92,11 +88,10 @@ def _load(cls: Any, source, revision, dtype, device) -> Any:
         )
     entries = stored_entries(files)
     try:
-        config = reader.read_config(files.config, files.generation_config)
-        config = reader.config_from_tensors(config, entries)
+        config = family.read_config(files.config, files.generation_config, entries)
     except CheckpointError as error:
         raise CheckpointError(f"{files.source}: {error}") from None
-    stored_tensor = reader.tensor_map(entries)
+    stored_tensor = family.tensor_map(entries)
     tied = resolve_tying(config.tie_word_embeddings, stored_tensor, entries, files.source)
     stops = set(config.eos_token_ids)
     end = end_token_id(files)
@@ -104,7 +99,7 @@ def _load(cls: Any, source, revision, dtype, device) -> Any:
         stops.add(end)
     config = replace(config, tie_word_embeddings=tied, eos_token_ids=tuple(sorted(stops)))
     expected = expected_shapes(cls, config)
-    check_shapes(expected, stored_tensor, shapes_of(entries), reader.is_ignorable, files.source)
+    check_shapes(expected, stored_tensor, shapes_of(entries), family.IGNORABLE, files.source)
     with meta_init():
         model = cls(config)
     fill(model, expected, stored_tensor, entries, dtype, device)
@@ -117,14 +112,14 @@ def _load(cls: Any, source, revision, dtype, device) -> Any:
     return model.eval()
 
 
-def choose_reader(config: Mapping, source: str) -> ModuleType:
-    """The reader for a config.json; an architecture that none of them reads is refused."""
-    for reader in READERS:
-        if reader.recognises(config):
-            return reader
+def choose_family(config: Mapping, source: str) -> ModuleType:
+    """The family of a config.json; an architecture that no family reads is refused."""
+    for family in FAMILIES.values():
+        if family.recognises(config):
+            return family
     raise CheckpointError(
         f"{source}: unsupported architecture (model_type {config.get('model_type')!r}); supported are "
-        f"{'; '.join(reader.FAMILY for reader in READERS)}, and as backbones of a new "
+        f"{'; '.join(family.TITLE for family in FAMILIES.values())}, and as backbones of a new "
         "model (VisionLanguageModel.from_backbones) SigLIP, Llama, Qwen2 and Qwen3"
     )
 

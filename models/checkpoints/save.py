@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.checkpoints import idefics3
+from families import FAMILIES
+from families.text import write_ids
 from models.checkpoints.folder import replace_folder
 from models.checkpoints.hub import INDEX, WEIGHTS, CheckpointError, client, fetched, one_sentence, read_json
+from models.checkpoints.load import choose_family
 from models.checkpoints.weights import write_file
 from models.config import VLMConfig
 
@@ -78,18 +80,25 @@ def write_checkpoint(
         processor = transformers_processor(processor)
         _check_processor(processor, config)
         config = _with_tokenizer_ids(config, processor.tokenizer)
-    idefics3.check_expressible(config)
+    written(config)  # refused before anything is unpacked
     tensors = stored_tensors(model)
     dtype = min({tensor.dtype for tensor in tensors.values()}, key=lambda one: one == torch.bfloat16)
-    described = idefics3.write_config(config, str(dtype).removeprefix("torch."))
+    described, stored_name = written(config, str(dtype).removeprefix("torch."))
     write_json(folder / "config.json", described)
-    generation = idefics3.write_generation_config(config, model.generation_config)
+    # Greedy, unless what was loaded says otherwise.
+    generation = {"do_sample": False, **model.generation_config, **write_ids(config)}
     write_json(folder / "generation_config.json", generation)
-    write_weights(
-        {idefics3.stored_name(name): tensor for name, tensor in tensors.items()}, folder, max_shard_bytes
-    )
+    write_weights({stored_name(name): tensor for name, tensor in tensors.items()}, folder, max_shard_bytes)
     if processor is not None:
         _write_processor(processor, folder)
+
+
+def written(config: VLMConfig, dtype: str = "float32") -> tuple[dict, Callable[[str], str]]:
+    """What saving a model writes: config.json, and our tensors' names -> those in it. A CheckpointError says
+    why it cannot be saved: a trainer asks before the first step, not after the last."""
+    described = FAMILIES[config.family].write(config, dtype)
+    places = choose_family(described, "config.json").tensor_map(())
+    return described, lambda name: places(name).name
 
 
 def stored_tensors(model: Any) -> dict[str, Tensor]:

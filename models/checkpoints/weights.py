@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,11 +86,11 @@ def check_shapes(
     expected: Mapping[str, Shape],
     stored_tensor: StoredTensorOf,
     stored: Mapping[str, Shape],
-    is_ignorable: Callable[[str], bool],
+    ignorable: re.Pattern,
     source: str,
 ) -> None:
     """Compare the tensors `stored` in the checkpoint `source` with our `expected` ones, before any weight is
-    allocated. `is_ignorable`: whether a stored tensor that nothing needs may be left out."""
+    allocated. `ignorable`: what stored tensors that nothing needs are called."""
     places = {name: stored_tensor(name) for name in expected}
     needed = {place.name: place.stored_shape(expected[name]) for name, place in places.items()}
     missing = needed.keys() - stored.keys()
@@ -105,7 +106,7 @@ def check_shapes(
             f"{source}: tensor {name} has shape {list(stored[name])}, expected {list(needed[name])} from "
             f"config.json" + (f" ({len(wrong)} tensors differ)" if len(wrong) > 1 else "")
         )
-    extra = [name for name in stored.keys() - needed.keys() if not is_ignorable(name)]
+    extra = [name for name in stored.keys() - needed.keys() if not ignorable.fullmatch(name)]
     if extra:
         raise CheckpointError(
             f"{source}: {len(extra)} tensors have no place in the model that config.json describes: "

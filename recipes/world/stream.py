@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from data.packing import IGNORE_INDEX, dense_mask
-from data.smolvlm import IdeficsImages
+from families.idefics3 import IdeficsImages
 from recipes.world import looks
 from recipes.world.asking import as_json, ask_both, ask_either, ask_more, ask_words, of_one, thing_as_json
 from recipes.world.drawings import paint, sample_drawing, sample_rows, sample_words, weather

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from data.packing import IGNORE_INDEX, Batch
 from data.processor import Processor, make_processor
-from data.smolvlm import IdeficsImages
 from data.tokenizer import MOST_NUMBER, build_tokenizer
+from families.idefics3 import IdeficsImages
 from models.vision_language_model import VisionLanguageModel
 from recipes.world import looks
 from recipes.world.asking import as_json, ask_both, ask_more, of_one, thing_as_json

@@ -1,25 +1,59 @@
-"""Images the Idefics3 / SmolVLM way, bit for bit those of transformers' own image processor (its PIL
-backend), and its prompt.
+"""Idefics3, SmolVLM and SmolVLM2 as transformers has them: the checkpoint layout that we also write, and the
+image rule, bit for bit that of transformers' own image processor (its PIL backend), with its prompt.
 
-Ours, because transformers' takes seconds to import; `Processor.hf_processor` is transformers', for saving.
+Config keys and tensor names are those of transformers 5.23 and of the older checkpoints on the Hub; absent
+keys take the defaults of transformers' Idefics3Config (the two model types share all of them). The image
+rule is ours, because transformers' takes seconds to import; `IdeficsImages.transformers` makes that one, for
+saving.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from data.chat import Message, chat_template
 from data.errors import PromptError
 from data.tiles import Tiles
 from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer, check_files, open_tokenizer, read_object
+from families.text import (
+    both_dtypes,
+    checked,
+    read_ids,
+    section,
+    text_config,
+    text_family,
+    vision_config,
+    write_text,
+)
+from models.checkpoints.hub import CheckpointError
+from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
+from models.config import VLMConfig
+from models.language_model import LanguageModel
+from models.vision_transformer import ModalityProjector, VisionTransformer
+
+NAME = "idefics3"
+TITLE = "transformers Idefics3 / SmolVLM / SmolVLM2"
+# Buffers that old transformers versions stored follow from the config, and a tied head is the embedding.
+IGNORABLE = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)|lm_head\.weight")
+# Our tensor names -> theirs, the longer prefix first.
+NAMES = {
+    "vision_model.layers.": "model.vision_model.encoder.layers.",
+    "vision_model.post_layernorm.": "model.vision_model.post_layernorm.",
+    "vision_model.": "model.vision_model.embeddings.",
+    "projector.": "model.connector.modality_projection.",
+    "language_model.lm_head.": "lm_head.",
+    "language_model.": "model.text_model.",
+}
 
 # transformers' settings where a file does not say.
 _DEFAULTS = {
@@ -41,6 +75,73 @@ _TOKENS_PER_TILE = 169
 _SPECIAL = {"additional_special_tokens": [FAKE, IMAGE, END]}
 
 
+# ---------------------------------------------------------------------------------------------- checkpoint
+def recognises(config: Mapping) -> bool:
+    return config.get("model_type") in ("idefics3", "smolvlm")
+
+
+def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
+    """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing.
+
+    Only the top-level tie_word_embeddings counts, as in transformers.
+    """
+    text = section(config, "text_config")
+    # In transformers rms_norm_eps is 1e-5 where there is no text_config at all, and LlamaConfig's 1e-6
+    # otherwise.
+    decoder = text_config(text, {} if config.get("text_config") is not None else {"rms_norm_eps": 1e-5})
+    return checked(
+        VLMConfig,
+        family=NAME,
+        vision=vision_config(section(config, "vision_config"), {}),
+        text=decoder,
+        scale_factor=config.get("scale_factor", 2),
+        image_token_id=config.get("image_token_id", 128_257),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        **read_ids(config, generation, text, decoder.vocab_size),
+    )
+
+
+def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
+    """Where each of our tensors lies; some old checkpoints leave the leading `model.` out."""
+    bare = bool(stored_names) and not any(name.startswith("model.") for name in stored_names)
+    return lambda name: StoredTensor(rename(name, NAMES).removeprefix("model." if bare else ""))
+
+
+def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
+    """Tower, projector and text."""
+    text = LanguageModel(config.text, config.tie_word_embeddings)
+    return VisionTransformer(config.vision), ModalityProjector(config), text
+
+
+def write(config: VLMConfig, dtype: str) -> dict:
+    """config.json, in which nothing is left to a reader's defaults. A CheckpointError says why this layout
+    cannot hold the model."""
+    text, problem = config.text, None
+    if config.projector_bias:
+        problem = "its projector has no bias: build the model with projector_bias=False"
+    elif text_family(text) == "llama" and text.hidden_size % text.num_attention_heads:
+        problem = (
+            f"transformers wants hidden_size ({text.hidden_size}) to be a multiple of num_attention_heads "
+            f"({text.num_attention_heads})"
+        )
+    if problem:
+        raise CheckpointError(f"the model cannot be saved in the transformers Idefics3 layout: {problem}")
+    vision = {"model_type": "idefics3_vision", **asdict(config.vision), "attention_dropout": 0.0}
+    return {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "model_type": "idefics3",
+        **both_dtypes(dtype),
+        "image_token_id": config.image_token_id,
+        "pad_token_id": config.pad_token_id,
+        "scale_factor": config.scale_factor,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "use_cache": True,
+        "text_config": write_text(config, dtype),
+        "vision_config": vision | both_dtypes(dtype),
+    }
+
+
+# -------------------------------------------------------------------------------------------------- images
 class IdeficsImages:
     """How a transformers Idefics3Processor cuts images and writes them into a prompt. `settings` are what
     preprocessor_config.json has, `tokens_per_tile` is its `image_seq_len`."""
@@ -65,6 +166,17 @@ class IdeficsImages:
             self._values = _pixel_values(known)
         except (KeyError, ValueError, TypeError) as error:
             raise PromptError(f"image settings: {type(error).__name__}: {error}") from error
+
+    def transformers(self, tokenizer: Any, chat_template: str) -> Any:
+        from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+        from transformers.models.idefics3.processing_idefics3 import Idefics3Processor  # takes seconds
+
+        return Idefics3Processor(
+            Idefics3ImageProcessorPil(**self.settings),
+            tokenizer,
+            image_seq_len=self.tokens_per_tile,
+            chat_template=chat_template,
+        )
 
     def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
         """Images stay where the conversation has them."""
@@ -149,8 +261,8 @@ def _pixel_values(settings: Mapping[str, Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(table.T))
 
 
-def open_idefics(folder: Path) -> tuple[IdeficsImages, AnyTokenizer, str | None]:
-    """The image rules, tokenizer and chat template of a checkpoint folder, in today's layout or the older
+def open_images(folder: Path, config: Mapping) -> tuple[IdeficsImages, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint folder, in today's layout or the older
     one."""
     if not any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
         raise PromptError("expected processor_config.json or preprocessor_config.json, found neither")
@@ -166,7 +278,7 @@ def open_idefics(folder: Path) -> tuple[IdeficsImages, AnyTokenizer, str | None]
     return images, tokenizer, chat_template(folder)
 
 
-def new_idefics(
+def new_images(
     tokenizer: AnyTokenizer,
     image_size: int,
     image_seq_len: int,

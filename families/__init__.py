@@ -1,0 +1,25 @@
+"""Families of checkpoints: one file for each, with all that is its own.
+
+A family is a module of functions, and one more entry in FAMILIES. Everything else finds it by the config of
+a model, `FAMILIES[config.family]`, or by a config.json (`models.checkpoints.load.choose_family`), and knows
+none by name:
+
+    NAME, TITLE                    what `VLMConfig.family` says; what people read
+    recognises(config)             whether a config.json is of this family
+    read_config(config, generation, stored) -> VLMConfig
+                                   from config.json, generation_config.json and the headers of stored tensors
+                                   (either may be {})
+    tensor_map(stored names)       our tensor's name -> `StoredTensor`; without names, as they are written
+    IGNORABLE                      stored tensors (a regular expression) that may be left out
+    build(config)                  -> tower, projector, text: blocks of models/, chosen by the config's fields
+    open_images(folder, config)    -> image rule (`data.images.Images`), tokenizer, chat template
+    write(config, dtype)           -> config.json, or a CheckpointError that says why it cannot be saved
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from families import idefics3, nanovlm
+
+FAMILIES: dict[str, ModuleType] = {family.NAME: family for family in (idefics3, nanovlm)}

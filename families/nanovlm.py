@@ -1,0 +1,353 @@
+"""nanoVLM's checkpoints, in four generations, with its images: its resize, its tiles, its prompts.
+
+| generation | told by | image | prompt |
+|---|---|---|---|
+| v0.1 (6ba9082) | no `vlm_extra_tokens` | one square, bilinear | features stand in front of the text |
+| placeholders | `vlm_extra_tokens`, no `max_img_size` | one square, bilinear | `<|image|>` x n |
+| tiles | `max_img_size`, no `global_image_token` | bicubic grid of tiles | each with its name |
+| today's (4e0c096) | `global_image_token` | the whole image and the grid | the whole image first |
+
+Tensor names are the same in all. Unknown keys of config.json are ignored, because nanoVLM itself dropped keys
+that its own older configs still carry. Beyond lm_max_position_embeddings nanoVLM rescales its rotary
+frequencies with the current length, which makes its cached tokens differ from recomputed ones; we keep the
+plain frequencies. Pixels are byte / 255 with no mean or deviation, so a black tile is zero: tiles go to the
+model as (N, 3, M, M), where nothing is padding.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from data.chat import CHATML_TEMPLATE, V01_TEMPLATE, Message, tokenizer_template
+from data.errors import ProcessorError, PromptError
+from data.tiles import Tiles
+from data.tokenizer import AnyTokenizer, check_files, folder_of, open_tokenizer
+from families import idefics3
+from families.text import checked, section
+from models.checkpoints.hub import CheckpointError
+from models.checkpoints.weights import FLOATS, Entry, StoredTensor, StoredTensorOf, read_tensor, rename
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.language_model import rope_frequencies
+
+NAME = "nanovlm"
+TITLE = "nanoVLM (today's and v0.1)"
+INV_FREQ = "decoder.rotary_embd.inv_freq"
+HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
+# The frequencies are read by `read_config`, and a tied head is the embedding.
+IGNORABLE = re.compile(re.escape(INV_FREQ) + "|" + re.escape(HEAD))
+build = idefics3.build  # the same network
+
+# Keys of config.json in the order in which they are written -> (section, field, default) of ours, or what
+# stands there in each checkpoint that we write.
+FIELDS: dict[str, Any] = {
+    "vit_hidden_dim": ("vision", "hidden_size", None),
+    "vit_inter_dim": ("vision", "intermediate_size", 3072),
+    "vit_patch_size": ("vision", "patch_size", 16),
+    "vit_img_size": ("vision", "image_size", 224),
+    "vit_n_heads": ("vision", "num_attention_heads", 12),
+    "vit_dropout": 0.0,
+    "vit_n_blocks": ("vision", "num_hidden_layers", 12),
+    "vit_ln_eps": ("vision", "layer_norm_eps", 1e-6),
+    "vit_cls_flag": False,
+    "lm_hidden_dim": ("text", "hidden_size", None),
+    "lm_inter_dim": ("text", "intermediate_size", 1536),
+    "lm_rms_eps": ("text", "rms_norm_eps", 1e-5),
+    "lm_re_base": ("text", "rope_theta", 100_000),
+    "lm_max_position_embeddings": ("text", "max_position_embeddings", 8192),
+    "lm_vocab_size": ("text", "vocab_size", 49_152),
+    "lm_n_heads": ("text", "num_attention_heads", 9),
+    "lm_n_kv_heads": ("text", "num_key_value_heads", 3),
+    "lm_dropout": 0.0,
+    "lm_n_blocks": ("text", "num_hidden_layers", 30),
+    "lm_attn_scaling": 1.0,
+    "lm_max_length": None,  # the context
+    "lm_use_tokens": False,
+}
+# Our tensor names -> theirs.
+_VISION_BLOCK = {
+    "layer_norm1.": "ln1.",
+    "layer_norm2.": "ln2.",
+    "self_attn.out_proj.": "attn.out_proj.",
+    "mlp.": "mlp.",
+}
+_TEXT_BLOCK = {
+    "self_attn.o_proj.": "attn.out_proj.",
+    "self_attn.": "attn.",
+    "mlp.": "mlp.",
+    "input_layernorm.": "norm1.",
+    "post_attention_layernorm.": "norm2.",
+}
+_OUTSIDE = {
+    "vision_model.patch_embedding.": "vision_encoder.patch_embedding.conv.",
+    "vision_model.post_layernorm.": "vision_encoder.layer_norm.",
+    "projector.": "MP.",
+    "language_model.lm_head.": "decoder.head.",
+    "language_model.embed_tokens.": "decoder.token_embedding.",
+    "language_model.": "decoder.",
+}
+_BLOCK = re.compile(r"(vision_model|language_model)\.layers\.(\d+)\.(.+)")
+_VALUES = (torch.arange(256).float() / 255).expand(3, -1).contiguous()  # what a byte stands for
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+# ---------------------------------------------------------------------------------------------- checkpoint
+def recognises(config: Mapping) -> bool:
+    return "model_type" not in config and "vit_hidden_dim" in config and "lm_hidden_dim" in config
+
+
+def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
+    """nanoVLM's flat config.json -> VLMConfig. It names no stop tokens: those are the tokenizer's.
+
+    Options that its published models never use are refused.
+    """
+    for name, plain in (("vit_cls_flag", False), ("lm_attn_scaling", 1.0)):
+        if config.get(name, plain) != plain:
+            raise CheckpointError(f"config.json: {name} must be {plain}, got {config[name]!r}")
+    extra_tokens = section(config, "vlm_extra_tokens")
+    placeholders = bool(extra_tokens)
+
+    values: dict[str, dict] = {"vision": {}, "text": {}}
+    for key, place in FIELDS.items():
+        if isinstance(place, tuple):
+            values[place[0]][place[1]] = config.get(key, place[2])
+    return checked(
+        VLMConfig,
+        family=NAME,
+        vision=checked(VisionConfig, **values["vision"]),
+        text=_with_stored_theta(checked(TextConfig, **values["text"]), stored),
+        scale_factor=config.get("mp_pixel_shuffle_factor", 2),
+        image_token_id=_image_token_id(config, extra_tokens) if placeholders else None,
+        tie_word_embeddings=bool(config.get("lm_tie_weights", True)),
+        image_placement="placeholder" if placeholders else "prefix",
+    )
+
+
+def _image_token_id(config: Mapping, extra_tokens: Mapping) -> int:
+    """The extra tokens take the ids after the base vocabulary, in the order of the config."""
+    if "image_token" not in extra_tokens:
+        raise CheckpointError("config.json: vlm_extra_tokens has no image_token")
+    base, extra = config.get("lm_base_vocab_size"), config.get("extra_token_amount", len(extra_tokens))
+    if base is None:
+        base = _whole("lm_vocab_size", config.get("lm_vocab_size", 0)) - _whole("extra_token_amount", extra)
+    return _whole("lm_base_vocab_size", base) + list(extra_tokens).index("image_token")
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise CheckpointError(f"config.json: {name} must be a whole number, got {value!r}")
+    return value
+
+
+def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
+    """Where each of our tensors lies. A tied checkpoint stores only the head."""
+    head_only = EMBEDDING not in stored_names
+
+    def stored_tensor(name: str) -> StoredTensor:
+        if head_only and name == "language_model.embed_tokens.weight":
+            return StoredTensor(HEAD)
+        return _stored(name)
+
+    return stored_tensor
+
+
+def _stored(name: str) -> StoredTensor:
+    block = _BLOCK.fullmatch(name)
+    if block is None:
+        if name == "vision_model.position_embedding.weight":
+            return StoredTensor("vision_encoder.patch_embedding.position_embedding", leading_axis=True)
+        return StoredTensor(rename(name, _OUTSIDE))
+    tower, index, rest = block.groups()
+    if tower == "language_model":
+        return StoredTensor(f"decoder.blocks.{index}.{rename(rest, _TEXT_BLOCK)}")
+    for part, projection in enumerate(("q_proj", "k_proj", "v_proj")):
+        if rest.startswith(f"self_attn.{projection}."):  # rows: all of q, then all of k, then all of v
+            leaf = rest.rsplit(".", 1)[1]
+            return StoredTensor(f"vision_encoder.blocks.{index}.attn.qkv_proj.{leaf}", part, 3)
+    return StoredTensor(f"vision_encoder.blocks.{index}.{rename(rest, _VISION_BLOCK)}")
+
+
+def _with_stored_theta(text: TextConfig, entries: Mapping[str, Entry]) -> TextConfig:
+    """The config with the theta of the stored rotary frequencies, which override lm_re_base in nanoVLM."""
+    if INV_FREQ not in entries or entries[INV_FREQ].dtype not in FLOATS:
+        return text
+    stored = read_tensor(entries[INV_FREQ])
+    half = text.head_dim // 2
+    if tuple(stored.shape) != (half,):
+        raise CheckpointError(
+            f"tensor {INV_FREQ} has shape {list(stored.shape)}, expected [{half}] from config.json"
+        )
+    tolerance = 8 * torch.finfo(stored.dtype).eps
+    stored = stored.float()
+    usable = half > 1 and 0 < stored[-1] < math.inf
+    theta = math.exp(-math.log(stored[-1]) * half / (half - 1)) if usable else 0.0
+    for candidate in (text.rope_theta, float(round(theta)), theta):
+        if 1e-38 < candidate < 1e38:
+            found = replace(text, rope_theta=candidate)
+            if torch.allclose(rope_frequencies(found), stored, rtol=tolerance, atol=0):
+                return found
+    raise CheckpointError(
+        f"tensor {INV_FREQ} is no geometric series of rotary frequencies: expected theta^(-2i/d) for some "
+        f"theta, got {[round(value, 6) for value in stored[:3].tolist()]} …"
+    )
+
+
+def write(config: VLMConfig, dtype: str) -> dict:
+    """config.json in transformers' Idefics3 layout, which can hold all but v0.1: nanoVLM's own is written by
+    `tools.convert`."""
+    if config.image_placement != "placeholder":
+        raise CheckpointError(
+            "the model cannot be saved in the transformers Idefics3 layout: image features in front of the "
+            "text (nanoVLM v0.1) have no place in it"
+        )
+    return idefics3.write(config, dtype)
+
+
+# -------------------------------------------------------------------------------------------------- images
+class NanoVLMImages:
+    """How a nanoVLM checkpoint (its config.json as a dict) cuts images and writes them into a prompt."""
+
+    string_content = True
+    whole_first = True
+    uncut = 1, 1
+    flat = True
+    resizes = True
+
+    def __init__(self, config: Mapping, tokenizer: AnyTokenizer):
+        # Absent keys are what `read_config` takes them to be.
+        self.tile_size: int = config.get("vit_img_size", 224)
+        patch, factor = config.get("vit_patch_size", 16), config.get("mp_pixel_shuffle_factor", 2)
+        grid = self.tile_size // patch // factor
+        self.tokens_per_tile: int = config.get("mp_image_token_length", grid**2)
+        extra = config.get("vlm_extra_tokens") or {}
+        self.image_token: str | None = extra.get("image_token")
+        self.global_token: str | None = extra.get("global_image_token")
+        self.max_side: int | None = config.get("max_img_size")
+        self.longest_side: int = self.tile_size if self.max_side is None else self.max_side
+        self.to_max_side = bool(config.get("resize_to_max_side_len", False))
+        self.prefix = not extra
+        self.add_special_tokens = self.prefix  # as nanoVLM: a template's output is tokenized as it stands
+        if extra and self.image_token is None:
+            raise PromptError("config.json: vlm_extra_tokens has no image_token")
+        self._known = tokenizer.get_added_vocab()
+
+    def transformers(self, tokenizer: Any, chat_template: str) -> None:
+        """transformers has no processor of this kind."""
+
+    def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
+        """All images in front of the first user text, as in training. v0.1: one question about one image."""
+        images = [part for message in messages for part in message.parts if part[0] == "image"]
+        if self.prefix:
+            roles = [message.role for message in messages]
+            if roles not in (["user"], ["user", "assistant"]) or len(images) != 1:
+                raise PromptError(
+                    f"{label}: a nanoVLM v0.1 model takes one image and one question, got "
+                    f"{len(images)} images and messages from {', '.join(roles)}"
+                )
+        text = [
+            Message(message.role, tuple(part for part in message.parts if part[0] == "text"))
+            for message in messages
+        ]
+        if images:
+            first = next((i for i, message in enumerate(text) if message.role == "user"), None)
+            if first is None:
+                raise PromptError(f"{label}: images need a user message to stand in front of")
+            text[first] = Message("user", (*images, *text[first].parts))
+        return text
+
+    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+        """What `tiles` makes of an image of this size: (n, rows, columns)."""
+        if self.max_side is None:
+            return 1, 1, 1
+        height, width = resized_size(height, width, self.tile_size, self.max_side, self.to_max_side)
+        if height % self.tile_size or width % self.tile_size:
+            raise ProcessorError(
+                "config.json: expected max_img_size to be a multiple of vit_img_size "
+                f"({self.tile_size}), got {self.max_side}"
+            )
+        rows, cols = height // self.tile_size, width // self.tile_size
+        whole = self.global_token is not None and (rows, cols) != (1, 1)
+        return rows * cols + whole, rows, cols
+
+    def tiles(self, image: Image.Image) -> tuple[Tiles, int, int]:
+        """An RGB image → tiles (n, 3, M, M) from 0 to 1 with the whole image first, and their rows and
+        columns (1, 1 where there is one tile)."""
+        size = self.tile_size
+        if self.max_side is None:
+            pixels = _to_bytes(image.resize((size, size), Image.Resampling.BILINEAR))  # (3, M, M)
+            return Tiles.of(pixels[None], _VALUES), 1, 1
+        height, width = resized_size(image.height, image.width, size, self.max_side, self.to_max_side)
+        pixels = _to_bytes(image.resize((width, height), Image.Resampling.BICUBIC))  # (3, H, W)
+        rows, cols = height // size, width // size
+        grid = pixels.view(3, rows, size, cols, size).permute(1, 3, 0, 2, 4).reshape(-1, 3, size, size)
+        tiles = Tiles.of(grid, _VALUES)
+        if (rows, cols) == (1, 1) or self.global_token is None:
+            return tiles, rows, cols
+        whole = F.interpolate(pixels[None].float() / 255, (size, size), mode="bilinear", antialias=True)
+        return Tiles.cat((Tiles.of(whole), tiles)), rows, cols
+
+    def prompt(self, rows: int, cols: int, index: int, count: int) -> str:
+        """What stands in a prompt for image `index` of `count`."""
+        if self.image_token is None:  # v0.1: the features stand in front of the text
+            return ""
+        tile = self.image_token * self.tokens_per_tile
+        if self.max_side is None:
+            return tile
+        if (rows, cols) != (1, 1) and f"<row_{rows}_col_{cols}>" not in self._known:
+            raise PromptError(f"the image makes {rows} x {cols} tiles, more than the tokenizer has names for")
+        numbered = f"<image: {index}>" if count > 1 else ""
+        cells = "".join(f"<row_{r}_col_{c}>{tile}" for r in range(1, rows + 1) for c in range(1, cols + 1))
+        if self.global_token is None:
+            return numbered + cells
+        return numbered + self.global_token + tile + ("" if (rows, cols) == (1, 1) else cells)
+
+
+def resized_size(height: int, width: int, tile: int, max_side: int, to_max_side: bool) -> tuple[int, int]:
+    """nanoVLM's (height, width), multiples of `tile`.
+
+    The order of the floating-point operations is nanoVLM's: for some sizes the rounding adds a row of tiles
+    that exact arithmetic would not, and the checkpoints were trained with it.
+    """
+    long, short = max(height, width), min(height, width)
+    new_long = max_side if to_max_side else min(max_side, math.ceil(long / tile) * tile)
+    scale = new_long / long
+    new_short = max(math.ceil(short * scale / tile) * tile, tile)
+    return (new_short, new_long) if width >= height else (new_long, new_short)
+
+
+def open_images(folder: Path, config: Mapping) -> tuple[NanoVLMImages, AnyTokenizer, str]:
+    """The image rules, tokenizer and chat template of a nanoVLM checkpoint.
+
+    `lm_tokenizer` names a folder inside the checkpoint or a repository on the Hub. The extra tokens are added
+    where absent, in the config's order, so that they get the ids the model was trained with.
+    """
+    named = str(config.get("lm_tokenizer", ""))
+    if not _REPO_ID.fullmatch(named):
+        raise PromptError(f"config.json: expected lm_tokenizer to name a folder or repository, got {named!r}")
+    place = folder if (folder / "tokenizer.json").is_file() else folder / named
+    if not place.is_dir():
+        place = folder_of(named)
+    for holds in {folder, place}:
+        check_files(holds)
+    tokenizer = open_tokenizer(place)
+    extra = config.get("vlm_extra_tokens") or {}
+    absent = [token for token in extra.values() if token not in tokenizer.get_vocab()]
+    if absent:
+        tokenizer.add_special_tokens({"additional_special_tokens": absent}, False)
+    template = config.get("lm_chat_template") or tokenizer_template(place) or CHATML_TEMPLATE
+    return NanoVLMImages(config, tokenizer), tokenizer, template if extra else V01_TEMPLATE
+
+
+def _to_bytes(image: Image.Image) -> Tensor:
+    """RGB image → (3, H, W) uint8."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()

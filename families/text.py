@@ -1,0 +1,245 @@
+"""What the text models of several families share: Llama's, Qwen2's and Qwen3's sections of a config.json.
+
+Keys are those of transformers 5.23 and of older checkpoints on the Hub; absent ones take the defaults of
+transformers' LlamaConfig, Qwen2Config and Qwen3Config. Reading and writing of rotary scaling and token ids
+is here, too, and that of a SigLIP-shaped vision section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple, TypeVar
+
+from models.checkpoints.hub import CheckpointError
+from models.config import RopeScaling, TextConfig, VisionConfig, VLMConfig
+
+T = TypeVar("T")
+
+# The fields of a TextConfig that a config.json has keys for. What else there is belongs to a family's code.
+TEXT_KEYS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta",
+    "rope_scaling", "hidden_act", "attention_bias", "mlp_bias",
+)  # fmt: skip
+
+
+class TextFamily(NamedTuple):
+    """A family of text models: its causal class in transformers, the fields of TextConfig that its code
+    fixes whatever config.json says, and the defaults of its config where they are not Llama's."""
+
+    architecture: str
+    fixed: Mapping[str, bool]
+    defaults: Mapping[str, int] = {}
+
+
+_QWEN2 = {
+    "vocab_size": 151_936,
+    "intermediate_size": 22_016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+}
+# By the model_type of a text model's config. Llama comes first: `text_family` takes the first that fits.
+TEXT_FAMILIES = {
+    "llama": TextFamily("LlamaForCausalLM", {"qk_norm": False, "qkv_bias_only": False}),
+    "qwen2": TextFamily(
+        "Qwen2ForCausalLM",
+        {"qk_norm": False, "qkv_bias_only": True, "attention_bias": True, "mlp_bias": False},
+        _QWEN2,
+    ),
+    "qwen3": TextFamily(
+        "Qwen3ForCausalLM",
+        {"qk_norm": True, "qkv_bias_only": False, "mlp_bias": False},
+        _QWEN2 | {"head_dim": 128},
+    ),
+}
+
+
+# ------------------------------------------------------------------------------------------------- reading
+def checked(make: Callable[..., T], **values) -> T:
+    """`make(**values)`; what it refuses is a fault of config.json."""
+    try:
+        return make(**values)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"config.json: {error}") from None
+
+
+def section(config: Mapping, name: str) -> dict:
+    """A nested object of a config, empty where it is absent or null."""
+    value = config.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f"config.json: {name} must be an object, got {type(value).__name__}")
+    return value
+
+
+def vision_config(stored: Mapping, defaults: Mapping[str, Any]) -> VisionConfig:
+    """A SigLIP-shaped vision section: our field names are the Hub's."""
+    values = dict(defaults)
+    values |= {f.name: stored[f.name] for f in fields(VisionConfig) if stored.get(f.name) is not None}
+    for name in ("image_size", "patch_size"):
+        size = values.get(name)
+        if isinstance(size, list) and size and size.count(size[0]) == len(size):
+            values[name] = size[0]  # [s, s] is a square
+    return checked(VisionConfig, **values)
+
+
+def text_config(stored: Mapping, defaults: Mapping[str, Any]) -> TextConfig:
+    """The text section of one of TEXT_FAMILIES. `defaults` are for keys that it lacks."""
+    kind = stored.get("model_type", "llama")
+    if not isinstance(kind, str) or kind not in TEXT_FAMILIES:
+        raise CheckpointError(
+            f"config.json: model_type of the text model: expected {', '.join(TEXT_FAMILIES)}, got {kind!r}"
+        )
+    if kind != "llama":
+        _check_full_attention(stored)
+    family = TEXT_FAMILIES[kind]
+    # What is null takes TextConfig's default: as many key heads as heads, for one.
+    values = {name: value for name, value in {**family.defaults, **defaults}.items() if name not in stored}
+    values |= {name: stored[name] for name in TEXT_KEYS if stored.get(name) is not None}
+    values = {name: value for name, value in values.items() if not name.startswith("rope_")}
+    values |= family.fixed
+    rope = _read_rope(stored, values.get("max_position_embeddings", TextConfig.max_position_embeddings))
+    return checked(TextConfig, **values, **rope)
+
+
+def _check_full_attention(stored: Mapping) -> None:
+    kinds, windows = stored.get("layer_types"), bool(stored.get("use_sliding_window"))
+    if isinstance(kinds, list):  # as in transformers, it has the whole say
+        windows = any(kind != "full_attention" for kind in kinds)
+    if windows:
+        raise CheckpointError(
+            "config.json: sliding-window attention (use_sliding_window, layer_types) is not supported, "
+            "expected full attention in every layer"
+        )
+
+
+def _read_rope(stored: Mapping, max_positions: int) -> dict[str, Any]:
+    """rope_theta and rope_scaling, by transformers' rules (`convert_rope_params_to_dict` of v5).
+
+    A rope_scaling that is not null replaces rope_parameters; the theta inside whichever of them stands wins
+    over the one beside it. Llama-3 scaling without an original length takes the maximum length.
+    """
+    rope = section(stored, "rope_scaling") or section(stored, "rope_parameters")
+    theta = rope.get("rope_theta")
+    if theta is None:
+        theta = stored.get("rope_theta")
+    theta = TextConfig.rope_theta if theta is None else theta
+    rotary_share = rope.get("partial_rotary_factor", stored.get("partial_rotary_factor"))
+    if rotary_share not in (None, 1, 1.0):
+        raise CheckpointError(f"config.json: partial_rotary_factor must be 1, got {rotary_share!r}")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return {"rope_theta": theta, "rope_scaling": None}
+    names = ["factor"]
+    if kind == "llama3":
+        names += ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+    elif kind != "linear":
+        raise CheckpointError(
+            f"config.json: rotary scaling {kind!r} is not supported, expected default, linear or llama3"
+        )
+    values = {name: rope.get(name) for name in names}
+    if kind == "llama3" and values["original_max_position_embeddings"] is None:
+        values["original_max_position_embeddings"] = max_positions
+    missing = [name for name in names if values[name] is None]
+    if missing:
+        raise CheckpointError(f"config.json: {kind} rotary scaling lacks {', '.join(missing)}")
+    return {"rope_theta": theta, "rope_scaling": checked(RopeScaling, rope_type=kind, **values)}
+
+
+def token_ids(*values: Any, vocab_size: int) -> tuple[int, ...]:
+    """The union of ids given as an int, a list of ints or None, in ascending order.
+
+    An id below 0 or beyond the vocabulary is as good as absent: -1 is how some configs say so, and others
+    name ids of the tokenizer that they were made for.
+    """
+    found: set[int] = set()
+    for value in values:
+        for item in value if isinstance(value, list) else [value]:
+            if item is None:
+                continue
+            if isinstance(item, bool) or not isinstance(item, int):
+                raise CheckpointError(f"config.json: a token id must be a whole number, got {item!r}")
+            if 0 <= item < vocab_size:
+                found.add(item)
+    return tuple(sorted(found))
+
+
+def read_ids(config: Mapping, generation: Mapping, text: Mapping, vocab_size: int) -> dict[str, Any]:
+    """The ids of a VLMConfig: those that end an answer are all that config.json, its text_config and
+    generation_config.json name; `models.checkpoints.load` adds the tokenizer's own."""
+
+    def first(name: str, *sections: Mapping) -> int | None:
+        return first_id(*(section.get(name) for section in sections), vocab_size=vocab_size)
+
+    stops = [section.get("eos_token_id") for section in (generation, config, text)]
+    return {
+        "bos_token_id": first("bos_token_id", generation, config, text, {"bos_token_id": 1}),
+        "eos_token_ids": token_ids(*stops, vocab_size=vocab_size),
+        "pad_token_id": first("pad_token_id", generation, text, config),
+    }
+
+
+def first_id(*values: Any, vocab_size: int) -> int | None:
+    """The first id that is given at all, and is in the vocabulary."""
+    return next((ids[0] for value in values if (ids := token_ids(value, vocab_size=vocab_size))), None)
+
+
+# ------------------------------------------------------------------------------------------------- writing
+def write_text(config: VLMConfig, dtype: str) -> dict:
+    """A text_config that transformers 4.57 and 5 read alike: what changed its name is written under both.
+
+    v5 reads rope_parameters and dtype, 4.57 reads rope_theta, rope_scaling and torch_dtype. Every field is
+    written out, since a reader's defaults are not ours to rely on. A CheckpointError says that no text model
+    of transformers has all parts of this one.
+    """
+    kind = text_family(config.text)
+    if kind is None:
+        raise CheckpointError(
+            "the model cannot be saved in a layout of transformers: no text model there has all of its "
+            f"parts; known are {', '.join(TEXT_FAMILIES)}"
+        )
+    values = {name: value for name, value in asdict(config.text).items() if name in TEXT_KEYS}
+    return {
+        "model_type": kind,
+        "architectures": [TEXT_FAMILIES[kind].architecture],
+        **values,
+        "attention_dropout": 0.0,
+        **write_ids(config),
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "use_cache": True,
+        **_write_rope(config.text),
+        **both_dtypes(dtype),
+    }
+
+
+def both_dtypes(dtype: str) -> dict[str, str]:
+    return {"dtype": dtype, "torch_dtype": dtype}
+
+
+def write_ids(config: VLMConfig) -> dict:
+    """The ids that a text_config and generation_config.json have keys for."""
+    stops = list(config.eos_token_ids)
+    return {
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": None if not stops else stops[0] if len(stops) == 1 else stops,
+        "pad_token_id": config.pad_token_id,
+    }
+
+
+def text_family(text: TextConfig) -> str | None:
+    """The model_type of the family that has all parts of this text model, or None."""
+    for kind, family in TEXT_FAMILIES.items():
+        if all(getattr(text, name) == value for name, value in family.fixed.items()):
+            return kind
+    return None
+
+
+def _write_rope(text: TextConfig) -> dict:
+    theta, scaling = float(text.rope_theta), text.rope_scaling
+    values = None if scaling is None else asdict(scaling)
+    if scaling is not None and scaling.rope_type == "linear":
+        values = {"rope_type": "linear", "factor": scaling.factor}
+    parameters = {**(values or {"rope_type": "default"}), "rope_theta": theta}
+    return {"rope_parameters": parameters, "rope_theta": theta, "rope_scaling": values}
