@@ -362,16 +362,28 @@ def _before(block: nn.Module, inputs: tuple[Any, ...]) -> None:
     pace = _watched[block].of(amount)
     threads, _ = pace.plan(crowd.most(), now)
     crowd.set_torch(threads)
-    _begun.work = pace, threads, amount, now, time.thread_time()
+    _begun.work = pace, threads, amount, now, queued()
 
 
 def _after(block: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
     if torch.compiler.is_compiling() or block not in _watched:
         return
-    pace, threads, amount, began, worked = _begun.work
+    pace, threads, amount, began, before = _begun.work
     now = time.perf_counter()
-    off = now - began - (time.thread_time() - worked) if threads == 1 else 0.0  # else it waits asleep
+    off = queued() - before if threads == 1 else 0.0  # of several, others may have been kept from theirs
     pace.settle(threads, amount, now - began, now, off=max(off, 0.0))
+
+
+def queued() -> float:
+    """Seconds that this thread has waited for a processor, from any beginning. Linux tells them; elsewhere
+    all time without one counts, also that for Python's lock while other threads of this process compute."""
+    try:
+        if getattr(_begun, "process", None) != os.getpid():  # after a fork the parent's is open
+            _begun.queue = open("/proc/thread-self/schedstat", "rb", buffering=0)  # noqa: SIM115 (kept open)
+            _begun.process = os.getpid()
+        return int(os.pread(_begun.queue.fileno(), 64, 0).split()[1]) * 1e-9
+    except OSError:
+        return time.perf_counter() - time.thread_time()
 
 
 HOOKS = frozenset((_before, _after))  # which change nothing that a block computes

@@ -9,11 +9,15 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+import app
+import serve
+from eval import __main__ as evaluate
 from generation import kv_cache as kv
 from generation import threads
 from generation.fast.native import build
@@ -21,8 +25,9 @@ from generation.fast.native import step as native_step
 from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
-from generation.threads import Crowd, Pace, Paces, choose, processors, quota, watch
+from generation.threads import Crowd, Pace, choose, processors, quota, watch
 from inference.checkpoint import open_checkpoint
+from inference.cli import generate_parser
 from tests.test_fast_decode import make_model
 from tests.test_fast_tower import make_tower, tiles
 from tests.waiting import PATIENCE
@@ -70,7 +75,6 @@ def tree(root: Path, mounts: list[str], cgroups: str, files: dict[str, str]) -> 
         ([V2], "0::/a/b", {"a/b/cpu.max": "400000 100000", "a/cpu.max": "200000 100000"}, 2.0),
         # A container whose own cgroup is mounted, while /proc names the path outside.
         ([V2], "0::/docker/1234", {"cpu.max": "100000 100000"}, 1.0),
-        ([V2], "0::/../other", {"cpu.max": "100000 100000"}, 1.0),
         ([V1], "4:cpu,cpuacct:/", {"cpu,cpuacct/cpu.cfs_quota_us": "-1"}, math.inf),
         (
             [V1, MEMORY],
@@ -85,7 +89,6 @@ def tree(root: Path, mounts: list[str], cgroups: str, files: dict[str, str]) -> 
             3.0,
         ),
         ([V2], "0::/", {"cpu.max": "nonsense"}, math.inf),
-        ([V2], "0::/", {"cpu.max": "1000 0"}, math.inf),
         ([], "0::/", {}, math.inf),
         (["broken"], "broken", {}, math.inf),
     ],
@@ -122,28 +125,6 @@ def test_who_says_how_many_threads(monkeypatch):
     other.join(PATIENCE)
     assert elsewhere == [(1, 2)]
     crowd.set_torch(2)
-
-
-def test_a_thread_that_worked_before_changes_nobody_s_number(monkeypatch):
-    """OpenMP's number is each thread's own: one that had it when others wanted the processors keeps it."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    crowd, begun, go, seen = Crowd(), threading.Event(), threading.Event(), []
-    assert crowd.choose(2) == 2
-    crowd.set_torch(1)
-
-    def work() -> None:
-        torch.ones(300, 300).sum(1)
-        begun.set()
-        go.wait(PATIENCE)
-        seen.append((crowd.most(), torch.get_num_threads()))
-
-    other = threading.Thread(target=work)
-    other.start()
-    begun.wait(PATIENCE)
-    crowd.set_torch(2)
-    go.set()
-    other.join(PATIENCE)
-    assert seen == [(2, 2)] and crowd.most() == 2
 
 
 # ----------------------------------------------------------------------- the pace, by times that are made up
@@ -217,14 +198,6 @@ def test_what_tries_cost_is_bounded_where_stalls_are_long():
     assert machine.now - began < 1.1 * count * machine.one
 
 
-def test_it_goes_on_for_days():
-    """What was seen long ago is not outdated without end."""
-    machine = Machine()
-    machine.run(0.2)
-    machine.pace._passes += 10**9
-    assert machine.run(0.1).count(2) > 50
-
-
 @pytest.mark.parametrize("one", [1e-3, 16e-3])
 def test_a_first_pass_under_load_is_soon_forgotten(one):
     """A leader without a processor waits for helpers with open eyes: both are counted, at the same time."""
@@ -237,21 +210,14 @@ def test_a_first_pass_under_load_is_soon_forgotten(one):
     assert machine.run(60 * one).count(2) > 50
 
 
-def test_it_comes_back_when_it_is_quiet():
+@pytest.mark.parametrize("off", [0.0, 0.5])
+def test_it_comes_back_when_it_is_quiet(off):
+    """Where not even one thread has its processor, no try is worth it meanwhile."""
     machine = Machine()
     machine.run(0.1)
-    machine.late = lambda now: 4e-3
-    assert machine.run(5.0)[-1] == 1
-    machine.late = lambda now: 0.0
-    machine.run(Crowd.LONGEST_PAUSE)
-    assert set(machine.run(0.5)) == {2}
-
-
-def test_where_not_even_one_thread_has_its_processor_there_is_none_for_a_second():
-    machine = Machine()
-    machine.late, machine.off = lambda now: 3e-3, 0.5
-    machine.run(0.5)
-    assert set(machine.run(5.0)) == {1}, "no try is worth it"
+    machine.late, machine.off = lambda now: 4e-3, off
+    counts = machine.run(5.0)
+    assert counts[-1] == 1 and (not off or set(counts[-500:]) == {1})
     machine.late, machine.off = lambda now: 0.0, 0.0
     machine.run(Crowd.LONGEST_PAUSE)
     assert set(machine.run(0.5)) == {2}
@@ -265,29 +231,6 @@ def test_small_work_takes_one_thread_where_that_is_as_fast(several):
     assert machine.now - began < 1.02 * len(counts) * machine.one
 
 
-def test_rare_trouble_changes_little():
-    """A hiccup of a millisecond, ten times a second, costs less than it would to go on with one thread."""
-    machine, next_one = Machine(), [0.0]
-
-    def hiccup(now):
-        if now < next_one[0]:
-            return 0.0
-        next_one[0] = now + 0.1
-        return 1e-3
-
-    machine.late = hiccup
-    counts = machine.run(5.0)
-    assert counts.count(2) > 0.9 * len(counts)
-
-
-def test_contexts_that_grow_are_no_trouble():
-    machine = Machine()
-    for step in range(3000):
-        machine.one, machine.several = 1e-3 + step * 1e-6, 0.6e-3 + step * 0.6e-6
-        machine.step()
-    assert machine.run(0.5).count(1) <= 1
-
-
 def test_of_many_threads_half_go_on_and_come_back_step_by_step():
     machine = Machine(most=16, one=16e-3, several=1e-3)
     machine.run(0.2)
@@ -299,32 +242,15 @@ def test_of_many_threads_half_go_on_and_come_back_step_by_step():
     assert set(machine.run(0.5)) == {16}
 
 
-def test_what_others_took_holds_for_all_kinds_of_work():
-    machine = Machine()
-    machine.run(0.1)
-    machine.late = lambda now: 4e-3
-    machine.run(2.0)
-    assert Pace(machine.crowd).plan(2, machine.now)[0] == machine.pace.plan(2, machine.now)[0]
-
-
-def test_work_of_one_size_has_one_pace():
-    paces = Paces(Crowd())
-    assert [paces.of(amount) is paces.of(amount + 1) for amount in (1, 5, 7)] == [False] * 3
-    assert paces.of(200) is paces.of(210) and paces.of(200) is not paces.of(256)
-
-
 # ------------------------------------------------------------------------------------ the same results
-def leaving(after: float):
-    """`build.make_pass`, in which half of the threads leave so many seconds after a pass began, and half of
-    the rest after as many more."""
+def leaving(stake: float):
+    """`build.make_pass`, in which half of the threads leave as soon as they have waited for so many seconds,
+    and half of the rest after as many more; with less than nothing, wherever they meet."""
 
     def make_pass(paces, amount, call):
-        made = build.Pass(torch.get_num_threads(), after, -1.0)
-        call(made)
-        left.append(made.kept)
+        call(build.Pass(torch.get_num_threads(), stake, 0.0))
 
-    left: list[int] = []
-    return make_pass, left
+    return make_pass
 
 
 @torch.no_grad()
@@ -343,16 +269,13 @@ def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
         return [prompt, step(torch.tensor([[5]]), cache, 70), fast(pixels), *cache[-1].values()]
 
     choose(1)
-    expected, seen = everything(), set()
+    expected = everything()
     torch.set_num_threads(4)
-    for after in (-1.0, 0.0, 2e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 1.0):
-        make_pass, left = leaving(after)
-        monkeypatch.setattr("generation.fast.native.step.make_pass", make_pass)
-        monkeypatch.setattr("generation.fast.tower.make_pass", make_pass)
+    for stake in (-1.0, 0.0, 2e-6, 1e-5, 3e-5, 1e-4, 1.0):
+        monkeypatch.setattr("generation.fast.native.step.make_pass", leaving(stake))
+        monkeypatch.setattr("generation.fast.tower.make_pass", leaving(stake))
         for one, other in zip(everything(), expected, strict=True):
-            assert torch.equal(one, other), f"after {after} s"
-        seen |= set(left)
-    assert 1 in seen, "somebody left"
+            assert torch.equal(one, other), f"after {stake} s"
 
 
 def alone_on_one_processor(say) -> None:
@@ -370,7 +293,7 @@ def alone_on_one_processor(say) -> None:
         choose(1)
         expected = tokens()
         torch.set_num_threads(4)
-        native_step.make_pass, _ = leaving(0.0)
+        native_step.make_pass = leaving(0.0)
         say.send(all(map(torch.equal, tokens(), expected)))
 
 
@@ -404,35 +327,39 @@ def test_blocks_of_pytorch_take_the_threads_that_pay_and_compute_the_same():
     assert torch.allclose(copied(x)[0], expected, atol=1e-6)
 
 
-def test_a_block_that_fails_does_not_stop_the_next_one():
-    lm = make_model().language_model
-    watch(lm.layers, Crowd())
-    with pytest.raises((RuntimeError, ValueError)):
-        lm(torch.zeros(1, 3, 7))
-    lm(torch.zeros(1, 3, 56))
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="not told by this system")
+def test_who_waits_for_something_else_is_not_kept_from_a_processor():
+    """As one that waits for Python's lock in a busy server: it need not work with fewer threads for that."""
+    before = threads.queued()
+    time.sleep(0.3)
+    assert threads.queued() - before < 0.15
 
 
-# ------------------------------------------------------------- forks, children, models and threads at once
+# ------------------------------------------------------------- forks, models and threads at once, odd sizes
 def in_a_process(script: str) -> str:
     """What a program prints that has two threads and compiled steps of the tests' models."""
-    opening = (
-        "import copy, os, sys, threading, multiprocessing, torch\n"
-        "from generation import kv_cache as kv\n"
-        "from generation.fast.native.step import NativeStep\n"
-        "from generation.threads import CROWD, choose\n"
-        "from tests.test_fast_decode import make_model\n"
-        "choose(2)\n"
-        "def logits(step, lm, count=30):\n"
-        "    with torch.no_grad():\n"
-        "        cache = kv.allocate_for(lm.config, 1, 40, torch.empty(0), lm.cache_dtype)\n"
-        "        return torch.cat([step(torch.tensor([[t % 7]]), cache, t) for t in range(count)])\n"
-    )
+    opening = """
+import copy, os, threading, torch
+from generation import kv_cache as kv
+from generation.fast.native.step import NativeStep
+from generation.steps import Step
+from generation.threads import CROWD, choose
+from models.config import TextConfig
+from models.language_model import LanguageModel
+from tests.test_fast_decode import make_model
+choose(2)
+torch.set_grad_enabled(False)
+def logits(step, lm, count=30):
+    with torch.no_grad():
+        cache = kv.allocate_for(lm.config, 1, 40, torch.empty(0), lm.cache_dtype)
+        return torch.cat([step(torch.tensor([[t % 7]]), cache, t) for t in range(count)])
+"""
     environment = {**os.environ, "OCELLI_CACHE": str(build.cache_folder())}
     environment.pop("OMP_NUM_THREADS", None)
+    command = [sys.executable, "-c", opening + script]
     done = subprocess.run(
-        [sys.executable, "-c", opening + script], cwd=ROOT, env=environment, capture_output=True, text=True,
-        timeout=PATIENCE,
-    )  # fmt: skip
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -466,86 +393,51 @@ assert torch.equal(logits(step, lm), expected) and CROWD.most() == 2
     assert in_a_process(script).split() == str([0] * 10).split()
 
 
-def spawned(queue) -> None:
-    choose(2)
-    lm = make_model().language_model
-    step, cache = NativeStep(lm), kv.allocate_for(lm.config, 1, 8, torch.empty(0), lm.cache_dtype)
-    queue.put(step(torch.tensor([[5]]), cache, 0).tolist())
-
-
-@torch.no_grad()
-def test_a_spawned_process_has_threads_of_its_own(compiler):
-    lm = make_model().language_model
-    step, cache = NativeStep(lm), kv.allocate_for(lm.config, 1, 8, torch.empty(0), lm.cache_dtype)
-    expected = step(torch.tensor([[5]]), cache, 0).tolist()
-    spawn = multiprocessing.get_context("spawn")
-    queue = spawn.Queue()
-    process = spawn.Process(target=spawned, args=(queue,))
-    process.start()
-    assert queue.get(timeout=PATIENCE) == expected
-    process.join(PATIENCE)
-    assert process.exitcode == 0
-
-
-def test_several_models_answer_in_several_threads_at_once(compiler):
-    """One model that two share, one of its own for each of two others, and PyTorch's own step."""
+def test_models_share_threads_and_any_size_fits(compiler):
+    """One model that two threads share, one of its own for each of two others, and PyTorch's own step. Then
+    65,536 query heads over one key head: their queries and sums do not fit on a thread's stack."""
     script = """
-from generation.steps import Step
 models = [make_model().language_model for _ in range(3)]
 steps = [NativeStep(lm) for lm in models]
 eager = make_model().language_model
-pairs = [(steps[0], models[0]), (steps[0], models[0]), *zip(steps[1:], models[1:])]
-expected = logits(steps[0], models[0])
-wrong = []
+pairs = [(steps[0], models[0]), (steps[0], models[0]), *zip(steps[1:], models[1:]), (Step(eager), eager)]
+expected, wrong = logits(steps[0], models[0]), []
 def ask(step, lm):
+    tolerance = 1e-4 if lm is eager else 0
     for _ in range(20):
-        if not torch.equal(logits(step, lm), expected):
+        if not torch.allclose(logits(step, lm), expected, rtol=0, atol=tolerance):
             wrong.append(step)
-def ask_pytorch():
-    for _ in range(20):
-        if not torch.allclose(logits(Step(eager), eager), expected, atol=1e-4):
-            wrong.append(eager)
-asking = [threading.Thread(target=ask, args=pair) for pair in pairs] + [threading.Thread(target=ask_pytorch)]
+asking = [threading.Thread(target=ask, args=pair) for pair in pairs]
 for thread in asking: thread.start()
 for thread in asking: thread.join()
 print(len(wrong))
-"""
-    assert in_a_process(script) == "0\n"
-
-
-# ------------------------------------------------------------------------------- sizes that strangers choose
-def test_a_config_with_very_many_heads_does_not_end_the_process(compiler):
-    """65,536 query heads over one key head: their queries and sums do not fit on a thread's stack."""
-    script = """
-from generation.steps import Step
-from models.config import TextConfig
-from models.language_model import LanguageModel
 torch.manual_seed(0)
 text = TextConfig(vocab_size=8, hidden_size=4, intermediate_size=4, num_hidden_layers=1,
                   num_attention_heads=65536, num_key_value_heads=1, head_dim=2, max_position_embeddings=32)
 lm = LanguageModel(text).eval()
 eager, step = copy.deepcopy(lm), NativeStep(lm)
 x = torch.randn(1, 16, 4)
-with torch.no_grad():
-    cache = kv.allocate_for(text, 1, 16, torch.empty(0), lm.cache_dtype)
-    got, hidden = step.prefill(x, [16], cache), eager(x)[0]
-    print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
+cache = kv.allocate_for(text, 1, 16, torch.empty(0), lm.cache_dtype)
+got, hidden = step.prefill(x, [16], cache), eager(x)[0]
+print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 """
-    assert in_a_process(script) == "True\n"
+    assert in_a_process(script) == "0\nTrue\n"
 
 
 # ------------------------------------------------------------------------------------------ the entry points
-def test_every_program_takes_threads(cli, photo, model_folder):
-    status, _, err = cli(photo, "-q", "What is it?", "--threads", "2", "--max-new-tokens", "2")
-    assert status == 0, err
-    assert threads.CROWD.most() == 2
-    for program in ("serve", "app", "eval.__main__"):
-        parser = __import__(program, fromlist=["build_parser"]).build_parser()
-        assert parser.parse_args(["--threads", "3"]).threads == 3
-    checkpoint = open_checkpoint(model_folder, device="cpu", threads=1)
-    assert threads.CROWD.most() == 1 and checkpoint.compiled().decode_step is not None
+@pytest.mark.parametrize(
+    "parser",
+    [generate_parser("", ROOT), serve.build_parser(), app.build_parser(), evaluate.build_parser()],
+    ids=["generate", "serve", "app", "eval"],
+)
+def test_every_program_takes_threads(parser, capsys):
+    assert parser.parse_args(["--threads", "3"]).threads == 3
+    for number in ("0", "-1", "two", "513"):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--threads", number])
+        assert "--threads" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", ["0", "-1", "two", "513"])
-def test_a_number_of_threads_that_cannot_be_is_refused(complaint, photo, number):
-    assert "--threads" in complaint(photo, "--threads", number)
+def test_a_checkpoint_is_opened_with_as_many(model_folder):
+    checkpoint = open_checkpoint(model_folder, device="cpu", threads=2)
+    assert threads.CROWD.most() == 2 and checkpoint.compiled().decode_step is not None

@@ -179,9 +179,7 @@ class Pass(ctypes.Structure):
 
     _fields_ = (
         ("threads", _LONG),
-        *((name, ctypes.c_double) for name in ("stake", "worth")),
-        ("kept", _LONG),
-        *((name, ctypes.c_double) for name in ("seconds", "waited", "off")),
+        *((name, ctypes.c_double) for name in ("stake", "worth", "seconds", "waited", "off")),
     )
 
 

@@ -25,9 +25,7 @@
 /* What generation/threads.py asks for, and what it learns. Times are in seconds. */
 typedef struct {
     int64_t threads;     /* at most */
-    double stake, worth; /* the leader may wait for `stake`, and `worth` more for each second that it works; with a
-                          * worth of -1 half of them leave after `stake`, whatever they do */
-    int64_t kept;        /* threads at the end */
+    double stake, worth; /* the leader may wait for `stake`, and `worth` more for each second that it works */
     double seconds;      /* of the pass, */
     double waited;       /* of these, for helpers, */
     double off;          /* and while the leader had no processor, though it did not wait */
@@ -152,7 +150,7 @@ static __attribute__((noinline)) void lead(Member *me) {
     t->due += (uint32_t)me->threads - 1;
     await(t, &t->arrived, t->due, INFINITY);
     double waited = t->pass.waited - t->spent;
-    if (me->threads > 1 && (waited > t->pass.stake || t->pass.worth < 0)) { /* the leader itself never leaves */
+    if (me->threads > 1 && waited > t->pass.stake) { /* the leader itself never leaves */
         double present = now(), worked = present - t->since - waited;
         if (waited > t->pass.stake + t->pass.worth * worked) {
             me->threads /= 2;
@@ -194,7 +192,6 @@ static inline int regroup(Member *me) {
 /* At the end of the region, or where a thread is not needed. */
 static void leave(Team *t, const Member *me) {
     if (me->id) return;
-    t->pass.kept = me->threads ? me->threads : 1;
     t->pass.seconds = now() - t->began;
     double processor = clock_of(CLOCK_THREAD_CPUTIME_ID) - t->processor;
     t->pass.off = fmax(0, t->pass.seconds - t->slept - processor);
