@@ -1,31 +1,11 @@
-"""What is collected here: without the stubbed driver no pretended device, without Triton no kernels. And
-Triton's interpreter, made faster."""
+"""Triton's interpreter, made faster; without Triton nothing is collected here."""
 
-import ctypes
 import os
 from importlib.util import find_spec
 
 import pytest
 
-from generation.fast.cuda import graph
-
-collect_ignore_glob = [
-    *([] if hasattr(ctypes.CDLL(None), "pretended_device") else ["test_pretended*.py"]),
-    *([] if find_spec("triton") else ["test_kernels.py", "test_triton_step.py"]),
-]
-
-
-def pytest_configure(config):
-    config.addinivalue_line(
-        "markers", "triton: on a pretended device, Triton's kernels in place of the eager step"
-    )
-
-
-@pytest.fixture(autouse=True)
-def recorded_step(request, monkeypatch):
-    """Interpreted, Triton's kernels take seconds a token."""
-    if "pretended" in request.module.__name__ and "triton" not in request.keywords:
-        monkeypatch.setattr(graph, "no_triton", lambda *_: "interpreted, it takes seconds")
+collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,14 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 triton = pytest.importorskip("triton")
 
 from generation import kv_cache as kv  # noqa: E402
 from generation.fast import quantized  # noqa: E402
 from generation.fast.cuda import decoder as decoder_module  # noqa: E402
-from generation.fast.cuda.decoder import MOST_ROWS, TritonDecoder, unsupported  # noqa: E402
+from generation.fast.cuda.decoder import TritonDecoder, unsupported  # noqa: E402
 from generation.fast.quantized import pack  # noqa: E402
 from generation.options import GenerationOptions  # noqa: E402
 from generation.sampling import Sampler  # noqa: E402
@@ -155,11 +154,6 @@ def test_lengths_around_the_edges_of_chunks_and_shares(positions, programs):
 @pytest.mark.parametrize("position", [0, 128, *around(1024, 2048, 4096)])
 def test_one_row_at_any_length(position):
     assert_same(make(layers=1), [position], position + 1, programs=40)
-
-
-@pytest.mark.parametrize("programs", [1, 16, 1000])
-def test_any_number_of_programs(programs):
-    assert_same(make(layers=1), [150, 90], 160, programs=programs)
 
 
 def test_int8():
@@ -333,12 +327,6 @@ def test_logits_that_are_no_numbers_are_seen(bad, everywhere):
     assert ((runner.token >= 0) & (runner.token < VOCAB)).all(), "the next step looks it up"
 
 
-def test_once_not_finite_is_not_forgotten():
-    runner = new_run(1, finite=False, num_finite=2)
-    assert_chosen(make(layers=1), runner)
-    assert not runner.sampler.finite
-
-
 # --- what it takes
 
 
@@ -356,21 +344,6 @@ def test_sizes_that_it_does_not_take(change, reason):
     assert reason in unsupported(model)
     with pytest.raises(ValueError, match=reason):
         TritonDecoder(model)
-
-
-def test_models_that_it_does_not_take():
-    assert unsupported(make(), MOST_ROWS) is None and "9" in unsupported(make(), MOST_ROWS + 1)
-    adapted, transposed, mixed = make(), make(), make()
-    adapted.layers[1].mlp.down_proj = nn.Sequential(adapted.layers[1].mlp.down_proj)
-    transposed.layers[0].self_attn.o_proj.weight.data = torch.randn(96, 48).T
-    mixed.layers[0].mlp.up_proj.to(torch.bfloat16)
-    gated = make()
-    gated.layers[1].self_attn.gate = nn.Linear(4, 4)
-    unaligned = make(attention_bias=True)
-    bias = unaligned.layers[1].self_attn.k_proj.bias
-    bias.data = torch.zeros(len(bias) + 1)[1:]  # kernels read 16 bytes at a time
-    for model in (adapted, transposed, mixed, gated, unaligned, pack(make(), "bfloat16")):
-        assert unsupported(model) is not None
 
 
 def test_launches_of_a_token(monkeypatch):
