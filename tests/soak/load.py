@@ -1,23 +1,23 @@
-"""The web page under load: clients that ask, break off and send garbage, all at once, for minutes.
+"""The page and the server under load: clients that ask, leave, read slowly and send garbage, all at once.
 
-    python -m tests.soak.load                              # 20 clients, 10 minutes
-    python -m tests.soak.load --clients 4 --minutes 1
+    python -m tests.soak.load                              # both, 10 minutes each
+    python -m tests.soak.load server --clients 8 --minutes 1
 
-Starts `app.py` on the embedded model. Every client has an image of its own and knows what the model answers
-about it when asked alone: an answer that is not this one has crossed from another client or is wrong. The
-last line is JSON: requests of each kind, wrong answers, errors, median seconds of an answer, memory of the
-page's process. Memory is flat where its median over the last quarter is within 5 % of that over the second
-quarter: the first one warms up.
+Starts `app.py` (20 clients) or `serve.py` (64) on the embedded model. Every client has an image of its own
+and knows what the model answers about it when asked alone: an answer that is not this one has crossed from
+another client or is wrong. Prints JSON: requests of each kind, wrong answers, errors, refusals, seconds
+of an answer and memory of the process, which is flat where its median over the last quarter is within 5 % of
+that over the second quarter: the first one warms up.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import io
 import json
 import os
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -28,11 +28,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
 
 import httpx
 import psutil
 
-from generation.decoding import GenerationOptions
+from generation.options import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from shapes import ask as ask_about
@@ -43,67 +44,77 @@ ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = str(ROOT / "checkpoints" / "ocelli-shapes")
 FAMILIES = ("colour", "shape", "count", "position", "word", "digit", "describe")
 WAITING = "…"  # what the page shows in the place of an answer that has not begun
-LEAST_LOOKS = 8  # at the page's memory: two in a quarter
-TOO_LARGE = 129 * 2**20  # bytes, of an upload: the page takes 128 MiB
-KINDS = {"asked": 0.7, "broken_off": 0.15, "garbage": 0.1, "too_large": 0.05}
+LEAST_LOOKS = 8  # at the process's memory: two in a quarter
+JSON = {"Content-Type": "application/json"}
 
 
 @dataclass
 class Found:
     """What clients found out, from all their threads."""
 
-    kinds: Counter = field(default_factory=Counter)
+    kinds: Counter = field(default_factory=Counter)  # of requests; "busy": refusals with status 429
     wrong: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # of an answer
     lock: threading.Lock = field(default_factory=threading.Lock)  # of `kinds`
 
-
-def questions_of(client: int, checkpoint) -> tuple[bytes, dict[str, str]]:
-    """An image (PNG) that no other client has, and questions about it with the model's own answers."""
-    rng = random.Random(2**42 + client)
-    scene, file, answers = sample_scene(rng, "heldout"), io.BytesIO(), {}
-    image = render(scene, 192)
-    image.save(file, "PNG")
-    for family in FAMILIES:
-        if (qa := ask_about(scene, rng, family)) is not None:
-            reply = ask(checkpoint, [image], qa.question, GenerationOptions(max_new_tokens=64))
-            (answers[qa.question],) = reply.finish()["answers"]
-    return file.getvalue(), answers
+    def count(self, kind: str) -> None:
+        with self.lock:
+            self.kinds[kind] += 1
 
 
-class Visitor(threading.Thread):
-    """One client: asks, breaks off, sends garbage, until the time is over."""
+class Client(threading.Thread):
+    """One client: until the time is over, what `KINDS` names, with these shares; each once for certain."""
 
-    def __init__(self, number: int, url: str, questions, until: float, found: Found, ask_id: int):
+    KINDS: ClassVar[dict[str, float]]
+
+    def __init__(self, number: int, url: str, questions, until: float, found: Found):
         super().__init__(daemon=True)
-        self.number, self.api, self.until = number, url + "gradio_api/", until
+        self.number, self.url, self.until, self.found = number, url, until, found
         self.image, self.right = questions
-        self.found, self.ask_id, self.rng = found, ask_id, random.Random(number)
-        self.web = httpx.Client(timeout=300, trust_env=False)
+        self.rng = random.Random(number)
+        self.web = httpx.Client(timeout=300, trust_env=False, headers={"X-Client": str(number)})
+        self.prepare()
+
+    def prepare(self) -> None:
+        pass
 
     def run(self) -> None:
-        kinds = ["too_large", "asked", "asked"]  # for certain, however slow the machine
+        kinds = list(self.KINDS)
         while kinds or time.monotonic() < self.until:
-            kind = kinds.pop(0) if kinds else self.rng.choices(list(KINDS), weights=list(KINDS.values()))[0]
+            kind = kinds.pop() if kinds else self.rng.choices([*self.KINDS], [*self.KINDS.values()])[0]
             try:
                 getattr(self, kind)()
             except Exception as error:  # one client's trouble is noted, and the others go on
                 self.found.errors.append(f"{kind}: {type(error).__name__}: {error}"[:300])
-            with self.found.lock:
-                self.found.kinds[kind] += 1
+            self.found.count(kind)
         self.web.close()
+
+    def answered(self, question: str, text: str, began: float) -> None:
+        self.found.seconds.append(time.monotonic() - began)
+        if text.strip() != self.right[question]:
+            self.found.wrong.append(f"{question!r}: expected {self.right[question]!r}, got {text!r}")
+
+
+class Visitor(Client):
+    """A visitor of the page, with Gradio's own requests."""
+
+    KINDS: ClassVar = {"asked": 0.7, "left": 0.15, "garbage": 0.1, "too_large": 0.05}
+    TOO_LARGE = 129 * 2**20  # bytes, of an upload: the page takes 128 MiB
+
+    def prepare(self) -> None:
+        config = self.web.get(self.url + "/config").json()
+        self.ask_id = next(one["id"] for one in config["dependencies"] if one["api_name"] == "ask")
+        self.api = self.url + "/gradio_api/"
 
     def asked(self) -> None:
         question, began, last = self.rng.choice(list(self.right)), time.monotonic(), ""
         for event in self._events(self.image, question):
             last = answer_in(event) or last
-        self.found.seconds.append(time.monotonic() - began)
-        if last.strip() != self.right[question]:
-            self.found.wrong.append(f"{question!r}: expected {self.right[question]!r}, got {last!r}")
+        self.answered(question, last, began)
 
-    def broken_off(self) -> None:
-        """Leave at a random event, as a closed tab does."""
+    def left(self) -> None:
+        """At a random event, as a closed tab does."""
         leave = self.rng.randint(0, 4)
         for number, _ in enumerate(self._events(self.image, self.rng.choice(list(self.right)))):
             if number >= leave:
@@ -119,13 +130,11 @@ class Visitor(threading.Thread):
             self.web.post(self.api + "queue/join", content=noise),
             self.web.post(self.api + "queue/join", json={"data": [1], "fn_index": 999}),
         ):
-            if answer.status_code >= 500:
-                self.found.errors.append(f"garbage: status {answer.status_code}: {answer.text[:200]}")
+            assert answer.status_code < 500, f"status {answer.status_code}: {answer.text[:200]}"
 
     def too_large(self) -> None:
-        answer = self.web.post(self.api + "upload", files={"files": ("a.png", bytes(TOO_LARGE))})
-        if not 400 <= answer.status_code < 500:
-            self.found.errors.append(f"an upload of {TOO_LARGE:,} bytes: status {answer.status_code}")
+        answer = self.web.post(self.api + "upload", files={"files": ("a.png", bytes(self.TOO_LARGE))})
+        assert 400 <= answer.status_code < 500, f"an upload of {self.TOO_LARGE:,} bytes: {answer.status_code}"
 
     def _events(self, image: bytes, question: str) -> Iterator[dict]:
         """Upload, ask, and what the page says until the answer is whole. A session of its own each time."""
@@ -156,72 +165,202 @@ def answer_in(event: dict) -> str:
     return ""
 
 
-def start_page(folder: str) -> tuple[subprocess.Popen, str]:
-    """In a process of its own, whose temporary files are in `folder`."""
+class Program(Client):
+    """A program that speaks OpenAI's protocol to the server."""
+
+    KINDS: ClassVar = {
+        "asked": 0.5, "streamed": 0.2, "left": 0.12, "read_slowly": 0.05, "garbage": 0.1, "too_large": 0.03,
+    }  # fmt: skip
+
+    def prepare(self) -> None:
+        self.api = self.url + "/v1/chat/completions"
+
+    def body(self, question: str, image: bytes | None = None, **more) -> dict[str, Any]:
+        url = "data:image/png;base64," + base64.b64encode(image or self.image).decode()
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
+        messages = [{"role": "user", "content": content}]
+        return {"model": Path(EMBEDDED).name, "messages": messages, "max_tokens": 64} | more
+
+    def refused(self, answer: httpx.Response) -> bool:
+        """Whether a request was refused, in OpenAI's form."""
+        if answer.status_code == 200:
+            return False
+        error = answer.json()["error"]
+        assert answer.status_code < 500 and "Traceback" not in answer.text, answer.text[:200]
+        assert set(error) == {"message", "type", "param", "code"}, answer.text[:200]
+        if answer.status_code == 429:
+            self.found.count("busy")
+            time.sleep(min(1.0, float(answer.headers["Retry-After"])))
+        return True
+
+    def asked(self) -> None:
+        question, began = self.rng.choice(list(self.right)), time.monotonic()
+        answer = self.web.post(self.api, json=self.body(question))
+        if not self.refused(answer):
+            self.answered(question, answer.json()["choices"][0]["message"]["content"], began)
+
+    def streamed(self, pause: float = 0.0) -> None:
+        question, began = self.rng.choice(list(self.right)), time.monotonic()
+        with self.web.stream("POST", self.api, json=self.body(question, stream=True)) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                self.refused(answer)
+                return
+            text, ended = "", False
+            for line in answer.iter_lines():
+                time.sleep(pause)
+                ended = ended or line == "data: [DONE]"
+                if line.startswith("data: {"):
+                    event = json.loads(line[6:])
+                    assert "error" not in event, line
+                    text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+        assert ended, "a stream without its end"
+        self.answered(question, text, began)
+
+    def read_slowly(self) -> None:
+        self.streamed(pause=0.2)
+
+    def left(self) -> None:
+        """After some lines, or before the first."""
+        question, leave = self.rng.choice(list(self.right)), self.rng.randint(0, 5)
+        body = self.body(question, stream=True, n=self.rng.randint(1, 3), temperature=1)
+        with self.web.stream("POST", self.api, json=body) as answer:
+            for number, _ in enumerate(answer.iter_lines()):
+                if number >= leave:
+                    break
+
+    def garbage(self) -> None:
+        noise, good = self.rng.randbytes(self.rng.choice((1, 100, 100_000))), self.body("What is it?")
+        wrong: list[dict] = [
+            self.body("What is it?", self.image[:60] + noise),
+            *({**good, "messages": messages} for messages in ([], [{"role": "user", "content": {"a": 1}}])),
+            {**good, "max_tokens": -1},
+            {**good, "temperature": "hot"},
+            {**good, "no_such_field": 1},
+            {**good, "model": "another"},
+        ]
+        for answer in (
+            self.web.post(self.api, json=self.rng.choice([*wrong, [good], None, "a" * 1000])),
+            self.web.post(self.api, content=noise, headers=JSON),
+            self.web.post(self.api, content=noise),
+            self.web.get(self.api),
+            self.web.get(self.url + "/v1/" + "x" * self.rng.randrange(200)),
+        ):
+            assert self.refused(answer), answer.text[:200]
+
+    def too_large(self) -> None:
+        """A body that is refused before all of it was sent: the connection may be closed meanwhile."""
+        try:
+            answer = self.web.post(self.api, content=b'{"messages": "' + bytes(80 * 2**20), headers=JSON)
+        except httpx.TransportError:
+            return
+        assert self.refused(answer), answer.text[:200]
+
+
+# Clients, how many, a page that answers when it is up, and the command: with less room than 64 clients fill,
+# so that some are refused, and kept prefixes of some images make way for others'.
+TARGETS: dict[str, tuple[type[Client], int, str, list[str]]] = {
+    "page": (Visitor, 20, "/config", ["app.py", "--no-browser"]),
+    "server": (
+        Program, 64, "/health",
+        ["serve.py", "--model", EMBEDDED, "--dtype", "float32",
+         "--queue", "32", "--prefix-bytes", "20000000"],
+    ),
+}  # fmt: skip
+
+
+def questions_of(client: int, checkpoint) -> tuple[bytes, dict[str, str]]:
+    """An image (PNG) that no other client has, and questions about it with the model's own answers."""
+    rng = random.Random(2**42 + client)
+    scene, file, answers = sample_scene(rng, "heldout"), io.BytesIO(), {}
+    image = render(scene, 192)
+    image.save(file, "PNG")
+    for family in FAMILIES:
+        if (qa := ask_about(scene, rng, family)) is not None:
+            reply = ask(checkpoint, [image], qa.question, GenerationOptions(max_new_tokens=64))
+            (answers[qa.question],) = reply.finish()["answers"]
+    return file.getvalue(), answers
+
+
+def start(target: str, folder: str) -> tuple[subprocess.Popen, str]:
+    """A process whose temporary files are in `folder`, and its address when it answers there."""
+    _, _, path, command = TARGETS[target]
+    port, quiet = free_port(), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TMPDIR": folder}
-    command = [sys.executable, str(ROOT / "app.py"), "--port", str(free_port()), "--no-browser"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"http://\S+", line):
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            return process, found[0].rstrip("/") + "/"
-    raise RuntimeError("app.py ended without a page")
+    command = [sys.executable, *command, "--port", str(port)]
+    process, url = subprocess.Popen(command, cwd=ROOT, env=environment, **quiet), f"http://127.0.0.1:{port}"
+    for _ in range(3000):
+        try:
+            if httpx.get(url + path, timeout=5, trust_env=False).status_code == 200:
+                return process, url
+        except httpx.HTTPError:
+            pass
+        if process.poll() is not None:
+            break
+        time.sleep(0.1)
+    process.kill()
+    raise RuntimeError(f"{' '.join(command)} did not start")
 
 
-def run(clients: int, seconds: float) -> dict:
-    """Load the page for so long; what came of it."""
+def run(target: str, clients: int, seconds: float) -> dict:
+    """Load the page or the server for so long; what came of it. It is then ended."""
+    kind, _, path, _ = TARGETS[target]
     checkpoint = open_checkpoint(EMBEDDED, device="cpu", dtype="float32")
     questions = [questions_of(number, checkpoint) for number in range(clients)]
     with TemporaryDirectory() as folder:
-        process, url = start_page(folder)
-        return load(process, url, questions, seconds) | {"files_left": os.listdir(folder)}
-
-
-def load(process: subprocess.Popen, url: str, questions: list, seconds: float) -> dict:
-    """As many clients as there are questions; the page is then ended."""
-    try:
-        config = httpx.get(url + "config", timeout=300, trust_env=False).json()
-        ask_id = next(one["id"] for one in config["dependencies"] if one["api_name"] == "ask")
-        found, until, memory = Found(), time.monotonic() + seconds, []
-        visitors = [Visitor(n, url, own, until, found, ask_id) for n, own in enumerate(questions)]
-        for visitor in visitors:
-            visitor.start()
-        while time.monotonic() < until or len(memory) < LEAST_LOOKS:
-            memory.append(psutil.Process(process.pid).memory_info().rss)
-            time.sleep(min(1.0, seconds / 100))
-        for visitor in visitors:
-            visitor.join(300)
-        stuck = sum(visitor.is_alive() for visitor in visitors)
-        up = process.poll() is None and httpx.get(url, timeout=300, trust_env=False).status_code == 200
-    finally:
-        process.terminate()
-        process.wait(300)
+        process, url = start(target, folder)
+        try:
+            found, until, memory = Found(), time.monotonic() + seconds, []
+            threads = [kind(number, url, own, until, found) for number, own in enumerate(questions)]
+            for thread in threads:
+                thread.start()
+            while time.monotonic() < until or len(memory) < LEAST_LOOKS:
+                memory.append(psutil.Process(process.pid).memory_info().rss)
+                time.sleep(min(1.0, seconds / 100))
+            for thread in threads:
+                thread.join(300)
+            stuck = sum(thread.is_alive() for thread in threads)
+            up = process.poll() is None and httpx.get(url + path, timeout=300, trust_env=False).is_success
+        finally:
+            process.terminate()
+            process.wait(300)
+        left = os.listdir(folder)
     quarter = len(memory) // 4
     second, last = statistics.median(memory[quarter : 2 * quarter]), statistics.median(memory[-quarter:])
     return {
-        "clients": len(questions),
+        "target": target,
+        "clients": clients,
         "exit_status": process.returncode,
-        **{kind: found.kinds[kind] for kind in KINDS},
+        **found.kinds,
         "wrong": found.wrong[:5],
         "errors": sorted(set(found.errors))[:5],
         "stuck_clients": stuck,
-        "page_is_up": up,
+        "is_up": up,
+        "files_left": left,
         "answer_seconds": statistics.median(found.seconds),
         "memory_mebibytes": [round(second / 2**20, 1), round(last / 2**20, 1)],
         "memory_grew_by": round(last / second - 1, 4),
     }
 
 
+def is_sound(found: dict) -> bool:
+    """Whether no answer was wrong, no request failed, and what answers is still there."""
+    return found["is_up"] and not (found["wrong"] or found["errors"] or found["stuck_clients"])
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.load", description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)} (default: all)"
+    )
+    parser.add_argument("--clients", type=int, help="(default: 20 of the page, 64 of the server)")
     parser.add_argument("--minutes", type=float, default=10)
-    options = parser.parse_args(arguments)
-    found = run(options.clients, 60 * options.minutes)
-    print(json.dumps(found, ensure_ascii=False))
-    good = found["page_is_up"] and not (found["wrong"] or found["errors"] or found["stuck_clients"])
-    return int(not good or found["memory_grew_by"] > 0.05)
+    options, bad = parser.parse_args(arguments), 0
+    for target in options.targets or TARGETS:
+        found = run(target, options.clients or TARGETS[target][1], 60 * options.minutes)
+        print(json.dumps(found, ensure_ascii=False), flush=True)
+        bad += not is_sound(found) or found["memory_grew_by"] > 0.05
+    return int(bad > 0)
 
 
 if __name__ == "__main__":
