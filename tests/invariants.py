@@ -164,6 +164,9 @@ SAMPLINGS = {
         "temperature": 1.1, "repetition_penalty": 1.4, "seed": 7, "num_return_sequences": 2
     },
 }  # fmt: skip
+# Every sampling for one model, and the one that needs most for the others.
+CASES = [("placeholder", sampling) for sampling in SAMPLINGS]
+CASES += [(model, "two answers, penalty") for model in MODELS if model != "placeholder"]
 
 
 @cache

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants
 
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
@@ -92,15 +92,6 @@ def test_slips_are_refused_before_the_hub_is_asked(here, name, named):
     assert named in complaint(resolve_source, name)
 
 
-def test_no_torch_is_imported_for_it():
-    script = (
-        "import sys\nfrom models.checkpoints.hub import resolve_source\n"
-        "try: resolve_source('./nothing')\nexcept ValueError: pass\n"
-        "assert not {'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=EMBEDDED.parent)
-
-
 # -------------------------------------------------------------------------------------------------- the Hub
 @pytest.fixture(scope="module")
 def repos(tmp_path_factory) -> dict[str, Path]:
@@ -165,17 +156,6 @@ def test_no_network(monkeypatch, tmp_path, ask, caplog):
     assert NOBODY in text and PLAIN in text and not waits and not caplog.records
 
 
-def test_no_network_and_a_cache_that_was_filled_otherwise(hub, monkeypatch, tmp_path, local):
-    """What the cache does not know to be absent is not asked for again, either."""
-    snapshot_download(SHARDED, allow_patterns=["config.json", "model*"])
-    point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
-    waits = []
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
-    model = load(SHARDED)
-    assert hub_module.snapshot(SHARDED, model.origin.commit) == model.origin.folder
-    assert same_weights(model, local) and not waits
-
-
 def test_what_is_missing_is_named(hub, repos, tmp_path, monkeypatch):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "README.md").write_text("nothing here")
@@ -208,17 +188,13 @@ def cached_model(cache: Path, repo: str, config: dict, weights: bool = True) -> 
     ("name", "meant"),
     [
         ("SmolVLM-256M-Instruct", {"HuggingFaceTB/SmolVLM-256M-Instruct"}),
-        ("smolvlm-256m-instruct", {"HuggingFaceTB/SmolVLM-256M-Instruct"}),
-        ("HuggingFace/SmolVLM-256M-Instruct", {"HuggingFaceTB/SmolVLM-256M-Instruct"}),
         ("granite-docling", {"ibm-granite/granite-docling-258M"}),
-        ("SmolVLM-256M-Instuct", {"HuggingFaceTB/SmolVLM-256M-Instruct"}),
         ("my-boats", {"someone/my-boats"}),  # of the cache
-        ("somone/my-boats", {"someone/my-boats"}),
         ("HuggingFaceTB/SmolVLM-256M-Instruct", set()),  # is right
         ("nobody/nothing-alike", set()),
     ],
 )
-@pytest.mark.parametrize("network", ["a Hub without it", "none", "offline"])
+@pytest.mark.parametrize("network", ["a Hub without it", "none"])
 def test_half_a_name_says_whose_it_may_be_and_what_is_here(
     repos, tmp_path, monkeypatch, name, meant, network
 ):
@@ -230,7 +206,7 @@ def test_half_a_name_says_whose_it_may_be_and_what_is_here(
     waits = []
     with HubServer(repos) as server:
         url = NOBODY if network == "none" else server.url
-        point_client_at(monkeypatch, url, cache, network == "offline")
+        point_client_at(monkeypatch, url, cache)
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
         for ask in (hub_module.check_has_config, load):
             text = complaint(ask, name)
@@ -250,40 +226,13 @@ def test_a_visitor_s_model_is_not_told_what_lies_here(hub, tmp_path, monkeypatch
     assert "private" not in complaint(hub_module.describe, "other/boats", "0" * 40)
 
 
-def test_many_of_a_name_are_counted(monkeypatch, tmp_path):
-    point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
-    text = complaint(load, "smolvlm")
-    assert "HuggingFaceTB/SmolVLM-256M-Instruct" in text and "more?" in text
-
-
-@pytest.mark.parametrize("code", [401, 403])
-@pytest.mark.parametrize("token", [None, "hf_wrong"])
-@pytest.mark.parametrize("ask", [load, hub_module.snapshot, hub_module.measure])
+@pytest.mark.parametrize(("code", "token"), [(401, None), (403, "hf_wrong")])
+@pytest.mark.parametrize("ask", [load, hub_module.measure])
 def test_a_mirror_that_wants_a_login_and_says_no_more(hub, monkeypatch, code, token, ask):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
     hub.fault = status(code)
     text = complaint(ask, PLAIN)
     assert "hf auth login" in text and hub.url in text and ("token" in text) == bool(token)
-
-
-def test_a_mirror_that_says_no_more_than_404(hub, local):
-    """What a commit lacks is absent; a repository that is not there is not there."""
-
-    def bare(request: BaseHTTPRequestHandler, path: str) -> bool:
-        absent = path.startswith("/owner/nothing/") or path.endswith("/chat_template.json")
-        return absent and status(404)(request, path)
-
-    hub.fault = bare
-    assert same_weights(load(PLAIN), local) and hub_module.snapshot(PLAIN).is_dir()
-    assert "no repository owner/nothing" in complaint(load, "owner/nothing")
-
-
-def test_a_hub_that_is_down_is_not_waited_for_where_the_cache_will_do(hub, monkeypatch, local):
-    waits = []
-    load(PLAIN)
-    hub.fault = status(503)
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
-    assert same_weights(load(PLAIN), local) and not waits
 
 
 def test_environment_variables(repos, tmp_path, local):
@@ -365,9 +314,8 @@ def body(folder: Path, change: Callable[[bytes], bytes]) -> Fault:
     return answer
 
 
-@pytest.mark.parametrize("code", [401, 500])
-@pytest.mark.parametrize("count", [2, 10**6], ids=["passes", "stays"])
-@pytest.mark.parametrize(("name", "method"), [(WEIGHTS, "GET"), (WEIGHTS, "HEAD"), ("config.json", "HEAD")])
+@pytest.mark.parametrize(("code", "count"), [(500, 2), (500, 10**6), (401, 10**6)])
+@pytest.mark.parametrize(("name", "method"), [(WEIGHTS, "GET"), ("config.json", "HEAD")])
 def test_an_error(faulty, local, code, count, name, method):
     faulty.fault = times(count, status(code), name, method)
     try:
@@ -415,11 +363,3 @@ def test_other_bytes_instead_of_an_answer_of_the_api(faulty, answer):
     faulty.fault = times(10**6, answers, PLAIN)
     text = complaint(hub_module.measure, PLAIN)
     assert faulty.url in text and PLAIN in text
-
-
-def test_offline_with_half_a_checkpoint(faulty, monkeypatch):
-    faulty.fault = times(10**6, status(500))
-    complaint(load, PLAIN)
-    with monkeypatch.context() as offline:
-        offline.setattr(constants, "HF_HUB_OFFLINE", True)
-        assert WEIGHTS in complaint(load, PLAIN)

@@ -145,7 +145,7 @@ def test_the_step_itself_refuses(change, step):
         pytest.skip("PyTorch's own step multiplies with both")
     model = copy.deepcopy(tiny_vlm())
     change(model)
-    with pytest.raises(ValueError, match="cannot run this model"):
+    with pytest.raises(ValueError):
         step(model.language_model)
 
 

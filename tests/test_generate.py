@@ -24,8 +24,7 @@ def vlm():
     return tiny_vlm()
 
 
-@pytest.mark.parametrize("sampling", invariants.SAMPLINGS)
-@pytest.mark.parametrize("model", invariants.MODELS)
+@pytest.mark.parametrize(("model", "sampling"), invariants.CASES)
 @pytest.mark.parametrize("entrance", invariants.ENTRANCES)
 def test_every_way_to_an_answer_gives_the_same_tokens(entrance, model, sampling):
     vlm, rows, options, expected = invariants.case(model, sampling)

@@ -28,17 +28,13 @@ NUMBERS = {
     "5000 digits": "9" * 5000,
     "negative": "-1",
     "NaN": "NaN",
-    "1e400": "1e400",
     "float": "2.5",
-    "true": "true",
     "text": '"' + "x" * 100_000 + '"',
-    "list": "[" + "1," * 100_000 + "1]",
     "nested": "[" * 100_000 + "]" * 100_000,
 }
 FIELDS = (
-    "text_config.num_hidden_layers", "text_config.hidden_size", "text_config.vocab_size",
-    "text_config.head_dim", "text_config.num_key_value_heads", "vision_config.image_size",
-    "vision_config.patch_size", "scale_factor", "image_token_id",
+    "text_config.num_hidden_layers", "text_config.vocab_size", "text_config.head_dim",
+    "vision_config.image_size", "vision_config.patch_size", "scale_factor", "image_token_id",
 )  # fmt: skip
 
 
@@ -155,14 +151,12 @@ DIGITS = b",".join([b"9" * 4000] * 500)
 
 CASES: dict[str, Change] = {
     **{f"{path} {kind}": with_number(path, text) for path in FIELDS for kind, text in NUMBERS.items()},
-    "eps 1e-320": with_number("vision_config.layer_norm_eps", "1e-320"),
     "1024 layers": with_number("text_config.num_hidden_layers", "1024"),
     "a key twice": second_value("config.json", "scale_factor"),
     "generation_config of 15 MB": with_file("generation_config.json", LARGE),
     "config of many values": with_file("config.json", MANY),
     "config of brackets": with_file("config.json", b"[" * 3_000_000),
     "config a pipe": fifo,
-    "tokenizer.json of brackets": with_file("tokenizer_config.json", b'{"x": ' + b"[" * 100_000),
     "header 2**60": with_file(WEIGHTS, struct.pack("<Q", 2**60) + bytes(100)),
     "header of brackets": with_file(WEIGHTS, struct.pack("<Q", 20_000_000) + b"[" * 20_000_000),
     "header of many tensors": lambda folder: write_weights(
@@ -174,15 +168,12 @@ CASES: dict[str, Change] = {
     "a tensor of 10 TB": head(shape=[2_500_000, 1_000_000], data_offsets=[0, 10**13]),
     "a file of 10 TB": lambda folder: os.truncate(folder / WEIGHTS, 10 * 2**40),
     "offsets beyond 2**63": head(data_offsets=[2**63, 2**63 + 30720]),
-    "offsets backwards": head(data_offsets=[30720, 0]),
-    "shape of floats": head(shape=[160.0, 48.0]),
     "shape of a thousand axes": head(shape=[1] * 1000 + [160, 48]),
     "dtype of a million letters": head(dtype="F" * 1_000_000),
     "two tensors in one place": with_header(overlap),
     "bytes of no tensor": with_header(hole, bytes(400)),
     "a tensor twice": second_shape,
     "index to the parent": index_of("../secret.safetensors"),
-    "index with NUL": index_of("a\0.safetensors"),
     "index with a long name": index_of("x" * 5000 + ".safetensors"),
     "config linked away": linked("config.json", "/etc/passwd"),
     "weights linked away": linked(WEIGHTS, "{moved}"),
