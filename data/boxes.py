@@ -253,6 +253,8 @@ class _Json(CoordinateForm):
                 if key := next((key for key in self.keys if key in one), None):
                     yield self._read(one, key, size)
                     broken = False
+                for said in (own for own in one.values() if isinstance(own, str)):  # JSON in a text of JSON
+                    yield from self._found(said, size) if any(f'"{key}"' in said for key in self.keys) else ()
             at = end = after
         if in_list and not broken and text[end:].lstrip(" \t\r\n,")[:1] != "]":
             yield Malformed(_shown(text[-_SHOWN:]), "a list that was cut off")
@@ -288,14 +290,15 @@ class _Json(CoordinateForm):
         return spans, sure
 
     def _lists(self) -> re.Pattern[str]:
-        """Numbers under one of the keys."""
-        return re.compile(rf'"(?:{"|".join(self.keys)})"\s*(?::\s*(?:(\[[^\[\]]*)(\])?)?)?')
+        """Numbers under one of the keys, also where all this stands in a text of JSON."""
+        return re.compile(rf'"(?:{"|".join(self.keys)})\\*"\s*(?::\s*(?:(\[[^\[\]]*)(\])?)?)?')
 
     def _sure(self, text: str) -> int:
         """Up to where a text does not end within numbers, or the key before them."""
         begun = [match for match in self._lists().finditer(text) if match.end() == len(text) and not match[2]]
         at = begun[0].start() if begun else max(text.rfind('"'), 0)
-        opened = bool(begun) or any(f'"{key}"'.startswith(text[at:]) for key in self.keys)
+        name = text[at:].replace("\\", "")
+        opened = bool(begun) or any(f'"{key}"'.startswith(name) for key in self.keys)
         return at if opened and len(text) - at < _HELD else len(text)
 
     def scaled(self, text: str, size: Size, back: bool = False) -> str:

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 from data.boxes import Box, CoordinateForm, Located, Point, form_of, lines_of, questions_about
 from inference.attribution.agreement import looked_at
 from inference.attribution.draw import font, save_signed
-from inference.checkpoint import Checkpoint, spoken_form
+from inference.checkpoint import ANY_SIZE, Checkpoint, spoken_form
 from inference.errors import RequestError
 from models.checkpoints.hub import describe
 
@@ -42,9 +42,14 @@ def located(
     generation_config: Mapping[str, Any], size: tuple[int, int] | None, answer: str, thing: str = ""
 ) -> dict[str, list[dict[str, Any]]]:
     """`located_fields` of an answer, as the model wrote it, about an image of `size`, where it was asked for
-    `thing`; {} where the model's form or the image is not known."""
-    form = spoken_form(generation_config)
-    return {} if form is None or size is None else located_fields(form, form.read(answer, size, thing))
+    `thing`; {} where the model's form is not known. Without a size the pixels are None beside the `raw`
+    numbers: there is no image, or it is open which of several is meant."""
+    if (form := spoken_form(generation_config)) is None:
+        return {}
+    fields = located_fields(form, form.read(answer, size or ANY_SIZE, thing))
+    for one in (*fields["boxes"], *fields["points"]) if size is None else ():
+        one |= {name: None for name in ("box", "point") if name in one}
+    return fields
 
 
 def draw_things(image: Image.Image, boxes: Sequence[Box], points: Sequence[Point]) -> Image.Image:

@@ -24,7 +24,7 @@ from inference.attribution import is_sheet
 from inference.attribution.agreement import agreement
 from inference.attribution.attention import attention_maps
 from inference.boxes import draw_things
-from inference.checkpoint import open_checkpoint
+from inference.checkpoint import OPEN_NOTE, open_checkpoint
 from tests.pages import EMBEDDED, make_service
 from web.boxes import overlay
 from web.page import _messages
@@ -152,6 +152,7 @@ def test_several_images_of_one_size_have_one_pixel_and_of_different_sizes_none(c
         cli(other, IMAGE, "-q", "Where is the star?", model=MODEL)[1] for other in (IMAGE, small)
     )
     assert same.startswith("star: box ") and different.startswith("[{")
+    assert different.rstrip().endswith(OPEN_NOTE)
 
 
 def test_a_description_with_boxes(locating, capsys):

@@ -663,6 +663,34 @@ def test_hashing_weights_and_closing_a_folder_hold_nobody_up(models, tmp_path, m
     assert closed and list((tmp_path / "kept").glob("*.safetensors"))
 
 
+def test_a_model_whose_prefixes_are_being_hashed_holds_no_question_to_another(checkpoint, monkeypatch):
+    models, go_on = Doors(checkpoint, "near", "hashed"), threading.Event()
+    with_prefixes = engine_module.with_prefixes
+
+    def opened(checkpoint, *given):
+        assert checkpoint is not models.held("hashed") or go_on.wait(PATIENCE)
+        return with_prefixes(checkpoint, *given)
+
+    monkeypatch.setattr(engine_module, "with_prefixes", opened)
+    monkeypatch.setattr(engine_module, "STORE_WAIT", PATIENCE)
+    models.open("near")
+    engine = Engine(models, EngineLimits(slots=2))
+
+    async def asked() -> None:
+        waiting = [engine.submit(replace(request(), model="hashed")) for _ in range(4)]
+        async with asyncio.timeout(PATIENCE / 2):
+            for _ in range(2):
+                assert await answers(engine.submit(replace(request(), model="near"))) == ["blue"]
+            go_on.set()
+            assert [await answers(one) for one in waiting] == [["blue"]] * 4
+
+    try:
+        asyncio.run(asked())
+    finally:
+        go_on.set()
+        engine.close()
+
+
 def test_a_folder_that_cannot_be_used_is_told_at_the_start(models, tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(RequestError):

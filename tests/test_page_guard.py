@@ -34,7 +34,7 @@ from tests.pages import (
 )
 from tests.soak.load import is_sound, run
 from tests.waiting import PATIENCE, wait_for
-from web import connections
+from web import connections, guard
 from web.guard import LEAST_BYTES, Refused, Uploads
 
 pytestmark = pytest.mark.usefixtures("uploads")
@@ -237,6 +237,25 @@ def test_a_body_that_does_not_come_is_not_waited_for(page, monkeypatch, route):
         one.sendall(f"{head}Content-Type: {form}\r\n\r\n".encode())
         with suppress(ConnectionResetError):
             assert one.recv(2**16) == b""
+
+
+@pytest.mark.parametrize("route", ["queue/join", "upload"])
+def test_a_body_that_comes_byte_by_byte_has_its_time(page, monkeypatch, route):
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.5)
+    head = f"POST /gradio_api/{route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n"
+    file = '--a\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+    form, begin = (
+        ("application/json", "{") if route == "queue/join" else ("multipart/form-data; boundary=a", file)
+    )
+    with socket.create_connection(("127.0.0.1", httpx.URL(page.url).port), timeout=PATIENCE) as one:
+        one.sendall(f"{head}Content-Type: {form}\r\n\r\n{begin}".encode())
+        one.settimeout(0.1)
+        for _ in range(50):
+            one.sendall(b"-")
+            with suppress(TimeoutError):
+                assert b" 408 " in one.recv(2**16)
+                return
+    pytest.fail("it was waited for")
 
 
 def test_invented_sessions_do_not_displace_an_open_page(page):

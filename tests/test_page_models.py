@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import weakref
@@ -17,6 +18,7 @@ from tests.hub_server import HubServer, point_client_at
 from tests.pages import EMBEDDED, make_service
 from web.models import Models
 from web.page import _title
+from web.service import AskRequest, Visitor
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "assets" / "example.png"
 SIZE = (Path(EMBEDDED) / "model.safetensors").stat().st_size  # two bytes a weight
@@ -84,6 +86,28 @@ def test_what_a_model_says_counts_before_it_is_opened(tmp_path):
     assert both.models.held(boxes) is None
     for service in (alone, both):
         service.close()
+
+
+def test_what_a_guest_says_counts_once_it_is_open(tmp_path, monkeypatch):
+    """Until then its images stay as large as they are; how many it knows is told beside its first answer."""
+    folder = tmp_path / "guest"
+    shutil.copytree(EMBEDDED, folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"most_images": 1}))
+    service, load = make_service(any_model=True), Models._load
+    service.models.open(EMBEDDED)
+    monkeypatch.setattr(
+        Models, "_load", lambda self, name: load(self, EMBEDDED if name == EMBEDDED else str(folder))
+    )
+    monkeypatch.setattr(Models, "_measured", lambda self, name: None)
+    assert service.edge >= 10_000
+    request = AskRequest((str(EXAMPLE), str(EXAMPLE)), "How many shapes are there?", "owner/guest")
+
+    async def told() -> list[str]:
+        return [view.notice async for view in service.ask(Visitor(), request)]
+
+    assert "2" in asyncio.run(told())[-1]
+    service.close()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from tests.documents import ROOT, blocks, python_blocks
 from tests.pages import SlowModels, never_stopping
 from tests.soak.load import is_sound, run
 from tests.waiting import PATIENCE, free_port, wait_for
-from web import api, connections
+from web import api, connections, guard
 from web.api import ApiLimits, Server
 from web.engine import Engine, EngineLimits
 from web.guard import Hosts
@@ -287,6 +287,19 @@ def test_boxes_are_pixels_and_the_models_own_numbers_stand_beside(here, tmp_path
     for at, (pixels, raw) in enumerate(zip(box["box"], box["raw"], strict=True)):
         assert pixels == pytest.approx(raw * (400 if at % 2 else 1200) / 1000)
         assert written["bbox_2d"][at] == round(pixels)
+
+
+def test_boxes_of_a_text_in_a_form_are_pixels_and_those_of_an_unknown_image_none(here, tmp_path):
+    wide = tmp_path / "wide.png"
+    Image.open(EXAMPLE).resize((1200, 400)).save(wide)
+    schema = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
+    form = {"type": "json_schema", "json_schema": {"name": "where", "schema": schema}}
+    said = here.ask("Where is the star?", wide, response_format=form).json()["choices"][0]["message"]
+    (written,), (box,) = json.loads(json.loads(said["content"])["answer"]), said["boxes"]
+    assert written["bbox_2d"] == [round(one) for one in box["box"]] != box["raw"]
+    said = here.ask("Where is the star?", wide, EXAMPLE).json()["choices"][0]["message"]
+    (box,) = said["boxes"]
+    assert box["box"] is None and box["raw"] == json.loads(said["content"])[0]["bbox_2d"]
 
 
 def test_an_answer_that_is_sent_back_is_read_in_the_models_own_numbers(here, tmp_path):
@@ -914,7 +927,7 @@ def test_where_every_connection_is_being_answered_one_more_is_refused(tmp_path):
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(here, monkeypatch):
-    monkeypatch.setattr(api, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.1)
     head = (
         f"POST /{CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
     )

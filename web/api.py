@@ -60,7 +60,6 @@ from web.protocol import ApiError, ChatRequest, Head, chunk, completion, read_re
 log = logging.getLogger("ocelli.server")
 
 KEPT_SECONDS = 75  # that a connection is kept for the next request: longer than most clients keep theirs
-BODY_SECONDS = 60  # for its body
 LINGER_SECONDS, LINGER_BYTES = 5, 2**25  # for what is still sent of a request that was refused
 FETCHES = 8  # images of the internet that are fetched at a time
 STREAM_HEADERS = [  # the last one is for nginx, which would collect events
@@ -100,7 +99,7 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, QueueFull):
         return ApiError(429, one_line(error), code="queue_full", retry_after=error.retry_after)
     if isinstance(error, Refused):
-        codes = {403: "forbidden", 413: "request_too_large", 503: "overloaded"}
+        codes = {403: "forbidden", 408: "timeout", 413: "request_too_large", 503: "overloaded"}
         return ApiError(error.status, str(error), code=codes.get(error.status), retry_after=error.retry_after)
     if isinstance(error, HTTPException):
         phrase = HTTPStatus(error.status_code).phrase.lower()
@@ -255,11 +254,7 @@ class ChatCompletions:
         if not length.isdecimal() or len(length) > 20 or int(length) > self.limits.max_body:
             raise Refused(413, f"expected at most {self.limits.max_body:,} bytes in a request, got more")
         with self._room.taken() as take:  # what is only announced takes no room from others
-            try:
-                async with asyncio.timeout(min(BODY_SECONDS, self.limits.seconds)):
-                    body = await read_body(receive, self.limits.max_body, take)
-            except TimeoutError:
-                raise ApiError(408, "the body of this request took too long", code="timeout") from None
+            body = await read_body(receive, self.limits.max_body, take)
             record.read = True
             began = time.monotonic()
             answering = asyncio.create_task(self._answer(body, scope, send, record))

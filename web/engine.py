@@ -54,7 +54,7 @@ from web.models import GUEST, Models
 OPENERS = 2  # threads that open images and encode prompts
 FORMS_EACH = 8  # new ones of a client that wait: each may take a second
 LONGEST_WAIT = 60.0  # seconds that a refused client is asked to wait at most
-STORE_WAIT = 1.0  # seconds that a prompt waits for the prefixes of its model
+STORE_WAIT = 1.0  # seconds that questions wait for the prefixes of their model
 REST_AFTER = 60.0  # seconds without a request, after which memory is given back
 FORGETTING = 0.9  # weight of the seconds that requests took so far, after each one more
 logger = logging.getLogger(__name__)
@@ -313,21 +313,36 @@ class _Stores:
     def __init__(self, limits: EngineLimits):
         self._limits, self._lock, self._closed = limits, threading.Lock(), False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefixes")
-        # By the id of the model, which lives as long as its checkpoint is here.
-        self._opened: dict[int, tuple[Checkpoint, Future[PrefixStore | None]]] = {}
+        # By the id of the model, which lives as long as its checkpoint is here; last, since when.
+        self._opened: dict[int, tuple[Checkpoint, Future[PrefixStore | None], float]] = {}
         if limits.prefix_folder is not None:
             own_folder(limits.prefix_folder)
 
-    def of(self, checkpoint: Checkpoint, seconds: float = 0.0) -> PrefixStore | None:
-        """The one of this model; None if it takes longer than so many seconds until it is open."""
+    def of(self, checkpoint: Checkpoint) -> PrefixStore | None:
+        """The one of this model; None as long as it is being opened."""
+        future = self._begun(checkpoint)[0]
+        return future.result() if future is not None and future.done() else None
+
+    def wait(self, checkpoint: Checkpoint) -> None:
+        """Until the one of this model is open, or STORE_WAIT after that was begun."""
+        future, began = self._begun(checkpoint)
+        if future is not None:
+            wait([future], max(0.0, began + STORE_WAIT - time.monotonic()))
+
+    def waits(self, checkpoint: Checkpoint) -> bool:
+        """Whether `wait` would take any time."""
+        future, began = self._begun(checkpoint)
+        return future is not None and not future.done() and time.monotonic() < began + STORE_WAIT
+
+    def _begun(self, checkpoint: Checkpoint) -> tuple[Future[PrefixStore | None] | None, float]:
+        """What becomes the one of this model, and since when."""
         key = id(checkpoint.model)
         with self._lock:
             if self._closed:
-                return None
+                return None, 0.0
             if key not in self._opened:
-                self._opened[key] = checkpoint, self._thread.submit(self._open, checkpoint)
-            future = self._opened[key][1]
-        return future.result() if wait([future], seconds).done else None
+                self._opened[key] = checkpoint, self._thread.submit(self._open, checkpoint), time.monotonic()
+            return self._opened[key][1:]
 
     def _open(self, checkpoint: Checkpoint) -> PrefixStore | None:
         folder, most = self._limits.prefix_folder, self._limits.prefix_bytes
@@ -340,7 +355,7 @@ class _Stores:
     def drop(self, holds: Callable[[Checkpoint], bool]) -> None:
         """Let go of those of models that are held no longer. Waits for nothing."""
         with self._lock:
-            gone = [key for key, (checkpoint, _) in self._opened.items() if not holds(checkpoint)]
+            gone = [key for key, (checkpoint, *_) in self._opened.items() if not holds(checkpoint)]
             for key in gone:
                 self._thread.submit(self._close, self._opened.pop(key)[1])
 
@@ -417,7 +432,8 @@ class Engine:
             if (opening := self._openings.get(model)) is not None:
                 return opening
             opening = Future[Checkpoint]()
-            if (held := self.models.held(model)) is not None or self._closed:
+            held = self.models.held(model)
+            if self._closed or (held is not None and not self._stores.waits(held)):
                 opening.set_result(held) if held is not None else opening.cancel()
                 return opening
             opening.set_running_or_notify_cancel()  # one who gives up does not end it for the others
@@ -430,6 +446,7 @@ class Engine:
         checkpoint, error = None, None
         try:
             checkpoint = self.models.open(model)
+            self._stores.wait(checkpoint)  # here it holds up those alone who ask this model
         except (
             BaseException
         ) as caught:  # as a panic of a library in Rust is: else all who wait do so for ever
@@ -547,7 +564,6 @@ class Engine:
         checkpoint.check_images(row.image_tokens)
         if ticket.form is not None:
             options = replace(options, constraint=ticket.form)
-        self._stores.of(checkpoint, STORE_WAIT)
         ticket.image_size, ticket.generation_config = row.image_size, checkpoint.model.generation_config
         ticket.prompt_tokens = prompt_tokens(checkpoint, row)
         if (room := checkpoint.context - ticket.prompt_tokens) < 1:

@@ -6,6 +6,7 @@ a public name server), read or write files, or run what components offer. Only t
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import os
@@ -35,6 +36,8 @@ API_ROUTES = frozenset((
     "run", "api", "call", "theme.css", "login_check", "user", "token",
 ))  # fmt: skip
 MAX_BODY = 2**20  # bytes of a request that uploads nothing
+BODY_SECONDS = 60  # for all of a body to arrive
+LEAST_RATE = 2**16  # bytes a second in which uploads have to arrive
 LEAST_BYTES = 2**19  # that a file counts for: the space of all bounds their number, too
 # Scripts and styles stand in Gradio's page itself; images that are being uploaded are blobs.
 POLICY = (
@@ -43,8 +46,7 @@ POLICY = (
     "font-src 'self' data:; worker-src 'self' blob:; connect-src 'self' data: blob:; "
     "object-src 'none'; base-uri 'self'"
 )
-
-
+TOO_SLOW = "the body of this request took too long"
 # What a sentence about an image advises whoever writes a program.
 FOR_PROGRAMS = re.compile(r" or raise ImageLimits\.\w+")
 
@@ -84,17 +86,21 @@ class Room:
 
 async def read_body(receive: Receive, most: int, take: Callable[[int], None] = lambda more: None) -> bytes:
     """The body of a request; `take` is told the bytes of each piece. Raises Refused once it is longer than
-    `most` bytes, and ClientDisconnect."""
+    `most` bytes or has taken BODY_SECONDS, and ClientDisconnect."""
     body, more = bytearray(), True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        take(len(message.get("body", b"")))
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-        if len(body) > most:
-            raise Refused(413, f"expected at most {most:,} bytes in a request, got more")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                take(len(message.get("body", b"")))
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > most:
+                    raise Refused(413, f"expected at most {most:,} bytes in a request, got more")
+    except TimeoutError:
+        raise Refused(408, TOO_SLOW) from None
     return bytes(body)
 
 
@@ -270,7 +276,10 @@ class Guard:
         headers = [header for header in scope["headers"] if header[0] != b"accept-encoding"]
         try:
             with self.uploads.room.taken(size):
-                await self.app({**scope, "headers": headers}, receive, heard)
+                async with asyncio.timeout(BODY_SECONDS + size / LEAST_RATE):
+                    await self.app({**scope, "headers": headers}, receive, heard)
+        except TimeoutError:
+            raise Refused(408, TOO_SLOW) from None
         except (TypeError, ValueError):  # of Gradio's
             raise Refused(400, "expected images in the upload, each a file with its name") from None
         finally:  # an upload that was broken off has left a file, too

@@ -329,7 +329,9 @@ class Service:
         forms = [spoken_form(models.said(name)) for name in {*models.names, *models.guests}]
         if any(form is not None and form.name == "qwen2.5-vl" for form in forms):
             return UNBOUND  # its coordinates depend on the size of the file
-        return max(edges) if len(held) == len(models.names) and not models.any_model else max(*edges, SEEN)
+        if models.any_model:
+            return UNBOUND  # so may those of a guest that is not open yet
+        return max(edges) if len(held) == len(models.names) else max(*edges, SEEN)
 
     def take_in(self, path: str) -> str:
         """See `web.pictures.take_in`. In any thread. What is no image is deleted, with an ImageError."""
@@ -416,7 +418,10 @@ class Service:
                 question.settle(exchange, ids, ticket, visitor.cancelled or "" in ticket.finish_reasons)
             elif exchange in visitor.log:
                 visitor.log.remove(exchange)
-        yield View(visitor.log) if kept else View(visitor.log, STOPPED, returned=request)
+        # What a guest says about several images is known from now on.
+        guest = request.model not in self.models.names
+        told = too_many_images(request.model, ticket.generation_config, len(request.images)) if guest else ""
+        yield View(visitor.log, told) if kept else View(visitor.log, STOPPED, returned=request)
 
     async def follow(self, visitor: Visitor, ticket: Ticket) -> AsyncGenerator[tuple[list[Piece], int], None]:
         """The pieces of a ticket, in lists to be shown at once, with its place in the queue: ([], 3) while it
