@@ -1,35 +1,35 @@
 """What a server is asked: hard images and prompts, always the same, and how they are commonly misread.
 
-A `Case` is a conversation. A `Mistake` is one way of reading it wrong: of the image's bytes, of the messages,
-or of the token ids. Where a server leaves the reference, the reference is run with each mistake in turn.
+A `Case` is a conversation. A `Mistake` is one way of reading it wrong. Where a server leaves the reference,
+the reference is run with each mistake in turn.
 """
 
 from __future__ import annotations
 
 import io
-import struct
 import unicodedata
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image, ImageDraw, ImageOps, ImageSequence
 
 from data.chat import Message
 from data.images import load_image
 
-Parts = tuple[tuple[str, str | bytes], ...]
 QUESTION = "What colour is the star, and how many shapes are there?"
+ORIENTATION = 274  # the EXIF tag
+Messages = tuple[Message, ...]
+Parts = tuple[tuple[str, Any], ...]
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """`messages` hold texts and images as bytes, in order. The reference may refuse a case too."""
 
     name: str
-    messages: tuple[Message, ...]
+    messages: Messages
 
 
 # ---------------------------------------------------------------------------------------------- the images
@@ -44,11 +44,11 @@ def scene(width: int = 96, height: int = 96, background: str = "white") -> Image
     return image
 
 
-def ramp(width: int, height: int) -> np.ndarray:
-    """(H, W) from 0 to 1: a slope with a bright square."""
-    values = np.linspace(0.05, 0.75, width)[None] * np.linspace(0.3, 1, height)[:, None]
-    values[height // 8 : height // 3, width // 8 : width // 2] = 1
-    return values
+def slope(most: int, dtype: type) -> Image.Image:
+    """Grey from 0 to `most`, with a bright square."""
+    values = np.linspace(0.05, 0.75, 96)[None] * np.linspace(0.3, 1, 96)[:, None]
+    values[12:32, 12:48] = 1
+    return Image.fromarray((values * most).astype(dtype))
 
 
 def written(image: Image.Image, kind: str = "PNG", **options) -> bytes:
@@ -68,7 +68,7 @@ def transparent() -> Image.Image:
 
 def turned(orientation: int) -> bytes:
     exif = Image.Exif()
-    exif[274] = orientation
+    exif[ORIENTATION] = orientation
     return written(scene(96, 64), "JPEG", quality=95, subsampling=0, exif=exif)
 
 
@@ -81,49 +81,28 @@ def palette() -> bytes:
     return written(image, transparency=corner)
 
 
-def interlaced() -> bytes:
-    """Adam7, which Pillow reads but does not write."""
-    pixels = np.asarray(scene())
-    steps = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
-    rows = b""
-    for top, left, down, right in steps:
-        for row in pixels[top::down, left::right]:
-            rows += b"\0" + row.tobytes()
-
-    def piece(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", 96, 96, 8, 2, 0, 0, 1)
-    signature = b"\x89PNG\r\n\x1a\n"
-    return signature + piece(b"IHDR", head) + piece(b"IDAT", zlib.compress(rows)) + piece(b"IEND", b"")
-
-
 def images() -> dict[str, bytes]:
     """The files by name. In their order harmless ones come first."""
-    plain, grey = scene(), Image.fromarray((ramp(96, 96) * 255).astype(np.uint8))
-    grey_alpha = grey.convert("LA")
+    plain, grey_alpha = scene(), slope(255, np.uint8).convert("LA")
     grey_alpha.putalpha(transparent().getchannel("A"))
-    first, second = scene(), scene(background="black")
-    files = {
+    frames = {"save_all": True, "append_images": [scene(background="black")], "duration": 100}
+    sizes = {"tall": (24, 2400), "wide": (2400, 24), "1 x 4000": (1, 4000), "4000 x 1": (4000, 1)}
+    return {
         "plain PNG": written(plain),
         "progressive JPEG": written(plain, "JPEG", quality=95, subsampling=0, progressive=True),
-        "interlaced PNG": interlaced(),
         "WebP": written(plain, "WEBP", lossless=True),
         "alpha": written(transparent()),
         "grey with alpha": written(grey_alpha),
         "palette with transparency": palette(),
-        "16 bits": written(Image.fromarray((ramp(96, 96) * 65_535).astype(np.uint16))),
+        "16 bits": written(slope(65_535, np.uint16)),
         "1 bit": written(plain.convert("1")),
         "CMYK JPEG": written(plain.convert("CMYK"), "JPEG", quality=95),
-        "animation": written(first, "GIF", save_all=True, append_images=[second], duration=100),
+        "animation": written(plain, "GIF", **frames),
         "1 x 1": written(Image.new("RGB", (1, 1), "red")),
         "large": written(scene(3000, 2000), "JPEG", quality=90),
-        "tall": written(scene(24, 2400)),
-        "wide": written(scene(2400, 24)),
-        "1 x 4000": written(scene(1, 4000)),
-        "4000 x 1": written(scene(4000, 1)),
+        **{name: written(scene(*size)) for name, size in sizes.items()},
+        **{f"EXIF orientation {n}": turned(n) for n in range(2, 9)},
     }
-    return files | {f"EXIF orientation {n}": turned(n) for n in range(2, 9)}
 
 
 # ----------------------------------------------------------------------------------------- the conversations
@@ -135,184 +114,125 @@ def user(*parts: str | bytes) -> Message:
 def cases() -> tuple[Case, ...]:
     """All of them. Each has an image, as there are models that need one."""
     files = images()
-    made = [Case(name, (user(data, QUESTION),)) for name, data in files.items()]
-    one, other = files["plain PNG"], files["alpha"]
-    third = written(scene(64, 96, "yellow"))
+    one, other, third = files["plain PNG"], files["alpha"], written(scene(64, 96, "yellow"))
     system = Message("system", (("text", "Answer with a single word, in capital letters."),))
-
-    def add(name: str, *messages: Message) -> None:
-        made.append(Case(name, messages))
-
-    add("two images", user(third, one, "Which shape is in the first image?"))
-    add("three images in order", user(one, third, other, "Which image has a yellow background?"))
-    add("the same image twice", user(one, one, "How many shapes are there in all?"))
-    add("image after the text", user("What colour is the circle in this picture?", one))
-    add("image between texts", user("Look at this:", one, "What colour is the circle?"))
-    add("text between images", user("First:", third, "Second:", one, "Which has a circle?"))
-    for token in ("<image>", "<|im_start|>", "<end_of_utterance>", "<|im_end|>", "<fake_token_around_image>"):
-        add(f"{token} typed", user(one, f"What does {token} mean, and what colour is the circle?"))
-    add("system message", system, user(one, QUESTION))
-    add(
-        "three turns",
-        user(one, "What colour is the circle?"),
-        Message("assistant", (("text", "red"),)),
-        user("And the square?"),
-    )
-    add("text beyond ASCII", user(one, "Où est le cercle? ｆｕｌｌ ﬁ é 圆在哪里？ 🟥👩‍👩‍👧"))
-    add("white space around", user(one, "  What colour is the circle? \n\n"))
-    add("empty text beside the question", user(one, "", "What colour is the circle?"))
-    return tuple(made)
+    colour = "What colour is the circle?"
+    turns = (user(one, colour), Message("assistant", (("text", "red"),)), user("And the square?"))
+    typed = ("<image>", "<|im_start|>", "<end_of_utterance>", "<|im_end|>", "<fake_token_around_image>")
+    asked: dict[str, Message | Messages] = {
+        **{name: user(data, QUESTION) for name, data in files.items()},
+        "two images": user(third, one, "Which shape is in the first image?"),
+        "three images in order": user(one, third, other, "Which image has a yellow background?"),
+        "the same image twice": user(one, one, "How many shapes are there in all?"),
+        "image after the text": user("What colour is the circle in this picture?", one),
+        "image between texts": user("Look at this:", one, colour),
+        "text between images": user("First:", third, "Second:", one, "Which has a circle?"),
+        **{
+            f"{token} typed": user(one, f"What does {token} mean, and what colour is the circle?")
+            for token in typed
+        },
+        "system message": (system, user(one, QUESTION)),
+        "three turns": turns,
+        "text beyond ASCII": user(one, "Où est le cercle? ｆｕｌｌ ﬁ é 圆在哪里？ 🟥👩‍👩‍👧"),
+        "white space around": user(one, f"  {colour} \n\n"),
+        "empty text beside the question": user(one, "", colour),
+    }
+    return tuple(Case(name, (m,) if isinstance(m, Message) else m) for name, m in asked.items())
 
 
 # -------------------------------------------------------------------------------------------- the mistakes
-@dataclass(frozen=True)
-class Mistake:
-    """One way of reading a case wrong: an image's bytes as another image, other messages, or other token ids.
+class Mistake(NamedTuple):
+    """One way of reading a case wrong. What a mistake leaves unchanged, it does not explain.
 
-    `image` gives None for a file that it cannot happen to. `ids` takes the right ids and the processor. What
-    a mistake leaves unchanged, it does not explain.
+    `change` takes and gives what `of` says: an image's bytes (it gives an image, or None for a file that it
+    cannot happen to), a text, the parts of a message, all messages, or the token ids with the processor.
     """
 
     name: str
-    image: Callable[[bytes], Image.Image | None] | None = None
-    messages: Callable[[tuple[Message, ...]], tuple[Message, ...]] | None = None
-    ids: Callable | None = None
+    of: str
+    change: Callable[..., Any]
 
 
-def opened(data: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(data))
+def misread(messages: Messages, mistake: Mistake) -> Messages:
+    """The messages with a mistake made in them, unless it is one of token ids."""
+
+    def changed(kind: str, value: Any) -> tuple[str, Any]:
+        if kind != mistake.of:
+            return kind, value
+        read = mistake.change(value)
+        if isinstance(read, Image.Image):
+            read.info = {}  # what it says about itself, by which it would be turned once more
+        return kind, value if read is None else read
+
+    if mistake.of == "messages":
+        return mistake.change(messages)
+    if mistake.of == "parts":
+        return tuple(replace(one, parts=tuple(mistake.change(one.parts))) for one in messages)
+    return tuple(replace(one, parts=tuple(changed(*part) for part in one.parts)) for one in messages)
 
 
-def sideways(data: bytes) -> Image.Image | None:
-    image = opened(data)
-    return image.convert("RGB") if image.getexif().get(274, 1) != 1 else None
+def where(
+    applies: Callable[[Image.Image], bool], change: Callable[[Image.Image], Image.Image]
+) -> Callable[[bytes], Image.Image | None]:
+    """`change` of the images that `applies` is true for, which get both as Pillow opens them."""
+
+    def read(data: bytes) -> Image.Image | None:
+        image = Image.open(io.BytesIO(data))
+        return change(image).convert("RGB") if applies(image) else None
+
+    return read
 
 
-def on_black(data: bytes) -> Image.Image | None:
-    image = opened(data)
-    if not image.has_transparency_data:
-        return None
-    image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "black"), image).convert("RGB")
+def everywhere(change: Callable[[Image.Image], Image.Image]) -> Callable[[bytes], Image.Image]:
+    """`change` of each image as it is read right."""
+    return lambda data: change(load_image(data)).convert("RGB")
 
 
-def without_alpha(data: bytes) -> Image.Image | None:
-    image = opened(data)
-    return image.convert("RGBA").convert("RGB") if image.has_transparency_data else None
+def deep(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[bytes], Image.Image | None]:
+    """`change` of the values of an image of 16 bits."""
+    as_bytes = lambda image: Image.fromarray(change(np.asarray(image)).astype(np.uint8))
+    return where(lambda image: image.mode.startswith("I"), as_bytes)
 
 
-def last_frame(data: bytes) -> Image.Image | None:
-    image = opened(data)
-    if (frames := getattr(image, "n_frames", 1)) == 1:
-        return None
-    image.seek(frames - 1)
-    return image.convert("RGB")
+def with_alpha(change: Callable[[Image.Image], Image.Image]) -> Callable[[bytes], Image.Image | None]:
+    """`change` of the RGBA of an image that has transparent parts."""
+    return where(lambda image: image.has_transparency_data, lambda image: change(image.convert("RGBA")))
 
 
-def clipped(data: bytes) -> Image.Image | None:
-    return of_16_bits(data, lambda values: np.minimum(values, 255))
+def is_image(part: tuple[str, Any]) -> bool:
+    return part[0] == "image"
 
 
-def low_byte(data: bytes) -> Image.Image | None:
-    return of_16_bits(data, lambda values: values & 255)
+def reversed_images(parts: Parts) -> Parts:
+    last = [part for part in parts if is_image(part)]
+    return tuple(last.pop() if is_image(part) else part for part in parts)
 
 
-def of_16_bits(data: bytes, change: Callable[[np.ndarray], np.ndarray]) -> Image.Image | None:
-    image = opened(data)
-    if not image.mode.startswith("I"):
-        return None
-    return Image.fromarray(change(np.asarray(image)).astype(np.uint8)).convert("RGB")
+def first_image_alone(parts: Parts) -> Parts:
+    others = [number for number, part in enumerate(parts) if is_image(part)][1:]
+    return tuple(part for number, part in enumerate(parts) if number not in others)
 
 
-def inverted(data: bytes) -> Image.Image | None:
-    image = opened(data)
-    return ImageOps.invert(image.convert("RGB")) if image.mode == "CMYK" else None
-
-
-def padded(data: bytes) -> Image.Image:
-    image = load_image(data)
-    return ImageOps.pad(image, (max(image.size),) * 2)
-
-
-def shrunk(data: bytes) -> Image.Image:
-    image = load_image(data)
-    image.thumbnail((512, 512))
-    return image
-
-
-def grey(data: bytes) -> Image.Image:
-    return load_image(data).convert("L").convert("RGB")
-
-
-def swapped(data: bytes) -> Image.Image:
-    return Image.fromarray(np.asarray(load_image(data))[:, :, ::-1].copy())
-
-
-def each(change: Callable[[Message], Message]) -> Callable[[tuple[Message, ...]], tuple[Message, ...]]:
-    return lambda messages: tuple(map(change, messages))
-
-
-def images_in_front(message: Message) -> Message:
-    return replace(message, parts=tuple(sorted(message.parts, key=lambda part: part[0] != "image")))
-
-
-def images_at_the_end(message: Message) -> Message:
-    return replace(message, parts=tuple(sorted(message.parts, key=lambda part: part[0] == "image")))
-
-
-def images_reversed(message: Message) -> Message:
-    reverse = iter([part for part in message.parts if part[0] == "image"][::-1])
-    return replace(message, parts=tuple(next(reverse) if p[0] == "image" else p for p in message.parts))
-
-
-def first_image_alone(message: Message) -> Message:
-    first = next((part for part in message.parts if part[0] == "image"), None)
-    seen, kept = False, []
-    for part in message.parts:
-        if part[0] != "image" or not seen:
-            kept.append(part)
-        seen = seen or part is first
-    return replace(message, parts=tuple(kept))
-
-
-def images_once(message: Message) -> Message:
-    return replace(message, parts=tuple(dict.fromkeys(message.parts)))
-
-
-def of_texts(change: Callable[[str], str]) -> Callable[[tuple[Message, ...]], tuple[Message, ...]]:
-    def changed(message: Message) -> Message:
-        parts = [(kind, change(str(value)) if kind == "text" else value) for kind, value in message.parts]
-        return replace(message, parts=tuple(parts))
-
-    return each(changed)
-
-
-def normalised(text: str) -> str:
-    return unicodedata.normalize("NFKC", text)
-
-
-def joined(message: Message) -> Message:
+def joined(parts: Parts) -> Parts:
     """Images in front, and the texts as one with new lines between them."""
-    images = [part for part in message.parts if part[0] == "image"]
-    texts = [str(value) for kind, value in message.parts if kind == "text"]
-    return replace(message, parts=(*images, ("text", "\n".join(texts))))
+    text = "\n".join(part[1] for part in parts if not is_image(part))
+    return (*filter(is_image, parts), ("text", text))
 
 
-def without_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def without_system(messages: Messages) -> Messages:
     return tuple(message for message in messages if message.role != "system")
 
 
-def system_in_question(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def system_in_question(messages: Messages) -> Messages:
     system = "".join(message.text for message in messages if message.role == "system")
-    rest = without_system(messages)
-    if not system:
-        return messages
-    return (replace(rest[0], parts=(("text", system + "\n"), *rest[0].parts)), *rest[1:])
+    first, *rest = without_system(messages)
+    parts = (("text", system + "\n"), *first.parts) if system else first.parts
+    return (replace(first, parts=parts), *rest)
 
 
-def question_alone(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def question_alone(messages: Messages) -> Messages:
     """The last turn, with the images of those before it, without which many a model answers nothing."""
-    before = [part for message in messages[:-1] for part in message.parts if part[0] == "image"]
+    before = [part for message in messages[:-1] for part in message.parts if is_image(part)]
     return (replace(messages[-1], parts=(*before, *messages[-1].parts)),)
 
 
@@ -331,33 +251,50 @@ def bos_missing(ids: list[int], processor) -> list[int]:
     return ids[1:] if ids[0] == processor.tokenizer.bos_token_id else ids
 
 
-MISTAKES = (
-    Mistake("EXIF orientation ignored", image=sideways),
-    Mistake("alpha blended on black", image=on_black),
-    Mistake("alpha dropped, hidden colours shown", image=without_alpha),
-    Mistake("the last frame taken", image=last_frame),
-    Mistake("16 bits clipped to 8", image=clipped),
-    Mistake("16 bits cut to their low byte", image=low_byte),
-    Mistake("CMYK inverted", image=inverted),
-    Mistake("image made grey", image=grey),
-    Mistake("colours swapped (BGR)", image=swapped),
-    Mistake("image padded to a square", image=padded),
-    Mistake("image shrunk to 512 pixels before", image=shrunk),
-    Mistake("images in reverse order", messages=each(images_reversed)),
-    Mistake("images moved in front of the text", messages=each(images_in_front)),
-    Mistake("images moved behind the text", messages=each(images_at_the_end)),
-    Mistake("images in front, texts joined by new lines", messages=each(joined)),
-    Mistake("the first image alone", messages=each(first_image_alone)),
-    Mistake("an image that comes twice shown once", messages=each(images_once)),
-    Mistake("system message dropped", messages=without_system),
-    Mistake("system message put into the question", messages=system_in_question),
-    Mistake("earlier turns dropped", messages=question_alone),
-    Mistake("white space around the text stripped", messages=of_texts(str.strip)),
-    Mistake("text normalised to NFKC", messages=of_texts(normalised)),
-    Mistake(
-        "characters beyond ASCII lost", messages=of_texts(lambda t: t.encode("ascii", "ignore").decode())
-    ),
-    Mistake("typed special tokens not escaped", ids=unescaped),
-    Mistake("BOS twice", ids=bos_twice),
-    Mistake("BOS missing", ids=bos_missing),
+_MISTAKES: dict[str, dict[str, Callable[..., Any]]] = {
+    "image": {
+        "EXIF orientation ignored": where(lambda i: i.getexif().get(ORIENTATION, 1) != 1, Image.Image.copy),
+        "alpha blended on black": with_alpha(
+            lambda i: Image.alpha_composite(Image.new("RGBA", i.size, "black"), i)
+        ),
+        "alpha dropped, hidden colours shown": with_alpha(Image.Image.copy),
+        "the last frame taken": where(
+            lambda i: getattr(i, "n_frames", 1) > 1, lambda i: ImageSequence.all_frames(i)[-1]
+        ),
+        "16 bits clipped to 8": deep(lambda values: np.minimum(values, 255)),
+        "16 bits cut to their low byte": deep(lambda values: values & 255),
+        "CMYK inverted": where(lambda i: i.mode == "CMYK", lambda i: ImageOps.invert(i.convert("RGB"))),
+        "image made grey": everywhere(lambda i: i.convert("L")),
+        "colours swapped (BGR)": everywhere(lambda i: Image.merge("RGB", i.split()[::-1])),
+        "image padded to a square": everywhere(lambda i: ImageOps.pad(i, (max(i.size),) * 2)),
+        "image shrunk to 512 pixels before": everywhere(
+            lambda i: ImageOps.contain(i, (512, 512)) if max(i.size) > 512 else i
+        ),
+    },
+    "parts": {
+        "images in reverse order": reversed_images,
+        "images moved in front of the text": lambda parts: sorted(parts, key=is_image, reverse=True),
+        "images moved behind the text": lambda parts: sorted(parts, key=is_image),
+        "images in front, texts joined by new lines": joined,
+        "the first image alone": first_image_alone,
+        "an image that comes twice shown once": dict.fromkeys,
+    },
+    "messages": {
+        "system message dropped": without_system,
+        "system message put into the question": system_in_question,
+        "earlier turns dropped": question_alone,
+    },
+    "text": {
+        "white space around the text stripped": str.strip,
+        "text normalised to NFKC": lambda text: unicodedata.normalize("NFKC", text),
+        "characters beyond ASCII lost": lambda text: text.encode("ascii", "ignore").decode(),
+    },
+    "ids": {
+        "typed special tokens not escaped": unescaped,
+        "BOS twice": bos_twice,
+        "BOS missing": bos_missing,
+    },
+}
+MISTAKES = tuple(
+    Mistake(name, of, change) for of, named in _MISTAKES.items() for name, change in named.items()
 )

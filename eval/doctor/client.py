@@ -14,6 +14,8 @@ from data.chat import Message
 from inference.errors import RequestError
 from messages import one_line
 
+IMAGE_TYPES = {b"\xff\xd8": "jpeg", b"GI": "gif", b"RI": "webp"}  # by the file's first bytes; else PNG
+
 
 class ServerError(RequestError):
     """The server cannot be asked at all."""
@@ -52,15 +54,13 @@ def to_json(messages: Sequence[Message]) -> list[dict[str, Any]]:
     def part(kind: str, value: Any) -> dict[str, Any]:
         if kind == "text":
             return {"type": "text", "text": value}
-        kinds = {b"\xff\xd8": "jpeg", b"GI": "gif", b"RI": "webp"}
-        name = kinds.get(value[:2], "png")
+        name = IMAGE_TYPES.get(value[:2], "png")
         url = f"data:image/{name};base64,{base64.b64encode(value).decode()}"
         return {"type": "image_url", "image_url": {"url": url}}
 
     def content(message: Message) -> Any:
-        if any(kind == "image" for kind, _ in message.parts) or len(message.parts) != 1:
-            return [part(*one) for one in message.parts]
-        return message.text
+        alone = [kind for kind, _ in message.parts] == ["text"]
+        return message.text if alone else [part(*one) for one in message.parts]
 
     return [{"role": message.role, "content": content(message)} for message in messages]
 
@@ -71,12 +71,6 @@ class Client:
     def __init__(self, url: str, model: str, key: str | None = None, seconds: float = 600):
         headers = {b"authorization": f"Bearer {key}".encode()} if key else {}
         self.url, self.model = url.rstrip("/"), model
-        try:
-            httpx.URL(self.url).host  # noqa: B018
-            if not self.url.startswith(("http://", "https://")):
-                raise httpx.InvalidURL("expected http:// or https:// in front")
-        except httpx.InvalidURL as error:
-            raise ServerError(f"{url!r} is no address of a server: {one_line(error)}") from None
         # A connection for each request: some servers close one after an error without saying so.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._http = httpx.Client(headers=headers, timeout=seconds, limits=limits)
@@ -85,10 +79,10 @@ class Client:
         """The ids that the server lists, None if it has no such list. A ServerError if nobody answers."""
         try:
             reply = self._http.get(self.url + "/models")
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise ServerError(f"{self.url!r} is no address of a server: {one_line(error)}") from None
         except httpx.HTTPError as error:
-            raise ServerError(
-                f"{self.url}: nobody answers ({one_line(error) or type(error).__name__})"
-            ) from None
+            raise ServerError(f"{self.url}: nobody answers ({_reason(error)})") from None
         if reply.status_code in (401, 403):
             raise ServerError(f"{self.url}: the key is refused (status {reply.status_code}); see --api-key")
         try:
@@ -106,20 +100,21 @@ class Client:
     def send(self, body: dict[str, Any]) -> Answer:
         """What the server makes of a body, whatever that is."""
         try:
-            with self._http.stream("POST", self.url + "/chat/completions", json=body) as reply:
-                lines = [*reply.iter_lines()] if body.get("stream") else []
-                text = "\n".join(lines) if body.get("stream") else reply.read().decode("utf-8", "replace")
+            reply = self._http.post(self.url + "/chat/completions", json=body)
         except httpx.TimeoutException:
             return Answer(status=0, problem="no answer in time")
         except httpx.HTTPError as error:
-            said = one_line(error) or type(error).__name__
-            return Answer(status=0, problem=f"the connection broke: {said}")
+            return Answer(status=0, problem=f"the connection broke: {_reason(error)}")
         if reply.status_code != 200:
-            return refusal(reply.status_code, text)
+            return refusal(reply.status_code, reply.text)
         try:
-            return read_events(lines) if body.get("stream") else read_completion(json.loads(text))
+            return read_events(reply.text) if body.get("stream") else read_pieces([json.loads(reply.text)])
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             return Answer(problem=f"not the protocol's form ({type(error).__name__}: {one_line(error, 100)})")
+
+
+def _reason(error: httpx.HTTPError) -> str:
+    return one_line(error) or type(error).__name__
 
 
 def refusal(status: int, text: str) -> Answer:
@@ -132,51 +127,41 @@ def refusal(status: int, text: str) -> Answer:
         return Answer(status, error=one_line(text, 200), problem="the error is not JSON")
 
 
-def text_of(part: dict[str, Any]) -> str:
-    if not isinstance(content := part.get("content") or "", str):
-        raise TypeError(f"content: expected a text, got {type(content).__name__}")
-    return content
+def read_events(text: str) -> Answer:
+    """The answer that the events of a stream are the pieces of."""
+    data = [line[5:].strip() for line in text.split("\n") if line.startswith("data:")]
+    end = data.index("[DONE]") if "[DONE]" in data else len(data)
+    return read_pieces([json.loads(one) for one in data[:end]])
 
 
-def tokens_of(choice: dict[str, Any]) -> list[tuple[str, float]] | None:
-    found = (choice.get("logprobs") or {}).get("content")
-    return None if found is None else [(str(one["token"]), float(one["logprob"])) for one in found]
-
-
-def put_usage(answer: Answer, usage: dict[str, Any] | None) -> None:
-    if not usage:
-        return
-    answer.prompt_tokens, answer.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-    if usage.get("total_tokens", total := usage["prompt_tokens"] + usage["completion_tokens"]) != total:
-        answer.problem = f"usage: total_tokens is {usage['total_tokens']}, expected the sum {total}"
-
-
-def read_completion(value: dict[str, Any]) -> Answer:
+def read_pieces(pieces: Sequence[dict[str, Any]]) -> Answer:
+    """The answer of which a stream has many pieces, and a completion is the only one."""
     answer = Answer()
-    for choice in sorted(value["choices"], key=lambda choice: choice["index"]):
-        answer.texts.append(text_of(choice["message"]))
-        answer.finish.append(choice["finish_reason"])
-        answer.logprobs.append(tokens_of(choice))
-    put_usage(answer, value.get("usage"))
-    return answer
-
-
-def read_events(lines: Sequence[str]) -> Answer:
-    """The answer that events of a stream are the pieces of."""
-    answer, texts, finish = Answer(), dict[int, str](), dict[int, str | None]()
-    data = [line[5:].strip() for line in lines if line.startswith("data:")]
-    for one in data:
-        if one == "[DONE]":
-            break
-        event = json.loads(one)
-        if event.get("error"):
-            answer.problem = f"an error in the stream: {one_line(str(event['error']), 200)}"
-            return answer
-        for choice in event["choices"]:
-            index = choice["index"]
-            texts[index] = texts.get(index, "") + text_of(choice["delta"])
+    texts: dict[int, str] = {}
+    finish: dict[int, str | None] = {}
+    logprobs: dict[int, list[tuple[str, float]] | None] = {}
+    for piece in pieces:
+        if piece.get("error"):
+            return Answer(problem=f"an error in the stream: {one_line(str(piece['error']), 200)}")
+        for choice in piece["choices"]:
+            index, part = choice["index"], choice["delta" if "delta" in choice else "message"]
+            if not isinstance(content := part.get("content") or "", str):
+                raise TypeError(f"content: expected a text, got {type(content).__name__}")
+            texts[index] = texts.get(index, "") + content
             finish[index] = choice.get("finish_reason") or finish.get(index)
-        put_usage(answer, event.get("usage"))
-    answer.texts = [texts[index] for index in sorted(texts)]
-    answer.finish = [finish[index] for index in sorted(texts)]
+            scored = (choice.get("logprobs") or {}).get("content")
+            logprobs[index] = scored and [(str(one["token"]), float(one["logprob"])) for one in scored]
+        if usage := piece.get("usage"):
+            answer.prompt_tokens, answer.completion_tokens = (
+                usage["prompt_tokens"],
+                usage["completion_tokens"],
+            )
+            total = usage["prompt_tokens"] + usage["completion_tokens"]
+            if usage.get("total_tokens", total) != total:
+                answer.problem = f"usage: total_tokens is {usage['total_tokens']}, expected the sum {total}"
+    answer.texts, answer.finish, answer.logprobs = (
+        [of_choice[index] for index in sorted(texts)] for of_choice in (texts, finish, logprobs)
+    )
+    if None in answer.finish:
+        answer.problem = answer.problem or "an answer without finish_reason"
     return answer

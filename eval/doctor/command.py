@@ -16,9 +16,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from eval.doctor.cases import Case, cases
 from eval.doctor.checks import CHECKS, FAULT, GOOD, OPTIONAL, REFUSED, ROUNDING, Finding, broken, run_check
@@ -49,29 +48,26 @@ def build_parser() -> argparse.ArgumentParser:
 
 def examine(client: Client, reference: Reference | None, tokens: int) -> Iterator[Finding]:
     """A finding for each check and each case, as they come."""
-    kinds = {}
+    logprobs = False
     for name in (*CHECKS, *OPTIONAL):
-        finding = run_check(name, client)
-        kinds[name] = finding.kind
-        yield finding
-    extra = {"logprobs": True} if kinds["logprobs"] == GOOD else {}
+        yield (finding := run_check(name, client))
+        logprobs = logprobs or (name == "logprobs" and finding.kind == GOOD)
     for case in cases():
-        yield examine_case(case, client, reference, tokens, extra)
+        yield examine_case(case, client, reference, tokens, logprobs)
 
 
 def examine_case(
-    case: Case, client: Client, reference: Reference | None, tokens: int, extra: dict[str, Any]
+    case: Case, client: Client, reference: Reference | None, tokens: int, logprobs: bool = False
 ) -> Finding:
     """How the server's answer to a case compares. It may refuse what the reference refuses, too; without a
     reference it may refuse anything, if it does so with a status from 400 to 499."""
-    answer = client.ask(case.messages, max_tokens=tokens, **extra)
+    answer = client.ask(case.messages, max_tokens=tokens, **({"logprobs": True} if logprobs else {}))
     said = broken(answer)
     if reference is None:
         return Finding(case.name, (REFUSED if answer.refused else FAULT) if said else GOOD, said)
     try:
+        reference.encode(case.messages)
         difference = None if said else reference.compare(case.messages, answer)
-        if said:
-            reference.check(case.messages)
     except CannotAnswer as error:
         fault = bool(said) and not answer.refused
         return Finding(case.name, FAULT if fault else REFUSED, said or f"the reference refuses it: {error}")
@@ -108,7 +104,7 @@ def main(arguments: list[str]) -> int:
         print(for_terminal(f"{finding.kind:9} {finding.case}{said}"), flush=True)
     counts = Counter(finding.kind for finding in findings)
     if settings.json:
-        settings.json.write_text(json.dumps([asdict(one) for one in findings], indent=2) + "\n")
+        settings.json.write_text(json.dumps([one._asdict() for one in findings], indent=2) + "\n")
     print(f"{len(findings)} cases: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()))
     if not counts[GOOD] + counts[ROUNDING]:
         raise ServerError(

@@ -7,16 +7,15 @@ causes = reference.explain(case.messages, answer)          # mistakes that lead 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from PIL import Image
 
-from data.chat import Message
 from data.errors import ImageError, ProcessorError, PromptError
 from data.processor import EncodedConversation
-from eval.doctor.cases import MISTAKES, Mistake
+from eval.doctor.cases import MISTAKES, Messages, Mistake, misread
 from eval.doctor.client import Answer, CannotAnswer
 from generation import kv_cache as kv
 from inference.answer import prompt_tokens
@@ -26,8 +25,7 @@ from messages import one_line
 LIKELIEST = 200  # tokens among which the server's is looked for
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """Where an answer leaves the reference: what is said of it. `rounding`: within the tolerance."""
 
     said: str
@@ -49,45 +47,31 @@ class Reference:
         self._tolerance, self._tokens = tolerance, tokens
         self._stops = frozenset(self._checkpoint.stop_token_ids)
 
-    def compare(self, messages: Sequence[Message], answer: Answer) -> Difference | None:
+    def compare(self, messages: Messages, answer: Answer) -> Difference | None:
         """What is different, prompt tokens first. Raises CannotAnswer."""
-        return self._compare_row(self._encode(messages, None), answer)
+        return self._compare(self.encode(messages), answer)
 
-    def check(self, messages: Sequence[Message]) -> None:
-        """Raises CannotAnswer for a case that the reference refuses."""
-        self._encode(messages, None)
-
-    def explain(self, messages: tuple[Message, ...], answer: Answer) -> list[str]:
+    def explain(self, messages: Messages, answer: Answer) -> list[str]:
         """Names of the mistakes with which the reference gives this answer."""
-        right, found = self._encode(messages, None), []
+        right, found = self.encode(messages), []
         for mistake in MISTAKES:
             try:
-                row = self._encode(messages, mistake)
-                if _same(row, right):
-                    continue
-                difference = self._compare_row(row, answer)
-                if difference is None or difference.rounding:
-                    found.append(mistake.name)
+                row = self.encode(messages, mistake)
+                difference = None if _same(row, right) else self._compare(row, answer)
             except (CannotAnswer, ValueError):
                 continue  # a prompt that the model cannot take is not what the server gave it
+            if not _same(row, right) and (difference is None or difference.rounding):
+                found.append(mistake.name)
         return found
 
-    def _encode(self, messages: Sequence[Message], mistake: Mistake | None) -> EncodedConversation:
-        """The prompt, with a mistake made in it."""
+    def encode(self, messages: Messages, mistake: Mistake | None = None) -> EncodedConversation:
+        """The prompt, with a mistake made in it. Raises CannotAnswer where the reference refuses it."""
         processor = self._checkpoint.processor
-        read = None if mistake is None else mistake.image
-        if mistake is not None and mistake.messages is not None:
-            messages = mistake.messages(tuple(messages))
         try:
+            shown = messages if mistake is None else misread(messages, mistake)
             conversation = [
-                {
-                    "role": message.role,
-                    "content": [
-                        {"type": kind, kind: _as_read(value, read) if kind == "image" else value}
-                        for kind, value in message.parts
-                    ],
-                }
-                for message in messages
+                {"role": one.role, "content": [{"type": kind, kind: value} for kind, value in one.parts]}
+                for one in shown
             ]
             row = processor.encode_conversation(conversation, True)
         except (ImageError, ProcessorError, PromptError, RequestError) as error:
@@ -96,23 +80,18 @@ class Reference:
             if mistake is None:
                 raise
             raise CannotAnswer(one_line(error, 200)) from None  # Pillow meets what a mistake made of a file
-        if mistake is not None and mistake.ids is not None:
-            row = replace(row, input_ids=mistake.ids(row.input_ids, processor))
-        return row
-
-    def _compare_row(self, row: EncodedConversation, answer: Answer) -> Difference | None:
-        expected = prompt_tokens(self._checkpoint, row)
-        if answer.prompt_tokens is not None and answer.prompt_tokens != expected:
-            more = answer.prompt_tokens - expected
-            said = (
-                f"the prompt has {abs(more)} tokens {'more' if more > 0 else 'fewer'} ({expected} expected)"
-            )
-            return Difference(said)
-        return self._compare_text(row, answer)
+        if mistake is None or mistake.of != "ids":
+            return row
+        return replace(row, input_ids=mistake.change(row.input_ids, processor))
 
     @torch.inference_mode()
-    def _compare_text(self, row: EncodedConversation, answer: Answer) -> Difference | None:
+    def _compare(self, row: EncodedConversation, answer: Answer) -> Difference | None:
         """Follow the server's text token by token: each has to be the likeliest, within the tolerance."""
+        expected = prompt_tokens(self._checkpoint, row)
+        more = expected if answer.prompt_tokens is None else answer.prompt_tokens
+        if more := more - expected:
+            fewer = "more" if more > 0 else "fewer"
+            return Difference(f"the prompt has {abs(more)} tokens {fewer} ({expected} expected)")
         model, tokenizer = self._checkpoint.model, self._checkpoint.processor.tokenizer
         language_model = model.language_model
         x = model.embed(torch.tensor([row.input_ids]), row.tiles)
@@ -121,36 +100,32 @@ class Reference:
             raise CannotAnswer(f"the prompt has {x.shape[1]} tokens, more than the model's context holds")
         cache = kv.allocate_for(model.config.text, 1, room, x)
         hidden, _ = language_model(x, kv_cache=cache, start_pos=0)
-        own = (answer.logprobs[0] if answer.logprobs else None) or []
+        logprobs = (answer.logprobs[0] if answer.logprobs else None) or []
         ids: list[int] = []
         rounding = None
         for number in range(self._tokens):
             scores = language_model.logits(hidden[:, -1])[0].log_softmax(-1)
             best = int(scores.argmax())
-            chosen = next(
-                (t for t in scores.topk(min(LIKELIEST, len(scores))).indices.tolist()
-                 if self._goes_on(ids, t, text)), None
-            )  # fmt: skip
+            likeliest = scores.topk(min(LIKELIEST, len(scores))).indices.tolist()
+            chosen = next((token for token in likeliest if self._goes_on(ids, token, text)), None)
             shown = tokenizer.decode([best], skip_special_tokens=False)
             if chosen is None:
                 rest = text[len(self._text(ids)) :]
                 return Difference(
                     f"token {number + 1} is {shown!r} in the reference, the server has {rest!r}"
                 )
-            gap = float(scores[best] - scores[chosen])
-            if gap > 0:
-                theirs = tokenizer.decode([chosen], skip_special_tokens=False)
+            theirs = tokenizer.decode([chosen], skip_special_tokens=False)
+            if (gap := float(scores[best] - scores[chosen])) > 0:
                 place = f"token {number + 1} is {theirs!r} in place of {shown!r}, logprob gap {gap:.3g}"
                 if gap > self._tolerance:
                     return Difference(place)
                 rounding = rounding or Difference(place + ": rounding", rounding=True)
-            if number < len(own) and chosen not in self._stops:
-                difference = abs(own[number][1] - float(scores[chosen]))
-                if not difference <= self._tolerance:
-                    theirs = tokenizer.decode([chosen], skip_special_tokens=False)
+            if number < len(logprobs) and chosen not in self._stops:
+                logprob, wanted = logprobs[number][1], float(scores[chosen])
+                if not abs(logprob - wanted) <= self._tolerance:
                     return Difference(
-                        f"the logprob of token {number + 1} {theirs!r} is {own[number][1]:.3f}, "
-                        f"{float(scores[chosen]):.3f} in the reference"
+                        f"the logprob of token {number + 1} {theirs!r} is {logprob:.3f}, "
+                        f"{wanted:.3f} in the reference"
                     )
             ids.append(chosen)
             if chosen in self._stops:
@@ -172,18 +147,7 @@ class Reference:
         return text.startswith(self._text([*ids, token]).rstrip("\ufffd"))
 
 
-def _as_read(data: bytes, read: Callable[[bytes], Image.Image | None] | None) -> bytes | Image.Image:
-    """An image as a mistake reads it, without what it says about itself: it would be turned once more."""
-    if read is None or (image := read(data)) is None:
-        return data
-    image.info = {}
-    return image
-
-
 def _same(one: EncodedConversation, other: EncodedConversation) -> bool:
-    if one.input_ids != other.input_ids or (one.tiles is None) != (other.tiles is None):
-        return False
-    if one.tiles is None or other.tiles is None:
-        return True
-    mine, theirs = one.tiles.to("cpu"), other.tiles.to("cpu")
-    return mine.shape == theirs.shape and torch.equal(mine, theirs)
+    """Whether two prompts have the same tokens and the same pixels."""
+    tiles = [[] if row.tiles is None else row.tiles.digests for row in (one, other)]
+    return one.input_ids == other.input_ids and tiles[0] == tiles[1]
