@@ -17,15 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
 
 from data.boxes import Located, centre
 
 Corners = tuple[float, float, float, float]
 MOST_DETECTIONS = 100  # of an image and category, as COCO's maxDets
-# Spaced as NumPy spaces pycocotools' own: a recall that equals one must fall on the same side of it.
-_RECALLS = [number * 0.01 for number in range(100)] + [1.0]
-_THRESHOLDS = [0.5 + number * ((0.95 - 0.5) / 9) for number in range(9)] + [0.95]
+# pycocotools' own: a recall or an IoU that equals one must fall on the same side of it.
+_RECALLS = np.linspace(0, 1, 101)
+_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 
 
 @dataclass(frozen=True)
@@ -43,65 +44,48 @@ class Asked:
     @property
     def points(self) -> tuple[tuple[float, float], ...]:
         """Points, or the centres of boxes."""
-        if self.found.points:
-            return tuple(point.point for point in self.found.points)
-        return tuple(centre(box).point for box in self.found.boxes)
+        return tuple(one.point for one in self.found.points or map(centre, self.found.boxes))
 
     @property
     def refused(self) -> bool:
         return not (self.found.boxes or self.found.points or self.found.malformed)
 
-
-def iou(one: Corners, other: Corners) -> float:
-    """Area in common / area together; 0 for boxes without area."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    if width <= 0 or height <= 0:
-        return 0.0
-    areas = [(x2 - x1) * (y2 - y1) for x1, y1, x2, y2 in (one, other)]
-    return width * height / (sum(areas) - width * height)
+    def fits(self, points: bool = False) -> np.ndarray:
+        """(found, targets): whether each box has an IoU of at least 0.5, or each point lies in the box."""
+        if not points:
+            return ious(self.boxes, self.targets) >= 0.5
+        x1, y1, x2, y2 = np.reshape(self.targets, (-1, 4)).T
+        x, y = np.reshape(self.points, (-1, 2, 1)).swapaxes(0, 1)
+        return (x1 <= x) & (x <= x2) & (y1 <= y) & (y <= y2)
 
 
-def contains(box: Corners, point: tuple[float, float]) -> bool:
-    return box[0] <= point[0] <= box[2] and box[1] <= point[1] <= box[3]
-
-
-def most_pairs(fits: Sequence[Sequence[bool]]) -> int:
-    """The largest number of pairs (row, column) that fit, each row and column in one pair at most."""
-    partner: dict[int, int] = {}  # column -> row
-
-    def place(row: int, tried: set[int]) -> bool:
-        for column, does in enumerate(fits[row]):
-            if does and column not in tried:
-                tried.add(column)
-                if column not in partner or place(partner[column], tried):
-                    partner[column] = row
-                    return True
-        return False
-
-    return sum(place(row, set()) for row in range(len(fits)))
+def ious(boxes: Sequence[Corners], others: Sequence[Corners]) -> np.ndarray:
+    """(boxes, others): area in common / area together; 0 for boxes without area."""
+    one, other = (np.reshape(np.asarray(given, np.float64), (-1, 4)) for given in (boxes, others))
+    sides = np.minimum(one[:, None, 2:], other[:, 2:]) - np.maximum(one[:, None, :2], other[:, :2])
+    common = sides.clip(0).prod(-1)
+    areas = [(corners[:, 2:] - corners[:, :2]).prod(-1) for corners in (one, other)]
+    together = areas[0][:, None] + areas[1] - common
+    return np.divide(common, together, out=np.zeros_like(common), where=common > 0)
 
 
 def hits(asked: Asked, points: bool = False) -> int:
-    """How many of what was found have a target of their own: IoU of at least 0.5, or a point in its box."""
-    if points:
-        return most_pairs([[contains(box, point) for box in asked.targets] for point in asked.points])
-    return most_pairs([[iou(box, target) >= 0.5 for target in asked.targets] for box in asked.boxes])
+    """How many of what was found have a target of their own, one to one, as many as can be."""
+    from scipy.optimize import linear_sum_assignment  # half a second, which --help does without
+
+    fits = asked.fits(points)
+    return int(fits[linear_sum_assignment(fits, maximize=True)].sum())
 
 
 def score_of(asked: Asked, points: bool = False) -> float:
     """One question, 0 to 1: nothing there, whether it was refused; one thing, whether the first box (or
     point) hits it; several, F1 of the hits."""
-    found = asked.points if points else asked.boxes
+    found = len(asked.points if points else asked.boxes)
     if not asked.targets:
         return float(asked.refused)
     if len(asked.targets) == 1:
-        if not found:
-            return 0.0
-        if points:
-            return float(contains(asked.targets[0], asked.points[0]))
-        return float(iou(asked.boxes[0], asked.targets[0]) >= 0.5)
-    return 2 * hits(asked, points) / (len(found) + len(asked.targets))
+        return float(asked.fits(points)[:1].any())
+    return 2 * hits(asked, points) / (found + len(asked.targets))
 
 
 def figures(questions: Sequence[Asked], points: bool = False) -> dict[str, float]:
@@ -113,22 +97,20 @@ def figures(questions: Sequence[Asked], points: bool = False) -> dict[str, float
     present = [one for one in questions if one.targets]
     single = [one for one in present if len(one.targets) == 1]
     absent = [one for one in questions if not one.targets]
-    result = {"parse_failures": mean([float(bool(one.found.malformed)) for one in questions])}
+    result = {"parse_failures": mean([bool(one.found.malformed) for one in questions])}
     if absent:
-        result["absent_refused"] = mean([float(one.refused) for one in absent])
+        result["absent_refused"] = mean([one.refused for one in absent])
     if single:
-        inside = [any(contains(one.targets[0], point) for point in one.points[:1]) for one in single]
-        result["point_in_box"] = mean(inside)
+        result["point_in_box"] = mean([bool(one.fits(points=True)[:1].any()) for one in single])
     if points:
         return result
     if single:
-        best = [iou(one.boxes[0], one.targets[0]) if one.boxes else 0.0 for one in single]
+        best = [float(ious(one.boxes[:1], one.targets).sum()) for one in single]
         result["acc_50"], result["acc_90"] = (mean([value >= at for value in best]) for at in (0.5, 0.9))
         result["mean_iou"] = mean(best)
     if present:
-        right = sum(hits(one) for one in questions)
         every = sum(len(one.boxes) + len(one.targets) for one in questions)
-        result["f1_50"] = 2 * right / every
+        result["f1_50"] = 2 * sum(map(hits, questions)) / every
         result["map"], result["map_50"] = mean_average_precision(questions)
     return result
 
@@ -137,31 +119,24 @@ def mean_average_precision(questions: Sequence[Asked]) -> tuple[float, float]:
     """(over IoUs of 0.5 to 0.95, at 0.5), averaged over names; each question is about an image of its own."""
     names = dict.fromkeys(one.name for one in questions if one.targets)
     by_name = [[one for one in questions if one.name == name] for name in names]
-    precisions = [[_average_precision(own, at) for at in _THRESHOLDS] for own in by_name]
-    every = [value for own in precisions for value in own]
-    return math.fsum(every) / len(every), math.fsum(own[0] for own in precisions) / len(precisions)
+    precisions = np.array([[_average_precision(own, at) for at in _THRESHOLDS] for own in by_name])
+    return float(precisions.mean()), float(precisions[:, 0].mean())
 
 
 def _average_precision(questions: Sequence[Asked], threshold: float) -> float:
     """Precision at 101 recalls. Boxes are taken in their order, all first ones before all second ones."""
     ranked: list[tuple[int, bool]] = []  # (place in its answer, whether it hits)
     for one in questions:
-        free = list(one.targets)
-        for place, box in enumerate(one.boxes[:MOST_DETECTIONS]):
-            # Of equal targets the last, as pycocotools does.
-            best, which = max(((iou(box, target), at) for at, target in enumerate(free)), default=(-1.0, 0))
-            ranked.append((place, best >= min(threshold, 1 - 1e-10)))
+        overlaps = ious(one.boxes[:MOST_DETECTIONS], one.targets)
+        for place, row in enumerate(overlaps):
+            # Of equal targets the last, as pycocotools does; a target is hit once.
+            best = len(row) - 1 - int(row[::-1].argmax()) if len(row) else 0
+            ranked.append((place, bool(len(row)) and row[best] >= min(threshold, 1 - 1e-10)))
             if ranked[-1][1]:
-                free.pop(which)
+                overlaps[:, best] = -1
     ranked.sort(key=lambda pair: pair[0])
-    right = list(accumulate(hit for _, hit in ranked))
-    count = sum(len(one.targets) for one in questions)
-    precision = [hit / (number + 1) for number, hit in enumerate(right)]
-    for at in range(len(precision) - 2, -1, -1):
-        precision[at] = max(precision[at], precision[at + 1])
-    total, place = 0.0, 0
-    for recall in _RECALLS:
-        while place < len(right) and right[place] / count < recall:
-            place += 1
-        total += precision[place] if place < len(right) else 0.0
-    return total / len(_RECALLS)
+    right = np.cumsum([hit for _, hit in ranked])
+    precision = right / np.arange(1, len(right) + 1)
+    precision = np.maximum.accumulate(precision[::-1])[::-1]  # the best at this recall or a higher one
+    at = np.searchsorted(right / sum(len(one.targets) for one in questions), _RECALLS)
+    return float(np.append(precision, 0.0)[at].mean())

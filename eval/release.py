@@ -19,7 +19,7 @@ import torch
 
 from data.processor import Processor
 from eval.__main__ import guarded
-from eval.card import eval_results, evaluation_text
+from eval.card import update_card
 from eval.results import RESULTS, table_text
 from eval.run import evaluate
 from eval.tasks import shapes_task
@@ -46,24 +46,15 @@ def training_data(run: Path) -> str:
 def release(run: Path, folder: Path, questions: int, trained_on: str | None) -> str:
     """Write `folder`; returns the table of its scores."""
     model = VisionLanguageModel.from_pretrained(run, dtype=torch.bfloat16)
-    processor = Processor.from_pretrained(run, config=model.config)
-    model.save_pretrained(folder, processor)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    about = {"summary": SUMMARY, "training_data": trained_on or training_data(run), "license": "apache-2.0"}
+    card = model_card(folder.name, model.config, size, **about)
+    model.save_pretrained(folder, Processor.from_pretrained(run, config=model.config), card=card)
     small = open_checkpoint(folder, device="cpu", dtype="float32").compiled()
     with tempfile.TemporaryDirectory() as output:
         results = evaluate(small, shapes_task(questions), Path(output), controls=True)
-        card = model_card(
-            folder.name,
-            model.config,
-            sum(parameter.numel() for parameter in model.parameters()),
-            summary=SUMMARY,
-            training_data=trained_on or training_data(run),
-            evaluation=evaluation_text([results]),
-            license="apache-2.0",
-            model_name=folder.name,
-            eval_results=eval_results([results]),
-        )
-        model.save_pretrained(folder, processor, card=card)
         shutil.copyfile(Path(output) / RESULTS, folder / RESULTS)
+    update_card(folder, [results])
     return table_text(results["families"])
 
 
@@ -75,12 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--questions", type=positive, default=2000, help="number of held-out questions (default 2000)")
     add("--training-data", metavar="TEXT", help="the card's words on its data (default: those of the run)")
     options = parser.parse_args(arguments)
-    return guarded(
-        parser.prog,
-        lambda: print(
-            for_terminal(release(options.run, options.folder, options.questions, options.training_data))
-        ),
-    )
+    settings = (options.run, options.folder, options.questions, options.training_data)
+    return guarded(parser.prog, lambda: print(for_terminal(release(*settings))))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from PIL import Image
 
 from data.boxes import COORDINATES, Box, Located, Malformed, Point
 from eval import __main__ as command
-from eval.boxes import Asked, figures, iou, mean_average_precision, most_pairs, score_of
+from eval.boxes import Asked, figures, hits, ious, mean_average_precision, score_of
 from eval.lmms_tasks import asks_for_box, in_our_form, in_their_form
 from eval.metrics import MetricError, find_metric
 from inference.attribution.agreement import agreement
@@ -31,14 +31,16 @@ def asked(targets, *boxes, name="star", points=(), malformed=0) -> Asked:
 
 
 def test_iou():
-    assert iou(ONE, ONE) == 1 and iou(ONE, FAR) == 0 and iou(ONE, (10, 0, 20, 10)) == 0
-    assert iou(ONE, (0, 0, 10, 20)) == 0.5 and iou((3, 3, 3, 3), (3, 3, 3, 3)) == 0
+    others = [ONE, FAR, (10, 0, 20, 10), (0, 0, 10, 20)]
+    assert ious([ONE], others).tolist() == [[1, 0, 0, 0.5]]
+    assert ious([(3, 3, 3, 3)], [(3, 3, 3, 3)]).tolist() == [[0]] and ious([], [ONE]).shape == (0, 1)
 
 
 def test_pairs_are_one_to_one_and_as_many_as_can_be():
-    assert most_pairs([[True, True], [True, False]]) == 2  # the first must leave its first choice
-    assert most_pairs([[True], [True], [True]]) == 1
-    assert most_pairs([]) == most_pairs([[False]]) == 0
+    both, left = (0, 0, 20, 10), (0, 0, 9, 10)
+    assert hits(asked([ONE, (10, 0, 20, 10)], both, left)) == 2  # the first must leave its first choice
+    assert hits(asked([ONE], ONE, ONE, ONE)) == 1
+    assert hits(asked([ONE])) == hits(asked([], ONE)) == hits(asked([ONE], FAR)) == 0
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from eval.boxes import Asked, iou, score_of
+from eval.boxes import Asked, ious, score_of
 from eval.metrics import Metric
 from eval.tasks import DESCRIBE_TOKENS, EvalSample, EvalTask
 from recipes.world.heldout import BY_QUESTION, DrawingQuestion, drawing_questions
@@ -60,7 +60,7 @@ def score_drawing(asked: DrawingQuestion, answer: str) -> float:
         return float(answer.strip().lower().startswith(f"i only know {KNOWS}"))
     places = Asked("", asked.boxes, FORM.read(answer, (1000, 1000)))
     if kind == "box":
-        return max((iou(box, asked.boxes[0]) for box in places.boxes[:1]), default=0.0)
+        return float(ious(places.boxes[:1], asked.boxes[:1]).sum())
     return score_of(places, points="point_2d" in qa.answer)
 
 
