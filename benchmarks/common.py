@@ -244,6 +244,14 @@ class Unavailable(RuntimeError):
     """This system cannot run here; the message says why."""
 
 
+class Measured(NamedTuple):
+    """What a system replied to a job: one reply of each round that it took part in."""
+
+    setup: dict
+    job: dict
+    replies: list[Any]
+
+
 _systems: list[Handler] = []  # in a child: its own, from the first job on
 
 
@@ -253,13 +261,18 @@ def _answer(make: Callable[[dict], Handler], setup: dict, job: dict) -> dict | N
     return _systems[0](job)
 
 
+def name_of(setup: dict) -> str:
+    return " ".join(str(setup[key]) for key in ("system", "precision", "quota") if setup.get(key))
+
+
 def take_turns(
     make: Callable[[dict], Handler],
     setups: list[dict],
     jobs: Callable[[dict], list[dict]],
     rounds: int,
     together: bool | None = None,
-) -> tuple[list[list[list[Any]]], dict[str, str]]:
+    needed: Iterable[str] = (),
+) -> tuple[list[Measured], dict[str, str]]:
     """Ask every system for its jobs, round after round, in turn.
 
     Args:
@@ -270,50 +283,50 @@ def take_turns(
         together: keep all children alive, change the system after each job, and do all rounds of a job before
             the next one, so that what a child has in its cache is there in the next round. Otherwise a child
             ends when its turn is over, and only one model is in memory. By default, whether all fit.
+        needed: the program ends where one of these systems drops out.
 
     Returns:
-        replies[system][job], one for each round; and by name of a system why it dropped out.
+        What was measured, in the order of the setups and their jobs; and by name of a system why it dropped
+        out.
     """
     together = fit_together(setups) if together is None else together
-    todo = [jobs(setup) for setup in setups]
-    replies: list[list[list[Any]]] = [[[] for _ in own] for own in todo]
+    asked = [(system, n, job) for system, setup in enumerate(setups) for n, job in enumerate(jobs(setup))]
+    replies: list[list[Any]] = [[] for _ in asked]
     failed: dict[str, str] = {}
     children: dict[int, ProcessPoolExecutor] = {}
-    order = [
-        (n, system, job) for n in range(rounds) for system, own in enumerate(todo) for job in range(len(own))
-    ]
+    order = [(number, place) for number in range(rounds) for place in range(len(asked))]
     if together:
-        order.sort(key=lambda place: (place[2], place[0]))
+        order.sort(key=lambda one: (asked[one[1]][1], one[0]))
+    turns = [(number, asked[place][0]) for number, place in order]
     try:
-        for place, (number, system, job) in enumerate(order):
+        for turn, (number, place) in enumerate(order):
+            system, _, job = asked[place]
             setup = setups[system]
-            name = " ".join(str(setup[key]) for key in ("system", "precision", "quota") if setup.get(key))
+            name = name_of(setup)
             if name in failed:
                 continue
-            print(f"round {number + 1}/{rounds}: {name}: {todo[system][job]}", file=sys.stderr)
-            # A child reads these when it imports torch.
-            for key, value in {
-                "OMP_NUM_THREADS": str(setup["threads"]),
-                **setup.get("environment", {}),
-            }.items():
+            print(f"round {number + 1}/{rounds}: {name}: {job}", file=sys.stderr)
+            variables = {"OMP_NUM_THREADS": str(setup["threads"]), **setup.get("environment", {})}
+            for key, value in variables.items():  # a child reads these when it imports torch
                 os.environ.pop(key, None)
                 if value is not None:
                     os.environ[key] = value
             if system not in children:
                 children[system] = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
             try:
-                asked = children[system].submit(_answer, make, setup, todo[system][job] | {"round": number})
-                replies[system][job].append(asked.result())
+                reply = children[system].submit(_answer, make, setup, job | {"round": number}).result()
+                replies[place] += [] if reply is None else [reply]
             except Exception as error:  # whatever a system dies of, the others go on
                 failed[name] = str(error) if isinstance(error, Unavailable) else repr(error)
                 print(f"left out: {name}: {failed[name]}", flush=True)
-            last = place + 1 == len(order) or order[place + 1][:2] != (number, system)
-            if name in failed or (last and not together):
+            if name in failed or not (together or turns[turn + 1 : turn + 2] == [turns[turn]]):
                 children.pop(system).shutdown()
     finally:
         for child in children.values():
             child.shutdown()
-    return replies, failed
+    if lost := [name for name in needed if name in failed]:
+        sys.exit(f"error: {lost[0]}: {failed[lost[0]]}")
+    return [Measured(setups[s], job, got) for (s, _, job), got in zip(asked, replies) if got], failed
 
 
 def fit_together(setups: list[dict]) -> bool:
@@ -341,31 +354,24 @@ class Command(NamedTuple):
 
 def option(kind: Callable[[str], Any], default: Any, text: str, shown: str | None = None) -> dict[str, Any]:
     """One that has a value. `shown` is the default in words."""
-    metavar = "X,X" if isinstance(default, list | tuple) else "X"
-    return {
-        "type": kind,
-        "default": default,
-        "metavar": metavar,
-        "help": f"{text} (default {shown or default})",
-    }
+    metavar, said = (
+        "X,X" if isinstance(default, list | tuple) else "X",
+        f"{text} (default {shown or default})",
+    )
+    return {"type": kind, "default": default, "metavar": metavar, "help": said}
 
 
 def parse(
-    description: str | None, commands: Command | dict[str, Command], arguments: list[str] | None
+    description: str | None, commands: dict[str, Command], arguments: list[str] | None
 ) -> argparse.Namespace:
-    """The checked settings, whose `command` is the one that was called."""
+    """The checked settings, whose `command` is the one that was called; "" is the program itself."""
     form: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = argparse.ArgumentParser(description=description, **form)
-    if isinstance(commands, Command):
-        made = [(parser, commands)]
-    else:
-        each = parser.add_subparsers(required=True, metavar="COMMAND")
-        made = []
-        for name, command in commands.items():
-            said = inspect.getdoc(command.run) or ""
-            own = each.add_parser(name, help=said.split("\n")[0].rstrip("."), description=said, **form)
-            made.append((own, command))
-    for own, command in made:
+    each = None if "" in commands else parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, command in commands.items():
+        said = inspect.getdoc(command.run) or ""
+        brief = said.split("\n")[0].rstrip(".")
+        own = parser if each is None else each.add_parser(name, help=brief, description=said, **form)
         own.set_defaults(command=command, parser=own)
         for flag, known in ((SHARED if command.measures else {}) | command.options).items():
             own.add_argument(flag, **known)
@@ -377,9 +383,7 @@ def parse(
     return settings
 
 
-def execute(
-    description: str | None, commands: Command | dict[str, Command], arguments: list[str] | None
-) -> int:
+def execute(description: str | None, commands: dict[str, Command], arguments: list[str] | None) -> int:
     settings = parse(description, commands, arguments)
     with tempfile.TemporaryDirectory(prefix="ocelli-bench-") as folder:
         settings.command.run(settings, folder)
@@ -423,13 +427,6 @@ def names(*allowed: str) -> Callable[[str], list[str]]:
 def shared_setup(settings: argparse.Namespace, *keys: str) -> dict:
     """What the setups of all systems have in common."""
     return {key: getattr(settings, key) for key in ("threads", "device", "shape", *keys)}
-
-
-def stop_without(needed: Iterable[str], failed: dict[str, str]) -> None:
-    """End the program where a system that the others are compared with has dropped out."""
-    for name in needed:
-        if name in failed:
-            sys.exit(f"error: {name}: {failed[name]}")
 
 
 def median(values: Iterable[float | None]) -> Any:

@@ -1,13 +1,12 @@
 """The first run on a GPU: does it work, is it right, how fast is it, beside what. `gpu.sh` starts it.
 
     python -m benchmarks.gpu --output runs/gpu      # at most nine minutes
-    python -m benchmarks.gpu --only parity,decode
+    python -m benchmarks.gpu --only tests,decode
     python -m benchmarks.gpu --device cpu           # with a tiny model, to see whether it runs
 
 Each section runs in a process of its own, ended at its time limit or the whole run's, so that one that
 crashes or hangs takes no other with it. Most are the other benchmarks. Each adds a line to OUTPUT/gpu.jsonl,
-its log lies beside it. What was measured becomes OUTPUT/gpu.md, after a whole run on a GPU also the table in
-docs/speed.md, and the last line of stdout.
+its log lies beside it. What was measured becomes tables in OUTPUT/gpu.md, and the last line of stdout.
 """
 
 from __future__ import annotations
@@ -24,23 +23,18 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 
-from benchmarks.common import DTYPES, build_ours, fill, hardware, prompt, table
-from benchmarks.peers import build_transformers, read_bandwidth
-from generation import kv_cache as kv
-from generation.steps import Step
-from inference.checkpoint import fast_step
+from benchmarks.common import hardware, table
+from benchmarks.peers import read_bandwidth
 from training.flops import known_peak, measured_peak
 
 ROOT = Path(__file__).resolve().parent.parent
 TOTAL, LEAST = 530, 15  # seconds of a whole run, and those without which no section begins
 SLOWER = 4  # times that a CPU takes, most of them to import what a section needs
-PARITY_TOKENS, PARITY_CONTEXT = 24, 300
-PAGE, MARKS = ROOT / "docs/speed.md", ("<!-- gpu:", "<!-- /gpu -->")
 RECIPES = {"nanoVLM-222M": "nanovlm-222m", "nanoVLM-460M": "nanovlm-460m"}
 # Of what was measured: sections, and the columns of their table.
 TABLES = {
     ("decode", "int8", "rows"): """precision context:, batch decode_tokens_per_second:,.0f
-        over_transformers_static:.2f over_compiled:.2f floor_fraction:.0% step""",
+        over_transformers_static:.2f floor_fraction:.0% step""",
     ("first_token",): "tiles first_token_seconds:.4f first_token_over_transformers:.2f",
     tuple(
         f"training {shape}" for shape in RECIPES
@@ -58,21 +52,18 @@ class Section(NamedTuple):
 def sections(device: str) -> dict[str, Section]:
     """In the order of what they tell."""
     cpu = device == "cpu"
-    own = ["-m", "benchmarks.gpu", "--device", device, "--section"]
     model = ["--device", device, "--shape", "tiny" if cpu else "SmolVLM-256M"]
     model += ["--quick", "--threads", "1"] if cpu else ["--rounds", "2"]
     latency, bfloat16 = ["-m", "benchmarks.latency"], ["--precisions", "bfloat16"]
     decode = [*latency, "decode", *model, "--tokens", "4" if cpu else "64", "--systems"]
     contexts = ["--prompts", "1", "--contexts", ""] if cpu else ["--prompts", "1,17", "--contexts", "8000"]
     rows = ["--contexts", "", "--batch", "1,3" if cpu else "1,2,4,8,16,32,64,128,256"]
-    compiled = "ours-fast,ours-compiled,transformers-static"
     first = [*latency, "first-token", *model, *bfloat16, "--systems", "ours-fast,transformers"]
     batching = ["-m", "benchmarks.throughput", "batching", *model, "--precision", "bfloat16"]
     found = {
-        "env": Section(40, [*own, "env"]),
+        "env": Section(40, ["-c", f"from benchmarks.gpu import env; env({device!r})"]),
         "tests": Section(110, ["-m", "pytest", "-p", "no:cacheprovider", "tests/test_cuda.py"]),
-        "parity": Section(60, [*own, "parity"]),
-        "decode": Section(150, [*decode, compiled, *bfloat16, *contexts]),
+        "decode": Section(150, [*decode, "ours-fast,transformers-static", *bfloat16, *contexts]),
         "int8": Section(60, [*decode, "ours-fast", "--precisions", "int8", *contexts]),
         "rows": Section(60, [*decode, "ours-fast", *bfloat16, *contexts[:2], *rows]),
         "first_token": Section(60, first),
@@ -136,62 +127,14 @@ def run_all(device: str, names: list[str], output: Path) -> list[dict]:
     return results
 
 
-# ------------------------------------------------------------------------------------- sections of its own
-def env(device: str, shape: str) -> dict:
-    """The machine, and how fast it reads and multiplies."""
+def env(device: str) -> None:
+    """A section of its own: the machine, and how fast it reads and multiplies."""
     found = hardware(device, torch.get_num_threads())
     found["read_bytes_per_second"] = read_bandwidth(device, 2**23 if device == "cpu" else 2**32)
     found["flops_per_second"] = measured_peak(torch.device(device), torch.bfloat16)
-    return found
+    print(json.dumps(found))
 
 
-@torch.no_grad()
-def parity(device: str, shape: str) -> dict:
-    """Beside transformers with the same weights: logits of a prompt, relative to their standard deviation,
-    and how many greedy tokens are equal from the first on. Then the logits of one decode step of each kind,
-    beside those of the eager step in float32."""
-    found: dict[str, Any] = {}
-    exact: torch.Tensor | None = None
-    for precision, dtype in DTYPES.items():
-        ours, theirs = (build(shape, dtype, device) for build in (build_ours, build_transformers))
-        inputs: dict[str, Any] = prompt(shape, 2, device=device)
-        inputs["pixel_values"] = inputs["pixel_values"].to(dtype)
-        got, expected = (model(**inputs).logits.float() for model in (ours, theirs))
-        row: dict[str, Any] = {"prompt_logits": relative(got, expected)}
-        row["same_argmax"] = (got.argmax(-1) == expected.argmax(-1)).float().mean().item()
-        tokens = theirs.generate(**inputs, max_new_tokens=PARITY_TOKENS, do_sample=False)
-        tokens = tokens[:, inputs["input_ids"].shape[1] :]
-        fast, name = fast_step(ours.language_model)
-        for kind, step in {"eager": None, name: fast}.items():
-            own = ours.generate(**inputs, max_new_tokens=PARITY_TOKENS, stop_token_ids=(), decode_step=step)
-            logits = step_logits(ours, step)
-            exact = logits if exact is None else exact  # of the first: eager, in float32
-            equal = int((own == tokens).long().cumprod(1).sum())
-            row[kind] = {"equal_tokens": equal, "step_logits": relative(logits, exact)}
-        found[precision] = row
-        del ours, theirs
-    return found
-
-
-def step_logits(model, step) -> torch.Tensor:
-    """(1, V) of a token after random keys and values."""
-    language_model = model.language_model
-    weight = language_model.norm.weight
-    cache = kv.allocate_for(model.config.text, 1, PARITY_CONTEXT + 1, like=weight)
-    for layer in cache:
-        fill(layer["key"], 1.0), fill(layer["value"], 1.0, start=7919)
-    ids = torch.full((1, 1), 7, device=weight.device)
-    return (step or Step(language_model))(ids, cache, PARITY_CONTEXT).float()
-
-
-def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((got - expected).abs().max() / expected.std()).item()
-
-
-OWN = {"env": env, "parity": parity}
-
-
-# ---------------------------------------------------------------------------------------------- the page
 def report(results: list[dict]) -> str:
     """What was measured of ours, in Markdown; nothing of a section that has not come to its end."""
     by_name = {result["section"]: result for result in results}
@@ -203,14 +146,6 @@ def report(results: list[dict]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write_page(text: str, found: dict) -> None:
-    """The tables into docs/speed.md, under the name of the machine."""
-    machine = f"On one {found['gpu']}, torch {found['torch']}, transformers {found['transformers']}:"
-    begin, rest = PAGE.read_text().split(MARKS[0], 1)
-    head, rest = rest.split("\n", 1)  # what the mark says about itself
-    PAGE.write_text(f"{begin}{MARKS[0]}{head}\n{machine}\n\n{text}{MARKS[1]}{rest.split(MARKS[1], 1)[1]}")
-
-
 def main(arguments: list[str] | None = None) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
@@ -218,20 +153,13 @@ def main(arguments: list[str] | None = None) -> int:
     add("--device", choices=("cuda", "cpu"), default="cuda", help="device (default cuda)")
     add("--only", metavar="S,S", help=f"some of {', '.join(sections('cpu'))}")
     add("--output", type=Path, default=ROOT / "runs/gpu", help="folder of the results (default runs/gpu)")
-    add("--section", choices=OWN, help="run this one in this process, as the others' processes do")
     options = parser.parse_args(arguments)
-    if options.section:
-        shape = "tiny" if options.device == "cpu" else "SmolVLM-256M"
-        print(json.dumps(OWN[options.section](options.device, shape)), flush=True)
-        return 0
     names = options.only.split(",") if options.only else list(sections(options.device))
     if unknown := [name for name in names if name not in sections("cpu")]:
         parser.error(f"--only: expected some of {', '.join(sections('cpu'))}, got {', '.join(unknown)}")
     results = run_all(options.device, names, options.output)
     (options.output / "gpu.md").write_text(report(results))
     print(report(results))
-    if options.device == "cuda" and not options.only and "gpu" in results[0]:
-        write_page(report(results), results[0])
     print(json.dumps({"benchmark": "gpu", "sections": results}), flush=True)
     return int(any("status" in result for result in results))
 

@@ -20,14 +20,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 from benchmarks.common import (
     PRECISIONS,
@@ -48,7 +45,6 @@ from benchmarks.common import (
     prompt_tokens,
     reset_peak,
     shared_setup,
-    stop_without,
     take_turns,
     tile_pixels,
 )
@@ -57,16 +53,14 @@ from benchmarks.peers import (
     OpenVINO,
     Ours,
     Transformers,
-    TransformersStatic,
     cache_bytes,
     read_bandwidth,
 )
-from data.processor import Processor, make_processor
-from data.tokenizer import build_tokenizer
 from generation import threads
 from inference.cli import positive
+from training.plot import svg, text
 
-NO_INT8 = ("ours-eager", "ours-no-cache", "ours-compiled", "transformers", "transformers-static")
+NO_INT8 = ("ours-eager", "ours-no-cache", "transformers", "transformers-static")
 
 
 def setups_of(settings: argparse.Namespace, folder: str, longest: int) -> list[dict]:
@@ -82,14 +76,15 @@ def setups_of(settings: argparse.Namespace, folder: str, longest: int) -> list[d
 
 # -------------------------------------------------------------------------------------------- decoding
 DECODERS: dict[str, Any] = {
-    **dict.fromkeys(("ours-fast", "ours-compiled", "ours-eager", "ours-no-cache"), Ours),
-    **{"transformers": Transformers, "transformers-static": TransformersStatic, "llama.cpp": LlamaCpp},
+    **dict.fromkeys(("ours-fast", "ours-eager", "ours-no-cache"), Ours),
+    **dict.fromkeys(("transformers", "transformers-static"), Transformers),
+    "llama.cpp": LlamaCpp,
 }
 BUFFER = {"cpu": 2**29, "cuda": 2**32}  # bytes that the bandwidth is measured over
 DECODE_COLUMNS = """system precision context:, batch decode_tokens_per_second:.1f ms_per_token:.2f
     floor_fraction:.0% peak_mebibytes:,.0f over_transformers:.2f over_transformers_static:.2f
-    over_compiled:.2f over_llama_cpp:.2f"""
-DECODE_PEERS = ("transformers", "transformers-static", "ours-compiled", "llama.cpp")
+    over_llama_cpp:.2f"""
+DECODE_PEERS = ("transformers", "transformers-static", "llama.cpp")
 
 
 def check_decode(settings: argparse.Namespace) -> None:
@@ -101,7 +96,7 @@ def check_decode(settings: argparse.Namespace) -> None:
         raise ValueError(f"--batch: expected numbers of rows, 1 or more, got {settings.batch}")
     if not settings.systems:  # what PyTorch compiles pays on a GPU; nothing kept takes minutes
         left_out = {"ours-no-cache"} if settings.quick else set()
-        left_out |= {"transformers-static", "ours-compiled"} if settings.device == "cpu" else set()
+        left_out |= {"transformers-static"} if settings.device == "cpu" else set()
         settings.systems = [name for name in DECODERS if name not in left_out]
     limit = SHAPES[settings.shape].text.max_position_embeddings
     longest = max(context for _, context in points_of(settings)) + settings.tokens + 8
@@ -137,24 +132,21 @@ def decode(settings: argparse.Namespace, folder: str) -> None:
         for batch in sorted(settings.batch)
         for tiles, context in points
     ]
-    replies, failed = take_turns(
-        decode_handler,
-        [{"system": "bandwidth", "precision": None, **shared_setup(settings)}, *setups],
-        lambda setup: jobs,
-        settings.rounds,
+    bandwidth = {"system": "bandwidth", "precision": None, **shared_setup(settings)}
+    measured, failed = take_turns(
+        decode_handler, [bandwidth, *setups], lambda setup: jobs, settings.rounds, needed=["bandwidth"]
     )
-    stop_without(["bandwidth"], failed)
-    readings = [{way: median(reply[way] for reply in beside) for way in beside[0]} for beside in replies[0]]
-    by_way = ", ".join(f"{way} {speed / 1e9:.1f}" for way, speed in readings[0].items())
+    readings = {  # of each job, by way of reading
+        str(job): {way: median(reply[way] for reply in replies) for way in replies[0]}
+        for setup, job, replies in measured
+        if setup is bandwidth
+    }
+    reading = readings[str(jobs[0])]
+    by_way = ", ".join(f"{way} {speed / 1e9:.1f}" for way, speed in reading.items())
     print(f"{settings.shape} on {settings.device}: GB/s read beside the first context: {by_way}")
-    rows = []
-    for setup, own in zip(setups, replies[1:], strict=True):
-        for job, answers, reading in zip(jobs, own, readings, strict=True):
-            known = [reply for reply in answers if reply is not None]
-            if known:  # the system can do this, and is still there
-                rows.append(decode_row(setup, job, known, reading))
+    rows = [decode_row(*one, readings[str(one.job)]) for one in measured if one.setup is not bandwidth]
     compare(rows, "decode_tokens_per_second", ("precision", "tiles", "context", "batch"), DECODE_PEERS)
-    fastest = max(readings[0].values())
+    fastest = max(reading.values())
     finish("decode", settings, DECODE_COLUMNS, rows, read_bytes_per_second=fastest, left_out=failed)
 
 
@@ -202,65 +194,17 @@ def decode_row(setup: dict, job: dict, replies: list[dict], reading: dict[str, f
     }
 
 
-# ---------------------------------------------------------------------------------------- a photograph
-SIDE = 3464  # pixels: 12 million of a square, which is cut into 4 x 4 tiles and the whole
-QUESTION = "What is on the table?"
-PILLOW = "pillow"
-
-
-def save_photograph(path: Path) -> None:
-    """A JPEG with detail of every size, of about 4 MB."""
-    random, picture = np.random.default_rng(0), np.zeros((SIDE, SIDE, 3), np.float32)
-    for pixels in (4, 32, 256, SIDE):
-        noise = Image.fromarray(random.integers(0, 256, (pixels, pixels, 3), dtype=np.uint8))
-        picture += np.asarray(noise.resize((SIDE, SIDE), Image.Resampling.BICUBIC), np.float32)
-    weights = picture - picture.mean()
-    Image.fromarray((128 + weights / 3).clip(0, 255).astype(np.uint8)).save(path, quality=80)
-
-
-def processor_of(shape: str, split: bool) -> Processor:
-    config = SHAPES[shape]
-    side, length = config.vision.image_size, config.tokens_per_tile
-    tokenizer = build_tokenizer([QUESTION])
-    return make_processor(
-        tokenizer, image_size=side, image_seq_len=length, longest_edge=4 * side, split=split
-    )
-
-
-def prepare(system: str, path: Path, shape: str, split: bool) -> float | None:
-    """Seconds from the file to the model's inputs, 17 tiles or one; of Pillow, to the same sizes with nothing
-    made of them. None where the system does not read images."""
-    processor, side = processor_of(shape, split), SHAPES[shape].vision.image_size
-    theirs = processor.hf_processor
-    start = time.perf_counter()
-    if system.startswith("ours"):
-        processor.ask(path, QUESTION)
-    elif system == "transformers":
-        assert theirs is not None, "made in transformers' form"
-        with Image.open(path) as image:
-            theirs(text=f"<image>{QUESTION}", images=[image.convert("RGB")], return_tensors="pt")
-    elif system == PILLOW:
-        with Image.open(path) as image:
-            large = image.convert("RGB").resize((4 * side, 4 * side), Image.Resampling.LANCZOS)
-            large.resize((side, side), Image.Resampling.LANCZOS)
-    else:
-        return None
-    return time.perf_counter() - start
-
-
 # ------------------------------------------------------------------------------------- the first token
 READERS: dict[str, Any] = {
     **{"ours-fast": Ours, "ours-eager": Ours, "transformers": Transformers},
     **{"openvino": OpenVINO, "llama.cpp": LlamaCpp},
 }
-PARTS = ("prepare", "vision", "prefill", "first_token", "draft", "with_draft")
-FIRST_TOKEN_COLUMNS = """system precision tiles prepare_seconds:.3f prepare_over_pillow:.2f
+PARTS = ("vision", "prefill", "first_token", "draft", "with_draft")
+FIRST_TOKEN_COLUMNS = """system precision tiles
     vision_seconds:.3f vision_over_openvino:.2f prefill_seconds:.3f prefill_over_llama_cpp:.2f
     first_token_seconds:.3f first_token_over_transformers:.2f draft_seconds:.3f with_draft_seconds:.3f
     least_cosine:.6f"""
-FIRST_TOKEN_PEERS = {"prepare": PILLOW, "vision": "openvino", "prefill": "llama.cpp"} | {
-    "first_token": "transformers"
-}
+FIRST_TOKEN_PEERS = {"vision": "openvino", "prefill": "llama.cpp", "first_token": "transformers"}
 
 
 def check_first_token(settings: argparse.Namespace) -> None:
@@ -276,10 +220,8 @@ def check_first_token(settings: argparse.Namespace) -> None:
 
 
 def first_token(settings: argparse.Namespace, folder: str) -> None:
-    """Seconds to the first word of an answer about an image, and what of them each part takes.
+    """Seconds from the model's inputs to the first word of an answer about an image, and those of each part.
 
-    prepare      a photograph of 12 megapixels read and cut, beside what Pillow needs for the same sizes; it
-                 comes on top of the first token, which counts from the model's inputs
     vision       the tower and the projector; OpenVINO has nothing else
     prefill      the language model up to the first logits; llama.cpp has nothing else
     draft        the first word of a draft (`generate.py --draft`), where one is made
@@ -288,26 +230,20 @@ def first_token(settings: argparse.Namespace, folder: str) -> None:
 
     Each ratio is of what stands left of it. No image comes twice.
     """
-    save_photograph(Path(folder) / "photograph.jpg")
     with torch.no_grad():
         model, tile = build_ours(settings.shape, torch.float32, "cpu"), tile_pixels(settings.shape, 1)
         torch.save(model.encode_images(tile), Path(folder) / "features.pt")
     setups = setups_of(settings, folder, max(prompt_tokens(settings.shape, n) for n in settings.tiles) + 8)
-    alone = [one for one in setups if one["system"] != PILLOW]  # which has no precision: once is enough
-    setups = alone + [one | {"precision": None} for one in setups if one["system"] == PILLOW][:1]
     jobs = [{"tiles": tiles} for tiles in settings.tiles]
-    replies, failed = take_turns(first_token_handler, setups, lambda setup: jobs, settings.rounds)
+    measured, failed = take_turns(first_token_handler, setups, lambda setup: jobs, settings.rounds)
     rows = []
-    for setup, own in zip(setups, replies, strict=True):
-        for job, rounds in zip(jobs, own, strict=True):
-            if not rounds:
-                continue
-            seconds = {f"{part}_seconds": [reply.get(part) for reply in rounds] for part in PARTS}
-            row = {key: setup[key] for key in ("system", "precision", "device", "shape")} | job
-            row |= {"prompt_tokens": prompt_tokens(setup["shape"], job["tiles"])}
-            row |= {key: median(values) for key, values in seconds.items()}
-            row |= {"seconds_of_rounds": {key: values for key, values in seconds.items() if any(values)}}
-            rows.append(row | rounds[0]["info"])
+    for setup, job, replies in measured:
+        seconds = {f"{part}_seconds": [reply.get(part) for reply in replies] for part in PARTS}
+        row = {key: setup[key] for key in ("system", "precision", "device", "shape")} | job
+        row |= {"prompt_tokens": prompt_tokens(setup["shape"], job["tiles"])}
+        row |= {key: median(values) for key, values in seconds.items()}
+        row |= {"seconds_of_rounds": {key: values for key, values in seconds.items() if any(values)}}
+        rows.append(row | replies[0]["info"])
     for part, peer in FIRST_TOKEN_PEERS.items():
         compare(rows, f"{part}_seconds", ("precision", "tiles"), [peer], f"{part}_")
     print(f"{settings.shape} on {settings.device}, {settings.threads} threads: seconds to the first token")
@@ -317,23 +253,17 @@ def first_token(settings: argparse.Namespace, folder: str) -> None:
 def first_token_handler(setup: dict) -> Handler:
     """The child's side: the first tokens of one system, after one that does not count."""
     torch.set_num_threads(setup["threads"])
-    device, name, folder = setup["device"], setup["system"], Path(setup["folder"])
-    system: Any = None
-    info: dict[str, Any] = {}
-    if name != PILLOW:
-        system = READERS[name](setup)
-        info = dict(system.info)
-        system.first_token(1, image=1000)
-        features = system.features(tile_pixels(setup["shape"], 1).to(device))
-        if features is not None:
-            expected = torch.load(folder / "features.pt")
-            info["least_cosine"] = F.cosine_similarity(features.float().cpu(), expected, dim=-1).min().item()
+    system = READERS[setup["system"]](setup)
+    info: dict[str, Any] = dict(system.info)
+    system.first_token(1, image=1000)
+    features = system.features(tile_pixels(setup["shape"], 1).to(setup["device"]))
+    if features is not None:
+        expected = torch.load(Path(setup["folder"]) / "features.pt")
+        info["least_cosine"] = F.cosine_similarity(features.float().cpu(), expected, dim=-1).min().item()
 
     def handle(job: dict) -> dict:
-        reply = system.first_token(job["tiles"], image=job["round"]) if system else {}
-        reply["first_token"] = reply.pop("total", None)
-        seconds = prepare(name, folder / "photograph.jpg", setup["shape"], job["tiles"] > 1)
-        return reply | {"prepare": seconds, "info": info}
+        reply = system.first_token(job["tiles"], image=job["round"])
+        return reply | {"first_token": reply.pop("total", None), "info": info}
 
     return handle
 
@@ -379,23 +309,18 @@ def load(settings: argparse.Namespace, folder: str) -> None:
 
     def jobs(setup: dict) -> list[dict]:
         conditions = (f"quota {setup['quota']:g}",) if setup["quota"] else CONDITIONS
-        never = setup["system"] == "ours-never-loaded"
-        return [
-            {"condition": condition, "tokens": settings.tokens}
-            for condition in conditions
-            if condition != "busy" or not never
-        ]
+        if setup["system"] == "ours-never-loaded":
+            conditions = tuple(one for one in conditions if one != "busy")
+        return [{"condition": condition, "tokens": settings.tokens} for condition in conditions]
 
-    replies, failed = take_turns(load_handler, setups, jobs, settings.rounds)
+    measured, failed = take_turns(load_handler, setups, jobs, settings.rounds)
     rows = []
-    for setup, of_setup in zip(setups, replies, strict=True):
-        for job, answers in zip(jobs(setup), of_setup, strict=True):
-            if answers:  # else it dropped out
-                seconds = [one["seconds"] / one["steps"] for one in answers]
-                row = {key: setup[key] for key in ("system", "precision", "shape")}
-                row |= {"condition": job["condition"], "decode_tokens_per_second": 1 / median(seconds)}
-                row |= {"first_token_seconds": median(one["first"] for one in answers)}
-                rows.append(row | {"seconds_of_rounds": seconds})
+    for setup, job, replies in measured:
+        seconds = [one["seconds"] / one["steps"] for one in replies]
+        row = {key: setup[key] for key in ("system", "precision", "shape")}
+        row |= {"condition": job["condition"], "decode_tokens_per_second": 1 / median(seconds)}
+        row |= {"first_token_seconds": median(one["first"] for one in replies)}
+        rows.append(row | {"seconds_of_rounds": seconds})
     compare(rows, "decode_tokens_per_second", ("condition", "precision"), LOAD_PEERS)
     order = {condition: number for number, condition in enumerate(CONDITIONS)}
     rows.sort(key=lambda row: (order.get(row["condition"], 9), row["condition"], row["precision"]))
@@ -466,17 +391,14 @@ LABELS = {"ours-fast": "Ocelli", "openvino": "OpenVINO (tower)", "llama.cpp": "l
 BAR, GAP, LEFT, WIDTH, TOP, NUMBER = 20, 14, 260, 820, 68, 60  # pixels; NUMBER is at the end of a bar
 
 
-def text(x: float, y: float, words: str, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" {more}>{escape(words)}</text>'
-
-
 def draw(result: dict) -> str:
     """Bars of all systems in SVG: decoding at the shortest context and one row with the memory's limit, or
     first tokens with a column for each number of tiles, the tower's part and the language model's."""
     decoding = result["benchmark"] == "decode"
-    rows = [row for row in result["rows"] if row["system"] in COLOURS and row.get("batch", 1) == 1]
     key, form = ("context", ".0f") if decoding else ("tiles", ".2f")
+    rows = [row for row in result["rows"] if row["system"] in COLOURS and row.get("batch", 1) == 1]
     columns = sorted({row[key] for row in rows})[: 1 if decoding else None]
+    order = list(dict.fromkeys(row["precision"] for row in rows))
     title = "Seconds to the first token"
     note = "dark: vision tower, light: language model; dashed: first word of a draft"
     if decoding:
@@ -490,21 +412,21 @@ def draw(result: dict) -> str:
             return [speed], speed / row["floor_fraction"]
         return [row["vision_seconds"] or 0, row["prefill_seconds"] or 0], row["draft_seconds"]
 
-    order = list(dict.fromkeys(row["precision"] for row in rows))
-    best = lambda row: (order.index(row["precision"]), sum(parts_of(row)[0]) * (-1 if decoding else 1))
-    drawn, tops, y, before = [], {}, TOP, order[0]
-    for row in sorted((row for row in rows if row[key] == columns[-1]), key=best):
-        y += GAP * (row["precision"] != before)
-        tops[row["system"], before := row["precision"]] = y
+    def place(row: dict) -> tuple[int, float]:
+        return order.index(row["precision"]), sum(parts_of(row)[0]) * (-1 if decoding else 1)
+
+    drawn: list[str] = []
+    tops: dict[tuple[str, str], int] = {}
+    for row in sorted((row for row in rows if row[key] == columns[-1]), key=place):
+        top = tops[row["system"], row["precision"]] = TOP + len(tops) * (BAR + 4) + place(row)[0] * GAP
         name = f"{LABELS.get(row['system'], row['system'])}, {row['precision']}"
-        drawn.append(text(LEFT - 8, y + 15, name, 'text-anchor="end"'))
-        y += BAR + 4
+        drawn.append(text(LEFT - 8, top + 15, name, "end"))
     width = (WIDTH - LEFT) / len(columns)
-    for place, column in enumerate(columns):
-        left, own = LEFT + place * width, [row for row in rows if row[key] == column]
+    for number, column in enumerate(columns):
+        left, own = LEFT + number * width, [row for row in rows if row[key] == column]
         scale = (width - NUMBER) / max(max(sum(lengths), mark or 0) for lengths, mark in map(parts_of, own))
-        heading = text(left, TOP - 6, f"{column} tile{'s' * (column > 1)}", 'font-weight="600"')
-        drawn += [] if decoding else [heading]
+        heading = f"{column} tile{'s' * (column > 1)}"
+        drawn += [] if decoding else [text(left, TOP - 6, heading, style='font-weight="600"')]
         for row in own:
             (lengths, mark), x, top = parts_of(row), left, tops[row["system"], row["precision"]]
             colour = COLOURS[row["system"]]
@@ -518,14 +440,9 @@ def draw(result: dict) -> str:
                 drawn.append(f'<path d="{line}" stroke="#dc2626" stroke-dasharray="4 3"/>')
     hardware = result["hardware"]
     where = hardware["gpu"] or f"{hardware['cpu']}, {hardware['threads']} threads"
-    font = 'font-family="system-ui, sans-serif" font-size="13" fill="#1e293b"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + GAP}" width="{WIDTH}" {font}>'
-    ground = f'<rect width="{WIDTH}" height="{y + GAP}" fill="#ffffff"/>'
-    title = text(
-        12, 22, f"{title}, {result['settings']['shape']}'s shape", 'font-size="15" font-weight="600"'
-    )
-    note = text(12, 42, f"{where}; {note}", 'font-size="12" fill="#475569"')
-    return "\n".join([head, ground, title, note, *drawn, "</svg>\n"])
+    drawn.append(text(10, 38, f"{where}; {note}", style='fill="#475569"'))
+    height = max(tops.values()) + BAR + GAP
+    return svg(WIDTH, height, f"{title}, {result['settings']['shape']}'s shape", drawn)
 
 
 def check_picture(settings: argparse.Namespace) -> None:
@@ -554,7 +471,7 @@ COMMANDS = {
     }),
     "first-token": Command(first_token, check_first_token, {
         "--precisions": option(names(*PRECISIONS), [], "of the weights", "all"),
-        "--systems": option(names(*READERS, PILLOW), [*READERS, PILLOW], "which", "all"),
+        "--systems": option(names(*READERS), list(READERS), "which", "all"),
         "--tiles": option(integers, [1, 17], "tiles of the image", "1,17"),
     }),
     "load": Command(load, check_load, {

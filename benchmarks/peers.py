@@ -82,29 +82,8 @@ def cache_bytes(shape: str, dtype: torch.dtype | None) -> int:
 
 
 # ---------------------------------------------------------------------------------------------- Ocelli
-class CompiledStep:
-    """The eager step as one graph of torch.compile, its cache of a fixed length and positions on the device:
-    what PyTorch makes of a decode step without kernels of one's own."""
-
-    def __init__(self, language_model, device: str):
-        self._step = step_of(None, language_model)
-        options: dict[str, Any] = {"mode": "reduce-overhead"} if device == "cuda" else {"backend": "eager"}
-        self._compiled = torch.compile(self._step, fullgraph=True, **options)
-        self._cache: kv.KVCache | None = None
-
-    def __call__(self, token_ids: Tensor, kv_cache: kv.KVCache, start_pos: int | Tensor) -> Tensor:
-        if kv_cache is not self._cache:  # a graph writes to memory that stays
-            self._cache = kv_cache
-            for tensor in (tensor for layer in kv_cache for tensor in layer.values()):
-                torch._dynamo.mark_static_address(tensor)
-        if isinstance(start_pos, int):
-            start_pos = torch.full((len(token_ids),), start_pos, device=token_ids.device)
-        torch.compiler.cudagraph_mark_step_begin()
-        return self._compiled(token_ids, kv_cache, start_pos).clone()
-
-
 class Ours:
-    """Our model: the eager step, the fast one, the eager one compiled, or nothing kept at all."""
+    """Our model: the eager step, the fast one, or nothing kept at all."""
 
     def __init__(self, setup: dict):
         self.shape, self.device = setup["shape"], setup["device"]
@@ -112,8 +91,6 @@ class Ours:
         checkpoint = build_checkpoint(setup, fast=self.kind == "fast")
         self.model, self.step = checkpoint.model, checkpoint.decode_step
         self.info: dict[str, Any] = {"step": checkpoint.decode_step_name}
-        if self.kind == "compiled":
-            self.step = CompiledStep(self.model.language_model, self.device)
         if self.kind == "fast":
             if self.step is None:
                 raise Unavailable(self.info["step"])
@@ -235,12 +212,14 @@ class Clock(BaseStreamer):
 
 
 class Transformers:
-    """transformers' own generate with its dynamic cache; first tokens are timed at its modules."""
+    """transformers' own generate, with its dynamic cache or the static one, for which it compiles its step on
+    CUDA; first tokens are timed at its modules."""
 
     def __init__(self, setup: dict):
         if setup["precision"] not in DTYPES:
             raise Unavailable(f"transformers has no {setup['precision']} weights without further packages")
         self.shape, self.device = setup["shape"], setup["device"]
+        self.static = setup["system"] == "transformers-static"
         self.dtype = self.cache_type = DTYPES[setup["precision"]]
         self.model = build_transformers(self.shape, self.dtype, self.device)
         self.info: dict[str, Any] = {}
@@ -272,6 +251,8 @@ class Transformers:
     @torch.no_grad()
     def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict:
         text, cache = SHAPES[self.shape].text, DynamicCache(config=self.model.config)
+        if self.static:
+            cache = StaticCache(self.model.config, max_cache_len=context + WARM_UP + tokens + 1)
         size = (batch, text.num_key_value_heads, context, text.head_dim)
         for layer in range(text.num_hidden_layers):
             random = [fill(torch.empty(size, dtype=self.dtype, device=self.device), 1.0) for _ in range(2)]
@@ -281,47 +262,6 @@ class Transformers:
         got = self.generate(WARM_UP + tokens + 1, input_ids=ids, past_key_values=cache, streamer=clock)
         assert got.shape[1] == context + 1 + WARM_UP + tokens + 1, "transformers stopped early"
         return {"seconds": clock.times[-1] - clock.times[-1 - tokens], "steps": tokens}
-
-
-class TransformersStatic(Transformers):
-    """transformers' decoder with its static cache, the decode step compiled as one graph."""
-
-    def __init__(self, setup: dict):
-        super().__init__(setup)
-        mode = "reduce-overhead" if self.device == "cuda" else "default"
-        self._step = torch.compile(self._one_token, mode=mode, fullgraph=True)
-        self._caches: dict = {}  # kept, as another cache would be compiled for anew
-
-    def _one_token(self, ids: Tensor, cache, positions: Tensor) -> Tensor:
-        """(B, 1) ids -> (B, 1) ids."""
-        out = self.model.model.text_model(input_ids=ids, past_key_values=cache, position_ids=positions)
-        return self.model.lm_head(out.last_hidden_state[:, -1]).argmax(-1, keepdim=True)
-
-    def _cache(self, context: int, batch: int, room: int):
-        if (room, batch) not in self._caches:
-            text = SHAPES[self.shape].text
-            cache = StaticCache(config=self.model.config, max_cache_len=room)
-            device = torch.device(self.device)
-            cache.early_initialization(batch, text.num_key_value_heads, text.head_dim, self.dtype, device)
-            for layer in cache.layers:
-                fill(layer.keys, 1.0), fill(layer.values, 1.0)
-            self._caches[room, batch] = cache
-        for layer in self._caches[room, batch].layers:
-            layer.cumulative_length.fill_(context)
-        return self._caches[room, batch]
-
-    @torch.no_grad()
-    def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict:
-        cache = self._cache(context, batch, context + WARM_UP + tokens)
-        ids = words(self.shape, 1, 1).expand(batch, 1).to(self.device)
-        start = 0.0
-        for number in range(WARM_UP + tokens):
-            if number == WARM_UP:
-                start = now(self.device)
-            positions = torch.full((batch, 1), context + number, device=self.device)
-            torch.compiler.cudagraph_mark_step_begin()
-            ids = self._step(ids, cache, positions).clone()
-        return {"seconds": now(self.device) - start, "steps": tokens}
 
 
 # -------------------------------------------------------------------------------------------- OpenVINO

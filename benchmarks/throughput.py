@@ -1,8 +1,7 @@
-"""How much many requests together get: batches, prompt lookup, prefixes that are kept, the server.
+"""How much many requests together get: batches, prefixes that are kept, the server.
 
     python -m benchmarks.throughput batching                        # 64 requests, 8 slots, text prompts
     python -m benchmarks.throughput batching --pictures 20 --requests 400 --slots 32 --tokens 8
-    python -m benchmarks.throughput lookup --precisions bfloat16 --tokens 400
     python -m benchmarks.throughput prefix                          # 16 answers, 20 questions, 17 tiles
     python -m benchmarks.throughput serving                         # the embedded model, 16 clients
 
@@ -23,11 +22,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import torch
@@ -36,11 +34,9 @@ from torch import Tensor
 from benchmarks.common import (
     DTYPES,
     PRECISION,
-    PRECISIONS,
     SHAPES,
     Command,
     Handler,
-    Unavailable,
     build_checkpoint,
     compare,
     execute,
@@ -48,26 +44,23 @@ from benchmarks.common import (
     finish,
     image_tokens,
     median,
+    name_of,
     names,
     now,
     option,
-    precisions_of,
     prompt,
     prompt_tokens,
     shared_setup,
-    stop_without,
     take_turns,
     words,
 )
 from benchmarks.peers import Transformers
 from data.tiles import Tiles
 from generation.decoding import GenerationOptions
-from generation.kv_cache import KVCache
 from generation.prefix_store import PrefixStore
 from generation.requests import Request
 from generation.scheduler import Scheduler
 from generation.session import Session
-from generation.steps import Step
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from inference.cli import positive
@@ -124,14 +117,14 @@ def batching(settings: argparse.Namespace, folder: str) -> None:
     The padded batches take the requests as they come, as many as there are slots, and stop when all their
     rows have. The tokens of all are compared with those of each request alone (identical in float32).
     """
-    systems = [*BATCHED[:3], *settings.peers]
     shared = shared_setup(settings, "precision", "slots", "requests", "pictures", "tokens")
-    setups = [{"system": system, **shared} for system in systems]
-    replies, failed = take_turns(batching_handler, setups, lambda setup: [{}], settings.rounds, together=True)
-    stop_without(failed, failed)
-    reference = replies[BATCHED.index("one by one")][0][0]["token_ids"]
+    setups = [{"system": system, **shared} for system in (*BATCHED[:3], *settings.peers)]
+    measured, _ = take_turns(
+        batching_handler, setups, lambda setup: [{}], settings.rounds, True, map(name_of, setups)
+    )
+    reference = measured[BATCHED.index("one by one")].replies[0]["token_ids"]
     rows = []
-    for setup, (rounds,) in zip(setups, replies, strict=True):
+    for setup, _, rounds in measured:
         tokens = rounds[0]["token_ids"]
         same, seconds = sum(map(list.__eq__, tokens, reference)), median(one["seconds"] for one in rounds)
         row = setup | {"new_tokens": sum(map(len, tokens)), "decode_steps": rounds[0]["decode_steps"]}
@@ -202,121 +195,6 @@ def batching_handler(setup: dict) -> Handler:
     return handle
 
 
-# ---------------------------------------------------------------------------------------------- lookup
-LOOKUP_COLUMNS = """answer precision tokens_per_second_off:.1f tokens_per_second_auto:.1f ratio:.2f
-    proposed accepted"""
-
-
-class Scripted(Step):
-    """A step whose answer is written beforehand: after `start` positions of the prompt come `ids`."""
-
-    same_bits = True
-
-    def __init__(self, step: Step, start: int, ids: list[int]):
-        self._step, self._start, self._ids = step, start, torch.tensor(ids)
-
-    def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
-        return self._write(self._step(token_ids, kv_cache, start_pos)[:, None], start_pos)[:, 0]
-
-    def prefill(
-        self, embeddings: Tensor, lengths: Sequence[int], kv_cache: KVCache, start_pos: int | Tensor = 0
-    ) -> Tensor:
-        return self._step.prefill(embeddings, lengths, kv_cache, start_pos)
-
-    def chunk(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
-        return self._write(self._step.chunk(token_ids, kv_cache, start_pos), start_pos)
-
-    def _write(self, logits: Tensor, start_pos: int | Tensor) -> Tensor:
-        next_one = int(start_pos) + 1 - self._start  # the token that is fed at the prompt's end is number 0
-        ids = self._ids[next_one : next_one + logits.shape[1]]
-        logits[0, torch.arange(len(ids)), ids] = 1e30
-        return logits
-
-
-def scripted_answers(prompt: list[int], tokens: int, vocabulary: int) -> dict[str, list[int]]:
-    """Answers of so many tokens, by name; those of prose are out of `vocabulary` ids."""
-    chance = random.Random(0)
-    table: list[int] = []
-    while len(table) < tokens:
-        table += [*prompt[:6], *chance.choices(prompt, k=4)]
-    often = [1 / n for n in range(1, vocabulary + 1)]
-    return {
-        "transcript": (prompt * (1 + tokens // len(prompt)))[:tokens],
-        "table": table[:tokens],
-        "prose": chance.choices(range(vocabulary), often, k=tokens),
-        "misleading": [chance.choice(prompt[:12]) for _ in range(tokens)],
-    }
-
-
-def check_lookup(settings: argparse.Namespace) -> None:
-    settings.precisions = precisions_of(settings)
-    if settings.quick:
-        settings.rounds, settings.tokens = 1, 40
-
-
-def lookup(settings: argparse.Namespace, folder: str) -> None:
-    """Prompt lookup: how many times as fast answers come, repeating ones and others.
-
-    Each pass does all of its work with random weights, and then its logits are changed so that the answer is
-    one of these, whatever a model would have said:
-
-    transcript   a copy of the prompt's text
-    table        lines of 10 tokens, the first 6 of which are always the same
-    prose        words as often as in a language: the n-th of 2,000 once for n times that the first is there
-    misleading   drawn from 12 tokens: there is always something to look up, and it is mostly wrong
-
-    The same answers come without lookup and with `lookup="auto"` in turn. The ratio is the median over the
-    rounds.
-    """
-    setups = [
-        {"system": "ours", "precision": precision, **shared_setup(settings, "tokens")}
-        for precision in settings.precisions
-    ]
-    jobs = [{"answer": answer} for answer in scripted_answers([0], 1, 1)]
-    replies, failed = take_turns(lookup_handler, setups, lambda _: jobs, settings.rounds, together=True)
-    stop_without(failed, failed)
-    rows = []
-    for setup, of_setup in zip(setups, replies, strict=True):
-        for job, rounds in zip(jobs, of_setup, strict=True):
-            ratios = [reply["auto"] / reply["off"] for reply in rounds]
-            row = setup | job | {"ratio": median(ratios), "ratios": ratios}
-            for name in ("off", "auto"):
-                row[f"tokens_per_second_{name}"] = median(reply[name] for reply in rounds)
-            for name in ("proposed", "accepted"):
-                row[name] = median(reply[name] for reply in rounds)
-            rows.append(row)
-    finish("lookup", settings, LOOKUP_COLUMNS, rows)
-
-
-def lookup_handler(setup: dict) -> Handler:
-    """The child's side: the answers of one precision, without lookup and with it."""
-    torch.set_num_threads(setup["threads"])
-    checkpoint = build_checkpoint(setup, fast=True)
-    model, step = checkpoint.model, checkpoint.decode_step
-    if not isinstance(step, Step):
-        raise Unavailable(checkpoint.decode_step_name)
-    ids = words(setup["shape"], 1, setup["tokens"])
-    answers = scripted_answers(ids.tolist(), setup["tokens"], min(2000, model.config.text.vocab_size - 200))
-
-    def handle(job: dict) -> dict:
-        reply = {}
-        for way in ("off", "auto") if job["round"] % 2 else ("auto", "off"):
-            output = model.generate_detailed(
-                ids[None],
-                max_new_tokens=setup["tokens"],
-                stop_token_ids=(),
-                lookup=way,
-                decode_step=Scripted(step, len(ids), answers[job["answer"]]),
-            )
-            assert output.rows()[0][1:] == answers[job["answer"]][1:], "lookup must not change the answer"
-            reply[way] = (setup["tokens"] - 1) / output.seconds["decode"]
-            if way == "auto":
-                reply |= {"proposed": output.proposed_tokens, "accepted": output.accepted_tokens}
-        return reply
-
-    return handle
-
-
 # -------------------------------------------------------------------------------------------- prefixes
 PREFIX_COLUMNS = """what system precision prompt_tokens:, measured_calls seconds:.3f ratio:.4f
     equal_answers"""
@@ -345,16 +223,13 @@ def prefix(settings: argparse.Namespace, folder: str) -> None:
     jobs = [alone, {"what": "session", "questions": settings.questions}]
     jobs += [{"what": "answers", "answers": count} for count in (1, settings.answers)]
     jobs += [{"what": "restart"}]
-    replies, failed = take_turns(
-        prefix_handler,
-        [{"system": system, **shared} for system in systems],
-        lambda setup: jobs if setup["system"] == "ours" else [alone],
-        settings.rounds,
-        together=True,
-    )
-    stop_without([f"ours {settings.precision}"], failed)
-    ours, theirs = replies[0], [reply for own in replies[1:] for reply in own[0]]
-    own, session, one, many = (median(reply["seconds"] for reply in job) for job in ours[:4])
+    setups = [{"system": system, **shared} for system in systems]
+    measured, _ = take_turns(
+        prefix_handler, setups, lambda setup: jobs if setup["system"] == "ours" else [alone], settings.rounds,
+        True, [name_of(setups[0])],
+    )  # fmt: skip
+    ours, theirs = [one.replies for one in measured[: len(jobs)]], measured[len(jobs) :]
+    own, session, one, many = (median(reply["seconds"] for reply in replies) for replies in ours[:4])
     first = {name: median(reply[name] for reply in ours[4]) for name in ours[4][0]}
     equal = [a == b for a, b in zip(ours[0][0]["token_ids"], ours[1][0]["token_ids"])]
     scale, questions = settings.questions / settings.peer_calls, f"{settings.questions} questions"
@@ -364,8 +239,8 @@ def prefix(settings: argparse.Namespace, folder: str) -> None:
         (questions, "ours, session", session, session, settings.questions),
         (questions, "ours, one by one", scale * own, session, settings.peer_calls),
     ]
-    if theirs:
-        seconds = scale * median(reply["seconds"] for reply in theirs)
+    for peer in theirs:
+        seconds = scale * median(reply["seconds"] for reply in peer.replies)
         lines.append((questions, "transformers", seconds, session, settings.peer_calls))
     lines += [("first token", f"ours, {name}", value, first["computed"], 1) for name, value in first.items()]
     shared |= {"prompt_tokens": prompt_tokens(settings.shape, settings.tiles)}
@@ -492,23 +367,23 @@ def serving(settings: argparse.Namespace, folder: str) -> None:
         for question in QUESTIONS
     }
     processes: list[subprocess.Popen] = []
-    clients: dict[str, Clients] = {}
     found: dict[str, list[tuple[float, list[Answered]]]] = {system: [] for system in settings.systems}
     try:
+        servers = {}
         for system in settings.systems:
             process, address = start_server(system, settings, Path(folder) / f"{system}.log")
             processes.append(process)
             name = settings.model  # transformers takes the folder that it was started with, ours lists it
             if system == "ocelli":
                 name = httpx.get(address + "/models", trust_env=False).json()["data"][0]["id"]
-            clients[system] = Clients(address, name, urls, settings.tokens)
-            asyncio.run(clients[system].measure(1, 1))
+            servers[system] = address, name
+            asyncio.run(visit(servers[system], urls, settings.tokens, 1, 1))
         for number in range(settings.rounds):
-            for system in settings.systems:
+            for system, server in servers.items():
                 print(f"round {number + 1}/{settings.rounds}: {system}", file=sys.stderr)
-                found[system].append(
-                    asyncio.run(clients[system].measure(settings.clients, settings.questions))
-                )
+                began, sizes = time.perf_counter(), (settings.tokens, settings.clients, settings.questions)
+                answers = asyncio.run(visit(server, urls, *sizes))
+                found[system].append((time.perf_counter() - began, answers))
     finally:
         for process in processes:
             process.terminate()
@@ -552,8 +427,7 @@ def start_server(system: str, settings: argparse.Namespace, log: Path) -> tuple[
         time.sleep(0.2)
 
 
-@dataclass
-class Answered:
+class Answered(NamedTuple):
     """What came of one request: seconds to its first word, and the text."""
 
     question: str
@@ -562,49 +436,39 @@ class Answered:
     text: str
 
 
-@dataclass
-class Clients:
-    """Who ask one server, with images as data URLs."""
+async def visit(
+    server: tuple[str, str], urls: list[str], tokens: int, clients: int, questions: int
+) -> list[Answered]:
+    """What each request got of so many clients at once, each with one question after another. A server is an
+    address and a model's name."""
+    address, model = server
+    limits = httpx.Limits(max_connections=clients)
+    async with httpx.AsyncClient(timeout=3600, limits=limits, trust_env=False) as client:
 
-    address: str
-    model: str
-    urls: list[str]
-    tokens: int
+        async def ask_one(image: int, question: str) -> Answered:
+            shown = {"type": "image_url", "image_url": {"url": urls[image]}}
+            message = {"role": "user", "content": [shown, {"type": "text", "text": question}]}
+            body = {"model": model, "messages": [message], "max_tokens": tokens, "stream": True}
+            began, first, text = time.perf_counter(), None, ""
+            async with client.stream("POST", address + "/chat/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    raise RuntimeError(f"status {answer.status_code}: {(await answer.aread())[:300]!r}")
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        choices = json.loads(line[6:]).get("choices")
+                        if choices and (piece := choices[0]["delta"].get("content")):
+                            first = first or time.perf_counter() - began
+                            text += piece
+            return Answered(question, image, first or time.perf_counter() - began, text)
 
-    async def measure(self, clients: int, questions: int) -> tuple[float, list[Answered]]:
-        """All clients at once: (seconds, what each request got)."""
-        limits = httpx.Limits(max_connections=clients)
-        async with httpx.AsyncClient(timeout=3600, limits=limits, trust_env=False) as client:
+        async def one_client(number: int) -> list[Answered]:
+            return [
+                await ask_one((number + turn) % len(urls), QUESTIONS[(3 * number + turn) % len(QUESTIONS)])
+                for turn in range(questions)
+            ]
 
-            async def visit(number: int) -> list[Answered]:
-                return [
-                    await self._ask(
-                        client,
-                        (number + turn) % len(self.urls),
-                        QUESTIONS[(3 * number + turn) % len(QUESTIONS)],
-                    )
-                    for turn in range(questions)
-                ]
-
-            began = time.perf_counter()
-            answers = await asyncio.gather(*(visit(number) for number in range(clients)))
-            return time.perf_counter() - began, [one for own in answers for one in own]
-
-    async def _ask(self, client: httpx.AsyncClient, image: int, question: str) -> Answered:
-        shown = {"type": "image_url", "image_url": {"url": self.urls[image]}}
-        message = {"role": "user", "content": [shown, {"type": "text", "text": question}]}
-        body = {"model": self.model, "messages": [message], "max_tokens": self.tokens, "stream": True}
-        began, first, text = time.perf_counter(), None, ""
-        async with client.stream("POST", self.address + "/chat/completions", json=body) as answer:
-            if answer.status_code != 200:
-                raise RuntimeError(f"status {answer.status_code}: {(await answer.aread())[:300]!r}")
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    choices = json.loads(line[6:]).get("choices")
-                    if choices and (piece := choices[0]["delta"].get("content")):
-                        first = first or time.perf_counter() - began
-                        text += piece
-        return Answered(question, image, first or time.perf_counter() - began, text)
+        answers = await asyncio.gather(*map(one_client, range(clients)))
+        return [one for own in answers for one in own]
 
 
 COMMANDS = {
@@ -615,10 +479,6 @@ COMMANDS = {
         "--pictures": option(int, 0, "different images; 0 for text only"),
         "--tokens": option(positive, None, "tokens of each answer", "4 to 128"),
         "--peers": option(names("transformers"), [], "transformers, besides ours", "none"),
-    }),
-    "lookup": Command(lookup, check_lookup, {
-        "--precisions": option(names(*PRECISIONS), [], "of the weights", "all"),
-        "--tokens": option(positive, 200, "tokens of an answer"),
     }),
     "prefix": Command(prefix, check_prefix, {
         "--precision": PRECISION,

@@ -41,7 +41,6 @@ from benchmarks.common import (
     option,
     reset_peak,
     shared_setup,
-    stop_without,
     take_turns,
     words,
 )
@@ -214,12 +213,12 @@ def run(settings: argparse.Namespace, folder: str) -> None:
     setups = [{"system": system, **shared} for system in systems]
     job = {key: getattr(settings, key) for key in ("documents", "steps")}
     # One model in memory at a time: training takes four times its weights, and activations.
-    replies, failed = take_turns(handler, setups, lambda setup: [job], settings.rounds, together=False)
-    stop_without([f"peak {settings.precision}"], failed)
-    by_system = {system: own[0] for system, own in zip(systems, replies, strict=True) if own[0]}
-    measured = by_system.pop("peak", [])
-    peak = settings.peak_flops or max(reply["flops"] for reply in measured)
-    rows = [make_row(settings, system, own, peak) for system, own in by_system.items()]
+    measured, failed = take_turns(
+        handler, setups, lambda setup: [job], settings.rounds, False, [f"peak {settings.precision}"]
+    )
+    by_system = {setup["system"]: replies for setup, _, replies in measured}
+    peak = settings.peak_flops or max(reply["flops"] for reply in by_system.pop("peak"))
+    rows = [make_row(settings, system, replies, peak) for system, replies in by_system.items()]
     compare(rows, "tokens_per_second", (), ["transformers"])
     compare(rows, "peak_mebibytes", (), ["transformers"], "memory_")
     how = "given" if settings.peak_flops else "measured"
@@ -250,7 +249,7 @@ def make_row(settings: argparse.Namespace, system: str, replies: list[dict], pea
     }
 
 
-COMMAND = Command(run, check, {
+COMMANDS = {"": Command(run, check, {
     "--precision": PRECISION | {"choices": tuple(DTYPES), "default": None, "help": "default: of the device"},
     "--systems": option(names(*TRAINERS), TRAINERS, "which", "all"),
     "--documents": option(positive, None, "documents of a step", "6; 128 on CUDA"),
@@ -261,11 +260,11 @@ COMMAND = Command(run, check, {
     "--steps": option(positive, None, "timed steps of a round", "2; 10 on CUDA"),
     "--peak-flops": option(float, None, "FLOP/s of the device", "those of a matrix product"),
     "--compile": {"action": argparse.BooleanOptionalAction, "help": "compile our blocks (default: on CUDA)"},
-})  # fmt: skip
+})}  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return execute(__doc__, COMMAND, arguments)
+    return execute(__doc__, COMMANDS, arguments)
 
 
 if __name__ == "__main__":

@@ -38,13 +38,17 @@ def draw(rows: Sequence[dict[str, Any]], title: str) -> str:
         if lines:
             panels.append(_panel(lines, colours, len(panels) * WIDTH, logarithmic))
     width = max(1, len(panels)) * WIDTH
-    size = f'viewBox="0 0 {width} {HEIGHT}" width="{width}"'
+    return svg(width, HEIGHT, title, panels or [text(10, 40, "nothing has been logged yet")])
+
+
+def svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    """A picture of so many pixels on white, with its title and what else is drawn."""
+    size = f'viewBox="0 0 {width} {height}" width="{width}"'
     font = 'font-family="system-ui, sans-serif" font-size="11" fill="#1e293b"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>'
-    ground = f'<rect width="{width}" height="{HEIGHT}" fill="#ffffff"/>'
-    heading = _text(10, 18, title, "start", 'font-size="13" font-weight="600"')
-    panels = panels or [_text(10, 40, "nothing has been logged yet")]
-    return "\n".join([head, ground, heading, *panels, "</svg>\n"])
+    ground = f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
+    heading = text(10, 18, title, "start", 'font-size="13" font-weight="600"')
+    return "\n".join([head, ground, heading, *parts, "</svg>\n"])
 
 
 def _points(rows: Sequence[dict[str, Any]], name: str, positive: bool) -> Points:
@@ -78,9 +82,9 @@ def _panel(lines: dict[str, Points], colours: dict[str, str], left: float, logar
     for tick in ticks:
         _, y = place(first, tick)
         parts.append(f'<line x1="{start}" x2="{end}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e2e8f0"/>')
-        parts.append(_text(start - 6, y + 4, f"{tick:g}", "end"))
+        parts.append(text(start - 6, y + 4, f"{tick:g}", "end"))
     for step, anchor in ((first, "start"), ((first + last) / 2, "middle"), (last, "end")):
-        parts.append(_text(place(step, ticks[0])[0], HEIGHT - 10, f"{step:,.0f}", anchor))
+        parts.append(text(place(step, ticks[0])[0], HEIGHT - 10, f"{step:,.0f}", anchor))
     for number, (name, points) in enumerate(lines.items()):
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
         # A single point is a line from itself to itself, which a round end makes a dot.
@@ -88,12 +92,12 @@ def _panel(lines: dict[str, Points], colours: dict[str, str], left: float, logar
         style = f'stroke="{colours[name]}" stroke-width="{stroke}" stroke-linecap="round"'
         parts.append(f'<polyline points="{path}" fill="none" {style}/>')
         label = name.replace("_", " ").replace("eval", "held-out")
-        parts.append(_text(start + 120 * number, 36, label, "start", f'fill="{colours[name]}"'))
+        parts.append(text(start + 120 * number, 36, label, "start", f'fill="{colours[name]}"'))
     return "\n".join(parts)
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", style: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {style}>{escape(text)}</text>'
+def text(x: float, y: float, words: str, anchor: str = "start", style: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {style}>{escape(words)}</text>'
 
 
 def write_plot(run: Path, image: Path | None = None) -> None:
