@@ -231,8 +231,8 @@ class Run:
             yield step, task.padding() if batches is None else batches, count
 
     def step(self, step: int, batches: list[Batch], count: float) -> Trained:
-        """Gradients, and an update unless they are not finite. A GPU finds that out by itself; the host asks
-        it one step late, so that the GPU has the next step to do meanwhile."""
+        """Gradients, and an update unless they are not finite. That check runs on the GPU; the host reads its
+        result one step later, so the GPU never waits."""
         config, task = self.config, self.task
         total, parts = self.backward(step, batches, count)
         norm = clip(self.parameters, config.grad_clip)
@@ -304,7 +304,7 @@ class Run:
         scored = config.eval_questions if config.is_drawn else config.eval_data and config.eval_pictures
         if config.keep_best and not scored:
             needed = "--eval-questions" if config.is_drawn else "--eval-data"
-            self.metrics.say(f"nothing tells which model is best ({needed}): none is kept in best/")
+            self.metrics.say(f"best/ is off: there is no evaluation score to compare (set {needed})")
 
     def _log(self, trained: Trained) -> None:
         """A line of metrics.jsonl, with the loss of all ranks; all call it."""

@@ -74,21 +74,7 @@ MAY_IMPORT = {
     "recipes": {"recipes", "eval"} | EVERYTHING_BELOW,
     GROUND_FLOOR: set(),
 }
-# From an image and a question to the answer; README names the same files.
-READING_ORDER = (
-    "generate.py",
-    "inference/answer.py",
-    "data/processor.py",
-    "families/idefics3.py",
-    "models/vision_language_model.py",
-    "models/vision_transformer.py",
-    "models/language_model.py",
-    "models/config.py",
-    "generation/decoding.py",
-    "generation/sampling.py",
-    "generation/kv_cache.py",
-)
-MOST_READING_LINES = 2_930
+MOST_CONCEPTS = 45  # classes between a question and its answer
 MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 
 
@@ -233,14 +219,6 @@ def test_imports_stand_at_the_top_but_for_a_few():
     assert len(set(late)) <= MOST_LATE_IMPORTS, f"{len(set(late))}: {sorted(set(late))}"
 
 
-def test_the_reading_order_is_an_afternoon():
-    lines = {name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in READING_ORDER}
-    assert len(lines) <= 12 and sum(lines.values()) <= MOST_READING_LINES, (sum(lines.values()), lines)
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Read the code")[1]
-    table = section.split("| folder |")[0]
-    assert set(re.findall(r"`([\w/]+\.py)`", table)) == set(READING_ORDER)
-
-
 def test_rooms_keep_to_their_budgets():
     lines = {room: 0 for room in BUDGETS}
     for path in ROOT.rglob("*"):
@@ -255,7 +233,7 @@ def test_rooms_keep_to_their_budgets():
 
 
 @pytest.fixture(scope="module")
-def walked() -> dict[str, list[str]]:
+def walked() -> dict[str, list[list[str]]]:
     """In a process of its own: here, finalizers of what other tests left would run as well."""
     command = [sys.executable, "-m", "tests.walks", "--json"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -264,7 +242,27 @@ def walked() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", WALKS)
 def test_few_files_run(name, walked):
-    assert 5 < len(walked[name]) <= WALKS[name][1], walked[name]
+    files, _ = walked[name]
+    assert 5 < len(files) <= WALKS[name][1], files
+
+
+def test_readme_names_every_file_that_a_question_runs_through(walked):
+    """And says how many they are, and how many lines."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Read the code")[1]
+    named = set(re.findall(r"`([\w/]+\.py)`", section.split("| folder |")[0]))
+    assert named == {*walked["answer"][0], "generate.py"}
+    lines = sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in named)
+    said = re.search(r"(\d+) files, about ([\d,]+) lines", section)
+    assert said and int(said[1]) == len(named)
+    assert abs(int(said[2].replace(",", "")) - lines) < 150, lines
+
+
+def test_the_map_of_concepts_has_every_class_of_a_question(walked):
+    """Those that a reader meets: what is private to a file is not in it."""
+    classes = {name for name in walked["answer"][1] if "." not in name and name[0] != "_"}
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Map of concepts")[1]
+    named = re.findall(r"`([A-Z]\w+)`", section.split("\n## ")[0])
+    assert sorted(named) == sorted(classes) and len(classes) <= MOST_CONCEPTS
 
 
 def test_importing_does_nothing():

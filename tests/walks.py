@@ -1,7 +1,7 @@
 """How many of our files run between a user's input and what comes of it.
 
-    python -m tests.walks             # the three walks: their numbers of files, and the files
-    python -m tests.walks --json      # the files of each
+    python -m tests.walks             # each walk: its files, their lines, and its classes
+    python -m tests.walks --json      # the files and the classes of each
 
 A file counts where one of its functions runs; what importing a module runs does not.
 """
@@ -18,15 +18,24 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = ("tests", ".venv")
 
 
+class Seen(NamedTuple):
+    """The files of ours of which a function runs, and the classes that are made or of which a method runs."""
+
+    files: set[str]
+    classes: set[str]
+
+
 @contextlib.contextmanager
-def recorded() -> Iterator[set[str]]:
-    """The files whose functions run inside, on any thread, relative to the repository."""
+def recorded() -> Iterator[Seen]:
+    """What runs inside, on any thread. Filled when the block ends."""
     files: set[str] = set()
+    classes: set[type] = set()
     importing = threading.local()  # how many module bodies are on this thread's stack
 
     def note(frame, event: str, _) -> None:
@@ -35,34 +44,66 @@ def recorded() -> Iterator[set[str]]:
             importing.depth = getattr(importing, "depth", 0) + {"call": 1, "return": -1}.get(event, 0)
         elif event == "call" and not getattr(importing, "depth", 0) and code.co_flags & inspect.CO_OPTIMIZED:
             files.add(code.co_filename)
+            # The constructors that dataclasses and named tuples write have no file.
+            ours = code.co_filename == "<string>" or code.co_filename.startswith(f"{ROOT}{os.sep}")
+            if ours and code.co_varnames[:1] in (("self",), ("cls",), ("_cls",)):
+                owner = frame.f_locals.get(code.co_varnames[0])
+                classes.add(owner if isinstance(owner, type) else type(owner))
 
     threading.setprofile(note)
     sys.setprofile(note)
-    ours: set[str] = set()
+    seen = Seen(set(), set())
     try:
-        yield ours
+        yield seen
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-        for name in files:
-            if name.startswith(f"{ROOT}{os.sep}"):
-                path = Path(name).relative_to(ROOT)
-                if path.parts[0] not in NOT_OURS:
-                    ours.add(path.as_posix())
+        seen.files.update(filter(None, map(place_in_repository, files)))
+        for one in classes:
+            file = getattr(sys.modules.get(one.__module__), "__file__", None)
+            if file and place_in_repository(file):
+                seen.classes.add(one.__qualname__)
 
 
-def question(folder: Path) -> set[str]:
+def place_in_repository(name: str) -> str:
+    """A file's path in it; "" if it is not one of ours."""
+    if not name.startswith(f"{ROOT}{os.sep}"):
+        return ""
+    path = Path(name).relative_to(ROOT)
+    return "" if path.parts[0] in NOT_OURS else path.as_posix()
+
+
+def answer(folder: Path) -> Seen:
+    """A question about an image file to an open checkpoint until its answer, in plain PyTorch and with the
+    compiled step: what README tells to read, and the concepts of CONTRIBUTING.md."""
+    from generation.options import GenerationOptions
+    from inference.answer import ask
+    from inference.checkpoint import open_checkpoint
+
+    every, options = Seen(set(), set()), GenerationOptions(max_new_tokens=8)
+    for compiled in (False, True):
+        checkpoint = open_checkpoint(ROOT / "checkpoints" / "ocelli-shapes", device="cpu")
+        checkpoint = checkpoint.compiled() if compiled else checkpoint
+        with recorded() as seen:
+            reply = ask(checkpoint, [ROOT / "assets" / "example.png"], "What colour is the star?", options)
+            assert reply.finish()["answers"]
+        for found, more in zip(every, seen):
+            found |= more
+    return every
+
+
+def question(folder: Path) -> Seen:
     """generate.py: an image file and a question, until the answer stands on stdout."""
     import generate
 
-    image, answer = ROOT / "assets" / "example.png", io.StringIO()
-    with recorded() as files, contextlib.redirect_stdout(answer):
+    image, shown = ROOT / "assets" / "example.png", io.StringIO()
+    with recorded() as seen, contextlib.redirect_stdout(shown):
         assert generate.main([str(image), "-q", "How many objects are there?"]) == 0
-    assert answer.getvalue().strip()
-    return files
+    assert shown.getvalue().strip()
+    return seen
 
 
-def training_row(folder: Path) -> set[str]:
+def training_row(folder: Path) -> Seen:
     """A line of a JSONL file with an image beside it, until its loss."""
     import shutil
 
@@ -78,14 +119,14 @@ def training_row(folder: Path) -> set[str]:
     line = {"image": "image.png", "question": "What is there?", "answer": "A circle."}
     (folder / "rows.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     config = LoaderConfig(batch_size=1, sequence_length=512, epochs=1)
-    with recorded() as files:
+    with recorded() as seen:
         loader = Loader(open_datasets([{"path": str(folder / "rows.jsonl")}]), processor, config)
         loss, _ = RowsLoss(model, blank=True)(**next(iter(loader)).to(model.device))
     assert loss.item() > 0
-    return files
+    return seen
 
 
-def hub_checkpoint(folder: Path) -> set[str]:
+def hub_checkpoint(folder: Path) -> Seen:
     """A repository on the Hub, until its model."""
     import pytest
 
@@ -95,13 +136,14 @@ def hub_checkpoint(folder: Path) -> set[str]:
     repo = {"owner/name": ROOT / "checkpoints" / "ocelli-shapes"}
     with pytest.MonkeyPatch.context() as patch, HubServer(repo) as server:
         point_client_at(patch, server.url, folder / "cache")
-        with recorded() as files:
+        with recorded() as seen:
             VisionLanguageModel.from_pretrained("owner/name")
-    return files
+    return seen
 
 
 # What a walk is, and how many files it may take.
-WALKS: dict[str, tuple[Callable[[Path], set[str]], int]] = {
+WALKS: dict[str, tuple[Callable[[Path], Seen], int]] = {
+    "answer": (answer, 24),
     "question": (question, 28),
     "training row": (training_row, 18),
     "Hub checkpoint": (hub_checkpoint, 9),
@@ -109,18 +151,19 @@ WALKS: dict[str, tuple[Callable[[Path], set[str]], int]] = {
 
 
 def main() -> None:
-    files_of = {}
+    found = {}
     for name, (walk, _) in WALKS.items():
         with tempfile.TemporaryDirectory() as folder:
-            files_of[name] = sorted(walk(Path(folder)))
+            found[name] = walk(Path(folder))
     if "--json" in sys.argv[1:]:
-        print(json.dumps(files_of))
+        print(json.dumps({name: [sorted(part) for part in seen] for name, seen in found.items()}))
         return
-    for name, files in files_of.items():
+    for name, seen in found.items():
         most = WALKS[name][1]
-        lines = sum(len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files)
-        print(f"{name}: {len(files)} files (at most {most}), {lines:,} lines")
-        print("".join(f"    {file}\n" for file in files), end="")
+        lines = sum(len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in seen.files)
+        print(f"{name}: {len(seen.files)} files (at most {most}), {lines:,} lines")
+        print("".join(f"    {file}\n" for file in sorted(seen.files)), end="")
+        print(f"    {len(seen.classes)} classes: {', '.join(sorted(seen.classes))}")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ class TrainConfig:
         True, "pack several samples into a row, each blind to the others; else pad rows", scope=OF_ROWS
     )
     waiting: int = setting(
-        64, "samples to choose from when a row is packed, per shard of the data", 1, 16_384, scope=OF_PACKING
+        64, "samples buffered per shard of the data; more gives fuller rows", 1, 16_384, scope=OF_PACKING
     )
     shuffle_buffer: int = setting(
         256, "rows of a streaming dataset to shuffle together", 1, 1_048_576, scope=OF_STREAMS
