@@ -9,7 +9,7 @@
 | `vqa_accuracy` | Goyal et al., "Making the V in VQA Matter" (2017); https://visualqa.org/evaluation.html |
 | `anls` | Biten et al., "Scene Text Visual Question Answering" (2019), equation 1, as DocVQA scores it |
 | `relaxed_accuracy` | Masry et al., "ChartQA" (2022), section 5.1, after Methani et al., "PlotQA" (2020) |
-| `multiple_choice` | MMStar in lmms-eval, MMMU's own scorer, ScienceQA in LLaVA's evaluation |
+| `multiple_choice` | MMStar in lmms-eval, whose other tasks bring scorers of their own |
 | `pope` | Li et al., "Evaluating Object Hallucination in Large Vision-Language Models" (2023), section 5 |
 | `rouge_l` | Lin (2004), by Google's rouge-score |
 | `boxes` | Acc@0.5 of RefCOCO (Yu et al. 2016), COCO's mean average precision (Lin et al. 2014) |
@@ -74,13 +74,6 @@ class Metric:
 STYLES: dict[str, Any] = {
     "boxes": COORDINATES,
     "vqa_accuracy": ("vqav2", "textvqa"),  # textvqa, as MMF and EvalAI: first treats commas, ? and 's
-    "multiple_choice": {
-        "mmstar": "the most certain form of a letter in the answer, the last of that form; none is wrong "
-        "(lmms-eval's MMStar; Chen et al. 2024)",
-        "mmmu": "bracketed letter, letter, or text of a choice, the last one; none scores 1 / choices, what "
-        "the official random guess scores on average (Yue et al. 2024)",
-        "letter": "the letter alone or before a full stop (ScienceQA, Lu et al. 2022, as in LLaVA)",
-    },
 }
 
 
@@ -249,7 +242,7 @@ _PHRASES = (
 _FORMS = ("({})", "{}.", "{}:", "{})", "{} ")  # from the most certain on
 
 
-def _mmstar_letter(answer: str, letters: str) -> str:
+def _letter(answer: str, letters: str) -> str:
     """The letter that lmms-eval's MMStar finds, or ""."""
     text = answer.strip()
     for mark in ",.!?;:'\"":
@@ -269,56 +262,25 @@ def _mmstar_letter(answer: str, letters: str) -> str:
     return letter if at >= 0 else ""
 
 
-def _mmmu_letter(answer: str, letters: str, choices: Sequence[str]) -> str:
-    """The letter that MMMU's scorer finds, or "" where it would guess."""
-    for mark in ",.!?;:'":
-        answer = answer.strip(mark)
-    text = f" {answer} "
-    for form, place in (("({})", "({})"), ("{} ", " {} "), ("{}.", " {} ")):
-        found = [letter for letter in letters if form.format(letter) in text]
-        if found:  # the last one, or the first where none stands free
-            return max(found, key=lambda letter: text.rfind(place.format(letter)))
-    if len(text.split()) <= 5:
-        return ""
-    places = {letter: text.lower().rfind(choice.lower()) for letter, choice in zip(letters, choices)}
-    letter = max(places, key=lambda letter: places[letter])
-    return letter if places[letter] >= 0 else ""
-
-
-def _plain_letter(answer: str, letters: str) -> str:
-    """The answer as a letter, or the letter before a full stop at its beginning, or ""."""
-    text = answer.strip()
-    alone, before_stop = len(text) == 1, text[1:2] == "." and text[0].isupper()
-    letter = text[0].lower().upper() if alone or before_stop else ""
-    return letter if len(letter) == 1 and letter in letters else ""
-
-
-def multiple_choice(style: str = "mmstar") -> Metric:
-    """A target is a letter or the text of one of the choices. MMMU's scorer guesses where an answer chooses
-    nothing; this one scores what such a guess is worth on average."""
+def multiple_choice() -> Metric:
+    """A target is a letter or the text of one of the choices."""
 
     def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
         choices = list(fields.get("choices") or ())
-        letters = string.ascii_uppercase[: len(choices)]
-        if not choices and style != "mmmu":
-            letters = _LETTERS_WITHOUT_CHOICES
+        letters = string.ascii_uppercase[: len(choices)] if choices else _LETTERS_WITHOUT_CHOICES
         by_text = dict(zip(reversed(choices), reversed(letters)))  # of equal texts, the first
         named = [(target, target.strip().upper()) for target in targets]
         wanted = {letter if letter in [*letters] else by_text.get(target) for target, letter in named}
         if None in wanted:
-            allowed = ", ".join(letters) or "those of a column choices"
             raise MetricError(
-                f"multiple_choice: expected a letter or text of {allowed}, got {targets!r:.200}"
+                f"multiple_choice: expected a letter or text of {', '.join(letters)}, got {targets!r:.200}"
             )
-        if style == "mmmu":
-            got = _mmmu_letter(answer, letters, choices)
-            return float(got in wanted) if got else len(wanted) / len(letters)
-        find = _mmstar_letter if style == "mmstar" else _plain_letter
-        return float(find(answer, letters) in wanted)
+        return float(_letter(answer, letters) in wanted)
 
     return Metric(
         "multiple_choice",
-        f"Multiple choice: 1 where the chosen letter is the target's; {STYLES['multiple_choice'][style]}.",
+        "Multiple choice: 1 where the chosen letter is the target's; the most certain form of a letter in "
+        "the answer, the last of that form; none is wrong (lmms-eval's MMStar; Chen et al. 2024).",
         score,
     )
 
