@@ -20,7 +20,6 @@ from benchmarks.peers import build_transformers, hf_config
 from generation import draft
 
 TESTS = "tests/test_cuda.py"
-SYSTEMS = "ours-fast,ours-eager,ours-no-cache,transformers,llama.cpp"
 
 
 @pytest.fixture
@@ -76,37 +75,25 @@ def test_load(run):
 
 
 def test_decode(run):
-    result = run(
-        latency, "decode", "--systems", SYSTEMS, "--prompts", "1", "--contexts", "40", "--tokens", "2"
-    )
-    rows = {(row["system"], row["precision"], row["context"]): row for row in result["rows"]}
-    floats, contexts = ("float32", "bfloat16"), (24, 40)
-    expected = {
-        (s, p, c) for s in ("ours-fast", "ours-eager", "transformers") for p in floats for c in contexts
-    }
-    expected |= {("ours-fast", "int8", context) for context in contexts}
-    expected |= {("ours-no-cache", precision, 24) for precision in floats}
+    systems = ("--systems", "ours-fast,ours-no-cache,transformers,llama.cpp", "--precisions", "float32,int8")
+    sizes = ("--prompts", "1", "--contexts", "40", "--tokens", "2", "--batch", "3,1")
+    result = run(latency, "decode", *systems, *sizes)
+    rows = {tuple(row[key] for key in ("system", "precision", "context", "batch")): row
+            for row in result["rows"]}  # fmt: skip
+    expected = {("ours-no-cache", "float32", 24, 1)}
+    for system, precision in (("ours-fast", "float32"), ("ours-fast", "int8"), ("transformers", "float32")):
+        expected |= {(system, precision, context, batch) for context in (24, 40) for batch in (1, 3)}
     assert {key for key in rows if key[0] != "llama.cpp"} == expected
-    fast, text = rows["ours-fast", "float32", 40], SHAPES["tiny"].text
+    fast, text = rows["ours-fast", "float32", 40, 1], SHAPES["tiny"].text
     assert fast["cache_bytes"] == 41 * 2 * text.num_hidden_layers * text.num_key_value_heads * 16 * 4
-    theirs = rows["transformers", "float32", 40]
+    theirs, more = rows["transformers", "float32", 40, 1], rows["ours-fast", "float32", 40, 3]
     assert fast["weight_bytes"] == pytest.approx(theirs["weight_bytes"], rel=1e-3)
-    assert rows["ours-fast", "bfloat16", 40]["weight_bytes"] < 0.6 * fast["weight_bytes"]
-    assert fast["over_transformers"] > 0 and fast["floor_fraction"] > 0
+    assert rows["ours-fast", "int8", 40, 1]["weight_bytes"] < 0.6 * fast["weight_bytes"]
+    assert more["cache_bytes"] == 3 * fast["cache_bytes"] and fast["floor_fraction"] > 0
+    other = rows["transformers", "float32", 40, 3]["decode_tokens_per_second"]  # with as many rows
+    assert more["over_transformers"] == more["decode_tokens_per_second"] / other
     if importlib.util.find_spec("llama_cpp") is None:
         assert "left out: llama.cpp float32" in result["printed"]
-
-
-def test_decode_compares_systems_with_as_many_rows(run):
-    systems = ("--systems", "ours-fast,transformers,llama.cpp", "--precisions", "bfloat16")
-    result = run(
-        latency, "decode", *systems, "--prompts", "1", "--contexts", "", "--tokens", "2", "--batch", "3,1"
-    )
-    rows = {(row["system"], row["batch"]): row for row in result["rows"]}
-    assert rows.keys() >= {(s, batch) for s in ("ours-fast", "transformers") for batch in (1, 3)}
-    fast, other = (rows[system, 3]["decode_tokens_per_second"] for system in ("ours-fast", "transformers"))
-    assert rows["ours-fast", 3]["over_transformers"] == fast / other
-    assert rows["ours-fast", 3]["cache_bytes"] == 3 * rows["ours-fast", 1]["cache_bytes"]
 
 
 def test_first_token(run, monkeypatch, tmp_path):
