@@ -68,7 +68,7 @@ def task(alone):
 def shapes(tmp_path_factory):
     """The folder of a run on the shapes world with controls."""
     output = tmp_path_factory.mktemp("eval") / "shapes"
-    assert run("--tasks", "shapes,shapes", "--limit", 40, "--controls", "--output", output) == 0
+    assert run("--tasks", "shapes,shapes", "--limit", 20, "--controls", "--output", output) == 0
     return output
 
 
@@ -244,9 +244,9 @@ def test_samples_that_cannot_be_scored_are_found_before_any_work():
 
 # ----------------------------------------------------------------------------------------------- figures
 def test_the_shapes_world_with_its_controls(shapes):
-    results, pairs, found = results_of(shapes), heldout_questions(40), answered(shapes)
+    results, pairs, found = results_of(shapes), heldout_questions(20), answered(shapes)
     scores = [shapes_score(qa, qa.answer, found[str(n)][0]) for n, (_, qa) in enumerate(pairs)]
-    assert [found[str(n)][1] for n in range(40)] == scores
+    assert [found[str(n)][1] for n in range(20)] == scores
     kinds = {qa.family for _, qa in pairs}
     common = {kind: statistics.mode(qa.answer for _, qa in pairs if qa.family == kind) for kind in kinds}
     majority = [shapes_score(qa, qa.answer, common[qa.family]) for _, qa in pairs]
@@ -254,7 +254,7 @@ def test_the_shapes_world_with_its_controls(shapes):
     families = [qa.family for _, qa in pairs]
     assert [row["name"] for row in results["families"]] == [*dict.fromkeys(families), "overall"]
     for row in results["families"]:
-        own = [n for n in range(40) if row["name"] in (families[n], "overall")]
+        own = [n for n in range(20) if row["name"] in (families[n], "overall")]
         assert row["n"] == len(own) and row["score"] == pytest.approx(sum(scores[n] for n in own) / len(own))
         assert row["interval"] == list(score_interval([scores[n] for n in own]))
         assert row["majority"] == pytest.approx(sum(majority[n] for n in own) / len(own))
@@ -264,10 +264,10 @@ def test_the_shapes_world_with_its_controls(shapes):
     }
     # The embedded model knows this world by looking at it.
     assert row["score"] > 0.8 and row["blind"] < 0.5
-    assert sum(length["n"] for length in results["answer_lengths"]) == 40
+    assert sum(length["n"] for length in results["answer_lengths"]) == 20
     assert results["model"]["revision"].startswith("sha256:") and results["task"]["scoring"]
     assert {"torch", "transformers", "python"} <= results["versions"].keys()
-    assert results["samples_per_second"] == 40 / results["seconds"]
+    assert results["samples_per_second"] == 20 / results["seconds"]
     given = samples_of(shapes)
     sure, scored = ([one[key] for one in given] for key in ("confidence", "score"))
     assert results["calibration"]["ece"] == pytest.approx(calibration(sure, scored)["ece"])
@@ -320,7 +320,7 @@ def test_the_rank_that_fails_says_why(tmp_path, capfd):
 # ----------------------------------------------------------------------------- compare, card and release
 def test_compare_pairs_the_questions(shapes, model_folder, tmp_path, capsys):
     other, few = tmp_path / "other", tmp_path / "few"
-    for output, limit in ((other, 40), (few, 3)):
+    for output, limit in ((other, 20), (few, 3)):
         assert (
             run("--tasks", "shapes", "--limit", limit, "--model", model_folder, "--output", output, *EAGER)
             == 0
@@ -330,7 +330,7 @@ def test_compare_pairs_the_questions(shapes, model_folder, tmp_path, capsys):
     assert run("compare", other, shapes, "--json") == 0
     row = json.loads(capsys.readouterr().out)["rows"][-1]
     a, b = answered(other), answered(shapes)
-    assert row["difference"] == pytest.approx(sum(b[n][1] - a[n][1] for n in a) / 40)
+    assert row["difference"] == pytest.approx(sum(b[n][1] - a[n][1] for n in a) / 20)
     assert row["better"] == sum(b[n][1] > a[n][1] for n in a) and row["p_value"] < 0.01 < row["interval"][0]
     assert run("compare", few, shapes) == 2 and "the same questions" in capsys.readouterr().err
     (few / "samples.jsonl").write_text("")
@@ -379,12 +379,12 @@ def test_figures_of_official_tasks_go_into_the_card_too(tmp_path):
 
 def test_release_writes_small_weights_and_their_table(tmp_path, capsys):
     folder = tmp_path / "small"
-    assert release.main([str(DEFAULT_MODEL), str(folder), "--questions", "20"]) == 0
+    assert release.main([str(DEFAULT_MODEL), str(folder), "--questions", "10"]) == 0
     config, results = json.loads((folder / "config.json").read_text()), read_results(folder)
     card = ModelCard.load(folder / "README.md")
     assert config["dtype"] == "bfloat16" and "| **overall** |" in card.text
     (index,) = card.data.eval_results
-    assert index.metric_value == round(results["score"], 6) and index.metric_args["n"] == results["n"] == 20
+    assert index.metric_value == round(results["score"], 6) and index.metric_args["n"] == results["n"] == 10
     assert f"{results['score']:.1%}" in card.text and card.data.model_name == "small"
     assert release.training_data(folder) == release.training_data(DEFAULT_MODEL) != "Not stated."
     assert release.main([str(tmp_path / "none"), str(tmp_path / "other")]) == 2
