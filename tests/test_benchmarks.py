@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
 import pytest
 import torch
@@ -75,14 +72,16 @@ def test_load(run):
 
 
 def test_decode(run):
-    systems = ("--systems", "ours-fast,ours-no-cache,transformers,llama.cpp", "--precisions", "float32,int8")
+    systems = ("--systems", "ours-fast,ours-no-cache,transformers,transformers-static,llama.cpp")
+    systems += ("--precisions", "float32,int8")
     sizes = ("--prompts", "1", "--contexts", "40", "--tokens", "2", "--batch", "3,1")
     result = run(latency, "decode", *systems, *sizes)
     rows = {tuple(row[key] for key in ("system", "precision", "context", "batch")): row
             for row in result["rows"]}  # fmt: skip
     expected = {("ours-no-cache", "float32", 24, 1)}
-    for system, precision in (("ours-fast", "float32"), ("ours-fast", "int8"), ("transformers", "float32")):
-        expected |= {(system, precision, context, batch) for context in (24, 40) for batch in (1, 3)}
+    kinds = [("ours-fast", "float32"), ("ours-fast", "int8")]
+    kinds += [("transformers", "float32"), ("transformers-static", "float32")]
+    expected |= {(*kind, context, batch) for kind in kinds for context in (24, 40) for batch in (1, 3)}
     assert {key for key in rows if key[0] != "llama.cpp"} == expected
     fast, text = rows["ours-fast", "float32", 40, 1], SHAPES["tiny"].text
     assert fast["cache_bytes"] == 41 * 2 * text.num_hidden_layers * text.num_key_value_heads * 16 * 4
@@ -138,33 +137,6 @@ def test_the_picture_of_decoding_is_drawn_from_its_result(tmp_path):
     with pytest.raises(SystemExit) as stopped:
         latency.main(["picture", str(common.RESULTS / "batching-cpu-zen3.json"), str(tmp_path / "no.svg")])
     assert stopped.value.code == 2 and not (tmp_path / "no.svg").exists()
-
-
-def test_llama_goes_back_to_each_context(tmp_path, monkeypatch):
-    """With a module in its place that notes what is evaluated where."""
-    evaluated = []
-
-    class Llama:
-        def __init__(self, path, **options):
-            self.n_tokens = 0
-
-        def eval(self, tokens):
-            evaluated.append((self.n_tokens, len(tokens)))
-            self.n_tokens += len(tokens)
-
-    for name in ("llama_cpp", "gguf"):
-        fake = ModuleType(name)
-        fake.Llama, fake.__spec__ = Llama, ModuleSpec(name, None)
-        monkeypatch.setitem(sys.modules, name, fake)
-    monkeypatch.setattr(peers, "write_gguf", lambda text, kind, path: path.write_bytes(b"GGUF") and 99)
-    setup = {"shape": "tiny", "device": "cpu", "precision": "int8", "threads": 1, "longest": 100}
-    llama = peers.LlamaCpp(setup | {"folder": str(tmp_path)})
-    steps = peers.WARM_UP + 2
-    # What one job has decoded is the beginning of a longer context.
-    for context, prefilled in ((10, [(0, 10)]), (30, [(10 + steps, 20 - steps)]), (10, [])):
-        evaluated.clear()
-        assert llama.decode(context, 2, 1, None)["steps"] == 2
-        assert evaluated == prefilled + [(context + step, 1) for step in range(steps)]
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("F32", 32), ("BF16", 16), ("Q8_0", 8.5)])
