@@ -166,31 +166,14 @@ class Ours:
 
 
 # ---------------------------------------------------------------------------------------- transformers
-def hf_config(shape: str):
-    """The transformers config of the same shape."""
-    config = SHAPES[shape]
-    text, vision = dict(vars(config.text)), dict(vars(config.vision))
-    text["rope_parameters"] = {"rope_type": "default", "rope_theta": text.pop("rope_theta")}
-    del text["rope_scaling"]
-    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    return Idefics3Config(
-        text_config={"model_type": "llama", **text, **ids},
-        vision_config=vision,
-        scale_factor=config.scale_factor,
-        image_token_id=config.image_token_id,
-        tie_word_embeddings=config.tie_word_embeddings,
-        pad_token_id=0,
-    )
-
-
 def build_transformers(shape: str, dtype: torch.dtype, device: str):
     """transformers' model of a shape, with its sdpa attention, in eval mode."""
     prepare_device(device)
-    config = hf_config(shape)
+    described, stored_name = written(SHAPES[shape])
+    config = Idefics3Config.from_dict(described)
     config._attn_implementation = "sdpa"
     with no_init_weights():
         model: Any = Idefics3ForConditionalGeneration(config)
-    _, stored_name = written(SHAPES[shape])
     with meta_init():
         ours = [name for name, _ in VisionLanguageModel(SHAPES[shape]).named_parameters()]
     fill_weights(model, [stored_name(name) for name in ours])  # the same numbers in the same places

@@ -13,8 +13,9 @@ import torch
 
 from benchmarks import common, gpu, latency, peers, throughput, training
 from benchmarks.common import SHAPES, build_ours, parameters, prompt, prompt_tokens
-from benchmarks.peers import build_transformers, hf_config
+from benchmarks.peers import build_transformers
 from generation import draft
+from models.checkpoints.save import written
 
 TESTS = "tests/test_cuda.py"
 
@@ -222,12 +223,12 @@ def test_batching(run, images, monkeypatch):
     ],
 )
 def test_shapes_are_the_published_ones(shape, count, tokens):
-    from transformers import Idefics3ForConditionalGeneration
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration
 
     assert parameters(shape) == count
     assert (prompt_tokens(shape, 1), prompt_tokens(shape, 17)) == tokens
     with torch.device("meta"):
-        theirs = Idefics3ForConditionalGeneration(hf_config(shape))
+        theirs = Idefics3ForConditionalGeneration(Idefics3Config.from_dict(written(SHAPES[shape])[0]))
     assert sum(parameter.numel() for parameter in theirs.parameters()) == count
 
 
