@@ -45,7 +45,6 @@ RUN_ELSEWHERE = {
     ".venv/bin/python -m benchmarks.latency load": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.throughput prefix": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.throughput batching": "tests/test_benchmarks.py",
-    ".venv/bin/python -m benchmarks.throughput lookup": "tests/test_benchmarks.py",
 }
 ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_serve.py"}  # by what stands in the block
 NEEDS = re.compile(
