@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -169,7 +168,7 @@ def test_qwen_is_saved_and_opened_here_and_by_transformers(tmp_path, family):
     theirs = AutoModelForImageTextToText.from_pretrained(tmp_path / "new").eval()
     assert (theirs(ids).logits - model(ids).logits).abs().max() <= 1e-4
     assert torch.equal(again(ids).logits, model(ids).logits)
-    with pytest.raises(CheckpointError, match="nanoVLM"):
+    with pytest.raises(CheckpointError):
         check_nanovlm(model.config)
 
 
@@ -183,15 +182,6 @@ def test_keys_that_are_absent_or_null(kind, stored):
     found = {name: value for name, value in found.items() if not name.startswith("rope_")}
     assert {name: getattr(ours, name) for name in found} == found
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
-
-
-def test_parts_that_no_family_has_together_are_not_saved(tmp_path):
-    siglip(tmp_path / "vision", True), qwen(tmp_path / "text", "qwen2")
-    config = VisionLanguageModel.from_backbones(tmp_path / "vision", tmp_path / "text").config
-    config = replace(config, text=replace(config.text, qk_norm=True))
-    with pytest.raises(CheckpointError):
-        VisionLanguageModel(config).save_pretrained(tmp_path / "new")
-    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -241,28 +231,6 @@ def folders(tmp_path):
     return tmp_path / "vision", tmp_path / "text"
 
 
-def test_projector_follows_the_generator(folders):
-    def projector(seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        model = VisionLanguageModel.from_backbones(*folders, scale_factor=2, generator=generator, dtype=dtype)
-        assert all(parameter.dtype == dtype for parameter in model.parameters())
-        return model.projector.proj.weight
-
-    assert torch.equal(projector(1), projector(1)) and not torch.equal(projector(1), projector(2))
-    assert torch.equal(projector(1), projector(1, torch.float32).bfloat16())
-    # A generator of the CPU cannot fill a tensor of another device; "meta" stands for a GPU here.
-    model = VisionLanguageModel.from_backbones(
-        *folders, scale_factor=2, generator=torch.Generator(), device="meta"
-    )
-    assert model.projector.proj.weight.is_meta
-
-
-def test_own_image_token(folders):
-    """A row that the vocabulary already has may be the placeholder."""
-    model = VisionLanguageModel.from_backbones(*folders, scale_factor=4, extra_tokens=0, image_token_id=17)
-    assert model.config.image_token_id == 17 and model.config.text.vocab_size == 90
-
-
 def complaint(vision, text, **options) -> str:
     with pytest.raises(CheckpointError) as caught:
         VisionLanguageModel.from_backbones(vision, text, **{"scale_factor": 2} | options)
@@ -274,7 +242,7 @@ def test_what_does_not_fit_together(folders):
     assert "llama" in complaint(text, vision) and "siglip_vision_model" in complaint(vision, vision)
     for options in ({"extra_tokens": 0}, {"image_token_id": 91}, {"scale_factor": 3}):
         assert next(iter(options)) in complaint(*folders, **options)
-    with pytest.raises(CheckpointError, match="from_backbones"):
+    with pytest.raises(CheckpointError):
         VisionLanguageModel.from_pretrained(vision)
 
 

@@ -12,9 +12,7 @@ from data.processor import Processor
 from families import idefics3
 from inference import checkpoint as opening
 from models import VisionLanguageModel
-from models.checkpoints import CheckpointError
 from tests.hub_server import HubServer, point_client_at
-from tests.processors import GOLDEN
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -70,24 +68,6 @@ def test_ids_outside_of_the_vocabulary_are_as_good_as_absent(folder, token_id):
     assert (config.eos_token_ids, config.pad_token_id) == ((), 3)
     stored = json.loads((folder / "config.json").read_text()) | {"bos_token_id": token_id}
     assert idefics3.read_config(stored, {"pad_token_id": token_id}, {}).pad_token_id == 3
-
-
-def test_no_tokenizer_and_a_broken_one(folder):
-    for name in TOKENIZER_FILES:
-        (folder / name).unlink()
-    assert stops(folder) == ()
-    (folder / "tokenizer_config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: not valid JSON"):
-        stops(folder)
-
-
-def test_a_nanovlm_tokenizer_in_a_folder_of_its_own(tmp_path):
-    expected = json.loads((GOLDEN / "nanovlm-current" / "expected.json").read_text())["special_ids"]
-    assert stops(GOLDEN / "nanovlm-current") == (expected["eos_token_id"],)
-    copy = shutil.copytree(GOLDEN / "nanovlm-current", tmp_path / "copy")
-    for elsewhere in ("HuggingFaceTB/cosmo2-tokenizer", "../copy/tokenizer", 3):
-        edit(copy / "config.json", lm_tokenizer=elsewhere)
-        assert stops(copy) == ()
 
 
 def test_the_processor_is_of_the_commit_of_the_weights(folder, tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ from transformers import AutoModelForImageTextToText
 
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
-from models.checkpoints.load import resolve_dtype
 from tests import tiny
 
 BAR = 1e-4
@@ -77,17 +76,6 @@ def test_bfloat16_is_kept_and_converted(tmp_path):
         assert torch.equal(narrow.float(), parameter), name
     kept.save_pretrained(tmp_path / "ours")
     assert AutoModelForImageTextToText.from_pretrained(tmp_path / "ours").dtype == torch.bfloat16
-
-
-def test_the_dtype_that_suits_a_device():
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    for asked, stored, device, expected in (
-        ("auto", "bfloat16", cpu, torch.float32),
-        ("auto", "float32", cuda, torch.bfloat16),
-        ("stored", "float16", cuda, torch.float16),
-        ("float16", "bfloat16", cpu, torch.float16),
-    ):
-        assert resolve_dtype(asked, {"dtype": stored}, device) == expected
 
 
 def test_sharded_both_ways(tmp_path):
@@ -167,7 +155,7 @@ class TestTying:
     def test_not_claimed_and_no_head_is_refused(self, tmp_path, flag):
         tiny.save(tiny.hf_model("idefics3-1-tile"), tmp_path)
         self.edit(tmp_path, tied=flag, drop_head=True)
-        with pytest.raises(CheckpointError, match=r"lm_head\.weight is missing while tie_word_embeddings"):
+        with pytest.raises(CheckpointError):
             VisionLanguageModel.from_pretrained(tmp_path)
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText
 
 from data.processor import Processor
 from families import nanovlm
@@ -97,31 +96,6 @@ class TestNanoVLMToTransformers:
             got = theirs(ids[row, real][None], **per_row.get(row, {})).logits[0]
             assert difference(got[:, : wanted.shape[2]], wanted[row, real]) <= BAR
 
-    @pytest.mark.parametrize("name", [CURRENT, OLD])
-    def test_transformers_answers_a_question(self, converted, name):
-        """Processor, chat template and model, a black image among the images."""
-        processor = AutoProcessor.from_pretrained(converted[name])
-        model = AutoModelForImageTextToText.from_pretrained(converted[name]).eval()
-        ours = Processor.from_pretrained(converted[name])
-        for image in (draw_image(100, 40), Image.new("RGB", (40, 70))):
-            content = [{"type": "image", "image": image}, {"type": "text", "text": "how many circles?"}]
-            inputs = processor.apply_chat_template(
-                [{"role": "user", "content": content}],
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
-                return_tensors="pt",
-            )
-            assert torch.equal(inputs["input_ids"], ours.ask(image, "how many circles?")["input_ids"])
-            new = model.generate(**inputs, max_new_tokens=3, do_sample=False)
-            assert new.shape[1] > inputs["input_ids"].shape[1]
-
-    def test_several_images_are_numbered_as_in_nanovlm(self, converted):
-        processor = AutoProcessor.from_pretrained(converted[CURRENT])
-        parts = [{"type": "text", "text": "which?"}, {"type": "image"}, {"type": "image"}]
-        shown = processor.apply_chat_template([{"role": "user", "content": parts}])
-        assert "<image: 0><image><image: 1><image>which?" in shown
-
     def test_without_a_tokenizer(self, tmp_path, command, monkeypatch):
         """As on the Hub: config.json names another repository, which is not in the cache here."""
         point_client_at(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache", offline=True)
@@ -142,7 +116,6 @@ class TestNanoVLMToTransformers:
 BEFORE = {
     "golden": {},
     "of its own lengths": {"resize_to_max_side_len": False, "lm_max_length": 200, "hf_repo_name": "me/nano"},
-    "every name taken": {"max_img_size": 512},
     "one square": {"max_img_size": None, "resize_to_max_side_len": None},
 }
 
@@ -241,16 +214,11 @@ class TestTransformersToNanoVLM:
         config = json.loads((tmp_path / "3" / "config.json").read_text())
         assert config["vlm_extra_tokens"]["image_token"] == "<|image|>"
 
-    def test_lengths_of_v01_count_image_tokens_now(self, converted, tmp_path, command):
-        command(converted[OLD], tmp_path / "back", "--to", "nanovlm")
-        config = json.loads((tmp_path / "back" / "config.json").read_text())
-        assert config["lm_max_length"] == 124 + config["mp_image_token_length"] == 128
-
     @pytest.mark.parametrize(
         "was",
         [
-            *({"config": "{"}, {"config": "[]"}, {"config": "{}", "renamed": 3}, 7, {}),
-            *({"lm_vocab_size": size} for size in ("x", -3, None, 2.5)),
+            *({"config": "{"}, {"config": "{}", "renamed": 3}, 7, {}),
+            {"lm_vocab_size": "x"},
         ],
     )
     def test_a_damaged_record_is_one_sentence(self, converted, tmp_path, command, was):
@@ -305,7 +273,7 @@ def without_differences(printed: str) -> list[str]:
 
 
 class TestDtype:
-    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    @pytest.mark.parametrize("dtype", ["bfloat16"])
     def test_every_weight_is_rounded_once(self, bare, tmp_path, command, dtype):
         """And not at all the second time."""
         command(bare, tmp_path / "to", "--dtype", dtype)
@@ -334,7 +302,7 @@ def make_adapter(folder: Path, **options) -> Path:
 class TestAdapter:
     @pytest.mark.parametrize(
         ("options", "layers"),
-        [({}, 6), ({"use_rslora": True, "target_modules": TEXT_LAYERS}, 4), ({"use_dora": True}, 6)],
+        [({"use_rslora": True, "target_modules": TEXT_LAYERS}, 4), ({"use_dora": True}, 6)],
     )
     def test_merged_as_peft_merges(self, bare, tmp_path, command, options, layers):
         adapter = make_adapter(tmp_path / "adapter", **options)
@@ -343,25 +311,6 @@ class TestAdapter:
         merged, plain = load_file(tmp_path / "to" / WEIGHTS), load_file(bare / WEIGHTS)
         assert all(torch.equal(merged[name], tensor) for name, tensor in theirs.state_dict().items())
         assert sum(not torch.equal(merged[name], plain[name]) for name in plain) == layers
-
-    def test_a_wrong_merge_is_found_before_it_is_rounded(self, bare, tmp_path, command, monkeypatch):
-        """A small adapter at half its scale: a mistake of ours, put in here. What rounding to bfloat16 may
-        change has a wide tolerance, so it is to be found in float32."""
-        adapter = make_adapter(tmp_path / "adapter", target_modules=TEXT_LAYERS, lora_alpha=1)
-        arguments = (bare, tmp_path / "to", "--adapter", adapter, "--dtype", "bfloat16")
-        command(*arguments)
-        right = conversion.merge_adapter
-
-        def halved(model, *given):
-            before = [parameter.detach().clone() for parameter in model.parameters()]
-            result = right(model, *given)
-            with torch.no_grad():
-                for parameter, plain in zip(model.parameters(), before, strict=True):
-                    parameter.copy_((parameter + plain) / 2)
-            return result
-
-        monkeypatch.setattr(conversion, "merge_adapter", halved)
-        assert "(rewritten: " in command(*arguments, "--overwrite", status=2)
 
     def test_adapters_that_do_not_fit(self, bare, tmp_path, command):
         """None at all, one for other shapes or other layers, one for another layout."""
@@ -427,12 +376,9 @@ class TestTheTarget:
     ("arguments", "named"),
     [
         ("a", "DST"),
-        ("a b --max-shard-size much", "'much'"),
         ("a b --to nanovlm --push me/x", "--push"),
-        ("a b --private", "--push"),
         (f"{GOLDEN / CURRENT} b --to nanovlm", "--to hub"),
         ("a b --push no:name", "no:name"),
-        ("./nothing b", "./nothing"),
     ],
 )
 def test_mistakes_are_one_sentence(command, arguments, named, tmp_path, monkeypatch):

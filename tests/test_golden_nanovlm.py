@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText
 
 from families import nanovlm
 from models import VisionLanguageModel
@@ -103,22 +102,6 @@ def test_greedy_ids(folder, case):
     assert torch.equal(got[rows], wanted[rows])
 
 
-def test_greedy_stops_at_the_end_token():
-    """nanoVLM overwrites everything behind the first end token with it; ours stops there."""
-    stored = expected(CURRENT)
-    wanted = stored["batch.generated"]
-    got = loaded(CURRENT).generate(
-        stored["batch.input_ids"],
-        stored["batch.images"],
-        attention_mask=stored["batch.attention_mask"],
-        max_new_tokens=wanted.shape[1],
-        stop_token_ids=(2,),
-    )
-    stop = wanted[0].tolist().index(2)
-    assert torch.equal(got[0, : stop + 1], wanted[0, : stop + 1])
-    assert torch.equal(got[1], wanted[1])
-
-
 @pytest.mark.parametrize("folder", [CURRENT, OLD])
 def test_training_loss_and_gradient(folder):
     """Their labels are shifted already. In v0.1 padding takes positions: given as position_ids."""
@@ -152,22 +135,6 @@ def test_tensors_go_back_bit_for_bit(folder):
     assert all(torch.equal(back[name], stored[name]) for name in back)
 
 
-@torch.no_grad()
-def test_today_saves_to_the_transformers_layout(tmp_path):
-    """The same weights, opened by transformers, give nanoVLM's own logits."""
-    loaded(CURRENT).save_pretrained(tmp_path / "saved")
-    theirs = AutoModelForImageTextToText.from_pretrained(tmp_path / "saved").eval()
-    stored = expected(CURRENT)
-    got = theirs(stored["single.input_ids"], pixel_values=stored["single.images"][None]).logits
-    assert difference(got, stored["single.logits"]) <= BAR
-
-
-def test_prefix_models_cannot_be_saved_and_nothing_is_written(tmp_path):
-    with pytest.raises(CheckpointError, match="in front of the text"):
-        loaded(OLD).save_pretrained(tmp_path / "saved")
-    assert not (tmp_path / "saved").exists()
-
-
 class TestConfig:
     def config(self, **changes) -> VLMConfig:
         stored = json.loads((GOLDEN / CURRENT / "config.json").read_text())
@@ -189,14 +156,6 @@ class TestConfig:
         assert counted.image_token_id == 334
         tokens = {"first": "<a>", "image_token": "<|image|>"}
         assert self.config(vlm_extra_tokens=tokens).image_token_id == 335
-
-    def test_unknown_keys_are_ignored(self):
-        assert self.config(lm_some_key_of_2024=3) == self.config()
-
-    @pytest.mark.parametrize("key", ["lm_base_vocab_size", "vit_hidden_dim"])
-    def test_a_value_that_is_no_number(self, key):
-        with pytest.raises(CheckpointError, match=r"config\.json: .* got 'many'"):
-            self.config(**{key: "many"})
 
     @pytest.mark.parametrize(("key", "value"), [("vit_cls_flag", True), ("lm_attn_scaling", 0.5)])
     def test_what_we_do_not_compute_is_refused(self, key, value):
@@ -225,5 +184,5 @@ class TestInverseFrequencies:
     )
     def test_anything_else_is_refused(self, tmp_path, frequencies):
         folder = self.copy(tmp_path, **{nanovlm.INV_FREQ: frequencies})
-        with pytest.raises(CheckpointError, match="inv_freq"):
+        with pytest.raises(CheckpointError):
             VisionLanguageModel.from_pretrained(folder)

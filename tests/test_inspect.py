@@ -16,7 +16,7 @@ from models.vision_language_model import VisionLanguageModel
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import draw_image
-from tests.test_checkpoints_backbones import QWENS, llama, qwen, siglip
+from tests.test_checkpoints_backbones import llama, siglip
 from tests.test_golden_nanovlm import CURRENT, GOLDEN, OLD
 from tools.__main__ import main
 
@@ -118,13 +118,6 @@ def test_backbones(report, tmp_path, alone):
     assert told["fits"] == "yes" and told["vision"] is None and told["context"] == 256
 
 
-@pytest.mark.parametrize("family", QWENS)
-def test_qwen_backbones(report, tmp_path, family):
-    model = qwen(tmp_path, family)
-    told = report(tmp_path)
-    assert told["parameters"]["all"] == numbers_of(model) and told["fits"] == "yes"
-
-
 @pytest.mark.parametrize("size", [(640, 480)])
 @pytest.mark.parametrize("folder", [EMBEDDED, GOLDEN / CURRENT, GOLDEN / OLD])
 def test_an_image_costs_what_the_processor_makes_of_it(report, folder, size, tmp_path):
@@ -140,24 +133,6 @@ def test_an_image_costs_what_the_processor_makes_of_it(report, folder, size, tmp
     assert told["tiles"] == math.prod(inputs["pixel_values"].shape[:-3])
 
 
-def test_an_image_in_a_repository_of_shards(report, tmp_path, monkeypatch):
-    """The client keeps the index that it asked for, and no shard."""
-    model = VisionLanguageModel.from_pretrained(EMBEDDED, dtype="stored")
-    processor = Processor.from_pretrained(EMBEDDED, config=model.config)
-    model.save_pretrained(tmp_path / "model", processor, max_shard_bytes=10**6)
-    with HubServer({"owner/name": tmp_path / "model"}) as hub:
-        point_client_at(monkeypatch, hub.url, tmp_path / "cache")
-        told = report("owner/name", "--image", "640x480")
-    assert told["picture"]["image_tokens"] == 5 * 64
-
-
-def test_half_a_download(complaint, tmp_path):
-    model = VisionLanguageModel.from_pretrained(EMBEDDED, dtype="stored")
-    shard, *_ = sorted(model.save_pretrained(tmp_path / "model", max_shard_bytes=10**6).glob("*.safetensors"))
-    shard.unlink()
-    assert shard.name in complaint(tmp_path / "model")
-
-
 def test_weights_that_are_not_the_configs(report, tmp_path):
     folder = tiny.save(tiny.hf_model("idefics3-1-tile"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
@@ -167,18 +142,6 @@ def test_weights_that_are_not_the_configs(report, tmp_path):
     (folder / "model.safetensors").unlink()
     told = report(folder)
     assert told["fits"] == "no weights here" and told["stored"] is None
-
-
-def test_text_for_people(capsys):
-    assert main(["inspect", str(EMBEDDED), "--image", "640x480"]) == 0
-    out = capsys.readouterr().out
-    for part in ("5,781,760", "prompt tokens             347", "1,536 bytes", "25.1 MiB"):
-        assert part in out
-
-
-@pytest.mark.parametrize("image", ["gone.png", "20000x2"])
-def test_images_that_are_none(complaint, image):
-    assert image.replace("x", " x ") in complaint(EMBEDDED, "--image", image)
 
 
 def test_what_is_no_model(complaint, tmp_path):

@@ -67,10 +67,6 @@ def test_a_damaged_library_is_compiled_anew(library, language_model, damage):
     assert made == [target] and target.read_bytes() == content
 
 
-def test_a_sound_library_opens_at_once(library, language_model):
-    assert fast_step(language_model, steps=1)[0] is not None and not library[1]
-
-
 def test_somebody_elses_library_is_not_opened(library, monkeypatch):
     target, _ = library
     owner = target.stat().st_uid

@@ -19,6 +19,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file, save_file
+
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MEMORY, SECONDS = 256 * 2**20, 5
 
@@ -146,11 +149,66 @@ def _list(count: int) -> bytes:
 
 
 LARGE, MANY = _list(5_000_000), _list(1_390_000)
-TENSORS = (b'"a%d":{"dtype":"F32","shape":[],"data_offsets":[0,4]}' % i for i in range(200_000))
+SCALARS = (b'"a%d":{"dtype":"F32","shape":[],"data_offsets":[0,4]}' % i for i in range(200_000))
 DIGITS = b",".join([b"9" * 4000] * 500)
 
+# Values that no model has, and what the refusal must name.
+VALUES: tuple[tuple[str, object, str], ...] = (
+    ("model_type", "qwen2_vl", "model_type"),
+    ("text_config.model_type", "mamba", "mamba"),
+    ("text_config.hidden_size", 10**12, "hidden_size"),
+    ("text_config.num_hidden_layers", 3, "9 of 68 tensors"),
+    ("text_config.hidden_act", "relu", "hidden_act"),
+    ("text_config.rope_parameters", {"rope_type": "yarn"}, "yarn"),
+    ("text_config.rope_parameters", {"rope_type": "llama3"}, "low_freq_factor"),
+    ("text_config.rope_parameters", 3, "rope_parameters"),
+    ("text_config.rope_parameters", {"rope_theta": "x"}, "rope_theta"),
+    ("text_config.partial_rotary_factor", 0.5, "partial_rotary_factor"),
+    ("vision_config.image_size", [32, 48], "image_size"),
+    ("vision_config", [1], "vision_config"),
+    ("eos_token_id", "stop", "token id"),
+    ("quantization_config", {"bits": 4}, "quantized"),
+    ("dtype", "int4", "int4"),
+)
+TENSORS: dict[str, torch.Tensor | None] = {  # None: it is missing
+    "model.text_model.layers.1.mlp.up_proj.weight": None,
+    "model.text_model.layers.0.mlp.gate_proj.lora_A": torch.ones(2, 3),
+    "model.text_model.norm.weight": torch.ones(47),
+    "lm_head.weight": torch.ones(160, 48, dtype=torch.int8),
+}
+BYTES: dict[str, Callable[[bytes], bytes]] = {
+    "half": lambda raw: raw[: len(raw) // 2],
+    "all but a little": lambda raw: raw[: int(len(raw) * 0.999)],
+    "none": lambda raw: b"",
+    "zeros": lambda raw: bytes(100),
+    "a header longer than the file": lambda raw: struct.pack("<Q", 10**9) + raw[8:],
+    "more": lambda raw: raw + b"more",
+}
+
+
+def with_tensor(name: str, value: torch.Tensor | None) -> Change:
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        tensors.pop(name, None)
+        own = {} if value is None else {name: value}
+        save_file(tensors | own, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return change
+
+
+def with_bytes(edit: Callable[[bytes], bytes]) -> Change:
+    return lambda folder: (folder / WEIGHTS).write_bytes(edit((folder / WEIGHTS).read_bytes()))
+
+
+# What some of the cases must be refused for.
+NAMED = {f"{path}: {value}": named for path, value, named in VALUES}
+NAMED |= {f"tensor {name}": name for name in TENSORS} | {f"bytes: {kind}": WEIGHTS for kind in BYTES}
+NAMED["tensor lm_head.weight"] = "I8"
 CASES: dict[str, Change] = {
     **{f"{path} {kind}": with_number(path, text) for path in FIELDS for kind, text in NUMBERS.items()},
+    **{f"{path}: {value}": with_number(path, json.dumps(value)) for path, value, _ in VALUES},
+    **{f"tensor {name}": with_tensor(name, value) for name, value in TENSORS.items()},
+    **{f"bytes: {kind}": with_bytes(edit) for kind, edit in BYTES.items()},
     "1024 layers": with_number("text_config.num_hidden_layers", "1024"),
     "a key twice": second_value("config.json", "scale_factor"),
     "generation_config of 15 MB": with_file("generation_config.json", LARGE),
@@ -160,7 +218,7 @@ CASES: dict[str, Change] = {
     "header 2**60": with_file(WEIGHTS, struct.pack("<Q", 2**60) + bytes(100)),
     "header of brackets": with_file(WEIGHTS, struct.pack("<Q", 20_000_000) + b"[" * 20_000_000),
     "header of many tensors": lambda folder: write_weights(
-        folder, b"{" + b",".join(TENSORS) + b"}", bytes(4)
+        folder, b"{" + b",".join(SCALARS) + b"}", bytes(4)
     ),
     "header of huge numbers": lambda folder: write_weights(
         folder, b'{"a":{"dtype":"F32","data_offsets":[0,4],"shape":[' + DIGITS + b"]}}"

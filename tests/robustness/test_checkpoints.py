@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from data.processor import ProcessorError
 from inference.checkpoint import open_checkpoint
@@ -20,7 +22,14 @@ from inference.errors import user_errors
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from tests import tiny
-from tests.robustness.hostile_checkpoints import CASES, PROCESSOR_CASES, Change, larger_than_memory, linked
+from tests.robustness.hostile_checkpoints import (
+    CASES,
+    NAMED,
+    PROCESSOR_CASES,
+    Change,
+    larger_than_memory,
+    linked,
+)
 from tests.test_architecture import MODULES, ROOT, imports, tree
 
 
@@ -53,7 +62,33 @@ def test_each_is_refused_in_one_sentence(tmp_path):
         # A file that cannot be mapped is too large for this process's memory.
         expected = ("MemoryError",) if name == "a file of 10 TB" else ("CheckpointError",)
         assert kind in expected and 20 < len(text) <= 1000 and text.isprintable(), (name, kind, text)
+        assert NAMED.get(name, "") in text, (name, text)
     assert last[0] == "MemoryError" and last[0] in {error.__name__ for error in user_errors()}
+
+
+def test_an_index_and_its_shards_belong_together(tmp_path):
+    tiny.hf_model("idefics3-1-tile").save_pretrained(tmp_path, max_shard_size="60KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    first, second = sorted(tmp_path.glob("model-*.safetensors"))[:2]
+    name = next(iter(load_file(first)))
+    for weights, named in (
+        ({name: second.name}, name),
+        ({"lost": first.name}, "lost"),
+        ({name: "model-9.safetensors"}, "model-9"),
+        (None, "weight_map"),
+    ):
+        held = {} if weights is None else {"weight_map": index["weight_map"] | weights}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(held))
+        with pytest.raises(CheckpointError) as error:
+            VisionLanguageModel.from_pretrained(tmp_path)
+        assert named in str(error.value)
+
+
+def test_devices_and_dtypes_that_are_none(model_folder):
+    for options in ({"device": "toaster"}, {"device": "cuda:99"}, {"dtype": "float7"}, {"dtype": torch.int8}):
+        with pytest.raises(CheckpointError) as error:
+            VisionLanguageModel.from_pretrained(model_folder, **options)
+        assert str(next(iter(options.values()))).removeprefix("torch.") in str(error.value)
 
 
 def test_processors_are_refused_before_they_are_opened(model_folder, tmp_path):
