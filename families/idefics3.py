@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from families.text import (
     text_family,
     vision_config,
     write_text,
+    write_vision,
 )
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
@@ -126,7 +126,7 @@ def write(config: VLMConfig, dtype: str) -> dict:
         )
     if problem:
         raise CheckpointError(f"the model cannot be saved in the transformers Idefics3 layout: {problem}")
-    vision = {"model_type": "idefics3_vision", **asdict(config.vision), "attention_dropout": 0.0}
+    vision = {"model_type": "idefics3_vision", **write_vision(config.vision), "attention_dropout": 0.0}
     return {
         "architectures": ["Idefics3ForConditionalGeneration"],
         "model_type": "idefics3",

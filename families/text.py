@@ -22,6 +22,11 @@ TEXT_KEYS = (
     "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta",
     "rope_scaling", "hidden_act", "attention_bias", "mlp_bias",
 )  # fmt: skip
+# Those of a VisionConfig that a SigLIP-shaped section has; the others say that a tower is none of SigLIP's.
+VISION_KEYS = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels",
+    "image_size", "patch_size", "layer_norm_eps", "hidden_act",
+)  # fmt: skip
 
 
 class TextFamily(NamedTuple):
@@ -77,7 +82,7 @@ def section(config: Mapping, name: str) -> dict:
 def vision_config(stored: Mapping, defaults: Mapping[str, Any]) -> VisionConfig:
     """A SigLIP-shaped vision section: our field names are the Hub's."""
     values = dict(defaults)
-    values |= {f.name: stored[f.name] for f in fields(VisionConfig) if stored.get(f.name) is not None}
+    values |= {name: stored[name] for name in VISION_KEYS if stored.get(name) is not None}
     for name in ("image_size", "patch_size"):
         size = values.get(name)
         if isinstance(size, list) and size and size.count(size[0]) == len(size):
@@ -212,6 +217,16 @@ def write_text(config: VLMConfig, dtype: str) -> dict:
         **_write_rope(config.text),
         **both_dtypes(dtype),
     }
+
+
+def write_vision(vision: VisionConfig) -> dict:
+    """A SigLIP-shaped section. A CheckpointError says what the tower has that SigLIP has not."""
+    others = [f.name for f in fields(VisionConfig) if f.name not in VISION_KEYS]
+    if strange := [name for name in others if getattr(vision, name) != getattr(VisionConfig, name)]:
+        raise CheckpointError(
+            f"the model cannot be saved with SigLIP's vision tower: its {', '.join(strange)} are not SigLIP's"
+        )
+    return {name: getattr(vision, name) for name in VISION_KEYS}
 
 
 def both_dtypes(dtype: str) -> dict[str, str]:

@@ -49,7 +49,7 @@ def _make_positive(config, *names: str) -> None:
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """A SigLIP-style vision transformer over square tiles of `image_size` pixels."""
+    """A vision transformer over square tiles of `image_size` pixels: SigLIP's unless fields say otherwise."""
 
     hidden_size: int = 1152
     intermediate_size: int = 3072
@@ -60,6 +60,12 @@ class VisionConfig:
     patch_size: int = 32
     layer_norm_eps: float = 1e-6
     hidden_act: str = "gelu_pytorch_tanh"
+    norm_type: str = "layer_norm"
+    attention_bias: bool = True  # of queries, keys and values; the output's projection always has one
+    qk_norm: bool = False  # queries and keys are normed, all heads together, before they meet
+    class_token: bool = False  # stands in front of the patches, with a position of its own, and is dropped
+    layer_scale: bool = False  # what a block adds is scaled, feature by feature
+    last_norm: bool = True  # after the last block
 
     def __post_init__(self):
         _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size", "image_size")
@@ -69,6 +75,7 @@ class VisionConfig:
         _check_range(self, 1, self.image_size, "patch_size")
         _check_multiple(self, "hidden_size", "num_attention_heads")
         _check_choice(self, "hidden_act", "gelu_pytorch_tanh", "gelu")
+        _check_choice(self, "norm_type", "layer_norm", "rms_norm")
         _make_positive(self, "layer_norm_eps")
 
     @property

@@ -1,5 +1,8 @@
-"""Pixels to embeddings among the text's: a SigLIP-style vision transformer (arXiv:2303.15343), then a
-projector: pixel shuffle and one linear layer."""
+"""Pixels to embeddings among the text's: a vision transformer, then a projector.
+
+The transformer is SigLIP's (arXiv:2303.15343), or by fields of its config has InternViT's parts: a class
+token, layer scale (arXiv:2103.17239), other norms. The projector is a linear layer or an MLP.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,32 @@ from torch import Tensor, nn
 from models.config import VisionConfig, VLMConfig
 
 
+def make_norm(config: VisionConfig) -> nn.LayerNorm | nn.RMSNorm:
+    kind = nn.RMSNorm if config.norm_type == "rms_norm" else nn.LayerNorm
+    return kind(config.hidden_size, eps=config.layer_norm_eps)
+
+
 class VisionAttention(nn.Module):
     """Bidirectional multi-head attention over the patches of one tile."""
 
     def __init__(self, config: VisionConfig):
         super().__init__()
         self.num_heads = config.num_attention_heads
-        width = config.hidden_size
-        self.q_proj = nn.Linear(width, width)
-        self.k_proj = nn.Linear(width, width)
-        self.v_proj = nn.Linear(width, width)
+        width, bias = config.hidden_size, config.attention_bias
+        self.q_proj = nn.Linear(width, width, bias=bias)
+        self.k_proj = nn.Linear(width, width, bias=bias)
+        self.v_proj = nn.Linear(width, width, bias=bias)
         self.out_proj = nn.Linear(width, width)
+        self.q_norm = nn.RMSNorm(width, config.layer_norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(width, config.layer_norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, width = x.shape
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.q_norm and self.k_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         # (N, P, D) -> (N, heads, P, D / heads)
-        q, k, v = (
-            projection(x).view(batch, length, self.num_heads, -1).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (one.view(batch, length, self.num_heads, -1).transpose(1, 2) for one in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out_proj(out.transpose(1, 2).reshape(batch, length, width))
 
@@ -47,18 +57,23 @@ class VisionMLP(nn.Module):
 class VisionBlock(nn.Module):
     def __init__(self, config: VisionConfig):
         super().__init__()
-        self.layer_norm1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        width, scaled = config.hidden_size, config.layer_scale
+        self.layer_norm1 = make_norm(config)
         self.self_attn = VisionAttention(config)
-        self.layer_norm2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.layer_scale1 = nn.Parameter(torch.ones(width)) if scaled else None
+        self.layer_norm2 = make_norm(config)
         self.mlp = VisionMLP(config)
+        self.layer_scale2 = nn.Parameter(torch.ones(width)) if scaled else None
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.layer_norm1(x), mask)
-        return x + self.mlp(self.layer_norm2(x))
+        added = self.self_attn(self.layer_norm1(x), mask)
+        x = x + (added if self.layer_scale1 is None else self.layer_scale1 * added)
+        added = self.mlp(self.layer_norm2(x))
+        return x + (added if self.layer_scale2 is None else self.layer_scale2 * added)
 
 
 class VisionTransformer(nn.Module):
-    """Patch convolution, learned positions, pre-norm blocks and a final layer norm; no pooling."""
+    """Patch convolution, learned positions, pre-norm blocks and, if it has one, a final norm; no pooling."""
 
     def __init__(self, config: VisionConfig):
         super().__init__()
@@ -66,23 +81,26 @@ class VisionTransformer(nn.Module):
         self.patch_embedding = nn.Conv2d(
             config.num_channels, config.hidden_size, kernel_size=config.patch_size, stride=config.patch_size
         )
-        self.position_embedding = nn.Embedding(config.num_patches, config.hidden_size)
+        self.class_token = nn.Parameter(torch.zeros(1, config.hidden_size)) if config.class_token else None
+        self.position_embedding = nn.Embedding(config.num_patches + config.class_token, config.hidden_size)
         self.layers = nn.ModuleList(VisionBlock(config) for _ in range(config.num_hidden_layers))
-        self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.post_layernorm = make_norm(config) if config.last_norm else None
 
     def forward(self, pixel_values: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """(N, C, H, W) normalised tiles, H and W at most `image_size` -> (N, P, D_v) features.
 
         The P = (H / patch) · (W / patch) patches are row-major. `patch_mask` (N, H / patch, W / patch) is
-        True on the real ones, and None where all are.
+        True on the real ones, and None where all are. A tower with a class token takes full tiles only.
         """
         height, width = pixel_values.shape[-2:]
         places = self.position_ids((height, width), patch_mask, pixel_values.device)
         pixel_values = pixel_values.to(self.patch_embedding.weight.dtype)  # the text part may have another
         x = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)  # (N, D, h, w) -> (N, P, D)
+        if self.class_token is not None:
+            x = torch.cat((self.class_token.expand(len(x), 1, -1), x), dim=1)  # (N, 1 + P, D)
         x = x + self.position_embedding(places)
         mask = None
-        if patch_mask is not None:
+        if patch_mask is not None and self.class_token is None:
             keys = patch_mask.to(x.device).flatten(1)  # (N, P)
             # Padding looks at real patches, too: its features go to the language model with the others.
             # A tile of padding alone looks at all of itself, so that no softmax runs over nothing.
@@ -90,10 +108,12 @@ class VisionTransformer(nn.Module):
             mask = keys[:, None, None, :].expand(-1, 1, keys.shape[1], -1)  # (N, 1, P, P)
         for layer in self.layers:
             x = layer(x, mask)
-        return self.post_layernorm(x)
+        x = x if self.class_token is None else x[:, 1:]
+        return x if self.post_layernorm is None else self.post_layernorm(x)
 
     def position_ids(self, size: tuple[int, ...], patch_mask: Tensor | None, device) -> Tensor:
-        """Rows of the position table for tiles of `size` (H, W) pixels: (P,) or (N, P).
+        """Rows of the position table for tiles of `size` (H, W) pixels: (P,) or (N, P), after one for the
+        class token if there is one.
 
         A full square tile takes them in order. Smaller or partly masked tiles spread over the table by
         fractional coordinates, as NaViT does (arXiv:2307.06304) and Idefics3 with it.
@@ -107,7 +127,12 @@ class VisionTransformer(nn.Module):
         grid = (height // self.config.patch_size, width // self.config.patch_size)
         patch_mask = None if patch_mask is None else patch_mask.to(device)
         if grid == (side, side) and (patch_mask is None or patch_mask.all().item()):
-            return torch.arange(side * side, device=device)
+            return torch.arange(self.position_embedding.num_embeddings, device=device)
+        if self.class_token is not None:
+            raise ValueError(
+                f"this vision tower takes full tiles of {self.config.image_size} px, got {height}×{width} px "
+                f"or padding in them: cut the image with the checkpoint's processor"
+            )
         if patch_mask is None:
             patch_mask = torch.ones(1, *grid, dtype=torch.bool, device=device)
         boundaries = torch.arange(1 / side, 1.0, 1 / side, device=device)
@@ -153,3 +178,18 @@ class ModalityProjector(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.proj(pixel_shuffle(x, self.scale_factor))
+
+
+class MLPProjector(nn.Module):
+    """(N, P, D_v) patch features -> (N, P / s², D), as InternVL has it: pixel shuffle, a norm, two layers."""
+
+    def __init__(self, config: VLMConfig):
+        super().__init__()
+        self.scale_factor = config.scale_factor
+        folded, width = config.vision.hidden_size * config.scale_factor**2, config.text.hidden_size
+        self.norm = nn.LayerNorm(folded)
+        self.fc1 = nn.Linear(folded, width)
+        self.fc2 = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(self.norm(pixel_shuffle(x, self.scale_factor)))))

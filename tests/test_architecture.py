@@ -83,11 +83,11 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 # what the room should come down to.
 BUDGETS = {
     "*.py": (970, 850),  # the entry points, and what errors say
-    "models": (1_200, 1_900),
+    "models": (1_230, 1_900),
     "models/checkpoints": (2_070, 1_400),
     "families": (960, 1_000),
     "generation": (4_110, 2_700),
-    "generation/fast": (4_200, 4_300),
+    "generation/fast": (4_230, 4_300),
     "tools": (820, 600),
     "data": (6_180, 4_900),
     "inference": (5_320, 3_100),

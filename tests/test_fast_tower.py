@@ -26,6 +26,11 @@ SHAPES = {
     "heads of 72": (144, 538, 2, 56, 14, "gelu_pytorch_tanh"),  # SmolVLM-2.2B's: 4304 is 16 times 269
     "odd widths": (66, 131, 2, 24, 4, "gelu"),
 }
+# What InternViT has and SigLIP has not.
+PARTS = {
+    "class token, layer scale, no last norm": {"class_token": True, "layer_scale": True, "last_norm": False},
+    "RMS norms, no biases": {"class_token": True, "norm_type": "rms_norm", "attention_bias": False},
+}
 # A bound on the error of each feature, whose size is about one, and on its cosine with the eager one.
 BOUNDS = {"float32": (2e-5, 0.99999), "bfloat16": (6e-2, 0.9998), "int8": (0.2, 0.999)}
 OTHER_MACHINES = {
@@ -43,9 +48,10 @@ def needs_compiler():
         pytest.skip("no C compiler on this machine")
 
 
-def make_tower(shape: str, seed: int = 1) -> VisionTransformer:
+def make_tower(shape: str, seed: int = 1, **parts) -> VisionTransformer:
     width, inner, heads, image, patch, act = SHAPES[shape]
-    tower = VisionTransformer(VisionConfig(width, inner, 2, heads, 3, image, patch, hidden_act=act)).eval()
+    config = VisionConfig(width, inner, 2, heads, 3, image, patch, hidden_act=act, **parts)
+    tower = VisionTransformer(config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in tower.named_parameters():
@@ -91,6 +97,29 @@ def test_it_equals_the_eager_tower(shape, precision):
     patch, size = tower.config.patch_size, tower.config.image_size
     smaller = pixels[:, :, : size - patch, : size - 2 * patch - 1]
     check(native(smaller), tower(smaller), precision)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("precision", BOUNDS)
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_parts_of_other_towers(parts, precision):
+    tower = make_tower("odd widths", **parts)
+    native, (pixels, mask) = in_c(tower, precision), tiles(tower)
+    features = native(pixels)
+    check(features, tower(pixels), precision)
+    assert native(pixels[1:2])[0].equal(features[1])
+    for both in (native, tower):  # its table of positions is of full tiles
+        assert both(pixels[:1], mask[:1]).equal(both(pixels[:1]))
+        with pytest.raises(ValueError, match="full tiles"):
+            both(pixels, mask)
+        with pytest.raises(ValueError, match="full tiles"):
+            both(pixels[:, :, 4:])
+
+
+def test_a_part_that_c_does_not_have_is_refused():
+    tower = make_tower("odd widths", qk_norm=True)
+    made, how = fast_tower(tower)
+    assert made is None and "q_norm" in how
 
 
 @torch.inference_mode()

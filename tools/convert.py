@@ -368,6 +368,8 @@ def check_nanovlm(config: VLMConfig) -> None:
         problem = f"nanoVLM's vision tower has the tanh GELU only, this one {vision.hidden_act}"
     elif vision.num_channels != 3:
         problem = f"nanoVLM's images have 3 channels, these {vision.num_channels}"
+    elif config.family not in (idefics3.NAME, nanovlm.NAME):
+        problem = f"nanoVLM's vision tower and projector are not those of {config.family}"
     if problem:
         raise CheckpointError(f"the model cannot be written in nanoVLM's layout: {problem}")
 

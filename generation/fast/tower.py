@@ -16,12 +16,14 @@ import math
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from generation.fast.native.build import (
     ANY,
     BITS,
     LINEAR,
+    NORMS,
     Matrix,
     Network,
     NoCompiler,
@@ -31,6 +33,7 @@ from generation.fast.native.build import (
     is_sound,
     library_file,
     load_library,
+    load_panels,
     make_pass,
     refuse_change,
     to_panels,
@@ -54,6 +57,7 @@ class _Block(ctypes.Structure):
     _fields_ = (
         *((name, Matrix) for name in ("q", "k", "v", "out", "fc1", "fc2")),
         *((name, _Norm) for name in ("before_attention", "before_mlp")),
+        *((name, _POINTER) for name in ("attention_scale", "mlp_scale")),
     )
 
 
@@ -62,7 +66,7 @@ class _Tower(ctypes.Structure):
         *((name, _LONG) for name in ("layers", "width", "heads", "inner", "channels", "patch", "exact_gelu")),
         ("eps", ctypes.c_float),
         ("embedding", Matrix),
-        ("positions", _POINTER),
+        *((name, _POINTER) for name in ("positions", "class_row")),
         ("last", _Norm),
         ("block", ctypes.POINTER(_Block)),
     )
@@ -155,20 +159,23 @@ TOWER = Network(
         "position_embedding": (nn.Embedding,),
         "layers": (nn.ModuleList,),
         "layers.*": ("models.vision_transformer.VisionBlock",),
-        "layers.*.layer_norm1": (nn.LayerNorm,),
+        "layers.*.layer_norm1": NORMS,
         "layers.*.self_attn": ("models.vision_transformer.VisionAttention",),
         **{f"layers.*.self_attn.{name}_proj": LINEARS for name in ("q", "k", "v", "out")},
-        "layers.*.layer_norm2": (nn.LayerNorm,),
+        "layers.*.layer_norm2": NORMS,
         "layers.*.mlp": ("models.vision_transformer.VisionMLP",),
         **{f"layers.*.mlp.fc{number}": LINEARS for number in (1, 2)},
-        "post_layernorm": (nn.LayerNorm,),
+        "post_layernorm": NORMS,
     },
+    tensors={"": ("class_token",), "layers.*": ("layer_scale1", "layer_scale2")},
     config="models.config.VisionConfig",
     fields={
         **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers"), ANY),
         **dict.fromkeys(("num_attention_heads", "num_channels", "image_size", "patch_size"), ANY),
         "layer_norm_eps": ANY,
         "hidden_act": ("gelu_pytorch_tanh", "gelu"),
+        "norm_type": ("layer_norm", "rms_norm"),
+        **dict.fromkeys(("attention_bias", "class_token", "layer_scale", "last_norm"), (False, True)),
     },
     eps="layer_norm_eps",
 )
@@ -203,6 +210,7 @@ class FastTower(nn.Module):
         to_panels(tower)
         self.tower = tower
         self.patch_embedding = _linear_of_patches(tower.patch_embedding, bits)
+        self._kept: list[Tensor] = []  # tower.c points to these, so they must live as long as this object
         self._blocks = (_Block * config.num_hidden_layers)()
         for slot, layer in zip(self._blocks, tower.layers, strict=True):
             for name in ("q", "k", "v"):
@@ -211,6 +219,10 @@ class FastTower(nn.Module):
                 _matrix, (layer.self_attn.out_proj, layer.mlp.fc1, layer.mlp.fc2)
             )
             slot.before_attention, slot.before_mlp = _norm(layer.layer_norm1), _norm(layer.layer_norm2)
+            slot.attention_scale = self._padded(layer.layer_scale1)
+            slot.mlp_scale = self._padded(layer.layer_scale2)
+        places = tower.position_embedding.weight
+        token = None if tower.class_token is None else tower.class_token[0] + places[0]
         self._description = _Tower(
             layers=config.num_hidden_layers,
             width=config.hidden_size,
@@ -221,7 +233,8 @@ class FastTower(nn.Module):
             exact_gelu=config.hidden_act == "gelu",
             eps=config.layer_norm_eps,
             embedding=_matrix(self.patch_embedding),
-            positions=tower.position_embedding.weight.data_ptr(),
+            positions=places[config.class_token :].data_ptr(),
+            class_row=self._padded(token),
             last=_norm(tower.post_layernorm),
             block=self._blocks,
         )
@@ -229,6 +242,14 @@ class FastTower(nn.Module):
         self._turns = Turns()
         self._paces = Paces(CROWD)
         tower.patch_embedding = None  # its weights are in panels now
+
+    def _padded(self, row: Tensor | None) -> int | None:
+        """The address of a copy of a row of numbers that ends with a whole panel; None for none."""
+        if row is None:
+            return None
+        missing = -len(row) % load_panels(_weight_bits(self.tower)).ocelli_panel()
+        self._kept.append(F.pad(row.detach().float(), (0, missing)))
+        return self._kept[-1].data_ptr()
 
     def _apply(self, fn, recurse: bool = True):
         refuse_change(fn)
@@ -258,14 +279,16 @@ class FastTower(nn.Module):
             raise ValueError(f"pixel_values: expected {expected}, got {tuple(pixel_values.shape)}")
         if patch_mask is not None and tuple(patch_mask.shape) != (count, *grid):
             raise ValueError(f"patch_mask: expected {(count, *grid)}, got {tuple(patch_mask.shape)}")
-        places = self.tower.position_ids((height, width), patch_mask, "cpu")
+        front = int(self.config.class_token)
+        places = self.tower.position_ids((height, width), patch_mask, "cpu")[..., front:] - front
         pixels = pixel_values.detach().float().contiguous()
         places = places.expand(count, -1).contiguous()
         features = torch.empty(count, grid[0] * grid[1], self.config.hidden_size)
-        everything = torch.arange(features.shape[1])
+        everything = torch.arange(features.shape[1] + front)
         with self._turns:
             for i in range(count):
-                real = everything if patch_mask is None else patch_mask[i].flatten().nonzero().flatten()
+                whole = patch_mask is None or front
+                real = everything if whole else patch_mask[i].flatten().nonzero().flatten()
                 keys = real if len(real) else everything  # padding alone looks at all of itself
                 tile = _Tile(
                     pixels[i].data_ptr(), height, width, places[i].data_ptr(), len(keys), keys.data_ptr()
@@ -296,5 +319,7 @@ def _matrix(layer: PanelWeight) -> Matrix:
     return layer.matrix
 
 
-def _norm(norm: nn.LayerNorm) -> _Norm:
-    return _Norm(norm.weight.data_ptr(), norm.bias.data_ptr())
+def _norm(norm: nn.LayerNorm | nn.RMSNorm | None) -> _Norm:
+    if norm is None:
+        return _Norm()
+    return _Norm(norm.weight.data_ptr(), norm.bias.data_ptr() if isinstance(norm, nn.LayerNorm) else None)

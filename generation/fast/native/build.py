@@ -33,7 +33,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -390,12 +390,14 @@ class Network:
     config: the full name of its config's type, and fields: the values that it computes, ANY for all. A field
         that is not here must have its default.
     eps: the field that all norms have theirs from.
+    tensors: by place, those of its own that a part there may have which is no layer by itself.
     """
 
     parts: Mapping[str, tuple[type | str, ...]]
     config: str
     fields: Mapping[str, tuple[Any, ...]]
     eps: str
+    tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def strange(self, network: nn.Module) -> str | None:
         """What is in a network that there is no code for, in words; or None."""
@@ -406,14 +408,15 @@ class Network:
         """Each thing, the first one before anything is taken for granted that it says not to be there."""
         for name, module in network.named_modules():
             kind, where = type(module), name or "the network"
-            known = self.parts.get(re.sub(r"\.\d+", ".*", name), ())
+            place = re.sub(r"\.\d+", ".*", name)
+            known = self.parts.get(place, ())
             if kind not in known and full_name(kind) not in known:
                 yield f"{where} is a {full_name(kind)}"
             if not HOOKS.issuperset((*module._forward_hooks.values(), *module._forward_pre_hooks.values())):
                 yield f"{where} has hooks"
             tensors = {**module._parameters, **module._buffers}
-            if tensors and not isinstance(module, LEAVES):
-                yield f"{where} has {', '.join(tensors)} of its own"
+            if not isinstance(module, LEAVES) and (own := tensors.keys() - {*self.tensors.get(place, ())}):
+                yield f"{where} has {', '.join(sorted(own))} of its own"
             if isinstance(module, NORMS):
                 if None in tensors.values():
                     yield f"{where} is a norm without weights or without biases"
@@ -447,8 +450,8 @@ def full_name(kind: type) -> str:
 
 def _fields(config: Any, front: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(name, value, default) of each field of a dataclass, and of those within it."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        yield f"{front}{field.name}", value, field.default
+    for own in fields(config):
+        value = getattr(config, own.name)
+        yield f"{front}{own.name}", value, own.default
         if is_dataclass(value):
-            yield from _fields(value, f"{front}{field.name}.")
+            yield from _fields(value, f"{front}{own.name}.")

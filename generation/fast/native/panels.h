@@ -335,6 +335,7 @@ typedef struct {
     int add;        /* add to what is there; not with `half` */
     enum gelu gelu;
     int half;
+    const float *factor; /* (rows,), padded as a bias is, of what is put or added; NULL: one */
 } Output;
 
 /* Inputs of one row a token, written by a product instead of set_input: not with int8 weights, whose inputs need a
@@ -413,6 +414,7 @@ static inline __attribute__((always_inline)) void finish(Matrix m, Inputs in, in
     int64_t column = panel * PANEL;
     vec low = finish_vector(m, in, token, column, c, half);
     vec high = finish_vector(m, in, token, column + LANES, c + LANES, half);
+    if (out.factor) low *= load_f32(out.factor + column), high *= load_f32(out.factor + column + LANES);
     put(out, token * out.stride + column, low, high, m.rows - column);
 }
 

@@ -1,17 +1,18 @@
-/* A SigLIP-style vision transformer on a CPU, one tile at a time: patches as inputs of a product, pre-norm blocks and
- * a final norm. The stream between the blocks is floats. Each patch's sums are made in one order, so that a tile's
+/* A vision transformer on a CPU, one tile at a time: patches as inputs of a product, pre-norm blocks and a final norm.
+ * A class token is the last row, after the patches: attention does not know an order. The stream between the blocks is floats. Each patch's sums are made in one order, so that a tile's
  * result has the same bits with any number of threads. Compiled by tower.py, once for each weight type (WEIGHT_BITS
  * 32: float, 16: bfloat16, 8: int8 with one scale an output).
  */
 #include "full_attention.h"
 
 typedef struct {
-    const float *weight, *bias;
+    const float *weight, *bias; /* without a bias it is an RMS norm, without a weight none */
 } Norm;
 
 typedef struct {
     Matrix q, k, v, out, fc1, fc2;
     Norm before_attention, before_mlp;
+    const float *attention_scale, *mlp_scale; /* (width,), padded to whole panels, or NULL: of what is added */
 } Block;
 
 typedef struct {
@@ -19,7 +20,8 @@ typedef struct {
     int64_t exact_gelu;
     float eps;
     Matrix embedding;       /* (width, channels * patch * patch) */
-    const float *positions; /* (places, width) */
+    const float *positions; /* (places, width), of patches */
+    const float *class_row; /* (width,): the class token with its position, or NULL */
     Norm last;
     const Block *block;
 } Tower;
@@ -29,7 +31,7 @@ typedef struct {
     int64_t height, width;
     const int64_t *position; /* (patches,): rows of the table */
     int64_t keys;
-    const int64_t *key; /* (keys,): the patches that all of them look at */
+    const int64_t *key; /* (keys,): the rows that all of them look at */
 } Tile;
 
 typedef struct {
@@ -41,9 +43,10 @@ typedef struct {
 } Scratch;
 
 static int64_t patches_of(const Tower *m, const Tile *t) { return (t->height / m->patch) * (t->width / m->patch); }
+static int64_t rows_of(const Tower *m, const Tile *t) { return patches_of(m, t) + (m->class_row != NULL); }
 
 static int64_t lay_out(const Tower *m, const Tile *t, int64_t threads, float *base, Scratch *s) {
-    int64_t n = patches_of(m, t), dim = m->width / m->heads, columns = m->embedding.columns, at = 0;
+    int64_t n = rows_of(m, t), dim = m->width / m->heads, columns = m->embedding.columns, at = 0;
     int64_t first = input_floats(n, columns), other = input_floats(n, m->width);
     #define TAKE(floats) (at += round_up(floats, 16), base ? base + at - round_up(floats, 16) : NULL)
     s->x = TAKE(n * m->width);
@@ -71,8 +74,8 @@ int64_t ocelli_tower_floats(const Tower *m, const Tile *t, int64_t threads) {
     return lay_out(m, t, threads, NULL, &scratch) + 32;
 }
 
-static __attribute__((noinline)) void layer_norm(const float *x, Norm norm, float eps, int64_t n, float *y) {
-    float mean = sum_of(x, n) / n;
+static __attribute__((noinline)) void put_normed(const float *x, Norm norm, float eps, int64_t n, float *y) {
+    float mean = norm.bias ? sum_of(x, n) / n : 0;
     vec squares = {0}, middle = all(mean);
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
@@ -82,7 +85,10 @@ static __attribute__((noinline)) void layer_norm(const float *x, Norm norm, floa
     float total = sum_lanes(squares);
     for (; i < n; i++) total += (x[i] - mean) * (x[i] - mean);
     float factor = 1.0f / sqrtf(total / n + eps);
-    for (i = 0; i < n; i++) y[i] = (x[i] - mean) * factor * norm.weight[i] + norm.bias[i];
+    if (norm.bias)
+        for (i = 0; i < n; i++) y[i] = (x[i] - mean) * factor * norm.weight[i] + norm.bias[i];
+    else
+        for (i = 0; i < n; i++) y[i] = x[i] * factor * norm.weight[i];
 }
 
 /* The pixels of one patch, (channels, patch, patch). */
@@ -122,21 +128,23 @@ static void complete(Inputs in, const element *wide, int64_t columns, int64_t fr
 
 /* What each thread does of a tile. */
 static void encode(const Tower *m, const Tile *t, const Scratch *s, float *y, Member *me) {
-    int64_t n = patches_of(m, t), width = m->width, columns = m->embedding.columns, from, to;
+    int64_t n = rows_of(m, t), patches = patches_of(m, t), width = m->width, columns = m->embedding.columns, from, to;
     const Heads heads = {m->heads, width / m->heads, n, s->q_stride, t->keys, t->key, s->q, s->k, s->v,
                          s->key_panels, s->value_panels};
-    const Output onto_x = {.y = s->x, .stride = width, .add = 1};
+    Output onto_x = {.y = s->x, .stride = width, .add = 1};
     const enum gelu gelu = m->exact_gelu ? ERF_GELU : TANH_GELU;
     float *own = s->own + me->id * s->own_floats;
     #define REGROUP \
         if (!regroup(me)) return; \
         share(me, n, &from, &to);
-    Inputs in = inputs_at(s->inputs, n, columns, PRECISE_HALVES), wide = inputs_at(s->wide_inputs, n, m->inner, 1);
+    Inputs in = inputs_at(s->inputs, patches, columns, PRECISE_HALVES), wide = inputs_at(s->wide_inputs, n, m->inner, 1);
     for (int64_t i; (i = next_unit(me, n)) >= 0;) {
+        if (heads.dim % PAIR) s->q[i * s->q_stride + width] = 0; /* the last unit's second half, times zero */
+        const float *begin = i < patches ? m->positions + t->position[i] * width : m->class_row;
+        memcpy(s->x + i * width, begin, width * sizeof(float));
+        if (i == patches) continue;
         unfold(m, t, i, own);
         set_input(in, i, own, columns);
-        if (heads.dim % PAIR) s->q[i * s->q_stride + width] = 0; /* the last unit's second half, times zero */
-        memcpy(s->x + i * width, m->positions + t->position[i] * width, width * sizeof(float));
     }
     REGROUP
     product(m->embedding, in, onto_x, me);
@@ -144,7 +152,7 @@ static void encode(const Tower *m, const Tile *t, const Scratch *s, float *y, Me
     in = inputs_at(s->inputs, n, width, 1);
     for (const Block *b = m->block; b < m->block + m->layers; b++) {
         for (int64_t i = from; i < to; i++) {
-            layer_norm(s->x + i * width, b->before_attention, m->eps, width, own);
+            put_normed(s->x + i * width, b->before_attention, m->eps, width, own);
             set_input(in, i, own, width);
         }
         REGROUP
@@ -164,10 +172,11 @@ static void encode(const Tower *m, const Tile *t, const Scratch *s, float *y, Me
         REGROUP
         complete(in, s->wide, width, from, to, own);
         REGROUP
+        onto_x.factor = b->attention_scale;
         product(b->out, in, onto_x, me);
         REGROUP
         for (int64_t i = from; i < to; i++) {
-            layer_norm(s->x + i * width, b->before_mlp, m->eps, width, own);
+            put_normed(s->x + i * width, b->before_mlp, m->eps, width, own);
             set_input(in, i, own, width);
         }
         REGROUP
@@ -177,15 +186,19 @@ static void encode(const Tower *m, const Tile *t, const Scratch *s, float *y, Me
         REGROUP
         complete(wide, s->wide, m->inner, from, to, own);
         REGROUP
+        onto_x.factor = b->mlp_scale;
         product(b->fc2, wide, onto_x, me);
         REGROUP
     }
-    for (int64_t i = from; i < to; i++) layer_norm(s->x + i * width, m->last, m->eps, width, y + i * width);
+    for (int64_t i = from; i < to && i < patches; i++) {
+        if (m->last.weight) put_normed(s->x + i * width, m->last, m->eps, width, y + i * width);
+        else memcpy(y + i * width, s->x + i * width, width * sizeof(float));
+    }
 }
 
 /* y (patches, width): the features of one tile. */
 void ocelli_tower(const Tower *m, const Tile *t, Pass *pass, float *base, float *y) {
-    int64_t n = patches_of(m, t);
+    int64_t n = rows_of(m, t);
     Scratch s;
     lay_out(m, t, pass->threads, (float *)(((uintptr_t)base + 63) / 64 * 64), &s);
     memset(s.q + n * s.q_stride, 0, (round_up(n, QUERIES) - n) * s.q_stride * sizeof(element));
