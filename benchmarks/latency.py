@@ -308,9 +308,9 @@ def load(settings: argparse.Namespace, folder: str) -> None:
     ]
 
     def jobs(setup: dict) -> list[dict]:
-        conditions = (f"quota {setup['quota']:g}",) if setup["quota"] else CONDITIONS
+        conditions = [f"quota {setup['quota']:g}"] if setup["quota"] else list(CONDITIONS)
         if setup["system"] == "ours-never-loaded":
-            conditions = tuple(one for one in conditions if one != "busy")
+            conditions.remove("busy")
         return [{"condition": condition, "tokens": settings.tokens} for condition in conditions]
 
     measured, failed = take_turns(load_handler, setups, jobs, settings.rounds)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import os
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -366,13 +367,11 @@ def serving(settings: argparse.Namespace, folder: str) -> None:
         for number, image in enumerate(images)
         for question in QUESTIONS
     }
-    processes: list[subprocess.Popen] = []
     found: dict[str, list[tuple[float, list[Answered]]]] = {system: [] for system in settings.systems}
-    try:
+    with contextlib.ExitStack() as stack:
         servers = {}
         for system in settings.systems:
-            process, address = start_server(system, settings, Path(folder) / f"{system}.log")
-            processes.append(process)
+            address = stack.enter_context(started(system, settings, Path(folder) / f"{system}.log"))
             name = settings.model  # transformers takes the folder that it was started with, ours lists it
             if system == "ocelli":
                 name = httpx.get(address + "/models", trust_env=False).json()["data"][0]["id"]
@@ -384,10 +383,6 @@ def serving(settings: argparse.Namespace, folder: str) -> None:
                 began, sizes = time.perf_counter(), (settings.tokens, settings.clients, settings.questions)
                 answers = asyncio.run(visit(server, urls, *sizes))
                 found[system].append((time.perf_counter() - began, answers))
-    finally:
-        for process in processes:
-            process.terminate()
-            process.wait(60)
     rows = []
     for system, rounds in found.items():
         firsts = [sorted(one.first_word for one in answers) for _, answers in rounds]
@@ -402,29 +397,37 @@ def serving(settings: argparse.Namespace, folder: str) -> None:
     finish("serving", settings, SERVING_COLUMNS, rows)
 
 
-def start_server(system: str, settings: argparse.Namespace, log: Path) -> tuple[subprocess.Popen, str]:
-    """(process, address of its /v1), once it is healthy."""
+def command_of(system: str, settings: argparse.Namespace, port: int) -> list[str]:
+    """What starts a server."""
+    command = {
+        "ocelli": [sys.executable, str(ROOT / "serve.py"), "--model", settings.model, "--queue", "1000"],
+        "transformers": [str(Path(sys.executable).with_name("transformers")), "serve", settings.model],
+    }[system]
+    return [*command, "--port", str(port), "--dtype", settings.precision, "--device", settings.device]
+
+
+@contextlib.contextmanager
+def started(system: str, settings: argparse.Namespace, log: Path) -> Iterator[str]:
+    """The address of a server's /v1, once it is healthy, as long as the block lasts."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = {
-        "ocelli": [sys.executable, ROOT / "serve.py", "--model", settings.model, "--queue", "1000"],
-        "transformers": [Path(sys.executable).with_name("transformers"), "serve", settings.model],
-    }[system]
-    command = [*command, "--port", port, "--dtype", settings.precision, "--device", settings.device]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(settings.threads)}
     with log.open("w") as out:
-        process = subprocess.Popen([str(word) for word in command], stdout=out, stderr=out, env=environment)
+        command = command_of(system, settings, port)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
     deadline, address = time.monotonic() + 600, f"http://127.0.0.1:{port}"
-    while True:
-        try:
-            if httpx.get(address + "/health", timeout=5, trust_env=False).status_code == 200:
-                return process, address + "/v1"
-        except httpx.HTTPError:
-            pass
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(address + "/health", timeout=5, trust_env=False).status_code == 200:
+                    break
+            time.sleep(0.2)
+        else:
             sys.exit(f"error: {system} did not start: {log.read_text()[-2000:]}")
-        time.sleep(0.2)
+        yield address + "/v1"
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 class Answered(NamedTuple):

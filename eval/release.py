@@ -47,8 +47,8 @@ def release(run: Path, folder: Path, questions: int, trained_on: str | None) -> 
     """Write `folder`; returns the table of its scores."""
     model = VisionLanguageModel.from_pretrained(run, dtype=torch.bfloat16)
     size = sum(parameter.numel() for parameter in model.parameters())
-    about = {"summary": SUMMARY, "training_data": trained_on or training_data(run), "license": "apache-2.0"}
-    card = model_card(folder.name, model.config, size, **about)
+    learnt = trained_on or training_data(run)
+    card = model_card(folder.name, model.config, size, SUMMARY, learnt, license="apache-2.0")
     model.save_pretrained(folder, Processor.from_pretrained(run, config=model.config), card=card)
     small = open_checkpoint(folder, device="cpu", dtype="float32").compiled()
     with tempfile.TemporaryDirectory() as output:

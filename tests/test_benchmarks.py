@@ -6,16 +6,19 @@ import importlib.util
 import json
 import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 
+import serve
 from benchmarks import common, gpu, latency, peers, throughput, training
 from benchmarks.common import SHAPES, build_ours, parameters, prompt, prompt_tokens
 from benchmarks.peers import build_transformers
 from generation import draft
 from models.checkpoints.save import written
+from tests.test_serve import running
 
 TESTS = "tests/test_cuda.py"
 
@@ -319,8 +322,13 @@ def test_mfu_counts_what_every_part_computes(run):
 
 
 # --------------------------------------------------------------------------------------------- serving
-def test_serving(run):
-    """Over HTTP as alone. transformers' server is another test's: it takes half a minute to start."""
-    (row,) = run(throughput, "serving", "--quick", "--systems", "ocelli", "--tokens", "8")["rows"]
+def test_serving(run, monkeypatch):
+    """Over HTTP as alone. The servers' own start is other tests': it takes half a minute."""
+    with running() as served:
+        monkeypatch.setattr(throughput, "started", lambda *_: nullcontext(f"{served.url}v1"))
+        (row,) = run(throughput, "serving", "--quick", "--systems", "ocelli", "--tokens", "8")["rows"]
     assert row["same_text"] == "4/4" and row["requests_per_second"] > 0 and row["over_transformers"] is None
     assert 0 < row["first_word_median"] <= row["first_word_p95"] < row["seconds"]
+    settings = common.parse(None, throughput.COMMANDS, ["serving"])
+    flags = throughput.command_of("ocelli", settings, 1234)[2:]
+    assert serve.build_parser().parse_args(flags).port == 1234

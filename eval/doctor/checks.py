@@ -81,12 +81,12 @@ def streams(client: Client) -> None:
 
 def obeys_max_tokens(client: Client) -> None:
     whole, answer = ask(client), ask(client, max_tokens=1)
-    got = f"max_tokens 1 gave {answer.text!r}"
+    got = f"max_tokens 1 gave {answer.first.text!r}"
     if (answer.completion_tokens or 0) > 1:
         raise Fault(f"{got}, of {answer.completion_tokens} tokens")
-    if not whole.text.strip().startswith(answer.text.strip()):
-        raise Fault(f"{got}, which {whole.text!r} does not begin with")
-    if len(answer.text) < len(whole.text):
+    if not whole.first.text.strip().startswith(answer.first.text.strip()):
+        raise Fault(f"{got}, which {whole.first.text!r} does not begin with")
+    if len(answer.first.text) < len(whole.first.text):
         expect("an answer cut by max_tokens ends with", answer.finish, ["length"])
     elif (whole.completion_tokens or 0) > 2:
         raise Fault(f"{got}, the whole answer")
@@ -108,14 +108,14 @@ def refuses_nonsense(client: Client) -> None:
 
 
 def obeys_stop_strings(client: Client) -> None:
-    text = ask(client).text
+    text = ask(client).first.text
     if len(text) < 2:
         return
     stop = text[len(text) // 2 :][:3]
     expected = text[: text.index(stop)]
     for stream in (False, True):
         answer = ask(client, stop=[stop], stream=stream)
-        expect(f"with stop {stop!r} the answer is", answer.text.strip(), expected.strip())
+        expect(f"with stop {stop!r} the answer is", answer.first.text.strip(), expected.strip())
         expect("an answer that a stop string ended ends with", answer.finish, ["stop"])
 
 
@@ -128,15 +128,15 @@ def gives_several(client: Client) -> None:
 
 def gives_logprobs(client: Client) -> None:
     plainly, answer = ask(client), ask(client, logprobs=True)
-    tokens = answer.logprobs[0]
+    tokens = answer.first.logprobs
     if tokens is None:
         raise Fault("logprobs were asked for, and none came")
     expect("with logprobs the answer is", answer.texts, plainly.texts)
     if not all(logprob <= 1e-6 for _, logprob in tokens):
         raise Fault("a logprob is above zero")
     text = "".join(token for token, _ in tokens)
-    if "\ufffd" not in text and not text.strip().startswith(answer.text.strip()):
-        raise Fault(f"the tokens of the logprobs make {text!r}, the answer is {answer.text!r}")
+    if "\ufffd" not in text and not text.strip().startswith(answer.first.text.strip()):
+        raise Fault(f"the tokens of the logprobs make {text!r}, the answer is {answer.first.text!r}")
 
 
 def obeys_seeds(client: Client) -> None:

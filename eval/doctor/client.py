@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from data.chat import Message
 from inference.errors import RequestError
 from messages import one_line
 
+USAGE = ("prompt_tokens", "completion_tokens")
 IMAGE_TYPES = {b"\xff\xd8": "jpeg", b"GI": "gif", b"RI": "webp"}  # by the file's first bytes; else PNG
 
 
@@ -26,16 +28,23 @@ class CannotAnswer(Exception):
 
 
 @dataclass
+class Choice:
+    """One of the answers; of its logprobs: (token's text, logprob)."""
+
+    text: str = ""
+    finish: str | None = None
+    logprobs: list[tuple[str, float]] | None = None
+
+
+@dataclass
 class Answer:
     """What came back. `problem` says what is wrong with its form; with it, or unless `status` is 200, the
-    rest may be empty. Lists have an entry for each choice; of logprobs: (token's text, logprob)."""
+    rest may be empty."""
 
     status: int = 200
     error: str = ""
     problem: str = ""
-    texts: list[str] = field(default_factory=list)
-    finish: list[str | None] = field(default_factory=list)
-    logprobs: list[list[tuple[str, float]] | None] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
@@ -44,8 +53,16 @@ class Answer:
         return 400 <= self.status < 500
 
     @property
-    def text(self) -> str:
-        return self.texts[0] if self.texts else ""
+    def texts(self) -> list[str]:
+        return [one.text for one in self.choices]
+
+    @property
+    def finish(self) -> list[str | None]:
+        return [one.finish for one in self.choices]
+
+    @property
+    def first(self) -> Choice:
+        return self.choices[0] if self.choices else Choice()
 
 
 def to_json(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -136,32 +153,24 @@ def read_events(text: str) -> Answer:
 
 def read_pieces(pieces: Sequence[dict[str, Any]]) -> Answer:
     """The answer of which a stream has many pieces, and a completion is the only one."""
-    answer = Answer()
-    texts: dict[int, str] = {}
-    finish: dict[int, str | None] = {}
-    logprobs: dict[int, list[tuple[str, float]] | None] = {}
+    answer, choices = Answer(), defaultdict[int, Choice](Choice)
     for piece in pieces:
         if piece.get("error"):
             return Answer(problem=f"an error in the stream: {one_line(str(piece['error']), 200)}")
         for choice in piece["choices"]:
-            index, part = choice["index"], choice["delta" if "delta" in choice else "message"]
+            one, part = choices[choice["index"]], choice["delta" if "delta" in choice else "message"]
             if not isinstance(content := part.get("content") or "", str):
                 raise TypeError(f"content: expected a text, got {type(content).__name__}")
-            texts[index] = texts.get(index, "") + content
-            finish[index] = choice.get("finish_reason") or finish.get(index)
-            scored = (choice.get("logprobs") or {}).get("content")
-            logprobs[index] = scored and [(str(one["token"]), float(one["logprob"])) for one in scored]
+            one.text += content
+            one.finish = choice.get("finish_reason") or one.finish
+            if (scored := (choice.get("logprobs") or {}).get("content")) is not None:
+                one.logprobs = [(str(token["token"]), float(token["logprob"])) for token in scored]
         if usage := piece.get("usage"):
-            answer.prompt_tokens, answer.completion_tokens = (
-                usage["prompt_tokens"],
-                usage["completion_tokens"],
-            )
-            total = usage["prompt_tokens"] + usage["completion_tokens"]
+            answer.prompt_tokens, answer.completion_tokens = map(usage.__getitem__, USAGE)
+            total = sum(usage[key] for key in USAGE)
             if usage.get("total_tokens", total) != total:
                 answer.problem = f"usage: total_tokens is {usage['total_tokens']}, expected the sum {total}"
-    answer.texts, answer.finish, answer.logprobs = (
-        [of_choice[index] for index in sorted(texts)] for of_choice in (texts, finish, logprobs)
-    )
+    answer.choices = [choices[index] for index in sorted(choices)]
     if None in answer.finish:
         answer.problem = answer.problem or "an answer without finish_reason"
     return answer

@@ -95,12 +95,12 @@ class Reference:
         model, tokenizer = self._checkpoint.model, self._checkpoint.processor.tokenizer
         language_model = model.language_model
         x = model.embed(torch.tensor([row.input_ids]), row.tiles)
-        room, text = x.shape[1] + self._tokens, answer.text.strip()
+        room, text = x.shape[1] + self._tokens, answer.first.text.strip()
         if room > self._checkpoint.context:
             raise CannotAnswer(f"the prompt has {x.shape[1]} tokens, more than the model's context holds")
         cache = kv.allocate_for(model.config.text, 1, room, x)
         hidden, _ = language_model(x, kv_cache=cache, start_pos=0)
-        logprobs = (answer.logprobs[0] if answer.logprobs else None) or []
+        logprobs = answer.first.logprobs or []
         ids: list[int] = []
         rounding = None
         for number in range(self._tokens):
