@@ -20,7 +20,7 @@ results and continues. Run it again to resume where it stopped; the bad lines ar
 Exit status:
     0    every question was answered
     1    some lines of a batch could not be answered; the results hold their errors
-    2    an error, told in one sentence; or a line of a chat from a pipe failed
+    2    an error, described in one sentence; or a line of a chat from a pipe failed
     130  Ctrl-C
     141  the reader of stdout has gone
 """
@@ -31,6 +31,7 @@ import argparse
 import os
 import sys
 import traceback
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,6 @@ ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 EXAMPLE_IMAGE = ROOT / "assets" / "example.png"
 DEFAULT_QUESTION = "What is in the picture?"  # in the words that the embedded model was trained on
-CHAT_ANSWERS = 16  # a guess, for whether compiling pays
 
 
 def log(text: str) -> None:
@@ -72,22 +72,25 @@ def read_request(args: argparse.Namespace) -> tuple[GenerationOptions, list[str]
     return options, names, images, questions
 
 
-def load(args: argparse.Namespace, answers: int, images: int):
-    """The checkpoint, with decode step and tower as --compile says for so many answers one after another."""
-    from inference.checkpoint import open_checkpoint
+def load(args: argparse.Namespace, options: GenerationOptions, long: bool = False):
+    """The checkpoint, with decode step and tower as --compile says (`long`: many answers will be made), and
+    the options with what --schema or --choices asks for."""
+    from inference.checkpoint import open_checkpoint, worth_compiling
 
     with cli.log_if_slow("generate.py", args.model):
         checkpoint = open_checkpoint(args.model, args.revision, args.device, args.dtype, args.threads)
     if args.compile != "off" and args.cache:
-        steps = None if args.compile == "on" else answers * args.max_new_tokens
-        checkpoint = checkpoint.compiled(steps, None if args.compile == "on" else images)
-        if checkpoint.eager_in_vain(steps):
-            log(f"decode step {checkpoint.decode_step_name}")
+        compiling = args.compile == "on" or worth_compiling(checkpoint.model, long)
+        checkpoint = checkpoint.compiled(compiling)
+        if compiling and checkpoint.decode_step is None:
+            log(f"decode step {checkpoint.fast.name}")
     if args.prefix_cache is not None:
         from inference.prefix_files import with_prefixes
 
         checkpoint = with_prefixes(checkpoint, args.prefix_cache)
-    return checkpoint
+    if args.grammar is not None:
+        options = replace(options, constraint=checkpoint.constraint(args.grammar))
+    return checkpoint, options
 
 
 def answer_questions(args: argparse.Namespace) -> None:
@@ -102,8 +105,7 @@ def answer_questions(args: argparse.Namespace) -> None:
         locator = Locator(args, images, questions, log)
         questions = locator.questions
     questions = questions or [DEFAULT_QUESTION]
-    checkpoint = load(args, len(questions), len(images))
-    options = cli.constrained(options, args.grammar, checkpoint)
+    checkpoint, options = load(args, options)
     if args.show_attention is not None:
         from inference.attribution import attention, draw
 
@@ -152,8 +154,7 @@ def chat(args: argparse.Namespace) -> int:
     options, names, images, questions = read_request(args)
     from inference.chat import Chat
 
-    checkpoint = load(args, CHAT_ANSWERS, CHAT_ANSWERS)
-    options = cli.constrained(options, args.grammar, checkpoint)
+    checkpoint, options = load(args, options, long=True)
     cli.log_unused(args, log)
     if names != args.images:
         log(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
@@ -169,9 +170,8 @@ def run(args: argparse.Namespace) -> int:
         if args.chat:
             return chat(args)
         if args.batch is not None:
-            from inference.batch_command import answer_batch
-
-            return answer_batch(args, load, log)
+            options = cli.generation_options(args)
+            return cli.answer_batch(args, lambda: load(args, options, long=True), log)
         answer_questions(args)
     except BrokenPipeError:
         raise

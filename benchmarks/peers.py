@@ -90,7 +90,7 @@ class Ours:
         self.kind = setup["system"].removeprefix("ours-")
         checkpoint = build_checkpoint(setup, fast=self.kind == "fast")
         self.model, self.step = checkpoint.model, checkpoint.decode_step
-        self.info: dict[str, Any] = {"step": checkpoint.decode_step_name}
+        self.info: dict[str, Any] = {"step": checkpoint.fast.name}
         if self.kind == "fast":
             if self.step is None:
                 raise Unavailable(self.info["step"])

@@ -215,7 +215,7 @@ def environment(checkpoint: Checkpoint, *more: str) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": checkpoint.device_name,
-        "decode_step": checkpoint.decode_step_name,
+        "decode_step": checkpoint.fast.name,
         "versions": versions | {name: version(name) for name in names},
     }
 

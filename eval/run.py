@@ -493,7 +493,7 @@ def _run_own(
     task: EvalTask, checkpoint: Checkpoint, settings: argparse.Namespace, ranks: Ranks, output: Path
 ) -> None:
     if ranks.is_first:
-        step = f"{checkpoint.dtype} on {ranks.device}, {checkpoint.decode_step_name}"
+        step = f"{checkpoint.dtype} on {ranks.device}, {checkpoint.fast.name}"
         print(for_terminal(f"{task}\n   model  {settings.model}, {step}"))
     results = evaluate(checkpoint, task, output, settings.batch_size, settings.controls, ranks)
     if not ranks.is_first:

@@ -11,22 +11,23 @@ print(reply.finish()["decode_tokens_per_second"])
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from data.processor import EncodedConversation
-from generation.decoding import TokenStream
+from generation.decoding import GenerationOutput, TokenStream
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.requests import Request, each_answer
-from generation.session import Session, SessionOutput
+from generation.session import Session
 from inference.checkpoint import Checkpoint, RequestError
 from inference.grammar import Form
 from inference.results import logprobs_of
 
 DEFAULTS = GenerationOptions()
+_COUNTS = ("proposed_tokens", "accepted_tokens", "kv_cache_bytes")
 _INCOMPLETE = "\ufffd"  # what tokenizers decode half a UTF-8 sequence to
 
 
@@ -96,7 +97,8 @@ def start(
 class Reply:
     """The answers to one question: iterate for (number of the answer, next piece of its text).
 
-    `finish` makes what is left; iterating first is not needed. `prepare` is the time that the prompt took.
+    Iterating may be interrupted and continued; `finish` makes what is left. `prepare` is the time that the
+    prompt took, `ids` are the answers' tokens so far.
     """
 
     checkpoint: Checkpoint
@@ -105,32 +107,54 @@ class Reply:
     options: GenerationOptions
     prepare: float
 
+    def __post_init__(self) -> None:
+        self.ids: list[list[int]] = [[] for _ in range(self.options.num_return_sequences)]
+        self._times: list[float] = []  # of the start, then of each token
+        self._pieces = self._run()
+
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        answers = range(self.options.num_return_sequences)
-        texts = [AnswerText(self.checkpoint, self.options) for _ in answers]
+        # Not the generator itself: a loop over it that is interrupted could close it.
+        steps = iter(lambda: next(self._pieces, None), None)
+        return ((number, piece) for number, piece in steps if piece)
+
+    def _run(self) -> Generator[tuple[int, str], None, None]:
+        texts = [AnswerText(self.checkpoint, self.options) for _ in self.ids]
+        stops = self.checkpoint.stop_token_ids
+        self._times = self._times or [time.perf_counter()]
         for column in self.stream:
+            self._times.append(time.perf_counter())
+            for ids, token_id in zip(self.ids, column.tolist()):
+                if not ids or ids[-1] not in stops:
+                    ids.append(token_id)
             for number, token_id in enumerate(column.tolist()):
-                if piece := texts[number].put(token_id):
-                    yield number, piece
+                yield number, texts[number].put(token_id)
         for number, text in enumerate(texts):
-            if piece := text.finish():
-                yield number, piece
+            yield number, text.finish()
 
     def finish(self) -> dict[str, Any]:
-        """Answers, token ids, stop reasons, sizes and timings."""
-        output, checkpoint = self.stream.result or self.stream.drain(), self.checkpoint
-        ids, decode = output.rows(), output.seconds["decode"]
-        after_first = sum(map(len, ids)) - len(ids)
+        """Make what is left. Returns answers, token ids, stop reasons, sizes and timings. Of the "seconds",
+        "first_token" is the time from the question, with "prepare", to the first token."""
+        for _ in self:
+            pass
+        return self.describe(self.stream.result)
+
+    def describe(self, output: GenerationOutput | None) -> dict[str, Any]:
+        """The fields of `finish`; without an output, of answers that were stopped."""
+        checkpoint, ids = self.checkpoint, self.ids
+        begun, first, last = (*self._times[:2], self._times[-1]) if len(self._times) > 1 else (0.0, 0.0, 0.0)
+        seconds = {"load": checkpoint.load_seconds, "prepare": self.prepare}
+        seconds |= output.seconds if output else {"decode": last - first}
+        seconds["first_token"] = self.prepare + first - begun
+        after_first = sum(len(answer) - 1 for answer in ids if answer)
+        logprobs = output.logprobs if output else []
         return {
             **answers_of(checkpoint, self.row, ids, self.options),
-            "confidences": output.confidences,
-            **(logprobs_of(checkpoint.processor.tokenizer, ids, output.logprobs) if output.logprobs else {}),
-            "reused_tokens": output.reused if isinstance(output, SessionOutput) else 0,
-            "seconds": {"load": checkpoint.load_seconds, "prepare": self.prepare, **output.seconds},
-            "decode_tokens_per_second": after_first / decode if after_first else None,
-            "proposed_tokens": output.proposed_tokens,
-            "accepted_tokens": output.accepted_tokens,
-            "kv_cache_bytes": output.kv_cache_bytes,
+            "confidences": output.confidences if output else [],
+            **(logprobs_of(checkpoint.processor.tokenizer, ids, logprobs) if logprobs else {}),
+            "reused_tokens": getattr(output, "reused", 0),  # of a session
+            "seconds": seconds,
+            "decode_tokens_per_second": after_first / seconds["decode"] if after_first else None,
+            **{name: getattr(output, name, 0) for name in _COUNTS},
             **checkpoint.settings,
         }
 
@@ -185,7 +209,7 @@ class AnswerText:
         self._begun = self._ended = False
         form = options.constraint
         self._write = form.write if isinstance(form, Form) else None
-        self._said = ""  # what is to be written at the end
+        self._text = ""  # what is to be written at the end
 
     def put(self, token_id: int) -> str:
         """The text that this token completes; "" from the stop token on."""
@@ -204,13 +228,13 @@ class AnswerText:
         shown = self._show(self._stream.finish())
         if self._write is None:
             return shown
-        return self._write(self._said) if whole else self._said
+        return self._write(self._text) if whole else self._text
 
     def _show(self, piece: str) -> str:
         piece = piece if self._begun else piece.lstrip()
         self._begun = self._begun or bool(piece)
         if self._write is not None:
-            self._said += piece
+            self._text += piece
             return ""
         return piece
 
@@ -246,4 +270,4 @@ def requests_for(
 ) -> list[Request]:
     """A request to a `Scheduler` for each answer to one question, of at most `limit` new tokens."""
     options = replace(options, max_new_tokens=limit, stop_token_ids=checkpoint.stop_token_ids)
-    return [Request(torch.tensor(row.input_ids), row.tiles, options=own) for own in each_answer(options)]
+    return [Request(torch.tensor(row.input_ids), row.tiles, options=one) for one in each_answer(options)]

@@ -77,7 +77,7 @@ def run_batch(
     log(str(scheduler.budget))
     summary = Summary(skipped=files.total - len(files.missing))
     bar = tqdm(total=files.total, initial=summary.skipped, unit="question")
-    with files.source.reading() as read, bar, files.results.appending() as write:
+    with bar, files.results.appending() as write:
 
         @lru_cache(maxsize=1)
         def tiled(images: tuple[str, ...]) -> list[TiledImage]:
@@ -87,7 +87,7 @@ def run_batch(
         def requests() -> Iterator[LazyRequest]:
             """A request for each answer. Its question is read when the scheduler has room for it."""
             for key, place in files.missing:
-                ask = partial(read, place)
+                ask = partial(files.source.read, place)
                 question = _Question(key, ask, files, checkpoint, options, system, tiled, box_format)
                 for answer in range(options.num_return_sequences):
                     yield LazyRequest((question, answer), question.next_request)
@@ -140,12 +140,12 @@ class _Question:
         if self.asked is None:
             self.value = self.read()
             line = read_question(self.value)
-            own = {"system": self.system, "max_new_tokens": self.options.max_new_tokens} | line.options
-            limit = replace(self.options, max_new_tokens=own["max_new_tokens"]).max_new_tokens
+            settings = {"system": self.system, "max_new_tokens": self.options.max_new_tokens} | line.options
+            limit = replace(self.options, max_new_tokens=settings["max_new_tokens"]).max_new_tokens
             self.checkpoint.check_images(len(line.images))
             images = self.tiled(tuple(self.files.source.image_path(image) for image in line.images))
-            row = encode(self.checkpoint, images, line.question, own["system"])
-            if (grammar := grammar_of(own.get("schema"), own.get("choices"))) is not None:
+            row = encode(self.checkpoint, images, line.question, settings["system"])
+            if (grammar := grammar_of(settings.get("schema"), settings.get("choices"))) is not None:
                 self.options = replace(self.options, constraint=self.checkpoint.constraint(grammar))
             self.requests = requests_for(self.checkpoint, row, limit, self.options)
             self.asked = line, replace(row, tiles=None)
@@ -162,16 +162,16 @@ class _Question:
         ids = [self.ids[number] for number in sorted(self.ids)]
         answers = answers_of(self.checkpoint, row, ids, self.options)
         if len(self.ids) == 1:
-            said = (
+            config = (
                 {"coordinates": self.box_format}
                 if self.box_format
                 else self.checkpoint.model.generation_config
             )
             thing = self.files.source.things.get(line.question, "")
-            answers |= located(said, row.image_size, answers["answers"][0], thing)
+            answers |= located(config, row.image_size, answers["answers"][0], thing)
         pixels = self.checkpoint.pixels(row, False, self.box_format)
         answers["answers"] = [pixels.whole(one) for one in answers["answers"]]
         # With so few digits a line is the same in whatever company it was answered.
-        sure = (self.confidences[number] for number in sorted(self.confidences))
-        confidences = [one if one is None else round(one, 4) for one in sure]
+        kept = (self.confidences[number] for number in sorted(self.confidences))
+        confidences = [one if one is None else round(one, 4) for one in kept]
         return result | answers | {"confidences": confidences, "options": self.files.options_of(line)}

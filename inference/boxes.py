@@ -91,7 +91,7 @@ def draw_things(image: Image.Image, boxes: Sequence[Box], points: Sequence[Point
 class Locator:
     """Reads the answers to generate.py's questions, one after another.
 
-    questions: its `own`, and those of --detect, --point and --describe, which raise RequestError where they
+    questions: those given, and those of --detect, --point and --describe, which raise RequestError where they
     cannot be asked.
     asked: the number of such a question -> the thing.
     """
@@ -100,14 +100,14 @@ class Locator:
         self,
         args: argparse.Namespace,
         images: Sequence[Image.Image],
-        own: Sequence[str],
+        questions: Sequence[str],
         log: Callable[[str], None],
     ):
         self.drawing, self.log = args.show_boxes, log
         self.args, self.looking = args, bool(args.json and args.show_attention)
         needed = bool(args.detect or args.point or args.describe or args.show_boxes)
         self.image = images[0] if len(images) == 1 and args.num_answers == 1 else None
-        self.questions = list(own)
+        self.questions = list(questions)
         self.asked: dict[int, str] = {}
         self.found: list[Located] = []
         try:
@@ -140,7 +140,7 @@ class Locator:
             options = self.args.layers, self.args.heads, self.args.system
             ids = result["token_ids"][0]
             looked = looked_at(checkpoint, self.image, question, ids, corners, *options)
-            fields["boxes"] = [one | {"looked": own} for one, own in zip(fields["boxes"], looked)]
+            fields["boxes"] = [one | {"looked": where} for one, where in zip(fields["boxes"], looked)]
         return fields
 
     def text(self, answer: str) -> str:

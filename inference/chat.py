@@ -32,12 +32,12 @@ from data.images import TiledImage
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
 from inference.checkpoint import Checkpoint, PixelText, RequestError
-from inference.cli import check_image_name, is_image_name, log, stats_table
+from inference.cli import check_image_name, is_image_name, log, shown, stats_table
 from inference.conversation import Conversation
 from inference.draft import after_draft
 from inference.errors import user_errors, user_message
 from inference.results import to_json
-from inference.terminal import GreyText, wrapped
+from inference.terminal import GreyText
 from messages import did_you_mean
 from models.checkpoints.hub import for_terminal
 
@@ -81,8 +81,8 @@ class Chat:
         self.conversation.remember = not checkpoint.single_turn
         self.stats, self.debug, self.draft = stats, debug, draft
         # Whether a person types and reads.
-        shown = sys.stdout.isatty() or sys.stderr.isatty()
-        self.at_terminal = sys.stdin is not None and sys.stdin.isatty() and shown
+        terminal = sys.stdout.isatty() or sys.stderr.isatty()
+        self.at_terminal = sys.stdin is not None and sys.stdin.isatty() and terminal
         self.images: list[TiledImage] = []  # to show with the next question
         self.failed = self._sent = 0  # lines that failed, questions that were sent
         self._result: dict[str, Any] | None = None  # of the last answer, unless it was taken back
@@ -145,19 +145,19 @@ class Chat:
         self._sent += 1
         if not (images or conversation.remember) and conversation.turns:
             images = list(conversation.turns[-1].images)  # the last ones are still being talked about
-        shown, grey = "", GreyText(self.draft)
+        seen, grey = "", GreyText(self.draft)
         with conversation.send(question, images, options, self.draft) as reply:
             text, always = reply.pixels(lines=options.constraint is None), self.draft and self.stats
             try:
                 pieces = after_draft(reply, grey, reply.pixels(), always)
-                for piece in wrapped(text.each(piece for _, piece in pieces)):
+                for piece in shown(text.each(piece for _, piece in pieces)):
                     print(piece, end="", flush=True)
-                    shown = piece or shown
+                    seen = piece or seen
             except KeyboardInterrupt:
                 if not self.at_terminal:
                     raise
             finally:
-                if shown or reply.kept or grey.visible:
+                if seen or reply.kept or grey.visible:
                     print(flush=True)
         result = reply.finish()
         if not reply.kept:
@@ -202,8 +202,8 @@ class Chat:
         self._result = None
         self.images = list(turn.images)
         names = ", ".join(image.name for image in turn.images)
-        shown = f"; {names} is shown with the next one, unless taken back too" if names else ""
-        log(f"took back {turn.question!r}{shown}")
+        again = f"; {names} is shown with the next one, unless taken back too" if names else ""
+        log(f"took back {turn.question!r}{again}")
 
     def _reset(self) -> None:
         self.conversation.reset()
@@ -354,14 +354,14 @@ def as_json_lines(conversation: Conversation) -> str:
 
 def as_markdown(conversation: Conversation) -> str:
     """Questions with their images, and answers, with a note on those that were cut off."""
-    said = conversation.checkpoint.model.generation_config
+    config = conversation.checkpoint.model.generation_config
     blocks = [f"# A conversation with {conversation.checkpoint.name}"]
     if conversation.system:
         blocks.append(f"**System:** {conversation.system}")
     for turn in conversation.turns:
         cut = "" if turn.ended == "stop" else f" _(ended by: {turn.ended})_"
         blocks += [f"![{Path(image.name).name}](<{place(image)}>)" for image in turn.images]
-        answer = PixelText(said, turn.image_size).whole(turn.answer)
+        answer = PixelText(config, turn.image_size).whole(turn.answer)
         blocks += [f"**You:** {turn.question}", f"**Model:** {answer}{cut}"]
     return for_terminal("\n\n".join(blocks)) + "\n"  # as some look at files on a terminal
 

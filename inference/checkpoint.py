@@ -11,7 +11,6 @@ number nor on whether it is prefilled or decoded. On CUDA it is the step and the
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,8 +27,7 @@ from generation.fast.cuda.graph import unsupported as unrecorded
 from generation.fast.native.build import NoCompiler, to_panels
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack
-from generation.fast.tower import FastTower, break_even_tiles, fast_tower
-from generation.fast.tower import unsupported as unsupported_tower
+from generation.fast.tower import FastTower, fast_tower
 from generation.prefix import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
@@ -47,13 +45,28 @@ if TYPE_CHECKING:
     from inference.constraint import Constraints
 
 MARKS = frozenset("[{`")  # with which coordinates in JSON begin, or the list or code fence around them
-PHOTOGRAPH = (4000, 3000)  # pixels of an image, where nothing is known about it
 ANY_SIZE = (10**4, 10**4)  # of an image, to find coordinates that are not to become pixels
 OPEN_NOTE = "(The numbers are the model's own: which image they are of is open.)"
-# Seconds that compiling takes on a CPU, and that it saves in each step: of calling PyTorch in each block, and
-# of reading weights. 2.5 to 3.5 s; 28 ms in place of 80 for 30 blocks and 538 MB (float32, two threads of a
-# Zen 3 core), 0.3 in place of 2.5 for 4 blocks and 7 MB.
-COMPILE_SECONDS, SAVED_PER_BLOCK, SAVED_PER_BYTE = 3.0, 5e-4, 7e-11
+LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
+
+
+@dataclass(frozen=True)
+class Fast:
+    """What was chosen. step: None is the eager one. chosen, tower: their names, or why they are the eager
+    ones."""
+
+    step: DecodeStep | None = None
+    chosen: str = "eager"
+    tower: str = "eager"
+
+    @property
+    def name(self) -> str:
+        """The decode step that was chosen, and why it has been replaced since."""
+        failure = self.step.failure if isinstance(self.step, GraphStep) else None
+        return self.chosen + (f", eager since: {failure}" if failure else "")
+
+
+EAGER = Fast()
 
 
 @dataclass(frozen=True)
@@ -65,9 +78,7 @@ class Checkpoint:
     processor: Processor
     load_seconds: float  # a decode step's compilation included
     dtype: str = "float32"  # of the weights: float32, bfloat16, float16 or int8
-    decode_step: DecodeStep | None = None  # None is the eager one
-    decode_step_chosen: str = "eager"  # its name, or why it is the eager one
-    vision_tower: str = "eager"  # likewise
+    fast: Fast = EAGER  # decode step and vision tower
     prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.prefix_files`
 
     @cached_property
@@ -82,17 +93,15 @@ class Checkpoint:
         return tuple(sorted({*self.model.config.eos_token_ids, *self.processor.stop_token_ids}))
 
     @property
-    def decode_step_name(self) -> str:
-        """The decode step that was chosen, and why it has been replaced since."""
-        failure = self.decode_step.failure if isinstance(self.decode_step, GraphStep) else None
-        return self.decode_step_chosen + (f", eager since: {failure}" if failure else "")
+    def decode_step(self) -> DecodeStep | None:
+        """None is the eager one."""
+        return self.fast.step
 
     @property
     def settings(self) -> dict[str, str]:
         """What every result reports about the machine."""
-        device = str(self.model.device)
-        steps = {"decode_step": self.decode_step_name, "vision_tower": self.vision_tower}
-        return {"device": device, "dtype": self.dtype, **steps}
+        steps = {"decode_step": self.fast.name, "vision_tower": self.fast.tower}
+        return {"device": str(self.model.device), "dtype": self.dtype, **steps}
 
     @property
     def device_name(self) -> str:
@@ -123,8 +132,8 @@ class Checkpoint:
     @property
     def introduction(self) -> str:
         """The model's name and what it knows, or "" where its generation_config.json does not say it."""
-        said = " ".join(str(self.model.generation_config.get("knows") or "").split())
-        knows = "".join(filter(str.isprintable, said))[:200]  # a stranger's text, on a terminal
+        text = " ".join(str(self.model.generation_config.get("knows") or "").split())
+        knows = "".join(filter(str.isprintable, text))[:200]  # a stranger's text, on a terminal
         return f"{Path(self.name).name} knows {knows}" if knows else ""
 
     @property
@@ -136,21 +145,21 @@ class Checkpoint:
         """What holds an answer to a grammar (`inference.grammar`): `GenerationOptions.constraint`. Raises
         RequestError for a grammar that cannot be used, and a tokenizer that cannot be held to any."""
         as_it_stands = self._constraints(grammar)  # first: what cannot be used is refused by every model
-        said, write = self._said(grammar)
-        return Form(as_it_stands if said == grammar else self._constraints(said), write)
+        plain, write = self._plain(grammar)
+        return Form(as_it_stands if plain == grammar else self._constraints(plain), write)
 
     def kept_constraint(self, grammar: str) -> Form | None:
         """`constraint` if nothing has to be compiled for it, else None, also for what that would refuse."""
         if "_constraints" not in vars(self):  # not made so far
             return None
         try:
-            said, write = self._said(grammar)
+            plain, write = self._plain(grammar)
         except RequestError:
             return None
-        kept = self._constraints.kept(said)
+        kept = self._constraints.kept(plain)
         return None if kept is None else Form(kept, write)
 
-    def _said(self, grammar: str) -> tuple[str, Callable[[str], str] | None]:
+    def _plain(self, grammar: str) -> tuple[str, Callable[[str], str] | None]:
         """What this model is held to for a grammar, and what writes the answer of that: see `plain_form`."""
         return (None if self.writes_json else plain_form(grammar)) or (grammar, None)
 
@@ -165,37 +174,20 @@ class Checkpoint:
     def pixels(self, row: EncodedConversation, lines: bool = True, form: str | None = None) -> PixelText:
         """What makes pixels of the coordinates in an answer to this prompt: lines for a person, or JSON. They
         are read in the form of that name, or in the model's."""
-        said = {"coordinates": form} if form else self.model.generation_config
-        return PixelText(said, row.image_size, lines)
+        config = {"coordinates": form} if form else self.model.generation_config
+        return PixelText(config, row.image_size, lines)
 
     def check_images(self, count: int) -> None:
         """Raises RequestError for a question without an image if the model needs one."""
         if count == 0:
             check_text_only(self.model.generation_config)
 
-    def eager_in_vain(self, steps: int | None) -> bool:
-        """Whether `compiled(steps)` found no compiled step though it would have paid."""
-        pays = steps is None or steps >= break_even_steps(self.model.language_model)
-        return self.decode_step is None and pays
-
-    def compiled(self, steps: int | None = None, images: int | None = None) -> Checkpoint:
-        """This checkpoint with the fastest decode step and vision tower of this machine; the answers are the
-        same. The model's weights are rearranged in place.
-
-        Args:
-            steps, images: how many decode steps and images are expected at most. If they are too few to be
-                worth compiling, only what was compiled before is used. None always compiles.
-        """
+    def compiled(self, compiling: bool = True) -> Checkpoint:
+        """This checkpoint with the fastest decode step and vision tower of this machine (see `speed_up`); the
+        answers are the same. The model's weights are rearranged in place."""
         began = time.perf_counter()
-        tiles = None if images is None else images * self.processor.images.grid(*PHOTOGRAPH)[0]
-        step, name, tower = speed_up(self.model, steps, tiles)
-        return replace(
-            self,
-            decode_step=step,
-            decode_step_chosen=name,
-            vision_tower=tower,
-            load_seconds=self.load_seconds + time.perf_counter() - began,
-        )
+        fast = speed_up(self.model, compiling)
+        return replace(self, fast=fast, load_seconds=self.load_seconds + time.perf_counter() - began)
 
 
 class PixelText:
@@ -209,7 +201,7 @@ class PixelText:
     def __init__(
         self, generation_config: Mapping[str, Any], size: tuple[int, int] | None, lines: bool = True
     ):
-        self._said, self._size, self._lines = generation_config, size, lines
+        self._config, self._size, self._lines = generation_config, size, lines
         self._looking = "coordinates" in generation_config
         self._shown = ""
         self._pixels: Pixels | None = None
@@ -218,7 +210,7 @@ class PixelText:
     def put(self, piece: str) -> str:
         """What can be shown with this piece."""
         if self._looking and not MARKS.isdisjoint(piece):
-            self._looking, form = False, spoken_form(self._said)
+            self._looking, form = False, spoken_form(self._config)
             if form is not None and self._size is not None:
                 self._pixels = Pixels(form, self._size, self._lines, self._shown)
             elif self._lines:
@@ -256,8 +248,8 @@ def too_many_images(name: str, generation_config: Mapping[str, Any], count: int)
     if not isinstance(most, int) or count <= most:
         return ""
     several, fewer = ("one image", "one") if most == 1 else (f"{most} images", "fewer")
-    own = Path(name).name
-    return f"{own} has learned from {several} at a time: it answers about {count} as if they were {fewer}."
+    short = Path(name).name
+    return f"{short} has learned from {several} at a time: it answers about {count} as if they were {fewer}."
 
 
 def spoken_form(generation_config: Mapping[str, Any]) -> CoordinateForm | None:
@@ -334,25 +326,19 @@ def pick_device(name: str) -> torch.device:
     return prepare_device(name)
 
 
-def break_even_steps(language_model) -> int | float:
-    """Roughly how many decode steps save the time that compiling takes: one where a CUDA graph is recorded,
-    in less than a second; infinite without a fast step."""
-    device = language_model.norm.weight.device.type
-    if device != "cpu":
-        return 1 if device == "cuda" else math.inf
-    parts = [part for part in language_model.modules() if part is not language_model.embed_tokens]
-    tensors = [tensor for part in parts for tensor in (*part.parameters(False), *part.buffers(False))]
-    read = sum({id(tensor): tensor.nbytes for tensor in tensors}.values())  # a tied head once
-    saved = SAVED_PER_BLOCK * language_model.config.num_hidden_layers + SAVED_PER_BYTE * read
-    return math.ceil(COMPILE_SECONDS / saved)
+# ---------------------------------------------------------------------------------- what computes it
+def worth_compiling(model, long: bool) -> bool:
+    """Whether compiling saves more time than it takes: in a long run, and for a large model. Where there is
+    no fast step, as on MPS, it never does."""
+    size = sum(parameter.numel() for parameter in (*model.parameters(), *model.buffers()))
+    return model.language_model.norm.weight.device.type != "mps" and (long or size >= LARGE)
 
 
-def fast_step(language_model, steps: int | None = None) -> tuple[DecodeStep | None, str]:
+def fast_step(language_model, compiling: bool = True) -> tuple[DecodeStep | None, str]:
     """(a decode step faster than the eager one, what it is), or (None, why there is none).
 
     Args:
-        steps: the most that are expected. If they are too few to be worth compiling on a CPU, only a step
-            that was compiled before is used. None always compiles.
+        compiling: else, on a CPU, only a step that was compiled before is used.
     """
     if language_model.norm.weight.device.type == "cuda":
         if reason := unrecorded(language_model):
@@ -362,36 +348,26 @@ def fast_step(language_model, steps: int | None = None) -> tuple[DecodeStep | No
         return (None, f"eager: no CUDA graph: {reason}") if reason else (graph, graph.name)
     if reason := unsupported(language_model):
         return None, f"eager: {reason}"
-    needed = break_even_steps(language_model)
     try:
-        if steps is not None and steps < needed and not is_compiled(language_model):
-            return None, f"eager: compiling pays from {needed} decode steps on, at most {steps} are expected"
-        return NativeStep(language_model), "native C step"
+        if compiling or is_compiled(language_model):
+            return NativeStep(language_model), "native C step"
     except NoCompiler as error:
         return None, f"eager: {error}"
+    return None, "eager: compiling does not pay for a few answers of a small model"
 
 
-def speed_up(model, steps: int | None = None, tiles: int | None = None) -> tuple[DecodeStep | None, str, str]:
-    """(the fastest decode step or None, its name or why there is none, the vision tower's name or why it is
-    the eager one). The model's tower and projector are replaced in place, and weights put into panels.
-
-    Args:
-        steps, tiles: the most that are expected. If together they are not worth compiling, only what costs
-            next to nothing is used. None always compiles.
-    """
-    language_model, tower = model.language_model, model.vision_model
-    if isinstance(tower, FastTower):
-        return *fast_step(language_model, steps), FastTower.NAME
-    if steps is not None and tiles is not None and unsupported_tower(tower) is None:
-        saved = steps / break_even_steps(language_model) + tiles / break_even_tiles(tower)
-        steps, tiles = (None, None) if saved >= 1 else (steps, tiles)
-    step, step_name = fast_step(language_model, steps)
-    faster, tower_name = fast_tower(tower, tiles)
-    model.vision_model = faster or tower
+def speed_up(model, compiling: bool = True) -> Fast:
+    """The fastest that there is. The model's tower and projector are replaced in place, and weights put into
+    panels. Where nothing is to be compiled, only what costs next to nothing is used."""
+    step, name = fast_step(model.language_model, compiling)
+    if isinstance(model.vision_model, FastTower):
+        return Fast(step, name, FastTower.NAME)
+    faster, tower_name = fast_tower(model.vision_model, compiling)
+    model.vision_model = faster or model.vision_model
     if isinstance(model.vision_model, FastTower) or isinstance(step, NativeStep):
         # Whatever type its input and its weights have.
         if type(model.projector) is ModalityProjector:
             to_panels(model.projector)
         else:
             model.projector.float()
-    return step, step_name, tower_name
+    return Fast(step, name, tower_name)

@@ -18,23 +18,24 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from data.errors import ImageError, nearest_file
 from generation.options import GenerationOptions
 from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
-from inference.batch_images import are_images
+from inference.batch_files import BatchFiles, ImageQuestions, QuestionLines, are_images
 from inference.errors import RequestError, check_text_only
 from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar
+from inference.locks import only_writer
 from inference.terminal import wrapped, wrapped_lines
 from messages import did_you_mean, one_line, printable
 from models import __version__
 from models.checkpoints.hub import check_has_config, describe, for_terminal
 from models.config import check_device
 
+T = TypeVar("T")
 # The names in data.boxes, whose import takes as long as all of this file.
 BOX_FORMATS = ("qwen3-vl", "qwen2.5-vl", "paligemma", "doctags", "molmo", "moondream")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
@@ -67,6 +68,7 @@ _BELONG = {
     "show_attention": {"method", "layers", "heads", "window"},
 }
 _MANY_TOGETHER, _MOST_TOGETHER = 4, 256  # images in one question: a hint beyond, and an error
+MOST_SHOWN = 5  # failures of a batch on stderr; the results have all
 _ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
 
 
@@ -102,51 +104,55 @@ def positive(text: str, most: int | None = None, least: int = 1) -> int:
     return int(text)
 
 
+def option(read: Callable[[str], T]) -> Callable[[str], T]:
+    """A type of options: argparse shows the sentence of the error that `read` raises."""
+
+    def convert(text: str) -> T:
+        try:
+            return read(text)
+        except (OSError, ValueError) as error:
+            raise argparse.ArgumentTypeError(one_line(error)) from None
+
+    return convert
+
+
+@option
 def shard(text: str) -> tuple[int, int]:
-    """The type of an option that takes one part of several, such as 2/8."""
+    """One part of several, such as 2/8."""
     found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
     if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise argparse.ArgumentTypeError(f"expected a part such as 2/8, from 1/8 to 8/8, got {text!r}")
+        raise ValueError(f"expected a part such as 2/8, from 1/8 to 8/8, got {text!r}")
     return int(found[1]), int(found[2])
 
 
+@option
 def indices(text: str) -> list[int]:
-    """The type of an option that takes integers such as 0,3."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers such as 0,3, got {text!r}") from None
+    """Integers such as 0,3."""
+    if not re.fullmatch(r"\s*-?\d+\s*(,\s*-?\d+\s*)*", text):
+        raise ValueError(f"expected numbers such as 0,3, got {text!r}")
+    return [int(part) for part in text.split(",")]
 
 
+@option
 def schema(name: str) -> str:
     """The grammar of the JSON schema in a file."""
-    try:
-        with open(name, "rb") as file:
-            return check_grammar(json_grammar(file.read(MOST_BYTES + 1)))
-    except (OSError, RequestError) as error:
-        raise argparse.ArgumentTypeError(one_line(error)) from None
+    with open(name, "rb") as file:
+        return check_grammar(json_grammar(file.read(MOST_BYTES + 1)))
 
 
+@option
 def choices(text: str) -> str:
     """The grammar of texts that are separated by commas, or in a JSON list."""
-    try:
-        values = json.loads(text) if text.lstrip().startswith("[") else [*map(str.strip, text.split(","))]
-        return check_grammar(choice_grammar(values))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(one_line(error)) from None
+    values = json.loads(text) if text.lstrip().startswith("[") else [*map(str.strip, text.split(","))]
+    return check_grammar(choice_grammar(values))
+
+
+device = option(check_device)  # the name of a kind of device, with or without an index
 
 
 def dtype(text: str) -> str:
     """The full name of a dtype."""
     return _DTYPE_ALIASES.get(text, text)
-
-
-def device(text: str) -> str:
-    """The name of a kind of device, with or without an index."""
-    try:
-        return check_device(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_threads(add: Callable[..., Any]) -> None:
@@ -227,6 +233,7 @@ def address(host: str, port: int) -> str:
 def generate_parser(description: str, default_model: Path) -> argparse.ArgumentParser:
     parser = Parser(prog="generate.py", description=description)
     add = parser.add_argument
+    number: dict[str, Any] = {"type": positive, "metavar": "N"}
     images = "images to show together (path, URL, or - for stdin). Text that is no file is a question"
     add("images", nargs="*", metavar="IMAGE|QUESTION", help=images)
     question = "question; may be repeated. Without one, stdin is read if it is a pipe or a file"
@@ -240,49 +247,28 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--model", default=str(default_model), help="folder, or repository on the Hub")
     add("--revision", help="branch, tag or commit on the Hub")
     add("--device", type=device, default="auto", help="auto (default: the fastest one), cpu, cuda, mps")
-    add(
-        "--dtype",
-        type=dtype,
-        default="auto",
-        choices=DTYPES,
-        help="dtype of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, otherwise the "
-        "checkpoint's own. int8 needs a CPU or CUDA. bf16, fp16 and fp32 are accepted too",
+    weights = "dtype of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, otherwise the "
+    weights += "checkpoint's own. int8 needs a CPU or CUDA. bf16, fp16 and fp32 are accepted too"
+    add("--dtype", type=dtype, default="auto", choices=DTYPES, help=weights)
+    when = ("auto", "on", "off")
+    compiled = (
+        "answer with compiled code (cached per machine; same float32 output); auto (default): if it is "
     )
-    add(
-        "--compile",
-        default="auto",
-        choices=("auto", "on", "off"),
-        help="answer with compiled code (cached per machine; same float32 output); auto (default): if it is "
-        "already compiled, or if the run is long enough to benefit",
-    )
+    compiled += "already compiled, if the model is large, and for a chat or a batch"
+    add("--compile", default="auto", choices=when, help=compiled)
     add_threads(add)
 
     add_group = parser.add_argument_group("answer")
     add = add_group.add_argument
-    add(
-        "--max-new-tokens",
-        type=positive,
-        default=256,
-        metavar="N",
-        help="maximum of new tokens (default 256)",
-    )
-    add("--num-answers", type=positive, default=1, metavar="N", help="answers to each question (default 1)")
+    add("--max-new-tokens", **number, default=256, help="maximum of new tokens (default 256)")
+    add("--num-answers", **number, default=1, help="answers to each question (default 1)")
+    share: dict[str, Any] = {"type": float, "metavar": "P"}
     add("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature; 0 is greedy")
     add("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens; 0 is off")
-    add(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample from the most likely tokens that have probability P together; 1 is off",
-    )
-    add(
-        "--min-p",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="drop tokens that are less likely than P times the most likely; 0 is off",
-    )
+    likely = "sample from the most likely tokens that have probability P together; 1 is off"
+    add("--top-p", **share, default=1.0, help=likely)
+    likely = "drop tokens that are less likely than P times the most likely; 0 is off"
+    add("--min-p", **share, default=0.0, help=likely)
     add("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1 repeats less; 1 is off")
     add("--seed", type=int, help="seed of sampling; answer N uses SEED + N - 1")
     form = add_group.add_mutually_exclusive_group().add_argument
@@ -290,45 +276,38 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     form("--schema", type=schema, dest="grammar", metavar="FILE", help=held)
     held = "answer with one of these texts; a JSON list may hold commas"
     form("--choices", type=choices, dest="grammar", metavar="A,B,...", help=held)
+    switch: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     slower = "keep keys and values; without, every token recomputes everything: same answer, slower"
-    add("--cache", action=argparse.BooleanOptionalAction, default=True, help=slower)
+    add("--cache", **switch, default=True, help=slower)
     kept = "folder that keeps what prompts left in the cache: a later start computes only what is new"
     add("--prefix-cache", metavar="DIR", help=kept)
     sooner = "while an image's tiles are encoded, show in grey what the model says about it as a whole; the "
     sooner += "answer that takes its place is the same as without (default: off)"
-    add("--draft", action=argparse.BooleanOptionalAction, default=False, help=sooner)
-    add(
-        "--lookup",
-        default="auto",
-        choices=("auto", "on", "off"),
-        help="look the next tokens up where the last ones stood before, and verify several in one pass; auto "
-        "(default): with the compiled step on a CPU (same tokens), as long as it pays",
-    )
+    add("--draft", **switch, default=False, help=sooner)
+    copied = "look the next tokens up where the last ones stood before, and verify several in one pass; auto "
+    copied += "(default): with the compiled step on a CPU (same tokens), as long as it pays"
+    add("--lookup", default="auto", choices=when, help=copied)
 
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object per question")
-    told = "with --json: each token's log-probability, and those of the N likeliest beside it (0: none)"
-    add("--logprobs", type=partial(positive, least=0), metavar="N", help=told)
+    beside = "with --json: each token's log-probability, and those of the N likeliest beside it (0: none)"
+    add("--logprobs", type=partial(positive, least=0), metavar="N", help=beside)
     add("--stats", action="store_true", help="print token counts, times and memory to stderr")
     add("--debug", action="store_true", help="print the traceback of an error")
 
     add = parser.add_argument_group("attribution (where did it look)").add_argument
     add("--show-attention", type=Path, metavar="OUT.png", help="write a heat map for each word of the answer")
-    add(
-        "--method",
-        choices=METHODS,
-        help="attention (default): where the decoder attends; occlusion: where greying a place makes the "
-        "answer less likely",
-    )
+    method = "attention (default): where the decoder attends; occlusion: where greying a place makes the "
+    add("--method", choices=METHODS, help=method + "answer less likely")
     add("--layers", type=indices, metavar="0,1,...", help="layers to average attention over (default: all)")
     add("--heads", type=indices, metavar="0,1,...", help="heads to average attention over (default: all)")
     window = f"side of occlusion's grey window, a share of the image's longer side (default {WINDOW:g})"
     add("--window", type=float, metavar="SHARE", help=window)
 
     add = parser.add_argument_group("boxes and points, in pixels").add_argument
-    things = "put a box around each THING; may be repeated"
-    add("--detect", action="append", metavar="THING", default=[], help=things)
-    add("--point", action="append", metavar="THING", default=[], help="point to each THING; may be repeated")
+    thing: dict[str, Any] = {"action": "append", "metavar": "THING", "default": []}
+    add("--detect", **thing, help="put a box around each THING; may be repeated")
+    add("--point", **thing, help="point to each THING; may be repeated")
     add("--describe", action="store_true", help="put a box around everything in the image")
     drawn = "write the image with all boxes and points of the answers"
     add("--show-boxes", type=Path, metavar="OUT.png", help=drawn)
@@ -336,13 +315,11 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--box-format", choices=BOX_FORMATS, metavar="NAME", help=written + ", ".join(BOX_FORMATS))
 
     add = parser.add_argument_group("many questions").add_argument
-    many = (
-        'file of lines {"image": ..., "question": ...}; or folders with their subfolders, globs and images, '
-    )
-    many += "to ask -q (or --detect, --point, --describe) about each image"
+    many = 'file of lines {"image": ..., "question": ...}; or folders with their subfolders, globs and '
+    many += "images, to ask -q (or --detect, --point, --describe) about each image"
     add("--batch", nargs="+", metavar="FILE.jsonl|FOLDER|IMAGE", help=many)
     add("--out", type=Path, metavar="FILE.jsonl", help="file for the results, one line each")
-    add("--batch-size", type=positive, metavar="N", help="number of answers made at a time (default 8)")
+    add("--batch-size", **number, help="number of answers made at a time (default 8)")
     part = "answer the Kth of N parts of the questions, for N machines; together they are one run"
     add("--shard", type=shard, metavar="K/N", help=part)
     return parser
@@ -436,11 +413,11 @@ def _dashed(name: str) -> str:
 
 
 def _listed(names: set[str]) -> str:
-    own = {
+    spelled = {
         "images": "IMAGE", "questions": "-q", "second_question": "a second -q",
         "compile_on": "--compile on", "lookup_on": "--lookup on", "grammar": "--schema or --choices",
     }  # fmt: skip
-    return ", ".join(own.get(name, f"--{_dashed(name)}") for name in sorted(names))
+    return ", ".join(spelled.get(name, f"--{_dashed(name)}") for name in sorted(names))
 
 
 def is_question(text: str) -> bool:
@@ -503,7 +480,7 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
     if seed is None and args.temperature > 0:
         seed = secrets.randbelow(2**31)
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "lookup")
-    own = {name: vars(args)[name] for name in names}
+    sampling = {name: vars(args)[name] for name in names}
     try:
         return GenerationOptions(
             num_return_sequences=args.num_answers,
@@ -511,15 +488,10 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
             logprobs=args.logprobs,
             seed=seed,
             use_cache=args.cache,
-            **own,
+            **sampling,
         )
     except ValueError as error:
         raise RequestError(str(error)) from error
-
-
-def constrained(options: GenerationOptions, grammar: str | None, checkpoint) -> GenerationOptions:
-    """The options with what --schema or --choices asks for."""
-    return options if grammar is None else replace(options, constraint=checkpoint.constraint(grammar))
 
 
 def log_defaults(
@@ -527,9 +499,9 @@ def log_defaults(
 ) -> None:
     """Log what the model says about itself, what was used in place of a missing image or question, and what
     is without effect; `image` is the example's name."""
-    for said in (checkpoint.introduction, checkpoint.too_many_images(len(args.images))):
-        if said and not args.json:
-            log(said)
+    for line in (checkpoint.introduction, checkpoint.too_many_images(len(args.images))):
+        if line and not args.json:
+            log(line)
     log_unused(args, log)
     if not args.json and not (args.questions and (args.images or args.no_image)):
         log(f"{', '.join(args.images) or ('no image' if args.no_image else image)}: {question}")
@@ -551,10 +523,15 @@ def log(text: str) -> None:
     print(wrapped_lines(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
+def shown(pieces: Iterable[str]) -> Iterator[str]:
+    """The pieces of an answer as stdout is to show them."""
+    return wrapped(pieces) if sys.stdout.isatty() else map(for_terminal, pieces)
+
+
 def say(pieces: Iterable[str]) -> None:
     """Print an answer while it is made."""
-    for shown in wrapped(pieces):
-        print(shown, end="", flush=True)
+    for piece in shown(pieces):
+        print(piece, end="", flush=True)
     print(flush=True)
 
 
@@ -562,11 +539,11 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     """The size and speed of an answer, from the fields of `Reply.finish`: a line for each figure."""
     lengths = " + ".join(str(len(ids)) for ids in result["token_ids"])
     reused = f", {result['reused_tokens']} kept from before" if result["reused_tokens"] else ""
-    sure = "".join(f", confidence {one:.1%}" for one in result["confidences"])
+    confidences = "".join(f", confidence {one:.1%}" for one in result["confidences"])
     rows = {
         "model": f"{model}, {result['dtype']} on {result['device']}",
         "prompt": f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image{reused}",
-        "answer": f"{lengths} tokens, ended by {', '.join(sorted(set(result['stop_reasons'])))}{sure}",
+        "answer": f"{lengths} tokens, ended by {', '.join(sorted(set(result['stop_reasons'])))}{confidences}",
         **{name.replace("_", " "): f"{value:.3f} s" for name, value in result["seconds"].items()},
         "kv cache": f"{result['kv_cache_bytes'] / 2**20:.2f} MiB",
         "step": result["decode_step"],
@@ -585,3 +562,61 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     rows |= more
     width = max(map(len, rows))
     return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())
+
+
+# ------------------------------------------------------------------------------------------- a batch
+def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], None]) -> int:
+    """Answer the lines of a file, or questions about each of many images. `load()` gives the checkpoint and
+    the options of its answers. Returns the exit status."""
+    # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
+    names = ["revision", "system", "max_new_tokens", "num_answers", "temperature", "top_k", "top_p", "min_p",
+             "repetition_penalty", "seed"]  # fmt: skip
+    names += [name for name in ("grammar", "box_format") if vars(args)[name]]
+    check_model(args.model, args.revision)
+    log_unused(args, log)
+    with only_writer(args.out, "--out"):
+        source, unread = _source(args), list[str]()
+        files = BatchFiles(
+            source, args.out, args.model, {name: vars(args)[name] for name in names}, args.shard
+        )
+        if isinstance(source, ImageQuestions):
+            unread = source.unread
+            left_out = f"; {source.said_left_out()}" if source.left_out else ""
+            log(f"images: {len(source.images)}{left_out}")
+        if args.shard:
+            log(f"shard {args.shard[0]}/{args.shard[1]}: {files.total} of {files.all_shards} questions")
+        from inference.batch import Summary, run_batch
+
+        summary, step = Summary(skipped=files.total), ""
+        if files.missing:
+            checkpoint, options = load()
+            size = args.batch_size or 8
+            summary = run_batch(files, checkpoint, options, args.system, size, log, args.box_format)
+            step = f"; decode step: {checkpoint.fast.name}"
+    for line in [*(f"not read: {one}" for one in unread), *summary.failures[:MOST_SHOWN]]:
+        log(line)
+    if len(summary.failures) > MOST_SHOWN:
+        log(f"and {len(summary.failures) - MOST_SHOWN} more, each with its error in {args.out}")
+    log(f"{summary}: {args.out}")
+    if summary.unused_keys:
+        log(f"unknown keys, kept under 'other': {', '.join(sorted(summary.unused_keys))}")
+    if args.stats:
+        seconds = ", ".join(f"{name} {value:.3f} s" for name, value in summary.seconds.items())
+        log(f"{summary.new_tokens} new tokens; {seconds or 'nothing computed'}{step}")
+    return 1 if summary.failed or unread else 0
+
+
+def _source(args: argparse.Namespace) -> QuestionLines | ImageQuestions:
+    """What the names after --batch mean, with the questions that stand beside them."""
+    things = bool(args.detect or args.point or args.describe)
+    if not are_images(args.batch, bool(args.questions) or things):
+        return QuestionLines(Path(args.batch[0]))
+    from data.boxes import form_of, questions_about  # a sixth of a second, which --help does without
+
+    try:
+        config = describe(args.model, args.revision).generation_config if things else {}
+        form = form_of(config, args.box_format)
+        asked = dict(questions_about(form, args.detect, args.point, args.describe, things))
+    except ValueError as error:
+        raise RequestError(error) from error
+    return ImageQuestions(args.batch, [*args.questions, *asked], asked)

@@ -2,18 +2,24 @@
 
     matcher = compiled(tokenizer, grammar)             # ValueError for one that cannot be used
 
-It imports nothing but llguidance. Where a system forks, the process of `inference.trial.Trials` runs
-`inference.forking`, elsewhere `serve`, which is watched from outside.
+`serve` is all of the process of `inference.trial.Trials`. It reads the tokenizer once, and tries out each
+grammar in a fork, which the system ends: forking is safe because there are no threads.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import llguidance
+
+from inference.trial import MEMORY, SECONDS, TOO_MUCH, WALL_SECONDS
 
 # Of llguidance's limits: 20 MB of states, and of the work for one token 15 ms.
 LIMITS: dict[str, Any] = {
@@ -25,41 +31,18 @@ LIMITS: dict[str, Any] = {
     "max_items_in_row": 2_000,
     "verbose_errors": False,
 }
-
-
-def serve() -> None:
-    """Try out the grammars that stdin says, one a line, until it ends, within no bounds. The first reply says
-    that the tokenizer has been read."""
-    tokenizer = read_tokenizer()
-    reply(0, "")
-    for line in sys.stdin.buffer:
-        reply(0, refusal_of(tokenizer, json.loads(line)))
-
-
-def read_tokenizer() -> Any:
-    """What `inference.trial.Trials` sends first; None for none."""
-    spec = json.loads(sys.stdin.buffer.readline())
-    return spec and llguidance.LLTokenizer(*spec)
-
-
-def refusal_of(tokenizer: Any, grammar: str) -> str:
-    """Why there is no matcher of a grammar, or ""."""
-    try:
-        compiled(tokenizer, grammar)
-    except ValueError as error:
-        return str(error)[:1000]
-    return ""
+FAILED = 2  # the exit status after an error that is none of the grammar's
 
 
 def compiled(tokenizer: Any, grammar: str) -> Any:
     """The matcher of a grammar; without a tokenizer the grammar is only looked at. Raises ValueError."""
-    own = llguidance.LLParserLimits(**LIMITS)
+    limits = llguidance.LLParserLimits(**LIMITS)
     if tokenizer is None:
-        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, limits=own)
+        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
         if failed:
             raise ValueError(messages[0])
         return None
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=own)
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     for before in (b"", b" "):  # some grammars are too large for their first token, or allow none
         first = matcher.deep_copy()
         first.consume_tokens(tokenizer.tokenize_bytes(before))
@@ -69,6 +52,46 @@ def compiled(tokenizer: Any, grammar: str) -> Any:
     return matcher
 
 
-def reply(taken: int, message: str) -> None:
+# ------------------------------------------------------------------------------------ the process of trials
+def serve() -> None:
+    """Try out the grammars that stdin says, one a line, until it ends. Its first line is the tokenizer."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    spec = json.loads(sys.stdin.buffer.readline())
+    tokenizer = spec and llguidance.LLTokenizer(*spec)
+    for line in sys.stdin.buffer:
+        if (child := os.fork()) == 0:
+            try:
+                _try_out(tokenizer, json.loads(line))
+            except MemoryError:
+                os._exit(1)
+            finally:
+                os._exit(FAILED)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code == FAILED:
+            _reply(0, "the library that compiles it fails")
+        elif code:  # mostly by a signal
+            _reply(0, TOO_MUCH)
+
+
+def _try_out(tokenizer: Any, grammar: str) -> None:
+    """All of a forked process, which ends when it has taken too much processor time or memory."""
+    with suppress(OSError, ValueError):  # no such file, no such limit: not Linux
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+    message, before = "", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        compiled(tokenizer, grammar)
+    except ValueError as error:
+        message = str(error)[:1000]
+    taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+        signal.setitimer(timer, 0)
+    _reply(taken * (1 if sys.platform == "darwin" else 1024), message)  # macOS counts bytes, Linux KiB
+    os._exit(0)
+
+
+def _reply(taken: int, message: str) -> None:
     """The bytes that a grammar takes, and why it cannot be used, to whoever asked."""
     os.write(1, json.dumps([taken, message]).encode() + b"\n")

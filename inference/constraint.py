@@ -112,14 +112,14 @@ class Constraint:
             if long:
                 _keep(scores, self._stop_ids)
         elif (closer := self._find_closer(self._place.ends)) is not None:
-            *stops, own = scores[[*self._stop_ids, closer]].tolist()
+            *stops, closing = scores[[*self._stop_ids, closer]].tolist()
             stop = _log_sum_exp(stops)
             for stop_id in self._stop_ids:
                 scores[stop_id] = -math.inf
-            scores[closer] = _log_sum_exp([stop, own])
+            scores[closer] = _log_sum_exp([stop, closing])
             if long:
                 _keep(scores, [closer])
-            if stop > own:
+            if stop > closing:
                 self._closer = closer
 
     def allows(self, token_id: int) -> bool:

@@ -26,7 +26,7 @@ from data.processor import EncodedConversation, Processor
 from generation.decoding import GenerationOptions, TokenStream
 from generation.draft import DraftStream
 from generation.session import Session
-from inference.answer import AnswerText, answers_of, prompt_tokens, start
+from inference.answer import Reply, answers_of, prompt_tokens, start
 from inference.checkpoint import Checkpoint, PixelText, RequestError
 from inference.draft import draft_result, draft_text, start_drafted, wholes
 
@@ -136,43 +136,31 @@ class Conversation:
             self._pending.close()
 
 
-class TurnReply:
-    """The answers to the next question of a conversation: iterate for (number of the answer, next piece).
+class TurnReply(Reply):
+    """The answers to the next question of a conversation.
 
-    Iterating may be interrupted and continued; `finish` makes what is left. `close`, leaving a `with`, and
-    whatever is done to the conversation next end the answer. The history then keeps what there is of it, but
-    nothing if it has no token yet. `kept` says whether the turn is in the history.
+    `close`, leaving a `with`, and whatever is done to the conversation next end the answer. The history then
+    keeps what there is of it, but nothing if it has no token yet. `kept` says whether the turn is in the
+    history.
     """
 
     def __init__(self, conversation: Conversation, asked: NextTurn, began: float, stream: TokenStream):
         self.turn, self.kept = asked.turn, False
         self._conversation, self._asked = conversation, asked.without_tiles()
-        self._ids: list[list[int]] = [[] for _ in range(asked.options.num_return_sequences)]
         self._result: dict[str, Any] | None = None
-        self._drafted = stream if isinstance(stream, DraftStream) else None
-        # The generator alone holds other streams: at its end the memory of several answers is freed.
-        self._pieces = self._run(stream)
-        self._prepare = time.perf_counter() - began
-        self._times: list[float] = []  # of the start, then of each token
-        self._confidences: list[float] = []  # of answers that have ended by themselves
-        self._verified = 0, 0  # tokens proposed and accepted, in an answer that has ended by itself
+        prepare = time.perf_counter() - began
+        super().__init__(conversation.checkpoint, self._asked.row, stream, asked.options, prepare)
 
     def pixels(self, lines: bool = True) -> PixelText:
         """See `Checkpoint.pixels`."""
-        return self._conversation.checkpoint.pixels(self._asked.row, lines)
+        return self.checkpoint.pixels(self.row, lines)
 
     def draft(self) -> Iterator[str]:
         """The pieces of the draft's text, "" for a token that completes none: before the answer is begun, and
         only where `send` was to let it have one."""
-        if self._drafted is not None and self._result is None:
-            self._begin()
-            checkpoint = self._conversation.checkpoint
-            yield from draft_text(checkpoint, self._drafted, self._asked.options)
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        # Not the generator itself: a loop over it that is interrupted could close it.
-        steps = iter(lambda: next(self._pieces, None), None)
-        return ((number, piece) for number, piece in steps if piece)
+        if self._result is None and isinstance(self.stream, DraftStream):
+            self._times = self._times or [time.perf_counter()]
+            yield from draft_text(self.checkpoint, self.stream, self.options)
 
     def __enter__(self) -> TurnReply:
         return self
@@ -183,78 +171,44 @@ class TurnReply:
     def close(self) -> None:
         """End the answer where it is, unless it has ended."""
         self._pieces.close()
-        if self._result is None:  # the generator had not begun
-            self._settle(stopped=True)
+        self._settle()  # if the generator had not begun
 
     def finish(self) -> dict[str, Any]:
         """Make what is left. Returns the fields of `Reply.finish`, and "prefilled_tokens" and
-        "tiles_encoded". Of the "seconds", "first_token" is the time from the question to its first token
-        (with "prepare", for images and prompt), and "decode" that of all others."""
+        "tiles_encoded"."""
         for _ in self:
             pass
         self.close()
         assert self._result is not None, "an answer that has ended has a result"
         return self._result
 
-    def _begin(self) -> None:
-        if not self._times:
-            self._times.append(time.perf_counter())
-
-    def _run(self, stream: TokenStream) -> Generator[tuple[int, str], None, None]:
-        checkpoint, stopped = self._conversation.checkpoint, True
-        texts = [AnswerText(checkpoint, self._asked.options) for _ in self._ids]
+    def _run(self) -> Generator[tuple[int, str], None, None]:
         try:
-            self._begin()
-            for column in stream:
-                self._times.append(time.perf_counter())
-                for number, token_id in enumerate(column.tolist()):
-                    ids = self._ids[number]
-                    if not ids or ids[-1] not in checkpoint.stop_token_ids:
-                        ids.append(token_id)
-                for number, token_id in enumerate(column.tolist()):
-                    yield number, texts[number].put(token_id)
-            stopped = False
-            assert stream.result is not None, "a stream that has ended has a result"
-            self._verified = stream.result.proposed_tokens, stream.result.accepted_tokens
-            self._confidences = stream.result.confidences
+            yield from super()._run()
         except Exception:
-            self._ids = [[] for _ in self._ids]  # an answer that failed is none
+            self.ids = [[] for _ in self.ids]  # an answer that failed is none
             raise
         finally:  # also after Ctrl-C and `close`
-            self._settle(stopped)
-        for number, text in enumerate(texts):
-            yield number, text.finish()
+            self._settle()
 
-    def _settle(self, stopped: bool) -> None:
+    def _settle(self) -> None:
         """Describe the answers, and put their turn into the history if each has a token."""
-        checkpoint, session = self._conversation.checkpoint, self._conversation.session
-        result = self._asked.result(checkpoint, self._ids, stopped)
-        begun, first, last = (*self._times[:2], self._times[-1]) if len(self._times) > 1 else (0.0, 0.0, 0.0)
-        reuse = session.reuse if first else None  # before the first token it is the last turn's
-        for name in ("reused", "prefilled"):
-            result[f"{name}_tokens"] = getattr(reuse, name, 0)
-        result["confidences"] = self._confidences
-        after_first = sum(len(ids) - 1 for ids in self._ids if ids)
-        self._result = result | {
-            "tiles_encoded": reuse.tiles_encoded if reuse else 0,
-            "seconds": {
-                "load": checkpoint.load_seconds,
-                "prepare": self._prepare,
-                "first_token": self._prepare + first - begun,
-                "decode": last - first,
-            },
-            "decode_tokens_per_second": after_first / (last - first) if last > first else None,
-            "proposed_tokens": self._verified[0],
-            "accepted_tokens": self._verified[1],
-            "kv_cache_bytes": session.kv_cache_bytes,
-            **checkpoint.settings,
-        }
-        if self._drafted is not None:
-            self._drafted.end_draft()
-            options = self._asked.options
-            self._result["draft"] = draft_result(checkpoint, self._drafted, self._ids[0], options)
-        self._conversation._pending = None
-        self.kept = all(self._ids)
+        if self._result is not None:
+            return
+        session, output = self._conversation.session, self.stream.result
+        result = self.describe(output) | self._asked.result(self.checkpoint, self.ids, output is None)
+        # Before the first token it is the last turn's.
+        reuse = session.reuse if len(self._times) > 1 else None
+        for name, field in (("reused", "reused_tokens"), ("prefilled", "prefilled_tokens")):
+            result[field] = getattr(reuse, name, 0)
+        result["tiles_encoded"] = reuse.tiles_encoded if reuse else 0
+        result["kv_cache_bytes"] = session.kv_cache_bytes
+        if isinstance(self.stream, DraftStream):
+            self.stream.end_draft()
+            result["draft"] = draft_result(self.checkpoint, self.stream, self.ids[0], self.options)
+        del self.stream  # with it, the memory of several answers
+        self._result, self._conversation._pending = result, None
+        self.kept = all(self.ids)
         if self.kept:
             self.turn = self._asked.answered(result)
             self._conversation.turns.append(self.turn)
@@ -281,8 +235,8 @@ class NextTurn:
         """`answers_of` these ids, with reasons as in `Turn.ended`."""
         result, most = answers_of(checkpoint, self.row, ids, self.options), self.options.max_new_tokens
         result["stop_reasons"] = [
-            "stop" if reason == "stop" else "stopped" if stopped and len(own) < most else self.limit
-            for reason, own in zip(result["stop_reasons"], ids)
+            "stop" if reason == "stop" else "stopped" if stopped and len(answer) < most else self.limit
+            for reason, answer in zip(result["stop_reasons"], ids)
         ]
         return result
 

@@ -168,13 +168,13 @@ def plain_form(grammar: str) -> tuple[str, Callable[[str], str]] | None:
         names.append(name)
         value = _resolved(inner, schema)
     try:
-        said = _said(value, schema)
+        plain_value = _plain_value(value, schema)
     except RequestError:  # a text that cannot be chosen as it stands
-        said = None
-    if said is None:
+        plain_value = None
+    if plain_value is None:
         _check_fillable(schema)
         return None
-    plain, read = said
+    plain, read = plain_value
 
     def write(text: str) -> str:
         before = "".join(f"{{{json.dumps(name, ensure_ascii=False)}: " for name in names)
@@ -222,11 +222,11 @@ def _resolved(value: Any, schema: dict) -> dict:
     return {}
 
 
-def _said(value: dict, schema: dict) -> tuple[str, Callable[[str], str]] | None:
+def _plain_value(value: dict, schema: dict) -> tuple[str, Callable[[str], str]] | None:
     """(the grammar of what a model says by itself for a value, what makes the value's JSON of it)."""
     keys, kind = value.keys() - _ABOUT, value.get("type")
-    if isinstance(kind, list) and len(own := [one for one in kind if one != "null"]) == 1:
-        kind, value = own[0], value | {"type": own[0]}
+    if isinstance(kind, list) and len(kinds := [one for one in kind if one != "null"]) == 1:
+        kind, value = kinds[0], value | {"type": kinds[0]}
     texts = [value["const"]] if "const" in value else value.get("enum")
     if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
         return (choice_grammar(texts), _quoted) if keys <= {"type", "enum", "const"} else None
@@ -238,12 +238,12 @@ def _said(value: dict, schema: dict) -> tuple[str, Callable[[str], str]] | None:
         least, most = value.get("minLength", 0), value.get("maxLength", "")
         return pattern_grammar(rf"[^\x00-\x1f]{{{least},{most}}}"), _quoted
     if kind == "array" and keys <= {"type", "items"}:
-        return _several_said(_resolved(value.get("items"), schema))
+        return _plain_list(_resolved(value.get("items"), schema))
     return None
 
 
-def _several_said(item: dict) -> tuple[str, Callable[[str], str]] | None:
-    """`_said` of a list of such items."""
+def _plain_list(item: dict) -> tuple[str, Callable[[str], str]] | None:
+    """`_plain_value` of a list of such items."""
     keys, kind, texts = item.keys() - _ABOUT, item.get("type"), item.get("enum")
     if keys == {"type"} and kind == "string":
         return pattern_grammar(r"[^\x00-\x1f]*"), _listed
@@ -265,10 +265,10 @@ def _listed(text: str) -> str:
 
 def refusal(message: str) -> str:
     """A sentence of llguidance's error message, without the grammar that it quotes."""
-    said = message.strip().split("\n")[0]
-    said = re.sub(r"^at \d+\(\d+\): ", "", said).removeprefix("failed to compile JSON schema: ")
-    said = "nothing fits it" if said.startswith("NoExtension") else said
-    return f"the schema, choices or pattern cannot be used: {one_line(said, 300)}"
+    reason = message.strip().split("\n")[0]
+    reason = re.sub(r"^at \d+\(\d+\): ", "", reason).removeprefix("failed to compile JSON schema: ")
+    reason = "nothing fits it" if reason.startswith("NoExtension") else reason
+    return f"the schema, choices or pattern cannot be used: {one_line(reason, 300)}"
 
 
 def _check_size(what: str, text: str | bytes) -> None:

@@ -16,25 +16,23 @@ from inference.errors import RequestError
 def only_writer(output: Path, option: str = "--output", parents: bool = False) -> Iterator[None]:
     """Inside, no other process gets into such a block for the same `output`. Raises RequestError.
 
-    The lock is on `.NAME.lock` beside the output, which may itself be replaced; the file is deleted with the
-    block. The lock ends with its process, so a file that is left over locks nobody out. Where there can be
-    none (a folder that may not be written to, a file system without locks) the block runs without.
+    The lock is on `.NAME.lock` beside the output, which may itself be replaced; it ends with its process, so
+    a file that is left over locks nobody out. Where there can be none (a folder that may not be written to, a
+    file system without locks) the block runs without.
 
     Args:
         option: the argument that named the output, for the error.
-        parents: make the folders that lead to the output; those that stay empty go with the block.
+        parents: make the folders that lead to the output.
     """
     target = Path(os.path.realpath(output))
     path = target.with_name(f".{target.name}.lock")
-    lock, made = FileLock(path, timeout=0), []
+    lock = FileLock(path, timeout=0)
     try:
         if parents:
-            made = [folder for folder in path.parents if not folder.exists()]
             path.parent.mkdir(parents=True, exist_ok=True)
-        if path.parent.exists():
+        if path.parent.exists():  # else the lock would make it
             lock.acquire()
-            with suppress(OSError):  # a full disk
-                path.write_text(str(os.getpid()))
+            path.write_text(str(os.getpid()))
     except Timeout:
         pid = path.read_text() if path.exists() else "unknown"
         raise RequestError(
@@ -49,6 +47,3 @@ def only_writer(output: Path, option: str = "--output", parents: bool = False) -
             with suppress(OSError):
                 path.unlink()  # before it is unlocked: a process that opened it meanwhile tries again
             lock.release()
-        for folder in made:
-            with suppress(OSError):
-                folder.rmdir()

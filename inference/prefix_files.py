@@ -17,20 +17,18 @@ that share one need not know of each other. Files of others are never touched.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import logging
 import os
 import platform
-import queue
 import re
 import secrets
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -49,7 +47,7 @@ from generation.prefix import is_finite
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
-from models.checkpoints.weights import FLOATS
+from models.checkpoints.weights import file_header, memory_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER_BYTES = 8 * 2**30  # of a folder: 180 images of 17 tiles for SmolVLM-256M in float32
@@ -62,7 +60,6 @@ _PASSING = {  # other files, and the seconds after which nobody needs them
     re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp"): 600.0,  # unfinished
     re.compile(r"[0-9a-f]{64}\.digest"): 90 * 86400.0,  # of weights, since they were opened last
 }
-_DTYPES = {dtype: name for name, dtype in FLOATS.items()}
 logger = logging.getLogger(__name__)
 
 
@@ -86,7 +83,6 @@ def with_prefixes(
     if folder is None:
         return replace(checkpoint, prefixes=PrefixStore(checkpoint.model, max_bytes))
     files = PrefixFolder(folder, folder_bytes)
-    atexit.register(files.close)  # until it is closed
     store = PrefixStore(checkpoint.model, max_bytes, files, identity(checkpoint, files))
     return replace(checkpoint, prefixes=store)
 
@@ -101,10 +97,10 @@ class PrefixFolder:
     def __init__(self, folder: str | Path, max_bytes: int = FOLDER_BYTES):
         self.path, self.max_bytes = own_folder(folder), max_bytes
         self._readers = ThreadPoolExecutor(READERS, "prefix-reader")
-        self._chains: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
-        self._writer: threading.Thread | None = None
-        self._changed = threading.Condition()
-        self._waiting, self._waiting_bytes = 0, 0  # chains that are not written yet, and their bytes
+        self._writer = ThreadPoolExecutor(1, "prefix-writer")  # the end of Python waits for it
+        self._lock = threading.Lock()
+        self._last: Future[None] | None = None  # the chain that is written after all others
+        self._waiting_bytes = 0  # of chains that are not written yet
         self._size, self._written = max_bytes, CLEAN_EVERY  # unknown: the first file looks at the folder
         self._warned, self._closed = False, False
 
@@ -148,47 +144,37 @@ class PrefixFolder:
     ) -> None:
         """See `PrefixFiles`."""
         size = sum(tensor.nbytes for _, tensor in blocks if tensor is not None)
-        with self._changed:
+        with self._lock, suppress(RuntimeError):  # closed meanwhile
             busy = self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES
-            if self._closed or busy:
-                return
-            if self._writer is None:
-                self._writer = threading.Thread(target=self._write_chains, name="prefix-writer", daemon=True)
-                self._writer.start()
-            self._waiting, self._waiting_bytes = self._waiting + 1, self._waiting_bytes + size
-        self._chains.put((list(blocks), ready, size))
+            if not busy and not self._closed:
+                self._last = self._writer.submit(self._write, blocks, ready, size)
+                self._waiting_bytes += size
 
     def flush(self, seconds: float = 60.0) -> bool:
         """Wait until all is written that was to be kept; False if that takes longer."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting, seconds)
+        return self._last is None or bool(wait([self._last], seconds).done)
 
     def close(self, seconds: float = 60.0) -> None:
         """Take nothing more, give nothing more, and wait until what was to be kept is written, for so long at
         most. In vain the second time."""
-        with self._changed:
+        with self._lock:
             self._closed = True
         self.flush(seconds)
-        self._chains.put(None)
-        self._readers.shutdown(wait=False)
-        atexit.unregister(self.close)
+        for pool in (self._writer, self._readers):
+            pool.shutdown(wait=False)
 
-    def _write_chains(self) -> None:
-        while (chain := self._chains.get()) is not None:
-            blocks, ready, size = chain
-            try:
-                if ready is not None:
-                    ready()
-                self._write_chain(blocks)
-            except OSError as error:  # a full disk, say: answers need none of this
-                self._warn(f"{self.path}: prefixes cannot be kept: {error.strerror}")
-            finally:
-                del chain, blocks
-                with self._changed:
-                    self._waiting, self._waiting_bytes = self._waiting - 1, self._waiting_bytes - size
-                    self._changed.notify_all()
+    def _write(self, blocks: Sequence, ready: Callable[[], object] | None, size: int) -> None:
+        try:
+            if ready is not None:
+                ready()
+            self._write_chain(blocks)
+        except OSError as error:  # a full disk, say: answers need none of this
+            self._warn(f"{self.path}: prefixes cannot be kept: {error.strerror}")
+        finally:
+            with self._lock:
+                self._waiting_bytes -= size
 
-    def _write_chain(self, blocks: list[tuple[bytes, Tensor | None]]) -> None:
+    def _write_chain(self, blocks: Sequence[tuple[bytes, Tensor | None]]) -> None:
         """Write what is not there, from the front, and give each file a time just before that of the file it
         follows, so that it goes first."""
         now, size = time.time_ns(), 0
@@ -200,7 +186,7 @@ class PrefixFolder:
                 continue
             if tensor is None or not is_finite(tensor):
                 return  # nothing after it could be found
-            content = _bytes(tensor)
+            content = memory_of(tensor)
             header = _header(name, tensor, xxh3_128_digest(content))
             nbytes = len(header) + len(content)
             size += nbytes
@@ -229,13 +215,13 @@ class PrefixFolder:
         """Whether `size` bytes more fit, once those used longest ago are gone."""
         if self._size + size <= self.max_bytes and self._written < CLEAN_EVERY:
             return True
-        found, self._size, self._written = [], 0, 0
+        blocks, self._size, self._written = [], 0, 0
         with os.scandir(self.path) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # by another process
                     info = entry.stat(follow_symlinks=False)
                     if _BLOCK.fullmatch(entry.name):
-                        found.append((info.st_mtime_ns, info.st_size, entry.path))
+                        blocks.append((info.st_mtime_ns, info.st_size, entry.path))
                         self._size += info.st_size
                     elif any(
                         name.fullmatch(entry.name) and time.time() - info.st_mtime > age
@@ -244,12 +230,12 @@ class PrefixFolder:
                         os.unlink(entry.path)
         if self._size + size > self.max_bytes:
             goal = min(self.max_bytes - size, CLEAN_TO * self.max_bytes)
-            for _, own, path in sorted(found):
+            for _, nbytes, path in sorted(blocks):
                 if self._size <= goal:
                     break
                 with suppress(FileNotFoundError):
                     os.unlink(path)
-                self._size -= own
+                self._size -= nbytes
         return self._size + size <= self.max_bytes
 
     def _path(self, name: bytes) -> Path:
@@ -290,8 +276,8 @@ def identity(checkpoint: Checkpoint, files: PrefixFolder) -> bytes:
     parts: dict[str, Any] = {
         "files": {path.name: files.remembered(path).hex() for path in sources},
         "dtype": [checkpoint.dtype, str(model.language_model.cache_dtype)],
-        "step": checkpoint.decode_step_chosen.partition(":")[0],
-        "tower": checkpoint.vision_tower.partition(":")[0],
+        "step": checkpoint.fast.chosen.partition(":")[0],
+        "tower": checkpoint.fast.tower.partition(":")[0],
         "code": code_digest(),
         "libraries": libraries(checkpoint),
         "device": device_kind(model.device),
@@ -304,7 +290,8 @@ def code_digest() -> str:
     """Of every file of this repository that may have a part in a key or a value: networks, what reads their
     weights, what computes them in C and on a GPU, and what makes numbers of pixels. A comment that changes
     costs what was kept; a mended mistake must not live on in it."""
-    files = [path for room in ("models", "generation") for path in (ROOT / room).rglob("*")]
+    rooms = ("models", "families", "generation")
+    files = [path for room in rooms for path in (ROOT / room).rglob("*")]
     code = sorted(path for path in files if path.suffix in (".py", ".c", ".h"))
     digest = hashlib.sha256()
     for path in (*code, ROOT / "data" / "tiles.py"):
@@ -362,7 +349,7 @@ def _read_block(path: Path, name: bytes, out: Tensor) -> Tensor:
     if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
         os.close(opened)
         raise ValueError("it is not a file of this user")
-    content, length = _bytes(out), len(_header(name, out, b""))
+    content, length = memory_of(out), len(_header(name, out, b""))
     with open(opened, "rb", buffering=0) as file:
         if info.st_size != length + len(content):
             raise ValueError(f"expected {length + len(content)} bytes, got {info.st_size}")
@@ -378,17 +365,5 @@ def _header(name: bytes, tensor: Tensor, digest: bytes) -> bytes:
     """The first bytes of a safetensors file of one block whose numbers have this XXH3: against accidents, as
     who may write here could forge any checksum, and 13 times as fast as SHA-256. Its length does not depend
     on the digest."""
-    about = {"format": "pt", "block": name.hex(), "xxh3": digest.hex().rjust(32, "0")}
-    numbers = {
-        "dtype": _DTYPES[tensor.dtype],
-        "shape": list(tensor.shape),
-        "data_offsets": [0, tensor.nbytes],
-    }
-    raw = json.dumps({"__metadata__": about, "keys_and_values": numbers}, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % 8)
-    return len(raw).to_bytes(8, "little") + raw
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor of any dtype."""
-    return tensor.view(-1).view(torch.uint8).numpy().data
+    about = {"block": name.hex(), "xxh3": digest.hex().rjust(32, "0")}
+    return file_header({"keys_and_values": tensor}, about)[0]

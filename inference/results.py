@@ -47,12 +47,12 @@ def logprobs_of(
     """The field "logprobs" of a result: for each answer a list of its tokens, each with its
     text, its log-probability (None where a form left no choice) and the likeliest tokens beside it."""
 
-    def told(token_id: int, logprob: float | None) -> dict[str, Any]:
+    def token(token_id: int, logprob: float | None) -> dict[str, Any]:
         return {"id": token_id, "token": tokenizer.decode([token_id]), "logprob": logprob}
 
     return {
         "logprobs": [
-            [told(one, own.logprob) | {"top": [told(*pair) for pair in own.top]} for one, own in zip(*answer)]
+            [token(one, at.logprob) | {"top": [token(*pair) for pair in at.top]} for one, at in zip(*answer)]
             for answer in zip(ids, logprobs)
         ]
     }

@@ -1,7 +1,7 @@
 """What a person reads on a terminal: answers while they are made, drafts that go again, and lines about them.
 
-    for shown in wrapped(piece for _, piece in reply):
-        print(shown, end="", flush=True)
+    for text in wrapped(piece for _, piece in reply):
+        print(text, end="", flush=True)
 
 None of it controls the terminal, whatever a model or a file says: see `for_terminal`.
 """
@@ -53,11 +53,8 @@ def width(character: str) -> int:
 
 
 def wrapped(pieces: Iterable[str]) -> Iterator[str]:
-    """The pieces of an answer as stdout is to show them. At a terminal a word is given once it is complete,
-    so that none is cut at its edge, where the language has words; Ctrl-C gives what there is of it."""
-    if not sys.stdout.isatty():
-        yield from map(for_terminal, pieces)
-        return
+    """The pieces of an answer as a terminal is to show them. A word is given once it is complete, so that
+    none is cut at the edge, where the language has words; Ctrl-C gives what there is of it."""
     lines = _Lines(columns())
     try:
         for piece in pieces:

@@ -4,9 +4,8 @@
     taken = trials(grammar)                            # bytes; TrialFailed for one that cannot be used
 
 A schema of 90 bytes can stand for millions of states, and llguidance's limits do not see all of them. So a
-grammar is compiled in the server only after it was compiled, within bounds, in a process of its own: what
-that does is in `inference.forking`, where the system forks, and else in `inference.compiling`, with an eye on
-it from here. Those are imported, like llguidance, only where something is compiled.
+grammar is compiled in the server only after a fork of another process compiled it within bounds
+(`inference.compiling.serve`). That, like llguidance, is imported only where something is compiled.
 """
 
 from __future__ import annotations
@@ -16,21 +15,14 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 SECONDS, MEMORY = 1.0, 256 * 2**20  # of processor time and of memory, for one grammar
 WALL_SECONDS = 30.0  # on a machine that is busy with other things
 TOO_MUCH = f"it takes more than {SECONDS:g} s or {MEMORY // 2**20} MiB to compile"
-FORKS = hasattr(os, "fork")
-PROGRAMS = {True: "from inference.forking import serve; serve()",
-            False: "from inference.compiling import serve; serve()"}  # fmt: skip
-LOOK_EVERY = 0.02  # seconds
+PROGRAM = "from inference.compiling import serve; serve()"
 
 
 class TrialFailed(Exception):
@@ -62,27 +54,23 @@ class Trials:
         return taken
 
     def _ask(self, line: bytes) -> bytes:
-        over = threading.Event()
         with suppress(OSError):
             if self._process is None:
                 self._process = self._start()
             assert self._process.stdin is not None and self._process.stdout is not None, "they are pipes"
-            with _watched(self._process, over):
-                self._process.stdin.write(line)
-                self._process.stdin.flush()
-                if reply := self._process.stdout.readline():
-                    return reply
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+            if reply := self._process.stdout.readline():
+                return reply
         if self._process is not None:
             _end(self._process)
         self._process = None
-        if over.is_set():
-            raise TrialFailed(TOO_MUCH)
         return b""
 
     def _start(self) -> subprocess.Popen[bytes]:
         environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", PROGRAMS[FORKS]],
+            [sys.executable, "-P", "-c", PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -90,46 +78,9 @@ class Trials:
             start_new_session=True,  # Ctrl-C is not for it
         )
         weakref.finalize(self, _end, process)
-        assert process.stdin is not None and process.stdout is not None, "they are pipes"
+        assert process.stdin is not None, "it is a pipe"
         process.stdin.write(json.dumps(self._tokenizer).encode() + b"\n")
-        if not FORKS:
-            process.stdin.flush()
-            process.stdout.readline()  # so that reading the tokenizer is no part of what a grammar takes
         return process
-
-
-@contextmanager
-def _watched(process: subprocess.Popen[bytes], over: threading.Event) -> Iterator[None]:
-    """Where the system does not fork, end the process once it has taken more than a grammar may: `over`."""
-    ended = threading.Event()
-
-    def watch() -> None:
-        with suppress(psutil.Error):  # it has ended
-            seen = psutil.Process(process.pid)
-            before, held, began = _taken(seen), seen.memory_info().rss, time.monotonic()
-            looking = True
-            while looking:
-                late = time.monotonic() - began > WALL_SECONDS
-                if late or _taken(seen) > before + SECONDS or seen.memory_info().rss > held + MEMORY:
-                    over.set()
-                    process.kill()
-                    return
-                looking = not ended.wait(LOOK_EVERY)
-
-    watching = None if FORKS else threading.Thread(target=watch, name="trial")
-    if watching is not None:
-        watching.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if watching is not None:
-            watching.join()
-
-
-def _taken(seen: psutil.Process) -> float:
-    """Processor seconds of a process so far."""
-    return sum(seen.cpu_times()[:2])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

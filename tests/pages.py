@@ -17,7 +17,7 @@ from gradio_client import Client
 
 import app
 from generation.steps import Step
-from inference.checkpoint import Checkpoint, open_checkpoint
+from inference.checkpoint import Checkpoint, Fast, open_checkpoint
 from tests.waiting import PATIENCE, wait_for
 from web.engine import OPENERS, Engine
 from web.guard import Hosts
@@ -44,7 +44,7 @@ class SlowModels(Models):
             time.sleep(STEP)
             return step(token_ids, kv_cache, start_pos)
 
-        return replace(checkpoint, decode_step=slowly, decode_step_chosen="slow")
+        return replace(checkpoint, fast=Fast(slowly, "slow"))
 
 
 @dataclass

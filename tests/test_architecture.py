@@ -82,7 +82,7 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 # commit's message what went elsewhere for it: what is added should displace something. The second number is
 # what the room should come down to.
 BUDGETS = {
-    "*.py": (970, 850),  # the entry points, and what errors say
+    "*.py": (960, 850),  # the entry points, and what errors say
     "models": (1_230, 1_900),
     "models/checkpoints": (2_070, 1_400),
     "families": (960, 1_000),
@@ -90,14 +90,14 @@ BUDGETS = {
     "generation/fast": (4_230, 4_300),
     "tools": (820, 600),
     "data": (6_180, 4_900),
-    "inference": (5_320, 3_100),
+    "inference": (5_090, 3_100),
     "web": (4_290, 3_000),
     "training": (3_125, 3_100),
     "shapes": (2_180, 1_700),
     "eval": (3_810, 3_400),
     "benchmarks": (2_440, 1_900),
     "recipes": (4_480, 1_900),
-    "tests": (30_800, 20_000),
+    "tests": (30_000, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -14,7 +14,7 @@ import generate
 from data.row_schemas import RowSchema
 from generation.options import NotFiniteError
 from generation.sampling import Sampler
-from inference.chat import COMMANDS, path_of
+from inference.chat import COMMANDS
 from models.checkpoints.hub import for_terminal
 from tests.processors import draw_image
 
@@ -151,13 +151,6 @@ def test_save_overwrites_nothing_and_no_name_ends_the_chat(talk, tmp_path):
 def as_terminals_write(path: Path) -> list[str]:
     """What is pasted when this file is dropped on one: some add a space."""
     return [f"'{path}' ", f'"{path}"', str(path).replace(" ", "\\ ") + " ", path.as_uri(), str(path)]
-
-
-def test_paths_as_terminals_write_them(other, monkeypatch):
-    monkeypatch.chdir(other.parent)
-    for typed in (other.name, *as_terminals_write(other)):
-        assert Path(path_of(typed.strip())).resolve() == other
-    assert path_of("bob's boat.png") == "bob's boat.png"
 
 
 def test_an_image_alone_is_shown_and_may_stand_before_its_question(talk, one, other, photo, monkeypatch):

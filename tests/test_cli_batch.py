@@ -222,11 +222,7 @@ def test_results_of_something_else_are_left_alone(batch, questions, tmp_path, si
     assert results[0]["options"]["seed"] == 4 and results[0]["options"]["max_new_tokens"] == 9
     assert results[2]["options"]["max_new_tokens"] == 3 and results[4]["options"]["system"] == "be short"
     kept = out.read_text()
-    for changed in (
-        *(("--temperature", 2, "--seed", 4), ("--temperature", 1, "--seed", 5)),
-        *((*whole, option, 0.5) for option in ("--top-p", "--min-p", "--repetition-penalty")),
-        *((*whole, option, 2) for option in ("--top-k", "--num-answers", "--max-new-tokens", "--system")),
-    ):
+    for changed in (("--temperature", 1, "--seed", 5), (*whole, "--top-p", 0.5), (*whole, "--system", 2)):
         assert "other options" in batch(*changed, status=2)
     assert "another model" in batch(*whole, status=2, model=single_folder)
     assert "0 answered, 0 failed, 5 skipped" in batch(*whole)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 
 from data.images import load_image
-from inference.batch_images import ImageQuestions
+from inference.batch_files import ImageQuestions
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import draw_image
 
@@ -27,15 +26,8 @@ def photos(tmp_path, monkeypatch) -> Path:
     for number, name in enumerate(NAMES):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         draw_image(20 + 9 * number, 30, seed=number).save(folder / name)
-    for name in (
-        ".DS_Store",
-        "Thumbs.db",
-        "notes.txt",
-        "deep/more.TXT",
-        "README",
-        ".hidden/x.png",
-        "._b.png",
-    ):
+    others = (".DS_Store", "Thumbs.db", "notes.txt", "deep/more.TXT", "README", ".hidden/x.png", "._b.png")
+    for name in others:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"no image")
     (folder / "loop").symlink_to(folder)
@@ -109,7 +101,7 @@ def test_a_folder_that_cannot_be_read_is_told(photos, run, monkeypatch):
             raise PermissionError(13, "Permission denied", str(path))
         return scan(path)
 
-    monkeypatch.setattr("inference.batch_images.os.scandir", refused)
+    monkeypatch.setattr("inference.batch_files.os.scandir", refused)
     records, err = run("photos", *ASK, status=(1,))
     assert len(records) == 5 and "deep/er: Permission denied" in err
 
@@ -132,28 +124,6 @@ def test_names_globs_and_folders(photos):
     assert ids(*shown) == [f"photos/{name}" for name in sorted(NAMES)]  # as a shell writes photos/*
     assert ids("photos/deep/[1].png", "photos/b.png")[1] == "photos/deep/[1].png"
     assert ids("./photos/b.png", "photos/../photos/b.png", "photos/B.png") == ["photos/B.png", "photos/b.png"]
-
-
-def test_the_order_is_not_the_file_system_s(photos, monkeypatch):
-    expected, scan = ids("photos"), os.scandir
-    draw = random.Random(4)
-
-    class Shuffled(list):
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *exception):
-            pass
-
-    def shuffled(path):
-        with scan(path) as entries:
-            found = Shuffled(entries)
-        draw.shuffle(found)
-        return found
-
-    monkeypatch.setattr("os.scandir", shuffled)
-    for _ in range(5):
-        assert ids("photos") == expected and ids("photos/*", "photos/deep/*")[0] == "photos/B.png"
 
 
 def test_names_that_are_no_text_or_look_like_something_else(tmp_path, run, monkeypatch):
@@ -217,19 +187,17 @@ def joined(run, count: int, *arguments) -> list[dict]:
     return parts
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_shards_of_a_folder_are_one_run(photos, run, count, monkeypatch):
+def test_shards_of_a_folder_are_one_run(photos, run, monkeypatch):
     arguments = ("photos", *ASK, "-q", "what is it?")
     whole, _ = run(*arguments)
-    parts = joined(run, count, *arguments)
+    parts = joined(run, 3, *arguments)
     assert sorted(parts, key=lambda record: record["id"]) == whole
     monkeypatch.setattr(VisionLanguageModel, "from_pretrained", None)  # there is nothing to ask it
     run(*arguments, out="joined.jsonl")
     assert Path("joined.jsonl").read_bytes() == Path("out.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("count", [2, 3, 9])
-def test_shards_of_a_file_are_one_run(photos, run, count):
+def test_shards_of_a_file_are_one_run(photos, run):
     lines = [
         {"image": f"photos/{name}", "question": f"how many {n}?", "id": n} for n, name in enumerate(NAMES)
     ]
@@ -243,10 +211,10 @@ def test_shards_of_a_file_are_one_run(photos, run, count):
     arguments = ("questions.jsonl", "--max-new-tokens", 4)
     whole, _ = run(*arguments, status=(1,))
     parts = []
-    for number in range(1, count + 1):
-        shard = ("--shard", f"{number}/{count}")
+    for number in (1, 2, 3):
+        shard = ("--shard", f"{number}/3")
         records, _ = run(*arguments, *shard, out=f"part-{number}.jsonl", status=(0, 1))
-        assert abs(len(records) - len(whole) / count) < 1
+        assert abs(len(records) - len(whole) / 3) < 1
         parts += records
     assert sorted(parts, key=lambda record: record["line"]) == whole
 
@@ -293,29 +261,18 @@ def test_things_are_located_in_each_image(photos, run, as_json, boxes_folder, co
     assert record["points"] == single["points"] and record["options"]["box_format"] == "molmo"
 
 
-def test_answers_of_a_form(photos, run):
-    records, _ = run("photos", *ASK, "--choices", "two,many", "--max-new-tokens", 8)
-    assert {record["answers"][0] for record in records} <= {"two", "many"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         ("--batch photos --out o", "-q"),
-        ("--batch photos/a.JPG --out o", "-q"),
         ("--batch photos/*.png --out o", "-q"),
         ("--batch photos -q x", "--out"),
         ("--batch x? --out o", "question only"),
         ("--batch phots -q x --out o", "did you mean photos?"),
         ("--batch photos/*.gif -q x --out o", "photos/*.gif"),
-        ("--batch photos/.hidden -q x --out photos", "expected a file"),
-        ("--batch photos/deep/more.TXT -q x --out o", "-q"),
         ("--batch questions.jsonl --describe --out o", "its lines"),
-        ("--batch photos -q x --out o --shard 0/8", "--shard"),
         ("--batch photos -q x --out o --shard 9/8", "--shard"),
-        ("--batch photos -q x --out o --shard 1", "--shard"),
         ("--batch photos -q x --out o --shard 1/2 --temperature 1", "--seed"),
-        ("photos/b.png x? --shard 1/2", "--shard"),
         ("photos --batch photos -q x --out o", "IMAGE"),
         ("photos -q x", "--batch photos"),
     ],

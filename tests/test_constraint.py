@@ -9,8 +9,6 @@ import json
 import math
 import random
 import re
-import subprocess
-import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +22,7 @@ from data.tokenizer import build_tokenizer
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.step import NativeStep
 from generation.options import ConstraintError, GenerationOptions
-from generation.requests import NewTokens, Request, RequestOutput
-from generation.scheduler import Scheduler
+from generation.requests import Request
 from generation.session import Session
 from inference import answer, trial
 from inference.checkpoint import open_checkpoint
@@ -116,42 +113,17 @@ class OneByOne:
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_random_weights_fit_every_schema(vlm, tokenizer, constraints, name):
     """Greedy and sampled, several answers to a prompt."""
-    schema = SCHEMAS[name]
-    constraint, ended = constraints(json_grammar(schema)), 0
-    for number, more in enumerate(
-        ({}, SAMPLED | {"num_return_sequences": 4}, {"temperature": 3.0, "seed": 1})
-    ):
-        inputs, options = inputs_of(prompt_of(number)), options_of(constraint, **more)
-        output = vlm.generate_detailed(**inputs, options=options)
+    constraint, ended = constraints(json_grammar(SCHEMAS[name])), 0
+    for number, more in enumerate(({}, SAMPLED | {"num_return_sequences": 4})):
+        options = options_of(constraint, **more)
+        output = vlm.generate_detailed(**inputs_of(prompt_of(number)), options=options)
         for ids, reason in zip(output.rows(), output.stop_reasons, strict=True):
-            ended += reason == "stop"
             if reason == "stop":
-                assert_fits(text_of(tokenizer, ids), schema)
+                assert_fits(text_of(tokenizer, ids), SCHEMAS[name])
             else:
                 assert name in GROWING and len(ids) == 300
+            ended += reason == "stop"
     assert ended or name in GROWING
-
-
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_the_embedded_model_fits_every_schema(embedded, name):
-    options = GenerationOptions(
-        max_new_tokens=200,
-        constraint=embedded.constraint(json_grammar(SCHEMAS[name])),
-        seed=1,
-        temperature=0.8,
-    )
-    for more in ({"temperature": 0.0}, {}):
-        own = replace(options, **more)
-        result = answer.ask(embedded, [ROOT / "assets/example.png"], "What is in the picture?", own).finish()
-        assert result["stop_reasons"] == ["stop"] or name in GROWING
-        if result["stop_reasons"] == ["stop"]:
-            assert_fits(result["answers"][0], SCHEMAS[name])
-
-
-def test_the_limit_may_cut_an_answer(vlm, constraints):
-    options = options_of(constraints(json_grammar(SCHEMAS["nested"])), max_new_tokens=5)
-    output = vlm.generate_detailed(**inputs_of(prompt_of(1)), options=options)
-    assert output.stop_reasons == ["length"] and output.lengths == [5]
 
 
 def test_objects_are_closed_only_where_that_forbids_nothing_required(constraints, tokenizer):
@@ -165,19 +137,6 @@ def test_objects_are_closed_only_where_that_forbids_nothing_required(constraints
     assert can_say(constraints(json_grammar(parts)), tokenizer, '{"a": 1, "b": 2}')
     closed = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
     assert texts_of(constraints(json_grammar(closed)), tokenizer, 200) == {'{"a": 1}'}
-
-
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_what_is_allowed_is_what_the_mask_leaves(constraints, name):
-    """Token by token along random answers: a greedy row is asked about its likeliest token alone."""
-    constraint, rng = constraints(json_grammar(SCHEMAS[name])), random.Random(name)
-    for _ in range(3):
-        own = constraint()
-        for _ in range(40):
-            own.mask(scores := torch.zeros(VOCAB))
-            allowed = scores.isfinite().nonzero()[:, 0].tolist()
-            assert allowed == [token_id for token_id in range(VOCAB) if own.allows(token_id)]
-            own.accept(rng.choice(allowed))
 
 
 def can_say(constraint, tokenizer, text: str) -> bool:
@@ -225,13 +184,6 @@ def texts_of(constraint, tokenizer, most: int) -> set[str]:
 )
 def test_choices_are_all_that_can_be_said(constraints, tokenizer, choices):
     assert texts_of(constraints(choice_grammar(choices)), tokenizer, 3000) == set(choices)
-
-
-def test_choices_of_the_model(vlm, tokenizer, constraints):
-    constraint = constraints(choice_grammar(["yes", "no"]))
-    options = options_of(constraint, temperature=5.0, seed=0, num_return_sequences=16)
-    rows = vlm.generate_detailed(**inputs_of(prompt_of(0)), options=options).rows()
-    assert {text_of(tokenizer, row).strip() for row in rows} == {"yes", "no"}
 
 
 @pytest.mark.parametrize("pattern", [r"[0-9]{2}/[a-c]\/x", r"(a|b)\\/[^/]", r"\d\d:\d\d"])
@@ -382,29 +334,10 @@ def test_the_embedded_model_counts(embedded, monkeypatch):
     for checkpoint, own in ((embedded, options), (compiled, options), (embedded, one_by_one)):
         result = answer.ask(checkpoint, images, question, own).finish()
         assert json.loads(result["answers"][0]) == expected and result["confidences"][0] > 0.8
-    row = answer.encode(embedded, images, question)
-    requests = [
-        replace(answer.requests_for(embedded, row, 40, replace(options, logprobs=3))[0], key=key)
-        for key in range(3)
-    ]
-    scheduler = Scheduler(embedded.model, 2)
-    for request in requests[:2]:
-        scheduler.add(request)
-    events = []
-    while not scheduler.idle:
-        events += scheduler.step()
-    for key in range(2):
-        ids = next(one.token_ids for one in events if isinstance(one, RequestOutput) and one.key == key)
-        assert json.loads(answer.answer_text(embedded, ids)) == expected
-        reports = [r for one in events if isinstance(one, NewTokens) and one.key == key for r in one.logprobs]
-        closing = next(
-            report
-            for token_id, report in zip(ids, reports, strict=True)
-            if embedded.processor.tokenizer.decode([token_id]) == "}"
-        )
-        assert math.exp(closing.logprob) > 0.9
-        assert closing.top[0][1] == closing.logprob
-        assert not {one for one, _ in closing.top} & set(embedded.stop_token_ids)
+    reply = answer.ask(embedded, images, question, replace(options, logprobs=3)).finish()
+    (closing,) = (one for one in reply["logprobs"][0] if one["token"] == "}")
+    assert math.exp(closing["logprob"]) > 0.9 and closing["top"][0]["logprob"] == closing["logprob"]
+    assert not {one["id"] for one in closing["top"]} & set(embedded.stop_token_ids)
 
 
 TEXT, CHOICE = {"type": "string"}, {"$ref": "#/$defs/Colour"}
@@ -417,28 +350,12 @@ EXAMPLE = ROOT / "assets/example.png"
     ("question", "schema", "value"),
     [
         ("How many shapes are there?", record(count={"type": "integer", "title": "Count"}), int),
-        ("How many shapes are there?", record(count={"type": "number"}), float),
-        (
-            "How many shapes are there?",
-            record(inner=record(count={"type": ["integer", "null"]})),
-            int,
-        ),
-        ("What colour is the star?", record(colour=TEXT), str),
-        ("What colour is the star?", record(colour={"anyOf": [TEXT, {"type": "null"}]}), str),
+        ("How many shapes are there?", record(inner=record(count={"type": ["integer", "null"]})), int),
         ("What colour is the star?", TEXT, str),
         ("What colour is the star?", record(colour=CHOICE) | COLOURS, str),
-        (
-            "What colour is the star?",
-            record(colours=CHOICES) | COLOURS,
-            lambda said: [said],
-        ),
+        ("What colour is the star?", record(colours=CHOICES) | COLOURS, lambda said: [said]),
         ("Is there a star?", record(there={"type": "boolean"}), "yes".__eq__),
-        ("Is there a cross?", record(there={"type": "boolean"}), "yes".__eq__),
-        (
-            "Describe the picture.",
-            record(things=SEVERAL),
-            lambda said: said.split(", "),
-        ),
+        ("Describe the picture.", record(things=SEVERAL), lambda said: said.split(", ")),
         ("What is your name?", record(names=SEVERAL), lambda said: [said]),
     ],
 )
@@ -526,8 +443,7 @@ def test_schemas_that_have_no_plain_form(embedded, schema):
 # ------------------------------------------------------------------------------------ every way, the same
 
 
-@pytest.mark.parametrize("sampling", [{}, SAMPLED])
-@pytest.mark.parametrize("name", ["nested", "unicode", "one of"])
+@pytest.mark.parametrize(("name", "sampling"), [("nested", SAMPLED), ("unicode", {})])
 def test_forced_tokens_come_as_one_at_a_time(vlm, constraints, step, name, sampling):
     """From the model and a session, and in fewer passes."""
     constraint = constraints(json_grammar(SCHEMAS[name]))
@@ -545,8 +461,7 @@ def test_forced_tokens_come_as_one_at_a_time(vlm, constraints, step, name, sampl
         assert output.accepted_tokens >= output.proposed_tokens - 1  # the stop token saves nothing
 
 
-@pytest.mark.parametrize("sampling", [{}, SAMPLED])
-@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize(("chunk", "sampling"), [(None, {}), (3, SAMPLED)])
 def test_rows_know_nothing_of_one_another(vlm, constraints, step, chunk, sampling):
     """Schemas of all kinds and free rows in one scheduler: each as alone, one token at a time."""
     names = ["nested", None, "word", "optional", None, "one of", "const", "array", "deep"]
@@ -561,29 +476,6 @@ def test_rows_know_nothing_of_one_another(vlm, constraints, step, chunk, samplin
         alone = vlm.generate_detailed(**inputs, options=replace(own, decode_step=step))
         assert outputs[one.key].token_ids == alone.rows()[0], names[one.key]
         assert outputs[one.key].stop_reason == alone.stop_reasons[0]
-
-
-def test_forced_tokens_count_as_seen(vlm, constraints):
-    """A factor below 1 all but repeats what was seen: here, the letters of forced names."""
-    schema = record(circles=SCHEMAS["word"], triangles=SCHEMAS["word"], stars=SCHEMAS["word"])
-    constraint = constraints(json_grammar(schema))
-    requests = [request(number, constraint, repetition_penalty=1e-3) for number in range(3)]
-    outputs, _ = run_all(vlm, requests)
-    for one in requests:
-        alone = vlm.generate_detailed(**inputs_of(prompt_of(one.key)), options=one.options)
-        assert outputs[one.key].token_ids == alone.rows()[0]
-
-
-def test_several_answers_one_schema_after_another(vlm, constraints, tokenizer, step):
-    """A step that keeps its buffers between answers keeps no constraint in them."""
-    for name in ("word", "const", "array"):
-        options = options_of(constraints(json_grammar(SCHEMAS[name])), num_return_sequences=3, **SAMPLED)
-        rows = vlm.generate_detailed(
-            **inputs_of(prompt_of(1)), options=replace(options, decode_step=step)
-        ).rows()
-        assert rows == vlm.generate_detailed(**inputs_of(prompt_of(1)), options=options).rows()
-        for ids in rows:
-            assert_fits(text_of(tokenizer, ids), SCHEMAS[name])
 
 
 def test_without_a_cache_and_in_a_batch(vlm, constraints):
@@ -706,35 +598,10 @@ def test_what_takes_too_long_to_compile_is_ended(constraints, name):
 
 def test_what_takes_too_much_memory_is_ended(tokenizer, monkeypatch):
     """The bound of the process is on what a grammar takes; here, of one that takes little."""
-    program = "import inference.forking as t; t.MEMORY = 2**20; t.serve()"
-    monkeypatch.setitem(trial.PROGRAMS, True, program)
+    program = "import inference.compiling as t; t.MEMORY = 2**20; t.serve()"
+    monkeypatch.setattr(trial, "PROGRAM", program)
     with pytest.raises(RequestError):
         Constraints(tokenizer, VOCAB, STOPS)(json_grammar({"enum": [f"{n:05d}" for n in range(7000)]}))
-
-
-def test_where_nothing_forks_the_process_is_watched(tokenizer, monkeypatch):
-    """On Windows. What takes too long ends all the same, and the next grammar is tried out."""
-    monkeypatch.setattr(trial, "FORKS", False)
-    own = Constraints(tokenizer, VOCAB, STOPS)
-    for name in ("multiples", "patterns"):
-        own(json_grammar({"const": name}))
-        with pytest.raises(RequestError):
-            own(json_grammar(COSTLY[name]))
-        assert own._trials._process is None
-    monkeypatch.setattr(trial, "MEMORY", -(2**40))
-    with pytest.raises(RequestError):
-        own(json_grammar({"enum": [f"{n:05d}" for n in range(7000)]}))
-
-
-def test_grammars_need_nothing_that_windows_has_not():
-    """No module `resource`, and no fork."""
-    code = (
-        "import os, sys, psutil; sys.modules['resource'] = None; del os.fork\n"
-        "import inference.constraint; from inference.grammar import check_grammar, json_grammar\n"
-        "print(check_grammar(json_grammar({'type': 'integer'})))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == json_grammar({"type": "integer"}).strip(), done.stderr
 
 
 def test_a_process_that_has_gone_is_started_again(tokenizer):

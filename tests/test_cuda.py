@@ -99,7 +99,7 @@ def test_random_numbers_are_those_of_the_cpu():
 def test_weights_stay_where_they_are():
     model = tiny_vlm(head_dim=16, hidden_size=512, intermediate_size=2048).cuda()
     before = torch.cuda.memory_allocated()
-    step, how = fast_step(model.language_model, steps=1)
+    step, how = fast_step(model.language_model, compiling=False)
     assert isinstance(step, GraphStep) and how == "CUDA graph of Triton kernels"
     assert torch.cuda.memory_allocated() - before < 2 * 2**20
 
@@ -123,7 +123,7 @@ def test_a_graph_that_cannot_be_recorded_leaves_the_eager_step(vlm, monkeypatch)
 
     monkeypatch.setattr(Sampler, "sample", reading_back)
     monkeypatch.setattr(graph, "no_triton", lambda *_: "it is a test")
-    step, why = fast_step(vlm.language_model, steps=1)
+    step, why = fast_step(vlm.language_model, compiling=False)
     assert step is None and why.startswith("eager: no CUDA graph: ")
     monkeypatch.undo()
     inputs = batch(2, "cuda")  # the device, its allocator and its graphs go on

@@ -128,13 +128,13 @@ def test_a_strange_network_answers_as_pytorch_does(change):
     model = copy.deepcopy(tiny_vlm())
     change(model)
     features, ids = answer(model)
-    step, step_name, tower_name = speed_up(model)
-    got_features, got = answer(model, step)
+    fast = speed_up(model)
+    got_features, got = answer(model, fast.step)
     assert torch.equal(got, ids)
     torch.testing.assert_close(got_features, features, atol=1e-4, rtol=1e-4)
     strange = change in OF_DECODER
-    assert (step is None, isinstance(model.vision_model, FastTower)) == (strange, strange)
-    told = step_name if strange else tower_name
+    assert (fast.step is None, isinstance(model.vision_model, FastTower)) == (strange, strange)
+    told = fast.chosen if strange else fast.tower
     assert told.startswith("eager: ") and len(told) > len("eager: ")
 
 
@@ -176,7 +176,7 @@ def test_another_projector_is_pytorchs(dtype):
 
     model.projector = Normed()
     features, _ = answer(model)
-    assert isinstance(speed_up(model)[0], NativeStep) and isinstance(model.vision_model, FastTower)
+    assert isinstance(speed_up(model).step, NativeStep) and isinstance(model.vision_model, FastTower)
     assert type(model.projector.shuffle) is ModalityProjector
     got, _ = answer(model)
     tolerance = 1e-4 if dtype == torch.float32 else 5e-2
@@ -188,3 +188,4 @@ def test_what_ocelli_builds_is_known():
     model = tiny_vlm(qk_norm=True)
     assert DECODER.strange(model.language_model) is None
     assert TOWER.strange(model.vision_model) is None
+    assert type(model.projector) is ModalityProjector

@@ -24,7 +24,7 @@ from generation.requests import Sequence
 from generation.session import Session
 from generation.steps import Step
 from inference.answer import ask
-from inference.checkpoint import Checkpoint, fast_step, open_checkpoint
+from inference.checkpoint import Fast, fast_step, open_checkpoint
 from models.checkpoints.load import meta_init
 from models.language_model import LanguageModel
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, stops_for
@@ -315,17 +315,17 @@ def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch
         return record_on_tape(self, function, shape, restore)
 
     monkeypatch.setattr(Graphs, "_record", refuse_the_second)
-    checkpoint = Checkpoint("tiny", vlm, None, 0.0, decode_step=step, decode_step_chosen="CUDA graph")
-    assert checkpoint.decode_step_name == "CUDA graph"
+    fast = Fast(step, "CUDA graph")
+    assert fast.name == "CUDA graph"
     for _ in range(2):
         assert torch.equal(vlm.generate(**inputs, decode_step=step, **options), expected)
     assert len(recorded) == 1 and step.failure == WHY
-    assert checkpoint.decode_step_name == f"CUDA graph, eager since: {WHY}"
+    assert fast.name == f"CUDA graph, eager since: {WHY}"
 
 
-@pytest.mark.parametrize("steps", [1, 256, None])
+@pytest.mark.parametrize("compiling", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_on_cuda_every_answer_has_a_graph(vlm, monkeypatch, steps, fails):
+def test_on_cuda_every_answer_has_a_graph(vlm, monkeypatch, compiling, fails):
     class OnTheHost(GraphStep):
         def __init__(self, language_model):
             super().__init__(vlm.language_model)
@@ -337,7 +337,7 @@ def test_on_cuda_every_answer_has_a_graph(vlm, monkeypatch, steps, fails):
         language_model = LanguageModel(vlm.config.text)
     with FakeTensorMode():
         language_model.norm.weight = nn.Parameter(torch.empty(48, device="cuda"))
-    step, name = fast_step(language_model, steps)
+    step, name = fast_step(language_model, compiling)
     assert (step is None) == fails
     assert name == (f"eager: no CUDA graph: {WHY}" if fails else "CUDA graph of the eager step: it is a test")
 
@@ -345,7 +345,7 @@ def test_on_cuda_every_answer_has_a_graph(vlm, monkeypatch, steps, fails):
 def test_while_text_streams_only_late_copies_are_read(model_folder, photo, monkeypatch):
     """Anything else that is read would be waited for on a GPU, once a token."""
     checkpoint = open_checkpoint(model_folder, device="cpu")
-    checkpoint = replace(checkpoint, decode_step=GraphStep(checkpoint.model.language_model))
+    checkpoint = replace(checkpoint, fast=Fast(GraphStep(checkpoint.model.language_model)))
     late, reads, read_late = set(), [], _Run.read
 
     def note_late(self, number):

@@ -155,8 +155,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("tty", [True, False])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "tty"), [*((way, True) for way in WAYS), ("an answer", False), ("a chat", False)]
+)
 def test_no_way_to_stdout_lets_a_model_control_the_terminal(model_folder, photo, monkeypatch, show, way, tty):
     """Nor to stderr, whether or not they are terminals: who knows what reads a pipe."""
     monkeypatch.setattr(AnswerText, "put", lambda self, token_id: SAID)

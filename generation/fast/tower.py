@@ -12,7 +12,6 @@ both, as bfloat16 where there are dot products of it (AVX512_BF16), else as floa
 from __future__ import annotations
 
 import ctypes
-import math
 from functools import partial
 
 import torch
@@ -43,10 +42,6 @@ from generation.fast.quantized import quantize_rows
 from generation.threads import CROWD, Paces, Turns
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
-# Seconds that compiling takes, and that a tile saves for each floating-point operation, by bits of weights:
-# roughly, from SmolVLM-256M's tower on two threads of a Zen 5 core pair. Eager code unpacks int8 weights.
-COMPILE_SECONDS = 5.0
-SAVED_PER_OPERATION = {32: 3.5e-12, 16: 1.2e-12, 8: 5e-12}
 
 
 class _Norm(ctypes.Structure):
@@ -108,28 +103,18 @@ def is_compiled(tower) -> bool:
     return is_sound(library_file(*_library_parts(_weight_bits(tower)))[1])
 
 
-def break_even_tiles(tower) -> int:
-    """Roughly how many full tiles save the time that compiling takes."""
-    config = tower.config
-    weights = config.hidden_size * (4 * config.hidden_size + 2 * config.intermediate_size)
-    layer = 2 * config.num_patches * (weights + 2 * config.num_patches * config.hidden_size)
-    saved = config.num_hidden_layers * layer * SAVED_PER_OPERATION[_weight_bits(tower)]
-    return math.ceil(COMPILE_SECONDS / saved)
-
-
-def fast_tower(tower, tiles: int | None = None) -> tuple[nn.Module | None, str]:
+def fast_tower(tower, compiling: bool = True) -> tuple[nn.Module | None, str]:
     """(a faster tower that took this one's weights over, what it is), or (None, why there is none).
 
     Args:
-        tiles: the most that are expected. If they are too few to be worth compiling, the C tower is used only
-            where it was compiled before. None always compiles.
+        compiling: else the C tower is used only where it was compiled before.
     """
     if reason := unsupported(tower):
         return None, f"eager: {reason}"
     try:
-        if tiles is None or tiles >= (needed := break_even_tiles(tower)) or is_compiled(tower):
+        if compiling or is_compiled(tower):
             return FastTower(tower), FastTower.NAME
-        why = f"compiling pays from {needed} tiles on, at most {tiles} are expected"
+        why = "compiling does not pay for a few images and a small model"
     except NoCompiler as error:
         why = str(error)
     if _weight_bits(tower) == 32 and torch.backends.mkldnn.is_available():

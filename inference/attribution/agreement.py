@@ -58,9 +58,9 @@ def agreement(heat: np.ndarray, box: Sequence[float], size: tuple[int, int]) -> 
     row, column = np.unravel_index(int(heat.argmax()), heat.shape)
     left, right, top, bottom = edges_x[column], edges_x[column + 1], edges_y[row], edges_y[row + 1]
     centre = ((left + right) / 2, (top + bottom) / 2)
-    own = ((x1 + x2) / 2, (y1 + y2) / 2)
+    middle = ((x1 + x2) / 2, (y1 + y2) / 2)
     hit = x1 <= centre[0] <= x2 and y1 <= centre[1] <= y2
-    hit = hit or (left <= own[0] <= right and top <= own[1] <= bottom)
+    hit = hit or (left <= middle[0] <= right and top <= middle[1] <= bottom)
     return {
         "energy": float((heat * covered_y[:, None] * covered_x).sum()) / total if total else 0.0,
         "chance": (x2 - x1) * (y2 - y1) / (size[0] * size[1]),

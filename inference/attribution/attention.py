@@ -96,12 +96,12 @@ def attention_steps(
     counts = [len(image.tiles) * checkpoint.model.config.tokens_per_tile for image in forced.tiled]
     by_image = rows[:, forced.image_positions].split(counts, dim=1)
     whole_first = checkpoint.processor.images.whole_first
-    maps = [place_on_image(own, image, whole_first) for own, image in zip(by_image, forced.tiled)]
+    maps = [place_on_image(weights, image, whole_first) for weights, image in zip(by_image, forced.tiled)]
     setting = ", ".join(
         f"all {name}" if chosen is None else f"{name} {', '.join(map(str, sorted(set(chosen))))}"
         for name, chosen in (("layers", layers), ("heads", heads))
     )
-    return AttentionMaps(forced.images, [own.cpu().numpy() for own in maps], setting)
+    return AttentionMaps(forced.images, [heat.cpu().numpy() for heat in maps], setting)
 
 
 @torch.no_grad()

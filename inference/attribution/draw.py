@@ -41,8 +41,8 @@ def draw_maps(found: AttentionMaps | OcclusionMaps, words: Sequence[Word], quest
     cards = [_card(small, "as it is" if len(images) == 1 else "as they are", "", width)]
     for word in shown:
         maps = found.of(word.tokens)
-        full = max(*(float(own.max()) for own in maps), found.full_heat)
-        heated = [overlay(image, own / full) for image, own in zip(small, maps, strict=True)]
+        full = max(*(float(heat.max()) for heat in maps), found.full_heat)
+        heated = [overlay(image, heat / full) for image, heat in zip(small, maps, strict=True)]
         cards.append(_card(heated, word.text, found.caption(word.tokens), width))
     answer = " ".join(word.text for word in shown) + " …" * (len(shown) < len(words))
     low, high = found.scale

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -98,20 +98,21 @@ class ForcedAnswer:
 
     def features(self) -> Steps[Tensor]:
         """Of the images' tiles, (n, S, D): those that the answer was made from, where they are still kept."""
-        kept, found = self.checkpoint.features, list[Tensor]()
-        for tiles in _one_by_one(Tiles.cat([image.tiles for image in self.tiled])):
-            found.append(kept.encode(tiles, None, tiles.digests)[0])
-            yield
-        return torch.cat(found)
+        kept = self.checkpoint.features
+        encode = lambda tile: kept.encode(tile, None, tile.digests)[0]
+        return self.encode([image.tiles for image in self.tiled], encode)
 
     @torch.no_grad()
-    def encode(self, changed: Sequence[Tiles]) -> Steps[Tensor]:
-        """Tiles, n in all in several parts → image features (n, S, D), of which nothing is kept. Equal tiles
-        are encoded once."""
-        tiles, found = Tiles.cat(changed), dict[bytes, Tensor]()
-        for one in _one_by_one(tiles):
-            if one.digests[0] not in found:
-                found[one.digests[0]] = self.checkpoint.model.encode_images(one)
+    def encode(
+        self, parts: Sequence[Tiles], encode: Callable[[Tiles], Tensor] | None = None
+    ) -> Steps[Tensor]:
+        """Tiles, n in all in several parts → image features (n, S, D), each different tile in a step. By
+        default nothing is kept of them."""
+        encode = encode or self.checkpoint.model.encode_images
+        tiles, found = Tiles.cat(parts), dict[bytes, Tensor]()
+        for place, digest in enumerate(tiles.digests):
+            if digest not in found:
+                found[digest] = encode(tiles[place : place + 1])
                 yield
         return torch.cat([found[digest] for digest in tiles.digests])
 
@@ -134,10 +135,6 @@ class ForcedAnswer:
         scores = language_model.logits(hidden[:, self.queries.start :]).float().log_softmax(-1)  # (R, A, V)
         targets = torch.tensor(self.answer, device=scores.device)[:, None].expand(len(features), -1, -1)
         return scores.gather(2, targets)[..., 0]
-
-
-def _one_by_one(tiles: Tiles) -> list[Tiles]:
-    return [tiles[place : place + 1] for place in range(len(tiles))]
 
 
 @torch.no_grad()

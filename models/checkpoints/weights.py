@@ -233,17 +233,30 @@ def read_tensor(
     tensor = torch.empty(entry.shape if shape is None else shape, dtype=stored)
     with entry.path.open("rb") as file:
         file.seek(entry.begin + part * length)
-        if file.readinto(_bytes(tensor)) != length:
+        if file.readinto(memory_of(tensor)) != length:
             raise CheckpointError(f"{entry.path}: the file became shorter while it was read; load it again")
     return tensor.to(device, dtype or stored)
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file with metadata {"format": "pt"} and what is given besides.
+    """Write a safetensors file: `file_header`, then each tensor.
 
     One tensor at a time is on the CPU; the library's `save_file` wants all of them there, and gives the
     metadata in an order of its own.
     """
+    header, names = file_header(tensors, metadata)
+    with path.open("wb") as file:
+        file.write(header)
+        for name in names:
+            file.write(memory_of(tensors[name].detach().cpu().contiguous()))
+    path.chmod(0o644)
+
+
+def file_header(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, list[str]]:
+    """The first bytes of a safetensors file with metadata {"format": "pt"} and what is given besides, and the
+    order of the tensors after it."""
     # The library orders by alignment, so that every tensor starts at a multiple of its item size.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict = {"__metadata__": {"format": "pt", **(metadata or {})}}
@@ -255,14 +268,10 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
-    with path.open("wb") as file:
-        file.write(len(raw).to_bytes(8, "little") + raw)
-        for name in names:
-            file.write(_bytes(tensors[name].detach().cpu().contiguous()))
-    path.chmod(0o644)
+    return len(raw).to_bytes(8, "little") + raw, names
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def memory_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor, bfloat16 included, which NumPy does not have."""
     array: Any = tensor.view(-1).view(torch.uint8).numpy()
     return memoryview(array)
