@@ -125,7 +125,7 @@ def settings_in(folder: Path, output: str, streaming: bool = False, **more) -> d
     data = named(folder / "rows.jsonl", streaming=streaming)
     made = {"init_from": str(folder / "tiny"), "data": data, "output": str(folder / output)}
     if more.get("packing", True):
-        made["waiting"] = 4
+        made["packing_buffer"] = 4
     return SETTINGS | made | more
 
 

@@ -32,6 +32,7 @@ SHAPES = "shapes"  # `data` of the built-in synthetic shapes
 DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 RUN_FILE = "run.yaml"
+FORMERLY = {"waiting": "packing_buffer"}  # names that recipes, runs and flags had, and may have
 _MANY = 10**9
 _BELOW_1 = 1 - 1e-9
 
@@ -84,8 +85,7 @@ def setting(default, help_text: str, *allowed, scope: Scope = ALWAYS) -> Any:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that `python train.py` can be told. The defaults train a model of plain drawings from
-    scratch.
+    """All settings of `python train.py`. The defaults train a model of plain drawings from scratch.
 
     A ValueError names the flag that is wrong. The settings for shapes alone are checked by
     `shapes.settings.check_settings`.
@@ -123,7 +123,7 @@ class TrainConfig:
     packing: bool = setting(
         True, "pack several samples into a row, each blind to the others; else pad rows", scope=OF_ROWS
     )
-    waiting: int = setting(
+    packing_buffer: int = setting(
         64, "samples buffered per shard of the data; more gives fuller rows", 1, 16_384, scope=OF_PACKING
     )
     shuffle_buffer: int = setting(
@@ -387,7 +387,8 @@ def parse_arguments(
             options["action"] = argparse.BooleanOptionalAction
         else:
             options["metavar"] = getattr(types[name], "__name__", "str or list").upper()
-        parser.add_argument(flag(name), **options)
+        names = [name, *(old for old, new in FORMERLY.items() if new == name)]
+        parser.add_argument(*map(flag, names), **options)
     plain = ["--resume" if one == "--resume=auto" else one for one in arguments]  # as other trainers write it
     plain = [one for i, one in enumerate(plain) if one != "auto" or i == 0 or plain[i - 1] != "--resume"]
     given, unknown = parser.parse_known_args(plain)
@@ -512,6 +513,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
+    recipe = {FORMERLY.get(key, key): value for key, value in recipe.items()}
     kind = settings_class(recipe)
     known, types = [item.name for item in fields(kind)], _types(kind)
     if unknown := [str(key) for key in recipe if key not in known]:

@@ -99,7 +99,7 @@ class RowsTask(Task):
             sequence_length=config.sequence_length,
             max_tiles=config.max_tiles or None,
             packing=config.packing,
-            packing_buffer_size=config.waiting,
+            packing_buffer_size=config.packing_buffer,
             shuffle_buffer=config.shuffle_buffer,
             seed=config.seed,
             epochs=config.epochs or (None if config.steps else 1),
