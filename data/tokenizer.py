@@ -18,14 +18,13 @@ import base64
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from data.errors import ProcessorError, PromptError
 from messages import one_line
@@ -544,55 +543,36 @@ def _vocabulary(tokenizer: AnyTokenizer, added: list[dict[str, Any]]) -> set[str
 
 
 # -------------------------------------------------------------------------------------------- a new tokenizer
-# GPT-2's words; numbers and the commas between them stand apart, so that a list of numbers is short.
-_WORDS_AND_NUMBERS = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+|\d+|, (?=\d)| ?[^\s\p{L}\d]+|\s+(?!\S)|\s+"
-MOST_NUMBER = 1000  # of those that are one token
-
-
 def build_tokenizer(
-    texts: Iterable[str], vocab_size: int = 1024, model_max_length: int = 8192, whole_words: bool = False
+    texts: Iterable[str], vocab_size: int = 1024, model_max_length: int = 8192
 ) -> PreTrainedTokenizerFast:
     """Train a tokenizer of at most `vocab_size` entries on `texts`; ids depend on the texts alone.
 
-    With `whole_words` the texts' most frequent words are one token each, and every other word is spelled,
-    letter by letter: a model that prints what it reads then learns letters and no parts of words. So are the
-    numbers up to MOST_NUMBER: a coordinate is one choice, and one that is nearly right can be told from one
-    that is far off.
-
-    Any text can be typed: all 256 bytes are in the vocabulary. Without `whole_words` digits stand alone, so
-    that counts are read digit by digit. The special tokens and their roles are SmolVLM's, so the saved folder
-    opens as an Idefics3 processor. A small corpus may not fill the vocabulary: size the embedding by
-    `len(tokenizer)`.
+    Any text can be typed: all 256 bytes are in the vocabulary. Digits stand alone, so that counts are read
+    digit by digit. A small corpus may not fill the vocabulary: size the embedding by `len(tokenizer)`.
     """
-    numbers = [str(number) for number in range(10, MOST_NUMBER + 1)] if whole_words else []
-    smallest = len(SPECIAL_TOKENS) + 256 + len(numbers)
-    if vocab_size < smallest:
-        needed = "bytes, tags and numbers" if whole_words else "bytes and tags"
-        raise ValueError(f"vocab_size: expected {smallest} or more for {needed}, got {vocab_size}")
-    backend, alphabet = Tokenizer(models.BPE()), sorted(pre_tokenizers.ByteLevel.alphabet())
-    words_and_numbers = pre_tokenizers.Split(Regex(_WORDS_AND_NUMBERS), "isolated")
-    split = words_and_numbers if whole_words else pre_tokenizers.Digits(individual_digits=True)
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not whole_words)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    backend.decoder = decoders.ByteLevel()
-    if whole_words:
-        words = Counter(word for text in texts for word, _ in backend.pre_tokenizer.pre_tokenize_str(text))
-        known = {*alphabet, *numbers}
-        common = sorted(words.keys() - known, key=lambda word: (-words[word], word))
-        entries = [*SPECIAL_TOKENS, *alphabet, *numbers, *common][:vocab_size]
-        vocab = {entry: i for i, entry in enumerate(entries)}
-        backend.model = models.BPE(vocab=vocab, merges=[], ignore_merges=True)
-        backend.add_special_tokens(list(SPECIAL_TOKENS))
-    else:
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=list(SPECIAL_TOKENS),
-            initial_alphabet=alphabet,
-            show_progress=False,
-        )
-        backend.train_from_iterator(texts, trainer)
+    if vocab_size < (smallest := len(SPECIAL_TOKENS) + 256):
+        raise ValueError(f"vocab_size: expected {smallest} or more for bytes and tags, got {vocab_size}")
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return with_roles(backend, model_max_length)
+
+
+def with_roles(backend: Tokenizer, model_max_length: int = 8192) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes that has the special tokens, with SmolVLM's roles for them: its saved folder opens
+    as an Idefics3 processor."""
     from transformers import PreTrainedTokenizerFast
 
+    backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         model_max_length=model_max_length,

@@ -390,21 +390,6 @@ def test_a_template_that_loses_text_or_images_is_refused():
 
 
 # ------------------------------------------------------------------------------------------- new tokenizers
-def test_a_tokenizer_of_whole_words_spells_the_others():
-    tokenizer = build_tokenizer(["How many red stars?", "many stars", "[4, 2]"], 1400, whole_words=True)
-    said = "How many stars are small? ünï 2024, [42, 1000, 7]"
-    ids = tokenizer.encode(said, add_special_tokens=False)
-    assert tokenizer.decode(ids) == said
-    tokens = tokenizer.convert_ids_to_tokens(ids)
-    assert tokens[:6] == ["How", "Ġmany", "Ġstars", "Ġ", "a", "r"]
-    assert tokens[-13:] == ["2", "0", "2", "4", ",", "Ġ", "[", "42", ",Ġ", "1000", ",Ġ", "7", "]"]
-    with pytest.raises(ValueError):
-        build_tokenizer(["many stars"], 400, whole_words=True)
-    assert tokenizer.convert_tokens_to_ids("<image>") == build_tokenizer(CORPUS, 400).convert_tokens_to_ids(
-        "<image>"
-    )
-
-
 def test_build_tokenizer():
     tokenizer = build_tokenizer(CORPUS, 400)
     assert len(tokenizer) <= 400

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from data.packing import IGNORE_INDEX, Batch
 from data.processor import Processor, make_processor
-from data.tokenizer import MOST_NUMBER, build_tokenizer
 from families.idefics3 import IdeficsImages
 from models.vision_language_model import VisionLanguageModel
 from recipes.world import looks
@@ -35,6 +34,7 @@ from recipes.world.places import DESCRIBE, FORM, ask_absent, ask_place, follow_u
 from recipes.world.scene import KNOWS, NO_IMAGE, REFUSAL
 from recipes.world.settings import WorldConfig
 from recipes.world.stream import WorldStream, WorldStreamConfig, branch_mask
+from recipes.world.vocabulary import MOST_NUMBER, build_tokenizer
 from recipes.world.wording import reword
 from shapes import ask, ask_list, sample_questions, sample_scene
 from shapes.stream import ChatPieces
@@ -50,7 +50,7 @@ def build_processor(config: WorldConfig) -> Processor:
     """The tokenizer, trained on sentences about drawings, and the processor around it."""
     rng = random.Random("tokenizer:0")  # the same vocabulary whatever the seed of the run
     tokens = (config.image_size // config.patch_size // config.scale_factor) ** 2
-    tokenizer = build_tokenizer(_texts_of_drawings(rng), config.vocab_size, whole_words=True)
+    tokenizer = build_tokenizer(_texts_of_drawings(rng), config.vocab_size)
     side, count = config.image_size, config.tiles_per_side
     return make_processor(
         tokenizer, image_size=side, image_seq_len=tokens, split=count > 1, longest_edge=count * side

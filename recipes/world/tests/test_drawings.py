@@ -14,7 +14,6 @@ from PIL import Image
 
 from data.packing import dense_mask
 from data.processor import make_processor
-from data.tokenizer import build_tokenizer
 from tests.runs import shapes_processor
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
@@ -28,6 +27,7 @@ from recipes.world.painting import render, stroke_mask  # noqa: E402
 from recipes.world.scene import ABSENT, NO_IMAGE, REFUSAL, Thing  # noqa: E402
 from recipes.world.stream import ALONE, WorldStream, WorldStreamConfig, branch_mask, place_of  # noqa: E402
 from recipes.world.training import number_loss, spread  # noqa: E402
+from recipes.world.vocabulary import build_tokenizer  # noqa: E402
 from shapes import object_map  # noqa: E402
 from shapes.drawing import DENSE, box_of, dense_map  # noqa: E402
 from shapes.questions import ask, reading_order, sample_questions  # noqa: E402
@@ -196,7 +196,7 @@ def _two_words(first, second):
         Thing("word", name, colour, 0.5, y, 0.4, width=0.4, height=0.2)
         for name, colour, y in ((first, "red", 0.25), (second, "blue", 0.75))
     ))  # fmt: skip
-    tokenizer = build_tokenizer(["Read the red word. Read the blue word."], 1400, whole_words=True)
+    tokenizer = build_tokenizer(["Read the red word. Read the blue word."], 1400)
     processor = make_processor(tokenizer, image_size=64, image_seq_len=16, split=True, longest_edge=128)
     return scene, processor
 
@@ -482,7 +482,7 @@ def test_answers_know_which_thing_comes_next():
     scenes = [sample_drawing(rng) for _ in range(200)]
     texts = [" " + ask(scene, rng, "describe").answer for scene in scenes]
     texts += [" " + places.boxes(scene, list(scene.things)) for scene in scenes]
-    tokenizer = build_tokenizer(texts, 1600, whole_words=True)
+    tokenizer = build_tokenizer(texts, 1600)
     processor = make_processor(tokenizer, image_size=64, image_seq_len=16, split=True, longest_edge=128)
     stream = stream_of(processor, sequence_length=1024)
     for scene in scenes[:40]:
@@ -516,7 +516,7 @@ def _runs(where):
 
 def test_letters_of_an_answer_know_where_they_are_printed():
     """Side by side, from edge to edge of a word's box."""
-    tokenizer = build_tokenizer(["Read the word."], 1400, whole_words=True)
+    tokenizer = build_tokenizer(["Read the word."], 1400)
     processor = make_processor(tokenizer, image_size=64, image_seq_len=16, split=True, longest_edge=128)
     stream, seen = stream_of(processor, outside=0.0, only_words=1.0), 0
     for number in range(10):

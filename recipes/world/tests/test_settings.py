@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 import train
+from data.tokenizer import SPECIAL_TOKENS
 from eval.tasks import DEFAULT_MODEL
 from models.vision_language_model import VisionLanguageModel
 from recipes.world import looks
 from recipes.world import training as recipe
 from recipes.world.settings import WorldConfig
+from recipes.world.vocabulary import build_tokenizer
 from shapes.training import model_config
 from tests.runs import SMALL_SHAPES, flags, metrics, refused, shapes_processor
 from training.config import TrainConfig, flag, parse_arguments
@@ -64,7 +66,7 @@ def test_a_run_of_both_stages_and_on(tmp_path, monkeypatch):
     for name in ("resvg_py", "skimage", "matplotlib", "segno"):
         pytest.importorskip(name)
     embedded = shapes_processor(None).tokenizer
-    monkeypatch.setattr(recipe, "build_tokenizer", lambda texts, size, whole_words: embedded)
+    monkeypatch.setattr(recipe, "build_tokenizer", lambda texts, size: embedded)
     settings = SMALL_SHAPES | {"pictures": 24, "output": str(tmp_path), "threads": 1}
     settings |= {"sequence_length": 512, "image_size": 64, "scale_factor": 2, "curriculum_pictures": 0}
     train.main([RECIPE, *flags(**settings)])
@@ -75,3 +77,16 @@ def test_a_run_of_both_stages_and_on(tmp_path, monkeypatch):
     assert all(row["place_loss"] > 0 and row["noun_place_loss"] > 0 for row in rows[3:])
     config = VisionLanguageModel.from_pretrained(tmp_path).generation_config
     assert config["coordinates"]["form"] and config["most_images"] == 2
+
+
+def test_a_tokenizer_of_whole_words_spells_the_others():
+    tokenizer = build_tokenizer(["How many red stars?", "many stars", "[4, 2]"], 1400)
+    said = "How many stars are small? ünï 2024, [42, 1000, 7]"
+    ids = tokenizer.encode(said, add_special_tokens=False)
+    assert tokenizer.decode(ids) == said
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    assert tokens[:6] == ["How", "Ġmany", "Ġstars", "Ġ", "a", "r"]
+    assert tokens[-13:] == ["2", "0", "2", "4", ",", "Ġ", "[", "42", ",Ġ", "1000", ",Ġ", "7", "]"]
+    with pytest.raises(ValueError, match="vocab_size"):
+        build_tokenizer(["many stars"], 400)
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(len(SPECIAL_TOKENS)))
