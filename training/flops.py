@@ -120,20 +120,24 @@ def known_peak(name: str, dtype: torch.dtype) -> float | None:
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s that a product of two large matrices reaches here: the best of several, half a second in all."""
-    side = {"cuda": 8192, "mps": 2048}.get(device.type, 1024)
+    """FLOP/s that a product of two large matrices reaches here: the best of some, a tenth of a second in all.
+    They grow as long as a product is quick: of types that it has no instructions for, a CPU takes seconds for
+    a large one."""
     wait = torch.accelerator.synchronize if device.type != "cpu" else lambda device: None
     own = torch.Generator(device).manual_seed(0)  # the run's random numbers are left alone
-    # Not constants: of those a GPU computes products faster than of anything that it is given in training.
-    a = torch.randn(side, side, generator=own, device=device, dtype=dtype)
-    seconds: list[float] = []
-    while len(seconds) < 3 or (sum(seconds) < 0.4 and len(seconds) < 50):
+    side, best, spent, made = 256, 0.0, 0.0, 0
+    while spent < 0.1 or made < 3:  # of this size: a GPU's first one loads its library
+        # Not constants: their products are faster on a GPU than any that training computes.
+        a = torch.randn(side, side, generator=own, device=device, dtype=dtype)
         wait(device)
         start = time.perf_counter()
         a @ a
         wait(device)
-        seconds.append(time.perf_counter() - start)
-    return 2 * side**3 / min(seconds)
+        seconds = time.perf_counter() - start
+        best, spent, made = max(best, 2 * side**3 / seconds), spent + seconds, made + 1
+        if seconds < 0.02 and side < 8192:
+            side, made = 2 * side, 0
+    return best
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
