@@ -260,7 +260,7 @@ class _Json(CoordinateForm):
             yield Malformed(_shown(text[-_SHOWN:]), "a list that was cut off")
 
     def cut(self, text: str, lines: bool, last: bool) -> tuple[list[tuple[int, int]], int]:
-        return self._objects(text, last) if lines else ([], len(text) if last else self._sure(text))
+        return self._objects(text, last) if lines else ([], len(text) if last else self._certain(text))
 
     def _objects(self, text: str, last: bool) -> tuple[list[tuple[int, int]], int]:
         """Where a thing stands by itself or in a list; what is within other JSON stays JSON."""
@@ -282,18 +282,18 @@ class _Json(CoordinateForm):
                 spans.append((at, len(text)))  # it was cut off
                 break
             at += 1
-        sure = len(text) if last or at < 0 else at
+        certain = len(text) if last or at < 0 else at
         if not last:
-            around = _AROUND.search(text, spans[-1][1] if spans else 0, sure)
+            around = _AROUND.search(text, spans[-1][1] if spans else 0, certain)
             assert around is not None, "nothing may stand around"
-            sure = around.start()
-        return spans, sure
+            certain = around.start()
+        return spans, certain
 
     def _lists(self) -> re.Pattern[str]:
         """Numbers under one of the keys, also where all this stands in a text of JSON."""
         return re.compile(rf'"(?:{"|".join(self.keys)})\\*"\s*(?::\s*(?:(\[[^\[\]]*)(\])?)?)?')
 
-    def _sure(self, text: str) -> int:
+    def _certain(self, text: str) -> int:
         """Up to where a text does not end within numbers, or the key before them."""
         begun = [match for match in self._lists().finditer(text) if match.end() == len(text) and not match[2]]
         at = begun[0].start() if begun else max(text.rfind('"'), 0)
@@ -541,10 +541,10 @@ class Pixels:
 
     def _take(self, piece: str, last: bool) -> str:
         text = self._held + piece
-        spans, sure = self._form.cut(text, self._lines, last)
-        self._held = text[sure:]
+        spans, certain = self._form.cut(text, self._lines, last)
+        self._held = text[certain:]
         if self._json is None:
-            return self._form.scaled(text[:sure], self._size)
+            return self._form.scaled(text[:certain], self._size)
         at, shown = 0, list[str]()
         for begin, end in spans:
             if self._depth + text.count("{", at, begin) > text.count("}", at, begin):
@@ -555,7 +555,7 @@ class Pixels:
             self._end = "".join(shown)[-1:] or self._end
             shown.append(line if self._end in ("", "\n") else f"\n{line}")
             at, self._in_list = end, True
-        shown += [self._between(text[at:sure]), self._json.finish() if last else ""]
+        shown += [self._between(text[at:certain]), self._json.finish() if last else ""]
         self._end = "".join(shown)[-1:] or self._end
         return "".join(shown)
 
@@ -682,10 +682,10 @@ class BoxRows:
         return form.asking({"detect": self.detect, "point": self.point})
 
     def turns(
-        self, row: Mapping[str, Any], image: Any, draw: Sequence[int]
+        self, row: Mapping[str, Any], image: Any, seed: Sequence[int]
     ) -> tuple[list[Mapping[str, Any]], Any]:
         """A user's and an assistant's message for each thing that a row (with our column names) is about, and
-        the image to show. `draw` seeds the augmentation. Raises BadRow."""
+        the image to show. `seed` seeds the augmentation. Raises BadRow."""
         (size, image), form = self.measure(image), self.coordinates
         groups = self.groups(row, size)
         if self.augment:
@@ -693,7 +693,7 @@ class BoxRows:
                 opened = load_image(image)
             except ImageError as error:
                 raise BadRow("broken image", str(error)) from error
-            image, groups = augmented(opened, groups, draw, self.flip)
+            image, groups = augmented(opened, groups, seed, self.flip)
             size = image.size
         kind = "detect" if form.detect else "point"
         messages: list[Mapping[str, Any]] = []
@@ -791,28 +791,24 @@ _PLACE = re.compile(
 
 
 def augmented(
-    image: Image.Image, groups: Mapping[str, Sequence[Box]], draw: Sequence[int], may_flip: bool = False
+    image: Image.Image, groups: Mapping[str, Sequence[Box]], seed: Sequence[int], may_flip: bool = False
 ) -> tuple[Image.Image, Groups]:
-    """An image and its boxes by name, changed at random; the same `draw` gives the same change."""
-    random_ = random.Random(repr(tuple(draw)))
+    """An image and its boxes by name, changed at random; the same `seed` gives the same change."""
+    random_ = random.Random(repr(tuple(seed)))
     flips, cuts, shrinks = (random_.random() < share for share in (FLIPPED, CUT, SHRUNK))
-    found = {name: list(boxes) for name, boxes in groups.items()}
-    if may_flip and flips and not any(map(_SIDE.search, found)):
-        image, found = flip(image, found)
-    if cuts and not any(map(_PLACE.search, found)):
-        boxes = [box.box for own in found.values() for box in own]
-        width, height = image.size
-        (x1, y1), (x2, y2) = (  # around all of them
-            [edge([side, *(box[at + far] for box in boxes)]) for at, side in enumerate(sides)]
-            for edge, far, sides in ((min, 0, (width, height)), (max, 2, (0, 0)))
-        )
-        left, top = int(random_.uniform(0, min(x1, width / 4))), int(random_.uniform(0, min(y1, height / 4)))
-        right = width - int(random_.uniform(0, min(width - x2, width / 4)))
-        bottom = height - int(random_.uniform(0, min(height - y2, height / 4)))
-        image, found = crop(image, found, (left, top, right, bottom))
-    if shrinks:
-        image, found = scale(image, found, random_.uniform(SMALLEST, 1))
-    return image, found
+    moved, (width, height) = {name: list(boxes) for name, boxes in groups.items()}, image.size
+    if may_flip and flips and not any(map(_SIDE.search, moved)):
+        image, moved = flip(image, moved)
+    left, top, right, bottom = 0, 0, width, height
+    if cuts and not any(map(_PLACE.search, moved)):  # around all boxes
+        boxes = [box.box for of_name in moved.values() for box in of_name]
+        xs, ys = ([number for box in boxes for number in box[axis::2]] for axis in (0, 1))
+        left = int(random_.uniform(0, min([*xs, width / 4])))
+        top = int(random_.uniform(0, min([*ys, height / 4])))
+        right -= int(random_.uniform(0, min(width - max(xs, default=0), width / 4)))
+        bottom -= int(random_.uniform(0, min(height - max(ys, default=0), height / 4)))
+    share = random_.uniform(SMALLEST, 1) if shrinks else 1
+    return cut(image, moved, (left, top, right, bottom), share)
 
 
 def flip(image: Image.Image, groups: Groups) -> tuple[Image.Image, Groups]:
@@ -821,19 +817,16 @@ def flip(image: Image.Image, groups: Groups) -> tuple[Image.Image, Groups]:
     return flipped, _each(groups, lambda x1, y1, x2, y2: (image.width - x2, y1, image.width - x1, y2))
 
 
-def crop(image: Image.Image, groups: Groups, part: tuple[int, int, int, int]) -> tuple[Image.Image, Groups]:
-    """A part (x1, y1, x2, y2) of an image; all boxes must lie in it."""
-    x, y = part[:2]
-    return image.crop(part), _each(groups, lambda x1, y1, x2, y2: (x1 - x, y1 - y, x2 - x, y2 - y))
-
-
-def scale(image: Image.Image, groups: Groups, share: float) -> tuple[Image.Image, Groups]:
-    """All sides times `share`."""
-    size = max(1, round(image.width * share)), max(1, round(image.height * share))
-    x, y = size[0] / image.width, size[1] / image.height
-    resized = image.resize(size, Image.Resampling.LANCZOS)
-    return resized, _each(groups, lambda x1, y1, x2, y2: (x1 * x, y1 * y, x2 * x, y2 * y))
+def cut(
+    image: Image.Image, groups: Groups, part: tuple[int, int, int, int], share: float
+) -> tuple[Image.Image, Groups]:
+    """A part (x1, y1, x2, y2) of an image, in which all boxes must lie, all sides times `share`."""
+    left, top, right, bottom = part
+    size = max(1, round((right - left) * share)), max(1, round((bottom - top) * share))
+    x, y = size[0] / (right - left), size[1] / (bottom - top)
+    move = lambda x1, y1, x2, y2: ((x1 - left) * x, (y1 - top) * y, (x2 - left) * x, (y2 - top) * y)
+    return image.crop(part).resize(size, Image.Resampling.LANCZOS), _each(groups, move)
 
 
 def _each(groups: Groups, move: Callable[..., tuple[float, float, float, float]]) -> Groups:
-    return {name: [replace(box, box=move(*box.box)) for box in own] for name, own in groups.items()}
+    return {name: [replace(box, box=move(*box.box)) for box in boxes] for name, boxes in groups.items()}

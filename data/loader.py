@@ -493,8 +493,8 @@ class Loader:
             got = state["order"].get(name, [])
             if got != expected and name == "lanes":
                 raise DatasetError(
-                    "batch_size: cannot become another on resume here: the saved run dealt its rows to "
-                    f"{got} shards, {self.config.batch_size} would deal them to {expected}"
+                    f"batch_size: cannot change on resume here: the saved run read {got} shards, "
+                    f"this one would read {expected}"
                 )
             if got != expected:
                 raise DatasetError(f"the saved run's {name} was {got}, this one's is {expected}: keep it")

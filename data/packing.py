@@ -240,11 +240,6 @@ class Batch(dict):
         return moved
 
     @property
-    def packing_efficiency(self) -> float:
-        """The share of positions that are not padding."""
-        return (self["segment_ids"] != PADDING).double().mean().item()
-
-    @property
     def num_labels(self) -> int:
         """Number of labelled tokens, each of which is predicted from the position before it."""
         return int((self["labels"] != IGNORE_INDEX).sum())

@@ -65,8 +65,8 @@ class RowSchema:
     allow_outside: bool = False
     boxes: BoxRows = field(default_factory=BoxRows)
 
-    def conversation(self, row: Any, draw: Sequence[int] = ()) -> list[dict[str, Any]] | None:
-        """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow. `draw`
+    def conversation(self, row: Any, seed: Sequence[int] = ()) -> list[dict[str, Any]] | None:
+        """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow. `seed`
         seeds the augmentation of rows with boxes."""
         if not isinstance(row, Mapping):  # a line that could not be read
             raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
@@ -78,7 +78,7 @@ class RowSchema:
             if len(images) != 1:
                 raise BadRow(PLACEHOLDERS, f"expected one image with its boxes, got {len(images)}")
             own = {name: self._get(row, name) for name in self.text_columns}
-            turns, images[0] = self.boxes.turns(own, images[0], draw)
+            turns, images[0] = self.boxes.turns(own, images[0], seed)
         given = turns if self.text_columns in _OF_BOXES else self._given(row, kept)
         unplaced = iter(images)
         messages = [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.boxes import BAD_BOX, COORDINATES, Box, BoxRows, augmented, crop, flip, scale
+from data.boxes import BAD_BOX, COORDINATES, Box, BoxRows, augmented, cut, flip
 from data.errors import BadRow, DatasetError
 from data.loader import Loader, LoaderConfig
 from data.processor import Processor
@@ -66,21 +66,17 @@ def test_columns_become_questions(row, form):
         assert np.allclose(found.points[0].point, (65, 40), atol=1)
 
 
-def test_each_kind_of_object_is_asked_for_once():
+def test_what_is_asked_for():
+    """Each kind of object once, what is not there too, and corners where the entry says so."""
+    read = COORDINATES["qwen3-vl"].read
     boxes = [[0, 0, 10, 10], [40, 20, 50, 40], [20, 0, 10, 10]]
     asked = turns({"objects": {"bbox": boxes, "category": ["cat", "block", "cat"]}})
     assert [len(json.loads(answer)) for _, answer in asked] == [2, 1]
-
-
-@pytest.mark.parametrize("nothing", [None, []])
-def test_what_is_not_there_is_said(nothing):
-    ((_, answer),) = turns({"ref": "a hat", "bbox": nothing})
-    assert answer and not COORDINATES["qwen3-vl"].read(answer, SIZE).boxes
-
-
-def test_corners():
+    for nothing in (None, []):
+        ((_, answer),) = turns({"ref": "a hat", "bbox": nothing})
+        assert answer and not read(answer, SIZE).boxes
     ((_, answer),) = turns({"ref": "the block", "bbox": PLACE}, corners=True)
-    assert np.allclose(COORDINATES["qwen3-vl"].read(answer, SIZE).boxes[0].box, PLACE, atol=0.2)
+    assert np.allclose(read(answer, SIZE).boxes[0].box, PLACE, atol=0.2)
 
 
 @pytest.mark.parametrize(
@@ -112,10 +108,7 @@ def test_bad_settings(boxes):
 
 
 # ------------------------------------------------------------------------------------------ augmentation
-@pytest.mark.parametrize(
-    "change",
-    [flip, lambda image, groups: crop(image, groups, (30, 10, 150, 90)), lambda i, g: scale(i, g, 0.5)],
-)
+@pytest.mark.parametrize("change", [flip, lambda image, groups: cut(image, groups, (30, 10, 150, 90), 0.5)])
 def test_boxes_move_with_their_pixels(change):
     image, groups = change(drawn(), {"block": [Box("block", PLACE)]})
     assert dark(image) == tuple(groups["block"][0].box)
@@ -123,13 +116,13 @@ def test_boxes_move_with_their_pixels(change):
 
 def test_what_is_drawn_at_random_stays_true():
     seen = set()
-    for number in range(60):
+    for number in range(40):
         image, groups = augmented(drawn(), {"block": [Box("block", PLACE)], "hat": []}, (number,), True)
         again, same = augmented(drawn(), {"block": [Box("block", PLACE)], "hat": []}, (number,), True)
         assert same == groups and image.tobytes() == again.tobytes()
         assert np.allclose(dark(image), groups["block"][0].box, atol=1) and groups["hat"] == []
         seen.add((image.size, groups["block"][0].box))
-    assert len(seen) > 30
+    assert len(seen) > 20
 
 
 @pytest.mark.parametrize("name", ["the left block", "block at the right", "the word on the block"])
@@ -159,8 +152,9 @@ def test_images_are_flipped_where_the_entry_says_so(tmp_path, name, flips):
     assert sides == ({True, False} if flips else {True})
 
 
-@pytest.mark.parametrize("layout", ["columns", "list", "ref"])
-@pytest.mark.parametrize("stored", ["saved", "parquet", "stream"])
+@pytest.mark.parametrize(
+    ("layout", "stored"), [("columns", "saved"), ("list", "parquet"), ("ref", "stream"), ("list", "stream")]
+)
 def test_numbered_categories_have_the_names_of_the_library(tmp_path, layout, stored):
     """COCO's `objects` as Hub datasets have them, in training and evaluation."""
     file = io.BytesIO()
@@ -196,9 +190,7 @@ def test_numbered_categories_have_the_names_of_the_library(tmp_path, layout, sto
 
 def test_training_rows(tmp_path):
     """A file of rows is read to the labels of a batch; augmented, epochs differ, and runs do not."""
-    file = io.BytesIO()
-    drawn().save(file, "PNG")
-    (tmp_path / "image.png").write_bytes(file.getvalue())
+    drawn().save(tmp_path / "image.png")
     row = {"image": "image.png", "ref": "the block", "bbox": [40, 20, 50, 40]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     processor = Processor.from_pretrained(DEFAULT_MODEL)
@@ -211,10 +203,3 @@ def test_training_rows(tmp_path):
     plain = texts()
     assert len(plain) == 4 and len(set(plain)) == 1 and "bbox_2d" in plain[0]
     assert texts(augment=True) == texts(augment=True) and len(set(texts(augment=True))) > 1
-
-
-def test_rows_of_boxes_alone_need_an_image():
-    schema = open_source([{"ref": "x", "bbox": [1, 2, 3, 4]}], DatasetConfig("rows")).schema
-    with pytest.raises(BadRow):
-        schema.conversation({"ref": "x", "bbox": [1, 2, 3, 4]})
-    assert BoxRows() == schema.boxes

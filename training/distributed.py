@@ -129,9 +129,9 @@ class Ranks:
         sentence = f"rank {self.rank} of {self.world_size}: {one_line(error)}"
         file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if file and not isinstance(error, LostRankError):
-            told = {"message": sentence, "timestamp": int(time.time())}
+            report = {"message": sentence, "timestamp": int(time.time())}
             with suppress(OSError):
-                Path(file).write_text(json.dumps(told), encoding="utf-8")
+                Path(file).write_text(json.dumps(report), encoding="utf-8")
         return sentence
 
     def close(self) -> None:
@@ -237,8 +237,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether the device or the machine has no memory left; PyTorch says so with many kinds of error."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    told = isinstance(error, RuntimeError) and any(said in str(error).lower() for said in _OUT_OF_MEMORY)
-    return told or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    named = any(words in text for words in _OUT_OF_MEMORY)
+    return named or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def out_of_memory(config: TrainConfig, device: torch.device) -> str:

@@ -2,9 +2,9 @@
 
     python train.py configs/nanovlm-460m.yaml --plan --plan-ranks 8
 
-This is arithmetic on the shapes in a `VLMConfig`: no GPU and no weights. `training/published.py` has what the
-shipped recipes name; other checkpoints need their config.json and tokenizer. What a recipe cannot know about
-its data is a flag (`PlanOptions`). The tests compare the formulas with autograd and with torch's counter.
+This is arithmetic on the shapes in a `VLMConfig`: no GPU and no weights. `PUBLISHED` has what the shipped
+recipes name; other checkpoints need their config.json and tokenizer. What a recipe cannot know about its data
+is a flag (`PlanOptions`). The tests compare the formulas with autograd and with torch's counter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from models.vision_language_model import VisionLanguageModel
 from training.config import PlanOptions, TrainConfig, dataset_entries
 from training.flops import PARTS, Amounts, known_peak, linear_sizes, peak_flops, training_flops
 from training.optim import is_muon_matrix, part_of
-from training.published import LONGEST_EDGE, PUBLISHED, SMOLLM2_TOKENS
 from training.rows import new_tokenizer
 
 _TAGS = 2  # tokens around a tile: what names its place, and a marker
@@ -347,6 +346,44 @@ def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
     """The plan of a run on rows, as `--plan` prints it."""
     plan, assumed = plan_of(config, options)
     return f"{plan.table()}\n{assumed}"
+
+
+# Configs of the checkpoints that the shipped recipes name, as the Hub has them: a plan needs no network.
+def _smollm2(
+    width: int, inner: int, layers: int, heads: int, key_heads: int, vocabulary: int = 49_152
+) -> dict:
+    return {
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100_000,
+        "tie_word_embeddings": True,
+    }
+
+
+_SIGLIP = {"model_type": "siglip_vision_model"}  # the rest is as transformers has it by default: base/16
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "google/siglip-base-patch16-224": _SIGLIP | {"image_size": 224},
+    "google/siglip2-base-patch16-512": _SIGLIP | {"image_size": 512},
+    "HuggingFaceTB/SmolLM2-135M": _smollm2(576, 1536, 30, 9, 3),
+    "HuggingFaceTB/SmolLM2-360M-Instruct": _smollm2(960, 2560, 32, 15, 5),
+    "HuggingFaceTB/SmolVLM-256M-Instruct": {
+        "model_type": "idefics3",
+        "image_token_id": 49_190,
+        "scale_factor": 4,
+        "tie_word_embeddings": False,
+        "text_config": _smollm2(576, 1536, 30, 9, 3, 49_280),
+        "vision_config": {"hidden_size": 768, "image_size": 512, "num_attention_heads": 12, "patch_size": 16},
+    },
+}
+LONGEST_EDGE = 2048  # pixels that SmolVLM's processor resizes an image's longer side to
+SMOLLM2_TOKENS = 3  # of SmolVLM's special tokens, those that SmolLM2's tokenizers have
 
 
 def network(config: TrainConfig) -> tuple[VLMConfig, int]:
