@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 
 import pytest
-from PIL import Image
 
 from data.boxes import COORDINATES, Box, Located, Pixels, Point, smart_resize
-from data.images import load_image
 
-SIZES = 50_000
-BOXES = [name for name, form in COORDINATES.items() if form.detect]
-POINTS = [name for name, form in COORDINATES.items() if form.point]
+
+def numbers(thing: Box | Point) -> tuple[float, ...]:
+    return thing.box if isinstance(thing, Box) else thing.point
 
 
 def error_allowed(name: str, length: int, resized: int, side: float, at: float) -> float:
@@ -39,7 +36,7 @@ def random_things(random_: random.Random, size: tuple[int, int], boxes: bool) ->
 @pytest.mark.parametrize("name", COORDINATES)
 def test_what_is_written_is_read(name):
     form, random_ = COORDINATES[name], random.Random(name)
-    for _ in range(SIZES // len(COORDINATES)):
+    for _ in range(1500):
         width = int(2 ** random_.uniform(0, 13))
         size = width, max(1, min(8192, int(width * 2 ** random_.uniform(-5, 5))))
         things = random_things(random_, size, boxes=bool(form.detect))
@@ -47,108 +44,67 @@ def test_what_is_written_is_read(name):
         assert not found.malformed
         assert [one.label for one in (*found.boxes, *found.points)] == [one.label for one in things]
         for one, wanted in zip((*found.boxes, *found.points), things, strict=True):
-            got, expected = (
-                (thing.box if isinstance(thing, Box) else thing.point) for thing in (one, wanted)
-            )
-            for at, (a, b) in enumerate(zip(got, expected, strict=True)):
+            assert one.raw  # the model's own numbers
+            expected = numbers(wanted)
+            for at, (a, b) in enumerate(zip(numbers(one), expected, strict=True)):
                 length, resized = size[at % 2], smart_resize(size)[at % 2]
                 side = abs(expected[at] - expected[at - 2]) if len(expected) == 4 else 0
                 reach = b if name != "moondream" or len(expected) == 2 else (b + expected[at - 2]) / 2
-                assert abs(a - b) <= error_allowed(name, length, resized, side, reach), (
-                    size,
-                    thing_text(wanted),
-                )
+                assert abs(a - b) <= error_allowed(name, length, resized, side, reach), (size, wanted)
 
 
-def thing_text(thing: Box | Point) -> str:
-    return repr(thing)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("name", BOXES)
-@pytest.mark.parametrize("number", range(4))
-def test_pixels_are_those_of_the_upright_image(name, orientation, number):
-    """A box around a block that is drawn finds the block in the opened file, however it is stored."""
-    random_ = random.Random(f"{name} {orientation} {number}")
-    size = random_.randint(64, 500), random_.randint(64, 500)
-    places = (sorted(random_.sample(range(side + 1), 2)) for side in size)
-    (x1, x2), (y1, y2) = places
-    box = x1, y1, x2, y2
-    upright = Image.new("RGB", size, "white")
-    upright.paste("black", box)
-    flip = Image.Transpose
-    stored = {
-        2: flip.FLIP_LEFT_RIGHT, 3: flip.ROTATE_180, 4: flip.FLIP_TOP_BOTTOM, 5: flip.TRANSPOSE,
-        6: flip.ROTATE_90, 7: flip.TRANSVERSE, 8: flip.ROTATE_270,
-    }  # fmt: skip
-    turned = upright.transpose(stored[orientation]) if orientation in stored else upright
-    exif, file = Image.Exif(), io.BytesIO()
-    exif[0x0112] = orientation
-    turned.save(file, "PNG", exif=exif)
-    image = load_image(file.getvalue())
-    form = COORDINATES[name]
-    (found,) = form.read(form.write([Box("square", box)], size), image.size).boxes
-    dark = image.convert("L").point(lambda level: 255 * (level < 128)).getbbox()
-    for at, (a, b) in enumerate(zip(found.box, dark, strict=True)):
-        length, resized = size[at % 2], smart_resize(size)[at % 2]
-        reach = b if name != "moondream" else (b + dark[at - 2]) / 2
-        assert abs(a - b) <= error_allowed(name, length, resized, abs(b - dark[at - 2]), reach)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+BROKEN = {
+    "qwen3-vl": [
         '{"bbox_2d": [60, 20, 10, 80], "label": "corners swapped"}',
         '{"bbox_2d": [10, 20, 60, 1080], "label": "outside"}',
         '{"bbox_2d": [-1, 20, 60, 80], "label": "outside"}',
         '{"bbox_2d": [10, 20, NaN, 80], "label": "no number"}',
-        '{"bbox_2d": [10, 20, 1e999, 80], "label": "no number"}',
         '{"bbox_2d": [10, 20, 60], "label": "three"}',
-        '{"bbox_2d": [10, 20, 60, 80, 90], "label": "five"}',
         '{"bbox_2d": ["10", 20, 60, 80], "label": "a text"}',
         '{"bbox_2d": [true, 20, 60, 80], "label": "a truth"}',
         '{"bbox_2d": null, "label": "none"}',
         '{"bbox_2d": [10, 20, 60, 80], "label": 3}',
         '{"bbox_2d": [10, 20, 60, 80} "label": "broken"}',
         '{"bbox_2d": [1' + "0" * 400 + ", 20, 60, 80]}",
-        '{"point_2d": [10, 20, 60], "label": "three"}',
         '{"point_2d": [10, 2000], "label": "outside"}',
     ],
-)
-def test_broken_json_is_no_box(text):
-    form = COORDINATES["qwen3-vl"]
-    good = '{"bbox_2d": [10, 20, 60, 80], "label": "star"}'
-    assert form.read(text, (640, 480)) == Located(malformed=form.read(text, (640, 480)).malformed)
-    beside = form.read(f"[{good}, {text}, {good}]", (640, 480))
-    assert len(beside.malformed) == 1 and len(beside.boxes) == 2 and not beside.points
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("paligemma", "<loc0043><loc0016><loc0171> three"),
-        ("paligemma", "<loc0043><loc0016><loc0171><loc1025> outside"),
-        ("paligemma", "<loc0171><loc0016><loc0043><loc0096> swapped"),
-        ("paligemma", "<loc43><loc0016><loc0171><loc0096> broken"),
-        ("paligemma", "<loc0043><loc0016><loc0171><loc0096><loc0001><loc0001> six"),
-        ("doctags", "<text><loc_60><loc_21><loc_47><loc_83>swapped</text>"),
-        ("doctags", "<text><loc_8><loc_21><loc_501><loc_83>outside</text>"),
-        ("doctags", "<text><loc_8><loc_21><loc_47>three</text>"),
-        ("molmo", '<point x="10.5" alt="one">one</point>'),
-        ("molmo", '<point x="10.5" y="100.1" alt="outside">outside</point>'),
-        ("molmo", '<point x="nan" y="10" alt="no number">no number</point>'),
-        ("molmo", '<point x="1_0" y="10" alt="no number">no number</point>'),
-        ("molmo", '<point alt="none">none</point>'),
-        ("molmo", '<point x="10.5" y="1'),
-        ("moondream", '{"bins": [1, 2, 3], "label": "three"}'),
-        ("moondream", '{"bins": [1024, 2, 3, 4], "label": "outside"}'),
-        ("moondream", '{"bins": [1, 2, 3, -4], "label": "outside"}'),
-        ("moondream", '{"bins": "1234", "label": "a text"}'),
+    "paligemma": [
+        "<loc0043><loc0016><loc0171> three",
+        "<loc0043><loc0016><loc0171><loc1025> outside",
+        "<loc0171><loc0016><loc0043><loc0096> swapped",
+        "<loc43><loc0016><loc0171><loc0096> broken",
+        "<loc0043><loc0016><loc0171><loc0096><loc0001><loc0001> six",
     ],
-)
-def test_broken_forms_are_no_box(name, text):
-    found = COORDINATES[name].read(text, (640, 480))
-    assert found.malformed and not found.boxes and not found.points
+    "doctags": [
+        "<text><loc_60><loc_21><loc_47><loc_83>swapped</text>",
+        "<text><loc_8><loc_21><loc_501><loc_83>outside</text>",
+    ],
+    "molmo": [
+        '<point x="10.5" alt="one">one</point>',
+        '<point x="10.5" y="100.1" alt="outside">outside</point>',
+        '<point x="nan" y="10" alt="no number">no number</point>',
+        '<point x="1_0" y="10" alt="no number">no number</point>',
+        '<point alt="none">none</point>',
+        '<point x="10.5" y="1',
+    ],
+    "moondream": [
+        '{"bins": [1, 2, 3], "label": "three"}',
+        '{"bins": [1024, 2, 3, 4], "label": "outside"}',
+        '{"bins": [1, 2, 3, -4], "label": "outside"}',
+        '{"bins": "1234", "label": "a text"}',
+    ],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_no_box_and_takes_none_with_it(name):
+    good = '{"bbox_2d": [10, 20, 60, 80], "label": "star"}'
+    for text in BROKEN[name]:
+        found = COORDINATES[name].read(text, (640, 480))
+        assert found.malformed and not found.boxes and not found.points, text
+        if name == "qwen3-vl":
+            beside = COORDINATES[name].read(f"[{good}, {text}, {good}]", (640, 480))
+            assert len(beside.malformed) == 1 and len(beside.boxes) == 2 and not beside.points, text
 
 
 @pytest.mark.parametrize("name", COORDINATES)
@@ -164,8 +120,7 @@ def test_a_cut_answer_keeps_what_is_complete(name):
         found = form.read(text[:cut], size)
         got = [*found.boxes, *found.points]
         wanted = [*whole.boxes, *whole.points][: len(got)]
-        numbers = [one.box if isinstance(one, Box) else one.point for one in got]
-        assert numbers == [one.box if isinstance(one, Box) else one.point for one in wanted]
+        assert [*map(numbers, got)] == [*map(numbers, wanted)]
         assert len(got) <= 2 or name in ("paligemma", "doctags") or cut > len(text) - 40
     if name not in ("paligemma", "doctags"):
         assert form.read(text[: len(text) // 2], size).malformed
@@ -225,27 +180,10 @@ def test_what_a_form_cannot_say():
 @pytest.mark.parametrize("name", COORDINATES)
 def test_hostile_text_ends(name):
     """Whatever an answer holds, it is read without an error."""
-    alphabet = [
-        '{"bbox_2d": [',
-        "{",
-        "[",
-        '"',
-        "1e999",
-        "<loc0001>",
-        "<loc_1>",
-        '<point x="',
-        "NaN",
-        "]",
-        "}",
-        ",",
-        " ",
-        "<",
-        "9",
-    ]
+    alphabet = ['{"bbox_2d": [', "1e999", "<loc0001>", "<loc_1>", '<point x="', "NaN", *'{[]}", <9']
     random_ = random.Random(0)
-    texts = ["".join(random_.choices(alphabet, k=60)) for _ in range(300)] + [
-        part * 3000 for part in alphabet
-    ]
+    texts = ["".join(random_.choices(alphabet, k=60)) for _ in range(100)]
+    texts += [part * 3000 for part in alphabet]
     for text in [*texts, '{"a":' * 5000, "[" * 50_000 + "{", '{"bins": [' + "9" * 9000 + "]}"]:
         found = COORDINATES[name].read(text, (64, 48))
         for box in found.boxes:
@@ -292,7 +230,7 @@ READ = {
 @pytest.mark.parametrize("lines", [False, True])
 def test_a_reader_gets_pixels_however_the_answer_is_cut_into_pieces(answer, lines):
     random_ = random.Random(answer)
-    for number in range(200):
+    for number in range(60):
         pixels, shown, at = Pixels(COORDINATES["qwen3-vl"], (400, 200), lines), "", 0
         cuts = [] if number == 0 else sorted(random_.choices(range(len(answer)), k=random_.randint(1, 40)))
         for cut in [*cuts, len(answer)]:
@@ -313,13 +251,3 @@ def test_what_a_client_sends_back_is_what_the_model_wrote(name):
     things = [Box("a", (12, 40, 1900, 800))] if form.detect else [Point("a", (12, 40))]
     written = form.write(things, size)
     assert form.scaled(form.scaled(written, size), size, back=True) == written
-
-
-@pytest.mark.parametrize("name", COORDINATES)
-def test_the_numbers_of_the_model_are_kept(name):
-    form = COORDINATES[name]
-    things = [Box("a", (10, 20, 30, 40))] if form.detect else [Point("a", (10, 20))]
-    written = form.write(things, (100, 100))
-    found = form.read(written, (100, 100))
-    (thing,) = (*found.boxes, *found.points)
-    assert thing.raw and all(f"{number:g}" in written.replace("<loc0", "<loc") for number in thing.raw)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import random
 
@@ -77,40 +75,16 @@ def test_figures():
     assert set(figures([asked([])])) == {"absent_refused", "parse_failures"}
 
 
-def reference(questions: list[Asked]) -> list[float]:
-    coco_api = pytest.importorskip("pycocotools.coco")
-    from pycocotools.cocoeval import COCOeval
-
-    names = {name: number for number, name in enumerate(sorted({one.name for one in questions}), 1)}
-
-    def entry(image, name, box, **more):
-        x1, y1, x2, y2 = box
-        box = [x1, y1, x2 - x1, y2 - y1]
-        return {"image_id": image, "category_id": names[name], "bbox": box, "area": box[2] * box[3], **more}
-
-    every = list(enumerate(questions, 1))
-    targets = [entry(image, one.name, box, iscrowd=0) for image, one in every for box in one.targets]
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco = coco_api.COCO()
-        coco.dataset = {
-            "images": [{"id": image} for image, _ in every],
-            "categories": [{"id": number} for number in names.values()],
-            "annotations": [one | {"id": number} for number, one in enumerate(targets, 1)],
-        }
-        coco.createIndex()
-        found = [
-            entry(image, one.name, box, score=1 - place / 1000)
-            for image, one in every
-            for place, box in enumerate(one.boxes)
-        ]
-        run = COCOeval(coco, coco.loadRes(found), "bbox")
-        run.evaluate()
-        run.accumulate()
-        run.summarize()
-    return list(run.stats[:2])
+# What pycocotools 2.0.11 says of the same boxes, `COCOeval.stats[:2]`: an image each, the n-th box of an
+# answer with a score of 1 - n / 1000.
+REFERENCE = [
+    (0.21532389967455068, 0.37632645219644884),
+    (0.13949003485127823, 0.2883354792077487),
+    (0.14945049861306411, 0.29058222694432645),
+]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3))
 def test_average_precision_is_that_of_pycocotools(seed):
     random_ = random.Random(seed)
 
@@ -129,7 +103,7 @@ def test_average_precision_is_that_of_pycocotools(seed):
         found += [somewhere() for _ in range(random_.choice((0, 0, 1, 3)))]
         random_.shuffle(found)
         questions.append(asked(targets, *found, name=random_.choice(("cat", "dog", "hat"))))
-    assert mean_average_precision(questions) == pytest.approx(reference(questions), abs=1e-6)
+    assert mean_average_precision(questions) == pytest.approx(REFERENCE[seed], abs=1e-9)
 
 
 # -------------------------------------------------------------------------------------------------- rows
@@ -145,7 +119,6 @@ def test_the_metric_needs_boxes():
     [
         [{"ref": "red star", "bbox": [10, 20, 30, 40]}, {"ref": "hat", "bbox": []}],
         [{"objects": {"bbox": [[10, 20, 30, 40], [0, 0, 9, 9]], "category": ["star", "cat"]}}],
-        [{"objects": {"bboxes": [[10, 20, 30, 40]], "classes": ["star"]}}],
     ],
 )
 def test_rows_with_boxes(rows, tmp_path, capsys):

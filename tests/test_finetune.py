@@ -1,5 +1,5 @@
 """docs/train.md's lines for rows of one's own, run as they stand on a small machine: a new task is learnt,
-and the result is the same model in transformers and peft."""
+and the result is the same model in transformers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
 from PIL import Image, ImageDraw
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -27,7 +27,9 @@ from tests.waiting import PATIENCE, wait_for
 ROOT = Path(__file__).resolve().parent.parent
 QUESTION = "Which colour comes next?"
 NEXT = {"red": "green", "orange": "red", "green": "orange"}
+MODEL = "checkpoints/ocelli-shapes"
 MACHINE = ["--device", "cpu", "--threads", "1", "--workers", "0", "--no-activation-checkpointing"]
+MACHINE += ["--batch-size", "1"]  # images of one tile: a row holds as many samples as four of the page's
 
 
 def lines_of_the_page() -> tuple[list[str], list[list[str]]]:
@@ -65,10 +67,13 @@ def write_lights(folder: Path, name: str, count: int, rng: random.Random) -> Non
 def here(tmp_path_factory):
     """A folder in which the page's four lines were run, the first of them interrupted."""
     folder, rng = tmp_path_factory.mktemp("finetune"), random.Random(0)
-    for name in ("configs", "checkpoints"):
-        (folder / name).symlink_to(ROOT / name)
+    (folder / "configs").symlink_to(ROOT / "configs")
+    shutil.copytree(ROOT / MODEL, folder / MODEL)
+    settings = json.loads((folder / MODEL / "preprocessor_config.json").read_text())
+    settings |= {"do_image_splitting": False, "size": {"longest_edge": 128}}
+    (folder / MODEL / "preprocessor_config.json").write_text(json.dumps(settings))
     write_lights(folder, "rows", 60, rng)
-    write_lights(folder, "heldout", 24, rng)
+    write_lights(folder, "heldout", 12, rng)
     draw_light(rng, "red").save(folder / "photo.jpg")
     (full, lora, resume, ask), (small_full, small_lora) = lines_of_the_page()
     first = start(folder, full, small_full + MACHINE)
@@ -144,19 +149,15 @@ def theirs(model, processor, folder: Path, count: int) -> list[str]:
 
 def test_the_task_is_learnt(here):
     """Across the interruption, one step after another."""
-    assert right(here, "checkpoints/ocelli-shapes") < 0.5
+    assert right(here, MODEL) < 0.5
     assert right(here, "runs/mine") >= 0.9 and right(here, "runs/mine-lora") >= 0.9
     assert "green" in (here / "generate.py.out").read_text()  # the photo shows a red light
     steps = [row["step"] for row in metrics(here / "runs/mine", "loss")]
     assert steps == sorted(set(steps))
 
 
-@pytest.mark.parametrize("run", ["runs/mine", "runs/mine-lora", "adapter"])
-def test_the_folder_opens_in_transformers_and_the_adapter_in_peft(here, run):
-    source = here / ("checkpoints/ocelli-shapes" if run == "adapter" else run)
-    model = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32).eval()
-    if run == "adapter":
-        run = "runs/mine-lora"
-        model = PeftModel.from_pretrained(model, here / run / "adapter").eval()
-    processor = AutoProcessor.from_pretrained(source)
-    assert theirs(model, processor, here, 6) == answers(here, run)[:6]
+@pytest.mark.parametrize("run", ["runs/mine", "runs/mine-lora"])
+def test_the_folder_opens_in_transformers(here, run):
+    model = AutoModelForImageTextToText.from_pretrained(here / run, dtype=torch.float32).eval()
+    processor = AutoProcessor.from_pretrained(here / run)
+    assert theirs(model, processor, here, 3) == answers(here, run)[:3]

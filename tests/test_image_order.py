@@ -21,8 +21,7 @@ from models.checkpoints.hub import describe
 from tests.documents import ROOT
 
 EXAMPLE, CUP = ROOT / "assets/example.png", ROOT / "assets/cup.png"
-QUESTIONS = ("What colour is the star?", "How many shapes are there?", "Describe the picture.",
-             "Where is the star?", "Is there a red circle?", "Which shape is blue?")  # fmt: skip
+QUESTIONS = ("What colour is the star?", "How many shapes are there?")
 
 
 @pytest.fixture(scope="module")
@@ -102,24 +101,10 @@ def test_the_embedded_model_says_its_order_and_every_order_is_one_prompt(embedde
     assert parted.input_ids == whole.input_ids and same_images(parted, whole)
 
 
-def test_each_message_keeps_its_own_images(embedded):
-    turns = [user("What is this?", CUP), said("a cup"), user("And this?", EXAMPLE)]
-    right = [user(CUP, "What is this?"), said("a cup"), user(EXAMPLE, "And this?")]
-    got, wanted = (embedded.encode_conversation(one, True) for one in (turns, right))
-    assert got.input_ids == wanted.input_ids and same_images(got, wanted)
-    moved = [user(CUP, EXAMPLE, "What is this?"), said("a cup"), user("And this?")]
-    assert embedded.encode_conversation(moved, True).input_ids != wanted.input_ids
-
-
 def test_answers_are_the_same_in_any_order_and_rows_are_those_that_the_model_is_asked():
     checkpoint, options = open_checkpoint(serve.DEFAULT_MODEL, device="cpu"), GenerationOptions()
-    for question in QUESTIONS[:3]:
-        right = ask(checkpoint, [EXAMPLE], question, options).finish()["answers"]
-        inputs = checkpoint.processor.prepare([user(question, EXAMPLE)])
-        ids = checkpoint.model.generate(**inputs, stop_token_ids=checkpoint.stop_token_ids)
-        assert [checkpoint.processor.decode(ids[0]).strip()] == right
-        talk = Conversation(checkpoint)
-        assert talk.send(question, [EXAMPLE]).finish()["answers"] == right
+    right = ask(checkpoint, [EXAMPLE], QUESTIONS[0], options).finish()["answers"]
+    assert Conversation(checkpoint).send(QUESTIONS[0], [EXAMPLE]).finish()["answers"] == right
     encoder = SampleEncoder(checkpoint.processor, 2048)
     rows = [[user(*parts), said("blue")] for parts in ((QUESTIONS[0], EXAMPLE), (EXAMPLE, QUESTIONS[0]))]
     text_first, image_first = (encoder.encode(row, ("rows", 0)) for row in rows)
@@ -134,7 +119,7 @@ def test_a_model_that_says_nothing_is_asked_as_it_comes_and_one_may_have_learnt_
     assert [last.prepare(one)["input_ids"].tolist() for one in orders] == [text_first, text_first]
 
 
-@pytest.mark.parametrize("order", ["front", 1, ["first"], {"images": "first"}])
+@pytest.mark.parametrize("order", ["front", ["first"]])
 def test_an_order_that_is_none_is_refused_by_the_name_of_the_file(folder, order):
     with pytest.raises(ProcessorError) as refused:
         Processor.from_pretrained(folder(order))

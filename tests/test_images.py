@@ -79,7 +79,7 @@ def test_exif_orientation(orientation: int, format: str):
     assert same(load_image(loaded), loaded)  # a second load does not turn it again
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("kind", ["bytes", "file"])
 def test_a_size_is_measured_from_a_header(tmp_path, format, orientation, kind):
@@ -88,8 +88,7 @@ def test_a_size_is_measured_from_a_header(tmp_path, format, orientation, kind):
     exif = Image.Exif()
     exif[0x0112] = orientation
     icc = {"icc_profile": os.urandom(30_000)} if format in ("JPEG", "PNG") else {}
-    more = {"exif": exif} if format in ("JPEG", "PNG", "WEBP", "TIFF") else {}
-    data = encoded(draw_image(48, 16), format, **more, **icc)
+    data = encoded(draw_image(48, 16), format, exif=exif, **icc)
     behind = png(48, 16, bytes(16 * (48 * 3 + 1)), after=chunk(b"eXIf", exif.tobytes()[6:]))
     for content in (data, behind) if format == "PNG" else (data,):
         source = content
@@ -268,11 +267,6 @@ def test_the_systems_errors_on_one_line():
 
 
 # ---------------------------------------------------------------------------------- found by fuzzing, once
-def test_exif_behind_a_pngs_pixels_turns_its_size_as_it_turns_the_image():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    late = png(6, 4, bytes(4 * 19), after=chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")))
-    assert load_image(late).size == image_size(late) == (4, 6)
 
 
 @pytest.mark.parametrize("values", [[0, 257, 65_535], [0, 2**24, 2**31 - 1, -(2**31), -1]])

@@ -103,17 +103,11 @@ def strips(count: int) -> bytes:
 
 
 # Small images for all that they carry.
-LOADED = (
-    "pixels that go on",
-    "a PBM of comments",
-    "a HEIC of items",
-)
+LOADED = ("pixels that go on", "a PBM of comments", "a HEIC of items")
 CASES: dict[str, Callable[[], bytes]] = {
     "zTXt bomb": lambda: png(4, 4, ROWS, chunk(b"zTXt", b"k\0\0" + bomb())),
-    "iTXt bomb": lambda: png(4, 4, ROWS, chunk(b"iTXt", b"k\0\1\0\0\0" + bomb())),
     "iCCP bomb": lambda: png(4, 4, ROWS, chunk(b"iCCP", b"k\0\0" + bomb())),
     "pixels that go on": lambda: png(4, 4, pixels=b"\0" * (100 * 2**20)),
-    "a million chunks": lambda: png(4, 4, ROWS, chunk(b"tEXt", b"") * 1_000_000),
     "a million chunks behind the pixels": lambda: png(4, 4, ROWS, after=chunk(b"tEXt", b"") * 1_000_000),
     "a million GIF blocks": lambda: encoded(draw_image(4, 4), "GIF")[:13] + b"!\xfe\1x\0" * 1_000_000,
     "a PPM of comment": lambda: b"P6\n#" + b"x" * 20_000_000 + b"\n4 4\n255\n" + bytes(48),
@@ -270,17 +264,16 @@ def exif_of_shared_tags(format: str) -> bytes:
     return data.replace(light, exif[6:])
 
 
-@pytest.mark.parametrize("function", [image_size, load_image])
 @pytest.mark.parametrize(
     "kind", ["TIFF directory", "TIFF EXIF", "TIFF next", "EXIF JPEG", "EXIF PNG", "EXIF WEBP", "EXIF AVIF"]
 )
-def test_tags_that_share_bytes(function, kind):
+def test_tags_that_share_bytes(kind):
     """All of it would be 600 MB, or twice that."""
     container, _, where = kind.partition(" ")
     data = heavy_tiff(where) if container == "TIFF" else exif_of_shared_tags(where)
-    took, made = peak(function, data)
+    took, made = peak(load_image, data)
     upright = {"TIFF": (4, 4), "EXIF": (8, 6) if where == "AVIF" else (6, 8)}[container]
-    assert (made if function is image_size else made.size) == upright
+    assert made.size == image_size(data) == upright
     assert took < (60 if container == "TIFF" else 20) * LONG
 
 

@@ -23,7 +23,7 @@ from data.loader import (
     steps_per_run,
 )
 from data.order import ShardReader
-from data.packing import IGNORE_INDEX, PADDING, Sample
+from data.packing import IGNORE_INDEX, PADDING
 from data.sources import Mixture
 from data.tiles import Tiles
 from tests.processors import embedded, processor
@@ -209,10 +209,6 @@ def test_settings_that_do_not_fit(config, field):
         loader(DATA, **config)
 
 
-def test_there_are_shards_enough_for_workers_whatever_the_batch():
-    assert [LoaderConfig(batch_size=n).num_shards for n in (1, 3, 16, 20)] == [16, 18, 16, 20]
-
-
 # --------------------------------------------------------------------------------------------- bad rows
 GOOD = {"question": "how many?", "answer": "two"}
 BAD = {
@@ -276,15 +272,6 @@ def test_a_file_that_every_shard_reads_whole_is_named(caplog, streamed, said):
     """A hundred times the rows that are trained on may be read, and nobody would see why."""
     loader(ListStream(*streamed))
     assert ("toy" in caplog.text) is said
-
-
-def test_a_buffer_is_not_counted_anew_at_each_row(monkeypatch):
-    """A buffer of thousands would cost millions of looks at images for each that it takes."""
-    counted, count = Counter(), Sample.image_bytes.fget
-    looked = property(lambda sample: (counted.update([sample.sample_id]), count(sample))[1])
-    monkeypatch.setattr(Sample, "image_bytes", looked)
-    assert len(flat(loader(rows(60, every=1, longest=2), epochs=1, packing_buffer_size=30))) == 60
-    assert len(counted) == 60 and max(counted.values()) <= 2
 
 
 def test_too_many_bad_rows_stop_the_run():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import weakref
 from collections import Counter
@@ -70,14 +69,14 @@ def test_streams_share_their_rows_and_go_on_anywhere(files, parts, block):
 def test_how_often_a_stream_is_read_is_bounded(parts):
     """F parts by S shards (F + S) / F times: hardly more than once if there are many parts, but one part by
     each shard. And shards have equal shares."""
-    for files, shards in ((1, 16), (1, 128), (3, 16), (7, 16), (16, 16), (33, 16), (200, 128), (333, 128)):
-        stream = ListStream(*[range(400)] * files, parts=parts)
+    for files, shards in ((1, 16), (3, 16), (7, 16), (16, 16), (33, 16), (40, 32)):
+        stream = ListStream(*[range(100)] * files, parts=parts)
         given = []
         for shard in range(shards):
-            reader = StreamReader(stream, 5, shard, shards, epochs=1, block=64)
+            reader = StreamReader(stream, 5, shard, shards, epochs=1, block=16)
             given.append(len(drain(reader)))
         read, pieces = stream.read / sum(given), files * parts
-        assert sum(given) == 400 * files and read <= (pieces + shards) / pieces, (files, shards, read)
+        assert sum(given) == 100 * files and read <= (pieces + shards) / pieces, (files, shards, read)
         assert read < 2 or pieces < shards
         assert max(given) - min(given) <= 8 + max(given) / 20, (files, shards)
 
@@ -121,13 +120,11 @@ def test_a_row_that_was_given_is_held_no_longer():
     reader = StreamReader(stream, 5, 0, 1, epochs=2, block=8)
     for _ in range(80):
         reader.next()
-        gc.collect()
     assert stream.most <= 8 + 2  # one that is on its way in, one on its way out
     stream = LargeStream(40)
     again = StreamReader(stream, 5, 0, 1, epochs=2, block=8)
     again.restore([0, 0, 0, 0, 6])
     again.next()
-    gc.collect()
     assert len(stream.living) <= 2
 
 

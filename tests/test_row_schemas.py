@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from data.errors import BadRow
-from data.images import image_size, load_image
 from data.packing import IGNORE_INDEX, SampleEncoder
 from data.processor import Processor
 from data.row_schemas import (
@@ -57,13 +56,7 @@ ANSWER = said("assistant", text("b"))
         (CHAT, {"image": PNG, "messages": PLAIN_TEXT}),
         (
             CHAT,
-            {
-                "images": [PNG],
-                "messages": [
-                    said("user", {"type": "image", "text": None}, text("what?") | {"image": None}),
-                    {"role": "assistant", "content": "a star"},
-                ],
-            },
+            {"images": [PNG], "messages": [said("user", {"type": "image"}, text("what?")), PLAIN_TEXT[1]]},
         ),
         (PAIR, {"images": [PNG], "prompt": PLAIN_TEXT[:1], "completion": PLAIN_TEXT[1:]}),
         (PAIR, {"image": PNG, "prompt": "what?", "completion": "a star"}),
@@ -78,7 +71,7 @@ def test_every_schema_is_one_conversation(schema, row):
     assert schema.conversation(row) == EXPECTED
 
 
-@pytest.mark.parametrize("number", [3, 0, 10**400, 3.5, -2.0])
+@pytest.mark.parametrize("number", [0, 10**400, -2.5])
 @pytest.mark.parametrize(
     "schema, row",
     [
@@ -186,14 +179,6 @@ def test_labels_are_the_answers_with_their_end_of_turn(kind):
     assert len(sample.labels) == len(sample.input_ids) == sample.tokens - sample.front
 
 
-@pytest.mark.parametrize("kind", ["embedded", "nanovlm-current", "nanovlm-v0.1"])
-def test_tiles_are_counted_from_headers_as_they_are_cut(kind):
-    p = processor(kind)
-    for width, height in ((40, 24), (9, 31), (33, 32), (64, 5), (32, 32), (130, 127), (77, 300)):
-        tiles, rows, cols = p.images.tiles(draw_image(width, height))
-        assert p.images.grid(width, height) == (len(tiles), rows, cols), (width, height)
-
-
 def test_a_sample_waits_undecoded_and_has_its_tiles_in_order():
     p = processor("embedded")
     encoder, talk = SampleEncoder(p, 1000), conversation("how many?", "two", images=2)
@@ -218,14 +203,3 @@ def test_samples_that_are_too_large_or_broken_are_left_out_whole():
         with pytest.raises(BadRow) as bad:
             encoder.tiles(encoder.encode(messages, ("toy", 0)))
         assert bad.value.reason == reason
-
-
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_sizes_are_those_of_the_upright_image(form, tmp_path):
-    upright = draw_image(20, 10)
-    for orientation in (1, 3, 6, 8):
-        exif = upright.getexif()
-        exif[0x0112] = orientation
-        path = tmp_path / f"{orientation}.{form}"
-        upright.save(path, form, exif=exif)
-        assert image_size(path) == load_image(path).size, (form, orientation)

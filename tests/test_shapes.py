@@ -114,13 +114,8 @@ def test_dense_offsets_point_at_centres(grid):
 
 def test_answers_by_hand():
     """Every question that can be asked of one small scene, checked against a table."""
-    scene = S.Scene(
-        (
-            shape("circle", "red", 0.2, 0.5, 0.35),
-            shape("square", "blue", 0.8, 0.5, 0.2),
-            shape("square", "blue", 0.5, 0.15, 0.2),
-        )
-    )
+    squares = shape("square", "blue", 0.8, 0.5), shape("square", "blue", 0.5, 0.15)
+    scene = S.Scene((shape("circle", "red", 0.2, 0.5, 0.35), *squares))
     truth = {
         "How many blue squares are there?": "2",
         "How many shapes are there?": "3",
@@ -139,7 +134,7 @@ def test_answers_by_hand():
         "Are there more circles or squares?": "squares",
     }
     asked = {}
-    for i in range(3000):
+    for i in range(1000):
         for family in ("count", "colour", "shape", "exists", "compare"):
             qa = S.ask(scene, random.Random(i), family)
             asked[qa.question] = qa.answer
@@ -164,14 +159,8 @@ def test_positions_and_sizes_follow_the_coordinates():
             a, b = named[a], named[b]
             if qa.question.startswith("Seen from"):
                 a, b = b, a
-            holds = {
-                "left": a.x < b.x,
-                "right": a.x > b.x,
-                "above": a.y < b.y,
-                "below": a.y > b.y,
-                "bigger": a.size > b.size,
-                "smaller": a.size < b.size,
-            }
+            holds = {"left": a.x < b.x, "right": a.x > b.x, "above": a.y < b.y, "below": a.y > b.y}
+            holds |= {"bigger": a.size > b.size, "smaller": a.size < b.size}
             if qa.answer in holds:
                 assert holds[qa.answer], qa
             elif qa.answer in ("yes", "no"):
@@ -183,7 +172,7 @@ def test_positions_and_sizes_follow_the_coordinates():
 
 def test_answer_balance_and_distinct_questions():
     answers = {}
-    for i, s in enumerate(scenes(1500)):
+    for i, s in enumerate(scenes(700)):
         found = S.sample_questions(s, random.Random(i), 4)
         assert len({qa.question for qa in found}) == len(found) <= 4
         some = S.sample_questions(s, random.Random(i), 3, ("word", "describe")) if i < 30 else []
@@ -195,7 +184,7 @@ def test_answer_balance_and_distinct_questions():
     assert count["0"] <= 0.12 * count.total() and count.most_common(1)[0][1] <= 0.3 * count.total()
     for family in ("exists", "position", "size", "compare"):
         yes, no = answers[family]["yes"], answers[family]["no"]
-        assert 0.42 < yes / (yes + no) < 0.58, (family, yes, no)
+        assert 0.4 < yes / (yes + no) < 0.6, (family, yes, no)
     assert all(qa == qa.lower() for c in answers.values() for qa in c)
 
 

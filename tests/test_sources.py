@@ -153,8 +153,6 @@ def test_an_epoch_of_every_format_holds_every_row_once(layouts, path, rows, entr
 @pytest.mark.parametrize(
     "path, split, expected",
     [
-        ("one", "train[:50%]", COUNT // 2),
-        ("images", "train", COUNT),
         ("rows.jsonl", "train[:50%]", COUNT // 2),
         ("parquet", "train", COUNT),
         ("parquet/*.parquet", "train[:50%]", COUNT // 2),
@@ -165,15 +163,6 @@ def test_rows_that_lie_here_are_counted(layouts, monkeypatch, path, split, expec
     """Of Parquet no row is read."""
     monkeypatch.setattr(datasets, "load_dataset", None)
     assert count_rows(path if expected is None else str(layouts / path), None, split) == expected
-
-
-def test_json_lines_keep_types_and_name_lines_that_are_none(tmp_path):
-    """The `datasets` library makes dates of such answers, and cannot open a file with a broken line."""
-    (tmp_path / "a.jsonl").write_bytes(b'{"answer": "2020-01-01"}\n\nnonsense\n{"answer": 3}')
-    (tmp_path / "b.jsonl").write_bytes(b'{"answer": [1]}')
-    rows, _ = open_rows(str(tmp_path), None, "", False)
-    assert [rows[0], rows[2], rows[3]] == [{"answer": "2020-01-01"}, {"answer": 3}, {"answer": [1]}]
-    assert len(rows) == 4 and rows[1].startswith("a.jsonl: ")
 
 
 def test_a_bad_line_of_a_stream_can_be_found(tmp_path):
@@ -285,12 +274,9 @@ def test_json_lines_at_an_address_keep_types_and_name_lines_that_are_none(stream
     "path, said",
     [
         ("s3://bucket/rows.parquet", "s3fs"),
-        ("s3://bucket/rows.jsonl", "s3fs"),
         ("memory://bucket/none.jsonl", "none.jsonl"),
-        ("http://127.0.0.1:1/rows.jsonl", "rows.jsonl"),
         ("telepathy://bucket/rows.parquet", "telepathy://"),
         ("memory://bucket/rows", r"\.parquet"),
-        ("memory://bucket/none.parquet", "none.parquet"),
         ("http://127.0.0.1:1/rows.parquet", "rows.parquet"),
     ],
 )
@@ -346,8 +332,7 @@ def test_a_mistake_in_a_recipe_is_named_in_one_sentence(tmp_path, entries, field
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("named", ["{}/secret.csv", "../secret.csv"])
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("named", "streaming"), [("{}/secret.csv", False), ("../secret.csv", True)])
 def test_a_readme_names_no_data_file_outside_of_its_folder(tmp_path, named, streaming):
     """Its first line would be columns, which are shown, and its lines would be rows."""
     (tmp_path / "secret.csv").write_text("token,question,answer\n1,2,3\n")
@@ -389,14 +374,11 @@ def test_images_lie_beside_the_rows_of_their_split(tmp_path, train, streaming):
     [
         # if names name splits, a file that names none belongs to none
         ({"train.jsonl": "ab", "validation.jsonl": "c", "x.jsonl": "d"}, {"train": "ab", "val": "c"}),
-        ({"mine-train-1.jsonl": "a", "mine.dev.jsonl": "c"}, {"train": "a", "validation": "c"}),
         ({"Train_2.jsonl": "a", "valid 1.jsonl": "c", "x.jsonl": "d"}, {"train": "a", "val": "c"}),
         ({"training.jsonl": "a", "val/rows.jsonl": "c"}, {"train": "a", "validation": "c", "val": "c"}),
         ({"train/a.jsonl": "a", "dev-set/metadata.jsonl": "c"}, {"train": "a", "validation": "c"}),
-        ({"train/train.jsonl": "a", "validation/train.jsonl": "c"}, {"train": "a", "validation": "c"}),
         ({"rows.jsonl": "a", "test.jsonl": "b", "val/metadata.jsonl": "c"}, {"train": "a", "test": "b"}),
-        ({"train.jsonl": "ab", "test.jsonl": "cd"}, {"train[1:]": "b", "eval[:50%]": "c"}),
-        ({"train.jsonl": "a", "own/rows.jsonl": "ef"}, {"own[1:]": "f"}),  # a folder of any name
+        ({"train.jsonl": "ab", "own/rows.jsonl": "ef"}, {"train[1:]": "b", "own[1:]": "f"}),  # of any name
         ({"a.jsonl": "a", "contest.jsonl": "b"}, {"train": "ab", "": "ab"}),  # contest is not test
         ({"train/rows.jsonl": "a", "train_images/metadata.jsonl": "b"}, {"train": "a"}),  # the very name
         ({"train.jsonl": "a", "test.jsonl": "c"}, {"": "ca"}),  # an evaluation that names no split

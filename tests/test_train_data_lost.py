@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 import train
-from data.errors import DatasetError
-from tests.rows import png
 from tests.runs import curve, flags, named, prepared, settings_in, start, write_rows
 from tests.waiting import PATIENCE, wait_for
 from training.metrics import Metrics
-from training.rows import RowsTask
 from training.state import FOLDER, states
 
 STEPS = 30
@@ -88,33 +84,6 @@ def test_held_out_data_that_disappear(folder, capfd):
     assert saved_step(folder / "held") % 10 == 0
 
 
-def write_image_rows(folder) -> tuple[Path, Path]:
-    """Rows about images that stand in files, and the folder of these."""
-    images = folder / "pictures"
-    images.mkdir()
-    rows = []
-    for number in range(60):
-        (images / f"{number}.png").write_bytes(png(seed=number))
-        rows.append({"question": "how many", "answer": "three", "image": str(images / f"{number}.png")})
-    path = folder / "pictured.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path, images
-
-
-def test_images_that_disappear(folder, tmp_path, capfd):
-    """Too many of the rows are bad then: the run saves and leaves; the same command resumes."""
-    rows, images = write_image_rows(tmp_path)
-    made = settings(folder, "images", data=[{"path": str(rows), "name": "pictured"}], workers=2)
-    made |= {"steps": 100_000, "save_every": 100_000, "decay_fraction": 1e-9}
-    exits = lose(images, 1, made, lambda lines: lines.count(b"\n") > 5)
-    said, output = capfd.readouterr().err, Path(made["output"])
-    assert exits == [2] and "Traceback" not in said, said
-    assert re.search(r"\d+ of .*\d+ rows .*broken image.* 5\.0%.*pictured, row \d+: ", said.splitlines()[-1])
-    done = saved_step(output)
-    train.main(flags(**made | {"steps": done + 2}))
-    assert [row[0] for row in curve(output)] == list(range(1, done + 3))
-
-
 @pytest.mark.parametrize(
     "ranks, rows, bad, message",
     [
@@ -137,15 +106,3 @@ def test_the_rate_is_that_of_all_rows(folder, tmp_path, capfd, rows, bad, messag
     assert [process.exitcode for process in processes] == [2 if message else 0] * ranks, said
     assert message is None or message in said
     assert (tmp_path / "out/model.safetensors").exists()
-
-
-def test_held_out_rows_that_fail_at_the_end_of_the_data_lose_nothing(folder, capsys, monkeypatch):
-    def gone(self, wrapped, step):
-        raise DatasetError("the held-out rows have gone")
-
-    monkeypatch.setattr(RowsTask, "evaluate", gone)
-    made = settings_in(folder, "ended") | {"epochs": 1, "steps": 400, "save_every": 1000, "eval_every": 1000}
-    with pytest.raises(SystemExit):
-        train.main(flags(**made))
-    assert "error: the held-out rows have gone" in capsys.readouterr().err
-    assert (folder / "ended/model.safetensors").exists() and states(folder / "ended" / FOLDER)

@@ -16,7 +16,19 @@ import pytest
 
 import train
 from models import VisionLanguageModel
-from tests.runs import contents, curve, ended, flags, metrics, named, prepared, refused, settings_in, start
+from tests.runs import (
+    contents,
+    curve,
+    ended,
+    flags,
+    metrics,
+    named,
+    prepared,
+    refused,
+    settings_in,
+    start,
+    write_rows,
+)
 from tests.soak.kills import kill_training
 from tests.waiting import wait_for
 from training.state import FOLDER, RunState, states
@@ -228,13 +240,8 @@ def test_settings_that_have_changed_are_listed(two_steps, capsys):
 def adapted(folder):
     """With adapters and in bfloat16: the settings, and the files that a repeated step has to make again."""
     more = {"precision": "bfloat16", "lora_rank": 2, "activation_checkpointing": True, "eval_every": 4}
-    more |= {
-        "eval_data": named(folder / "rows.jsonl"),
-        "steps": 4,
-        "batch_size": 4,
-        "muon": "none",
-        "ema": 0.0,
-    }
+    held = named(write_rows(folder / "held.jsonl", 4))
+    more |= {"eval_data": held, "steps": 4, "batch_size": 4, "muon": "none", "ema": 0.0}
     train.main(flags(**settings(folder, "adapted", **more)))
     return more
 
