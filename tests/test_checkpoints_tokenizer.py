@@ -14,8 +14,6 @@ from inference import checkpoint as opening
 from models import VisionLanguageModel
 from tests.hub_server import HubServer, point_client_at
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-
 
 @pytest.fixture
 def folder(model_folder, tmp_path) -> Path:

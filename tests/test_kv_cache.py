@@ -70,7 +70,7 @@ def test_grow_keeps_contents_and_objects():
     assert all(not tensor[:, :, 6:].any() for layer in cache for tensor in layer.values())
     kv.grow(cache, 1025, limit=1100)
     assert kv.capacity(cache) == 1100
-    with pytest.raises(ValueError, match="limited"):
+    with pytest.raises(ValueError):
         kv.grow(cache, 1101, limit=1100)
 
 
