@@ -70,6 +70,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder that keeps what was computed about images and conversations across restarts")
     add("--prefix-bytes", type=positive, default=1_000_000_000, metavar="N",
         help="bytes that are kept of it in memory, and as many in the folder (default 1000000000)")
+    add("--lookup", default="auto", choices=("auto", "on", "off"),
+        help="verify tokens looked up in prompt and answer: auto (default): with the compiled step on "
+        "a CPU (same tokens), as long as it pays")
     add("--max-body", type=positive, default=32 * 2**20, metavar="N",
         help="bytes of a request (default 33554432)")
     add("--max-images", type=positive, default=8, metavar="N", help="images in a request (default 8)")
@@ -126,6 +129,7 @@ def start(settings: argparse.Namespace, uploads: str):
         settings.prefix_cache,
         settings.max_images,
         settings.max_tokens,
+        lookup=settings.lookup,
     )
     hosts = guard.Hosts(settings.host, settings.allowed_host)
     answering = engine.Engine(opened, bounds)

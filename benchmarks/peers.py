@@ -44,13 +44,11 @@ from benchmarks.common import (
     words,
 )
 from generation import kv_cache as kv
-from generation.decoding import GenerationOutput, Sampler, decode
-from generation.draft import draft_stream
+from generation.decoding import GenerationOutput, decode, new_rows, step_of
 from generation.fast.native.build import NoCompiler, find_compiler
 from generation.kv_cache import CachePosition
 from generation.prefix import FeatureCache
 from generation.session import Session
-from generation.steps import step_of
 from models.checkpoints.load import meta_init
 from models.checkpoints.save import written
 from models.config import TextConfig
@@ -127,8 +125,8 @@ class Ours:
             max_new_tokens=DRAFT_TOKENS, stop_token_ids=(), decode_step=self.step
         )
         start = now(self.device)
-        session = Session(self.model, FeatureCache(self.model))
-        stream = draft_stream(session, inputs, whole, options)
+        session = Session(self.model, FeatureCache(self.model), slots=2)
+        stream = session.draft_stream(inputs, whole, options)
         times = [now(self.device) - start for _ in stream.draft()]
         if not times:
             return {}
@@ -152,11 +150,11 @@ class Ours:
         for layer in cache:
             fill(layer["key"], 1.0), fill(layer["value"], 1.0, start=7919)
         options = model.generation_options(max_new_tokens=WARM_UP + tokens + 1, stop_token_ids=())
-        chooser = Sampler(options, batch, 0, self.device, None)
+        rows = new_rows([torch.zeros(1, dtype=torch.int64)] * batch, options)
         cursor = CachePosition(cache, (context,) * batch, self.device)
         logits = fill(torch.empty(batch, text.vocab_size, device=self.device), 1.0)
         step = step_of(self.step, model.language_model)
-        stream = decode(step, logits, chooser, cursor, options.max_new_tokens)
+        stream = decode(step, logits, rows, cursor)
         for _ in range(WARM_UP + 1):
             next(stream)
         start = now(self.device)

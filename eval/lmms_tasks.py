@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from eval.results import ERRORS_LISTED, RESULTS, SAMPLES, describe_model, enviro
 from eval.statistics import score_interval
 from eval.tasks import TRIED
 from generation.decoding import GenerationOptions
+from generation.options import SamplingParams
 from inference.checkpoint import Checkpoint, RequestError
 
 MAX_NEW_TOKENS = 1024  # where a task sets none
 _READ = ("until", "max_new_tokens", "do_sample", "temperature", "num_beams")
-_SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name not in ("temperature", "seed"))
 _NOT_SCORES = {  # of a sample, what is written under other names or not at all
     *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "token_counts", "doc_hash"),
     "input_media",

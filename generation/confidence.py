@@ -42,30 +42,6 @@ def token_logprobs(values: list[float], ids: list[int]) -> TokenLogprobs:
     return TokenLogprobs(values[0], list(zip(ids, values[1:])))
 
 
-class Reports:
-    """The `TokenLogprobs` of rows that are decoded together, on their device until they are read."""
-
-    def __init__(self, count: int):
-        self._count = count
-        self.steps: list[tuple[Tensor, Tensor, list[bool]]] = []
-
-    def note(self, logprobs: Tensor, token: Tensor, forced: list[bool] | None = None) -> Tensor:
-        """Log-probabilities (B, V), the tokens (B, 1), and which of them were forced. Returns the tokens."""
-        self.steps.append((*likeliest(logprobs, token, self._count), forced or [False] * len(token)))
-        return token
-
-    def of(self, lengths: list[int]) -> list[list[TokenLogprobs]]:
-        """Of so many tokens of each row."""
-        rows: list[list[TokenLogprobs]] = [[] for _ in lengths]
-        for values, ids, forced in self.steps:
-            for row, length, own, top, was_forced in zip(
-                rows, lengths, values.tolist(), ids.tolist(), forced
-            ):
-                if len(row) < length:
-                    row.append(TokenLogprobs(None, []) if was_forced else token_logprobs(own, top))
-        return rows
-
-
 def chosen_logprobs(logits: Tensor, token: Tensor) -> Tensor:
     """Logits (B, V) and the tokens (B, 1) chosen from them -> (2, B) float32: the logarithms of the tokens'
     probabilities, and ones; both 0 where no other token was possible. Nothing is read from the device."""
@@ -73,16 +49,6 @@ def chosen_logprobs(logits: Tensor, token: Tensor) -> Tensor:
     logprobs = scores.gather(1, token)[:, 0] - scores.logsumexp(-1)
     chosen = torch.stack((logprobs, torch.ones_like(logprobs)))
     return torch.where((scores > -math.inf).sum(-1) > 1, chosen, 0)
-
-
-def add_chosen(sums: Tensor, logits: Tensor, token: Tensor, counts: Tensor) -> None:
-    """Add to sums (2, B), in place, `chosen_logprobs` of the rows whose token `counts` (B,)."""
-    sums += torch.where(counts, chosen_logprobs(logits, token), 0)
-
-
-def confidences_of(sums: Tensor) -> list[float]:
-    """Sums (2, B) over the tokens of each answer -> its confidence, 0 to 1."""
-    return [confidence_of(*one) for one in sums.T.tolist()]
 
 
 def confidence_of(logprobs: float, count: float) -> float:

@@ -2,13 +2,13 @@
 
     prompt = compact(embeddings, attention_mask, lengths)
     logits = step.prefill(prompt.embeddings, prompt.lengths, kv_cache)
-    for token in decode(step, logits, sampler, position, max_new_tokens): ...
+    for ids in decode(step, logits, rows, position): ...
 
 The loop owns the positions. Rows of one length share an int `start_pos` and need no mask anywhere; rows of
 different lengths have a (B,) tensor. What lies after a shorter row's end in the cache is garbage that no
 real query sees: prefill is causal, and decoding overwrites each slot before its first query looks at it.
 
-The logits come from a step (`generation/steps.py`).
+The logits come from a step (`generation/steps.py`), the tokens from `generation/sampling.py`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,14 @@ import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.confidence import TokenLogprobs, confidences_of
-from generation.kv_cache import CachePosition, KVCache, Prompt, compact, prompt_lengths, seen_tokens
+from generation.confidence import TokenLogprobs, confidence_of
+from generation.kv_cache import CachePosition, KVCache, Prompt, compact, prompt_lengths
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
-from generation.protocol import Pixels, VisionLanguage
-from generation.sampling import Sampler
-from generation.steps import (
-    ConstrainedSampler,
-    Proposer,
-    Step,
-    decode_proposed,
-    forced_tokens,
-    prompt_lookup,
-    sampler_for,
-    step_of,
-    uncached_step,
-)
+from generation.protocol import Decoder, Pixels, VisionLanguage
+from generation.sampling import Chosen, Row, choose, make_seeds
+from generation.speculation import Speculation
+from generation.steps import DecodeStep, FunctionStep, Step, uncached_step
 
 
 @dataclass(frozen=True)
@@ -52,7 +43,7 @@ class GenerationOutput:
     seconds: dict[str, float]  # "vision" (with the token embeddings), "prefill", "decode"
     kv_cache_bytes: int  # of the buffers at the end; 0 without a cache
     decode_steps: int  # calls of the decode step
-    proposed_tokens: int  # tokens that calls verified, see `generation.steps`
+    proposed_tokens: int  # tokens that calls verified, see `generation.speculation`
     accepted_tokens: int  # those among them that the answer holds and that saved a call
     confidences: list[float]  # of each row, where the options ask for them
     logprobs: list[list[TokenLogprobs]]  # of each token of each row, where the options ask for them
@@ -71,52 +62,99 @@ class TokenStream:
         self.result: GenerationOutput | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
-        for token in self._rest():
-            yield token.cpu()
+        # Not the steps: leaving a loop over them early would close them.
+        while (token := self._next()) is not None:
+            yield token
 
     def drain(self) -> GenerationOutput:
         """Run to the end."""
-        for _ in self._rest():
+        while self._next() is not None:
             pass
         assert self.result is not None, "a stream at its end has a result"
         return self.result
 
-    def _rest(self) -> Iterator[Tensor]:
-        # Not `yield from`: leaving a loop early would close the steps.
-        while self.result is None:
+    def _next(self) -> Tensor | None:
+        """The ids of the next step; None at the end."""
+        if self.result is None:
             try:
-                token = next(self._steps)
+                return next(self._steps)
             except StopIteration as end:
                 self.result = end.value
-                return
-            yield token
+        return None
 
 
 def decode(
     step: Step,
     logits: Tensor,
-    sampler: Sampler,
+    rows: Sequence[Row],
     position: CachePosition,
-    max_new_tokens: int,
-    proposer: Proposer | None = None,
-) -> Iterator[Tensor]:
-    """Yield (B, 1) token ids until every row has stopped, from the logits (B, V) of the prompts' last
-    positions: n tokens take n - 1 calls of `step`, fewer where a `proposer` is right about a single row."""
-    if proposer is not None and len(sampler.stopped) == 1 and step.chunks:
-        yield from decode_proposed(step, logits, sampler, position, max_new_tokens, proposer)
+    speculation: Speculation | None = None,
+) -> Iterator[list[int]]:
+    """Yield a token of each row until all have ended, from the logits (B, V) of the prompts' last positions:
+    n tokens take n - 1 calls of `step`, fewer where the proposals of a single row are right. After its end a
+    row's tokens are in vain.
+
+    A GPU is not waited for: the next step runs while tokens are read, once more in vain at the end.
+    """
+    if speculation is not None and len(rows) == 1 and rows[0].proposer is not None:
+        yield from _decode_proposed(step, logits, rows[0], position, speculation)
         return
-    if step.loops and sampler.reports is None and not isinstance(sampler, ConstrainedSampler):
-        yield from step.decode(logits, sampler, position, max_new_tokens)
-        return
-    for remaining in range(max_new_tokens - 1, -1, -1):
-        token = sampler.sample(logits)
-        finished = sampler.finished()
-        yield token
-        if finished or not remaining:
-            break
+    asynchronous = logits.device.type == "cuda" and all(row.constraint is None for row in rows)
+
+    def next_of(chosen: Chosen) -> Chosen:
         kv_cache, start_pos = position.advance()
-        logits = step(token, kv_cache, start_pos)
-    sampler.check_finite()
+        return choose(rows, step(chosen.token, kv_cache, start_pos)).send()
+
+    chosen = choose(rows, logits).send()
+    while True:
+        ahead = None
+        if asynchronous and rows[0].launched < rows[0].options.max_new_tokens:
+            ahead = next_of(chosen)
+        ids = chosen.read()
+        _check(rows)
+        yield ids
+        if all(row.stop_reason for row in rows):
+            return
+        chosen = ahead or next_of(chosen)
+
+
+def _check(rows: Sequence[Row]) -> None:
+    """Raise the error of a row, before anyone sees a token of such logits."""
+    for row in rows:
+        if row.error is not None:
+            raise row.error
+
+
+def _decode_proposed(
+    step: Step, logits: Tensor, row: Row, position: CachePosition, speculation: Speculation
+) -> Iterator[list[int]]:
+    """`decode` of one row whose tokens are proposed and verified together."""
+    proposed, read = list[int](), 0
+    while True:
+        speculation.verify([row], [proposed], [logits])
+        position.rewind(len(proposed) + 1 - (len(row.tokens) - read))
+        for token_id in row.tokens[read:]:
+            yield [token_id]
+        _check([row])
+        if row.stop_reason:
+            return
+        read = len(row.tokens)
+        (proposed,) = speculation.propose([row])
+        kv_cache, start_pos = position.advance(1 + len(proposed))
+        began = time.perf_counter()
+        if proposed:
+            assert isinstance(start_pos, int), "a single row"
+            (logits,) = step.ragged([[row.tokens[-1], *proposed]], kv_cache, [start_pos])
+        else:
+            logits = step(torch.tensor([[row.tokens[-1]]], device=logits.device), kv_cache, start_pos)
+        speculation.observe([row], [proposed], time.perf_counter() - began)
+
+
+def step_of(decode_step: DecodeStep | None, language_model: Decoder) -> Step:
+    """The step of options or a scheduler: the eager one for None."""
+    if decode_step is None:
+        return Step(language_model)
+    return decode_step if isinstance(decode_step, Step) else FunctionStep(decode_step, language_model)
 
 
 def encode_once(model: VisionLanguage, tiles: Pixels, masks: Tensor | None = None) -> Tensor:
@@ -183,28 +221,26 @@ def generate_stream(
         x = model.embed(input_ids, pixel_values, pixel_attention_mask, encode)
         return compact(x, attention_mask, lengths)
 
-    seen = None
-    if options.repetition_penalty != 1:
-        vocab = model.config.text.vocab_size
-        seen = seen_tokens(input_ids, attention_mask, vocab, options.num_return_sequences)
-        seen = kv.to_device(seen, model.device)
-    proposer = prompt_lookup(options, input_ids, model.config.image_token_id)
-    return TokenStream(_generate(model, embed_prompt, lengths, options, seen, proposer))
+    own_ids = (
+        input_ids
+        if attention_mask is None
+        else [ids[real] for ids, real in zip(input_ids, attention_mask.bool())]
+    )
+    return TokenStream(_generate(model, embed_prompt, list(own_ids), lengths, options))
 
 
 def _generate(
     model: VisionLanguage,
     embed_prompt: Callable[[], Prompt],
+    prompt_ids: list[Tensor],
     lengths: list[int],
     options: GenerationOptions,
-    seen: Tensor | None,
-    proposer: Proposer | None,
 ) -> Generator[Tensor, None, GenerationOutput]:
     """Yield (B · N,) ids: one prefill pass, then token by token through the cache."""
     language_model, answers, longest = model.language_model, options.num_return_sequences, max(lengths)
     room = initial_capacity(longest, options.max_new_tokens)
     kv_cache: KVCache = []
-    watch = Stopwatch(model.device)
+    watch = _Stopwatch(model.device)
     with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
         prompt = embed_prompt()
         watch.lap("vision")
@@ -213,7 +249,8 @@ def _generate(
             like, dtype = prompt.embeddings, language_model.cache_dtype
             kv_cache = kv.allocate_for(language_model.config, len(lengths), filled, like, dtype)
         step = step_of(options.decode_step if kv_cache else None, language_model)
-        logits = step.prefill(prompt.embeddings, prompt.lengths, kv_cache)  # (B, V)
+        chunk = options.prefill_chunk if kv_cache else None
+        logits = prefill(step, prompt, kv_cache, chunk)  # (B, V)
         logits = logits.repeat_interleave(answers, 0)  # (B · N, V)
     del prompt
     if not kv_cache:
@@ -221,14 +258,46 @@ def _generate(
     else:
         if answers > 1:
             kv_cache = kv.fork(kv_cache, longest, answers, room)
+        if step.records:
+            step.adopt(kv_cache, longest, longest + options.max_new_tokens - 1)
         del embed_prompt
     watch.lap("prefill")
 
-    sampler = sampler_for(options, len(lengths), pad_id(model, options), model.device, seen)
     row_lengths = tuple(length for length in lengths for _ in range(answers))
     position = CachePosition(kv_cache, row_lengths, model.device, longest + options.max_new_tokens - 1)
-    count = options.max_new_tokens
-    return (yield from run_decode(step, logits, sampler, position, count, lengths, watch, proposer))
+    speculation = Speculation(step, model.config.image_token_id)
+    rows = new_rows(prompt_ids, options)
+    if len(rows) == 1 and kv_cache:
+        speculation.begin(rows[0])
+    pad = pad_id(model, options)
+    return (yield from run_decode(step, logits, rows, position, speculation, lengths, watch, pad))
+
+
+def prefill(step: Step, prompt: Prompt, kv_cache: KVCache, chunk: int | None = None) -> Tensor:
+    """Compute a prompt, `chunk` positions at a time: logits (B, V) of each row's last position."""
+    longest = max(prompt.lengths)
+    if chunk is None or chunk >= longest:
+        return step.prefill(prompt.embeddings, prompt.lengths, kv_cache)
+    logits: Tensor | None = None
+    for start in range(0, longest, chunk):
+        end = min(start + chunk, longest)
+        # A row that has ended computes a position in vain, after its last.
+        lengths = [min(max(length - start, 1), end - start) for length in prompt.lengths]
+        own = step.prefill(prompt.embeddings[:, start:end], lengths, kv_cache, start)
+        ends = torch.tensor([start < length <= end for length in prompt.lengths])[:, None]
+        logits = own if logits is None else torch.where(kv.to_device(ends, own.device), own, logits)
+    assert logits is not None, "a prompt has a position"
+    return logits
+
+
+def new_rows(prompt_ids: Sequence[Tensor], options: GenerationOptions) -> list[Row]:
+    """A row for each answer to each prompt (T,), the answers to one prompt side by side."""
+    answers = options.num_return_sequences
+    seeds: list[int] | list[None] = [None] * (len(prompt_ids) * answers)
+    if not options.greedy:
+        seeds = make_seeds(options.seed, len(prompt_ids), answers)
+    each = [ids for ids in prompt_ids for _ in range(answers)]
+    return [Row(options, ids, seed) for ids, seed in zip(each, seeds, strict=True)]
 
 
 def pad_id(model: VisionLanguage, options: GenerationOptions) -> int:
@@ -241,38 +310,45 @@ def pad_id(model: VisionLanguage, options: GenerationOptions) -> int:
 def run_decode(
     step: Step,
     logits: Tensor,
-    sampler: Sampler,
+    rows: list[Row],
     position: CachePosition,
-    max_new_tokens: int,
+    speculation: Speculation,
     prompt_tokens: list[int],
-    watch: Stopwatch,
-    proposer: Proposer | None = None,
+    watch: _Stopwatch,
+    pad: int,
 ) -> Generator[Tensor, None, GenerationOutput]:
-    """`decode` as a generator that yields (B · N,) ids and returns the output, to which `prompt_tokens`, the
-    positions of each prompt, and the laps of `watch` belong."""
-    tokens, proposer = [], proposer or forced_tokens(sampler)
-    for token in decode(step, logits, sampler, position, max_new_tokens, proposer):
-        tokens.append(token)
-        yield token[:, 0]
+    """`decode` as a generator that yields (B · N,) ids, `pad` after a row's end, and returns the output, to
+    which `prompt_tokens`, the positions of each prompt, and the laps of `watch` belong."""
+    count = 0
+    for ids in decode(step, logits, rows, position, speculation):
+        count += 1
+        yield torch.tensor([own if len(row.tokens) >= count else pad for own, row in zip(ids, rows)])
     watch.lap("decode")
-    proposed, accepted = (proposer.proposed, proposer.accepted) if proposer else (0, 0)
-    lengths, stopped = torch.stack((sampler.lengths, sampler.stopped.long())).tolist()
     return GenerationOutput(
-        token_ids=kv.to_device(torch.cat(tokens, dim=1), sampler.stopped.device),
-        lengths=lengths,
-        stop_reasons=["stop" if row else "length" for row in stopped],
+        **fields_of(rows, pad, logits.device),
         prompt_tokens=prompt_tokens,
         seconds=watch.seconds,
         kv_cache_bytes=kv.size_in_bytes(position.kv_cache),
-        decode_steps=len(tokens) - 1 - accepted,
-        proposed_tokens=proposed,
-        accepted_tokens=accepted,
-        confidences=[] if sampler.sums is None else confidences_of(sampler.sums),
-        logprobs=[] if sampler.reports is None else sampler.reports.of(lengths),
+        decode_steps=count - 1 - speculation.accepted,
+        proposed_tokens=speculation.proposed,
+        accepted_tokens=speculation.accepted,
     )
 
 
-class Stopwatch:
+def fields_of(rows: Sequence[Row], pad: int, device: torch.device) -> dict[str, Any]:
+    """What rows that have ended say of a `GenerationOutput`."""
+    longest = max(len(row.tokens) for row in rows)
+    token_ids = torch.tensor([row.tokens + [pad] * (longest - len(row.tokens)) for row in rows])
+    return {
+        "token_ids": kv.to_device(token_ids, device),
+        "lengths": [len(row.tokens) for row in rows],
+        "stop_reasons": [row.stop_reason for row in rows],
+        "confidences": [confidence_of(*row.sums) for row in rows if row.options.confidence],
+        "logprobs": [row.reports for row in rows if row.options.logprobs is not None],
+    }
+
+
+class _Stopwatch:
     """Seconds between laps, by name. On CUDA the device takes the times, so that a lap waits for nothing."""
 
     def __init__(self, device: torch.device):

@@ -293,10 +293,3 @@ def compact(embeddings: Tensor, attention_mask: Tensor | None, lengths: list[int
     order = torch.argsort(~real, dim=1, stable=True)[:, :longest]  # real ones first, order kept
     order = to_device(order, embeddings.device)[..., None].expand(-1, -1, embeddings.shape[2])
     return Prompt(embeddings.gather(1, order), tuple(lengths))
-
-
-def seen_tokens(input_ids: Tensor, attention_mask: Tensor | None, vocab_size: int, answers: int) -> Tensor:
-    """(B · answers, V) bool: the tokens of each prompt, padding not counted."""
-    counts = torch.zeros(input_ids.shape[0], vocab_size, dtype=torch.int64, device=input_ids.device)
-    real = torch.ones_like(input_ids) if attention_mask is None else attention_mask.bool().long()
-    return counts.scatter_add_(1, input_ids, real).bool().repeat_interleave(answers, 0)

@@ -1,7 +1,15 @@
-"""What a caller may ask of `generate`, and what it refuses or fails with. Nothing here needs torch.
+"""What a caller may ask of `generate`, and what it refuses or fails with.
 
-options = GenerationOptions(max_new_tokens=64, temperature=0.7)
-options = with_overrides(options, {"seed": 3}, config.eos_token_ids)    # model.generate(..., seed=3)
+    options = GenerationOptions(max_new_tokens=64, temperature=0.7, top_k=40)
+    options = with_overrides(options, {"seed": 3}, config.eos_token_ids)    # model.generate(..., seed=3)
+    scores = adjusted_scores(logits, options)          # (B, V), -inf where a token is filtered out
+
+All of a sampling filter is here. A field of `SamplingParams` is an option of `generate`, a flag of
+generate.py and a field of the server, as its `metadata` says; two rows are sampled together, and a recorded
+step is replayed, where all fields are equal. So a new filter is a field, and what it does in
+`adjusted_scores`. The order is transformers': repetition penalty, temperature, top-k, top-p, min-p.
+
+Importing it needs no torch, so that a command line can be refused at once.
 """
 
 from __future__ import annotations
@@ -9,24 +17,32 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_SEED = 2**63 - 1
-FILTERS = ("top_k", "top_p", "min_p")  # options without effect on a greedy choice
+_SCAN = 256  # probabilities summed in one piece
+_TINY = 2.0**-126  # the smallest normal number of float32
 
-# What people bring from transformers' `generate`, and what to use here instead.
-_INSTEAD = {
-    "do_sample": "set temperature: 0 (the default) takes the likeliest token, more than 0 samples one",
-    "num_beams": "there is no beam search; num_return_sequences with a temperature gives several answers",
-    "max_length": "use max_new_tokens, which does not count the prompt",
-    "eos_token_id": "use stop_token_ids",
-    "streamer": "iterate over generate_stream",
-    "stopping_criteria": "iterate over generate_stream and break",
-    "logits_processor": "pass a constraint, or a decode_step that changes the logits",
-    "past_key_values": "use generation.session.Session, which keeps its cache",
-}
+
+def sampling(
+    default: Any,
+    metavar: str,
+    text: str,
+    low: float | None = None,
+    over: float | None = None,
+    high: float | None = None,
+    of_draws: bool = False,
+) -> Any:
+    """A field of `SamplingParams`: its help text, and the numbers that it takes: from `low` or over `over`,
+    to `high`. `of_draws`: it has no effect on a greedy choice."""
+    bounds = {"low": low, "over": over, "high": high}
+    more = {"metavar": metavar, "help": text, "of_draws": of_draws}
+    return field(default=default, metadata=bounds | more)
 
 
 @dataclass(frozen=True)
@@ -42,21 +58,31 @@ class SamplingParams:
         None takes seeds from torch's global generator.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
+    temperature: float = sampling(0.0, "T", "sampling temperature; 0 is greedy", low=0)
+    top_k: int = sampling(0, "K", "sample from the K likeliest tokens; 0 is off", low=0, of_draws=True)
+    top_p: float = sampling(
+        *(1.0, "P", "sample from the most likely tokens that have probability P together; 1 is off"),
+        over=0,
+        high=1,
+        of_draws=True,
+    )
+    min_p: float = sampling(
+        *(0.0, "P", "drop tokens that are less likely than P times the most likely; 0 is off"),
+        low=0,
+        high=1,
+        of_draws=True,
+    )
+    repetition_penalty: float = sampling(1.0, "R", "above 1 repeats less; 1 is off", over=0)
+    seed: int | None = sampling(
+        *(None, "SEED", "seed of sampling; answer N uses SEED + N - 1"), low=0, high=MAX_SEED, of_draws=True
+    )
 
     def __post_init__(self):
-        check_number("temperature", self.temperature, lambda value: value >= 0, "0 or more")
-        check_integer("top_k", self.top_k, low=0)
-        check_number("top_p", self.top_p, lambda value: 0 < value <= 1, "over 0 and at most 1")
-        check_number("min_p", self.min_p, lambda value: 0 <= value <= 1, "from 0 to 1")
-        check_number("repetition_penalty", self.repetition_penalty, lambda value: value > 0, "over 0")
-        if self.seed is not None:
-            check_integer("seed", self.seed, low=0, high=MAX_SEED)
+        for own in fields(SamplingParams):
+            value, whole = getattr(self, own.name), not isinstance(own.default, float)
+            if value is not None or own.default is not None:
+                bounds = {name: own.metadata[name] for name in ("low", "over", "high")}
+                check_number(own.name, value, whole, **bounds)
 
     @property
     def greedy(self) -> bool:
@@ -66,14 +92,78 @@ class SamplingParams:
     def choice(self) -> SamplingParams:
         """What chooses a token, but for the random number: all of these without the seed, and without the
         filters where they have no effect."""
-        values = {field.name: getattr(self, field.name) for field in fields(SamplingParams)}
-        without = ("seed", *FILTERS) if self.greedy else ("seed",)
-        return SamplingParams(**{name: value for name, value in values.items() if name not in without})
+        own = fields(SamplingParams)
+        kept = [
+            one.name for one in own if one.name != "seed" and not (self.greedy and one.metadata["of_draws"])
+        ]
+        return SamplingParams(**{name: getattr(self, name) for name in kept})
 
     @property
     def likeliest(self) -> bool:
         """Whether the next token is the argmax of the model's own logits."""
         return self.choice == SamplingParams()
+
+
+def adjusted_scores(logits: Tensor, params: SamplingParams, seen: Tensor | None = None) -> Tensor:
+    """Logits (B, V) after penalty, temperature and filters, float32; what is filtered out is -inf.
+
+    seen: (B, V) bool, True for tokens that the row holds already; needed for a repetition penalty.
+    """
+    scores = logits.float()
+    if params.repetition_penalty != 1:
+        if seen is None:
+            raise ValueError("a repetition penalty needs `seen`, the tokens of each row so far")
+        penalty = params.repetition_penalty
+        scores = scores.where(~seen, (scores * penalty).where(scores < 0, scores / penalty))
+    if params.greedy:
+        return scores
+    if params.temperature != 1:
+        # The maximum goes to 0 first, so that a tiny temperature sends the others to -inf and none to inf.
+        scores = (scores - scores.amax(-1, keepdim=True)) / max(params.temperature, _TINY)
+    if params.top_k:
+        kth = scores.topk(min(params.top_k, scores.shape[-1]), dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < kth, -math.inf)
+    if params.top_p < 1:
+        scores = _keep_top_p(scores, params.top_p)
+    if params.min_p > 0:
+        # p >= min_p · p_max, without the softmax.
+        least = scores.amax(-1, keepdim=True) + math.log(params.min_p)
+        scores = scores.masked_fill(scores < least, -math.inf)
+    return scores
+
+
+def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
+    ordered, order = scores.sort(dim=-1)  # ascending, so that small masses are summed first
+    drop = running_sum(ordered.softmax(-1)) <= 1 - top_p
+    drop[:, -1] = False  # the likeliest stays, whatever rounding says
+    return scores.masked_fill(drop.new_empty(drop.shape).scatter_(1, order, drop), -math.inf)
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """Cumulative sum of (B, V) along V, in pieces.
+
+    Rounding stays that of short sums, and CUDA, which scans a long row in an order that varies from run to
+    run, gives the same sums every time.
+    """
+    batch, length = x.shape
+    padded = x.new_zeros(batch, length + -length % _SCAN)
+    padded[:, :length] = x
+    pieces = padded.view(batch, -1, _SCAN).cumsum(-1)
+    totals = pieces[..., -1]
+    return (pieces + (totals.cumsum(-1) - totals)[..., None]).flatten(1)[:, :length]
+
+
+# What people bring from transformers' `generate`, and what to use here instead.
+_INSTEAD = {
+    "do_sample": "set temperature: 0 (the default) takes the likeliest token, more than 0 samples one",
+    "num_beams": "there is no beam search; num_return_sequences with a temperature gives several answers",
+    "max_length": "use max_new_tokens, which does not count the prompt",
+    "eos_token_id": "use stop_token_ids",
+    "streamer": "iterate over generate_stream",
+    "stopping_criteria": "iterate over generate_stream and break",
+    "logits_processor": "pass a constraint, or a decode_step that changes the logits",
+    "past_key_values": "use generation.session.Session, which keeps its cache",
+}
 
 
 @dataclass(frozen=True)
@@ -87,10 +177,12 @@ class GenerationOptions(SamplingParams):
     logprobs: also give each token's log-probability, and those of so many likeliest tokens beside it (see
         `generation.confidence`); None gives none.
     use_cache: False recomputes everything for every token: the slow reference.
-    decode_step: replaces the eager step (see `generation.decoding`).
-    lookup: tokens that are looked up in prompt and answer and verified together (`generation.steps`):
-        "auto" where that gives the same bits and as long as it pays, "on" always, "off" never. A single
-        answer to a single prompt has them, and only by a step that can verify them.
+    decode_step: replaces the eager step (see `generation.steps`).
+    prefill_chunk: positions of a prompt that are computed at a time, which bounds the memory of activations;
+        None computes all at once.
+    lookup: tokens that are looked up in prompt and answer and verified together (`generation.speculation`):
+        "auto" where that gives the same bits and as long as it pays, "on" always, "off" never. Of `generate`
+        a single answer to a single prompt has them, and only by a step that can verify them.
     constraint: makes a `generation.protocol.Constraint`, anew for each answer; None allows all tokens. What
         it forces is computed together, in place of looked-up tokens.
     """
@@ -102,6 +194,7 @@ class GenerationOptions(SamplingParams):
     logprobs: int | None = None
     use_cache: bool = True
     decode_step: Callable | None = None
+    prefill_chunk: int | None = None
     lookup: str = "auto"
     constraint: Callable | None = None
 
@@ -109,8 +202,9 @@ class GenerationOptions(SamplingParams):
         super().__post_init__()
         check_integer("max_new_tokens", self.max_new_tokens, low=1)
         check_integer("num_return_sequences", self.num_return_sequences, low=1)
-        if self.logprobs is not None:
-            check_integer("logprobs", self.logprobs, low=0)
+        for name, least in (("logprobs", 0), ("prefill_chunk", 1)):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), low=least)
         if self.decode_step is not None and not self.use_cache:
             raise ValueError("decode_step replaces the cached step: it cannot go with use_cache=False")
         if self.lookup not in ("auto", "on", "off"):
@@ -123,11 +217,6 @@ class GenerationOptions(SamplingParams):
             for token_id in ids:
                 check_integer("stop_token_ids", token_id, low=0)
             object.__setattr__(self, "stop_token_ids", ids)
-
-    def without(self, *names: str) -> GenerationOptions:
-        """With the defaults of these fields: what is left tells whether anything else was asked for."""
-        defaults: dict[str, Any] = {field.name: field.default for field in fields(self)}
-        return replace(self, **{name: defaults[name] for name in names})
 
 
 def with_overrides(
@@ -172,14 +261,23 @@ class NotFiniteError(ValueError):
         return type(self), (self.token,)
 
 
-def check_number(name: str, value, good: Callable[[float], bool], wanted: str) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not good(value):
-        raise ValueError(f"{name}: expected a number {wanted}, got {value!r}")
+def check_number(
+    name: str,
+    value,
+    whole: bool = False,
+    low: float | None = None,
+    over: float | None = None,
+    high: float | None = None,
+) -> None:
+    """Raises ValueError for what is no number, or no whole one, from `low` or over `over` to `high`."""
+    good = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    good = good and (low is None or value >= low) and (over is None or value > over)
+    if not good or value == math.inf or (high is not None and value > high):
+        kind = "an integer" if whole else "a number"
+        beneath = f"over {over}" if low is None else f"of {low} or more" if high is None else f"from {low}"
+        above = "" if high is None else f" to {high}" if low is not None else f" and at most {high}"
+        raise ValueError(f"{name}: expected {kind} {beneath}{above}, got {value!r}")
 
 
 def check_integer(name: str, value, low: int, high: int | None = None) -> None:
-    known = isinstance(value, int) and not isinstance(value, bool)
-    if not known or value < low or (high is not None and value > high):
-        bound = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise ValueError(f"{name}: expected an integer {bound}, got {value!r}")
+    check_number(name, value, whole=True, low=low, high=high)

@@ -4,7 +4,7 @@
     prompt = read_prompt(model, input_ids, pixel_values, max_new_tokens=64)   # checked, with keys
     slots = SlotCache(model.language_model, CacheBudget(slots=8, positions=1024, context=8192, ...))
     reused = slots.filled_in_common(prompt.keys)[slot]
-    embeddings, encoded = embed_rest(model, features, prompt, reused)
+    embeddings = embed_after(model, prompt, reused, features.encode(prompt.tiles, None, prompt.digests)[0])
 
 A tile's digest is taken over all that its features depend on besides the weights: the pixels as preprocessing
 left them, or its bytes and what they stand for, their shape and dtype, and its mask. A position's key is a
@@ -194,17 +194,6 @@ def embed_after(model: VisionLanguage, prompt: KeyedPrompt, reused: int, feature
     front = len(prompt) - len(prompt.input_ids)
     ids = kv.to_device(prompt.input_ids[None, max(0, reused - front) :], model.device)
     return model.place_features(ids, model.language_model.embed_tokens(ids), features)
-
-
-def embed_rest(
-    model: VisionLanguage, feature_cache: FeatureCache, prompt: KeyedPrompt, reused: int
-) -> tuple[Tensor, int]:
-    """`embed_after` with all tiles that it needs, and how many had to be encoded for it."""
-    features, encoded, (tile, _) = None, 0, first_tile(model, prompt, reused)
-    if prompt.tiles is not None and tile < len(prompt.digests):
-        masks = None if prompt.masks is None else prompt.masks[tile:]
-        features, encoded = feature_cache.encode(prompt.tiles[tile:], masks, prompt.digests[tile:])
-    return embed_after(model, prompt, reused, features), encoded
 
 
 @dataclass(frozen=True)

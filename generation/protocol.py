@@ -94,3 +94,14 @@ class Constraint(Protocol):
 
     def forced(self) -> list[int]:
         """The tokens that must come next, none or several."""
+
+
+class Proposer:
+    """Proposes the next tokens of one row, for one answer; `generation.speculation` has those there are."""
+
+    def propose(self, new_ids: list[int]) -> list[int]:
+        """The ids that may follow, none or any number, after `new_ids`, which came since the last call."""
+        raise NotImplementedError
+
+    def observe(self, proposed: int) -> None:
+        """So many of its ids were in the last pass."""

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from generation.confidence import TokenLogprobs as TokenLogprobs
-from generation.options import FILTERS, MAX_SEED, GenerationOptions, SamplingParams
+from generation.draft import DraftLimits
+from generation.options import MAX_SEED, GenerationOptions
 from generation.prefix import KeyedPrompt
-from generation.protocol import Constraint, Pixels
-from generation.sampling import make_seeds
+from generation.protocol import Pixels
+from generation.sampling import Row
 
-# Options that a step recorded by the scheduler heeds, and those that are not about which token comes next.
-RECORDED = (
-    *("temperature", *FILTERS, "seed", "stop_token_ids", "confidence", "max_new_tokens"),
-    *("num_return_sequences", "use_cache", "decode_step", "lookup"),
-)
 SHARE_FROM = 32  # positions of text that are worth sharing; an image always is
 
 
@@ -32,6 +28,8 @@ class Request:
     pixel_attention_mask: (n, H, W) or (1, n, H, W), or None.
     options: of one answer; for several, make a request for each with a seed of its own (`each_answer`).
     key: comes back with the output.
+    draft: a prompt that is short because it has the whole image alone: its answer may come first, as a draft
+        of this one's (see `generation.draft`), if another slot is free.
     """
 
     input_ids: Tensor
@@ -39,6 +37,7 @@ class Request:
     pixel_attention_mask: Tensor | None = None
     options: GenerationOptions = field(default_factory=GenerationOptions)
     key: Any = None
+    draft: Request | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +49,15 @@ class LazyRequest:
 
 
 class NewTokens(NamedTuple):
-    """What a step adds to an answer, its stop token included: one token, or several that were forced.
+    """What a step adds to an answer, its stop token included: one token, or several that were proposed.
     `logprobs` has an entry for each if they were asked for, and is None if not. `reused_tokens` as in
-    `RequestOutput`."""
+    `RequestOutput`. `draft`: they are of the answer's draft, which ends when others come."""
 
     key: Any
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
     reused_tokens: int
+    draft: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,42 +85,41 @@ def each_answer(options: GenerationOptions) -> list[GenerationOptions]:
     """Options of `num_return_sequences` requests that get what `model.generate` gives with these options."""
     count, seed = options.num_return_sequences, options.seed
     seeds = [None if seed is None else (seed + answer) % MAX_SEED for answer in range(count)]
-    return [replace(options, num_return_sequences=1, decode_step=None, seed=own) for own in seeds]
+    one = replace(options, num_return_sequences=1, decode_step=None, prefill_chunk=None)
+    return [replace(one, seed=own) for own in seeds]
 
 
-@dataclass(eq=False)
-class Sequence:
-    """A request on its way: entered, then placed in a slot and waiting, then decoding.
+@dataclass(eq=False, kw_only=True)
+class SlotRow(Row):
+    """A row on its way: entered, then placed in a slot and waiting, then decoding.
 
-    params: what `sample` goes by; rows with equal ones are sampled together.
     reused: positions of its prompt that were copied from another.
     features: of its tiles from `tile` on, as far as they are encoded; (1, S, D) each.
     embeds: (1, n, D) of positions that wait to be computed, from `start` on.
-    launched: tokens that were chosen, though not all of them may have been read: see `tokens`.
-    seed: set with the first random number.
-    seen: (V,) bool, the tokens so far, for a repetition penalty.
-    sums: of `chosen_logprobs`, over the tokens that count for its confidence.
-    error: why its constraint allows no token.
+    told: tokens that were reported.
+    draft: the row whose answer comes first, as this one's draft; it is `of` this one.
+    left: of a draft, tiles that are to be encoded after it; it ends at the time `until`, once that is known.
     """
 
     key: Any
-    options: GenerationOptions
-    params: SamplingParams
     prompt: KeyedPrompt
-    constraint: Constraint | None = None
     slot: int = -1
     reused: int = 0
     tile: int = 0
     features: list[Tensor] = field(default_factory=list)
     embeds: Tensor | None = None
     start: int = 0
-    tokens: list[int] = field(default_factory=list)
-    launched: int = 0
-    ended: bool = False
-    seed: int | None = None
-    seen: Tensor | None = None
-    sums: tuple[float, float] = (0.0, 0.0)
-    error: Exception | None = None
+    told: int = 0
+    draft: SlotRow | None = None
+    of: SlotRow | None = None
+    left: int = 0
+    until: float = math.inf
+    limits: DraftLimits = field(default_factory=DraftLimits)
+
+    @property
+    def waits(self) -> bool:
+        """Whether its draft has its turn before it."""
+        return self.draft is not None and not self.draft.stop_reason
 
     @property
     def position(self) -> int:
@@ -135,7 +134,7 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """Whether the next step chooses a token for it."""
-        return 0 < self.launched < self.options.max_new_tokens and self.embeds is None and not self.ended
+        return 0 < self.launched < self.options.max_new_tokens and not self.stop_reason
 
     def worth_sharing(self, start: int, end: int) -> bool:
         """Whether getting positions start … end - 1 for free is worth an arrangement."""
@@ -145,21 +144,6 @@ class Sequence:
     def missing(self) -> int:
         """Positions that wait to be computed; their tiles are encoded."""
         return 0 if self.embeds is None else self.embeds.shape[1]
-
-    @cached_property
-    def plain(self) -> bool:
-        """Whether a recorded step does all that it asks for."""
-        return self.options.without(*RECORDED) == type(self.options)()
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        return self.options.stop_token_ids or ()
-
-    def first_seed(self) -> int:
-        """The seed that `model.generate` would draw with."""
-        if self.seed is None:
-            (self.seed,) = make_seeds(self.options.seed, 1, 1)
-        return self.seed
 
 
 @dataclass

@@ -1,24 +1,41 @@
-"""Logits to tokens: `sample` is one choice for a batch, `Sampler` all choices of an answer.
+"""Logits to tokens: the only place where one becomes the other.
 
-The order is transformers': repetition penalty, temperature, top-k, top-p, min-p.
+    rows = [Row(options, prompt_ids) for prompt_ids in prompts]
+    chosen = choose(rows, logits)                      # (k, V) -> chosen.token (k, 1), on the logits' device
+    chosen.read()                                      # waits for it, and notes it in the rows
+    rows[0].tokens, rows[0].stop_reason
+
+`choose` reads nothing back from the device, so that the next step may run before its tokens are read. For
+rows that differ in nothing but numbers a CUDA graph can record it (`recordable`).
 
 A row's random numbers are a hash of its seed and of how many it has drawn: the same on every device, alone or
-in any batch, without a generator's state, and all rows in one call. So they can be drawn inside a CUDA graph.
+in any batch, without a generator's state, and all rows in one call. What filters do is in
+`generation/options.py`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from generation.confidence import Reports, add_chosen
+from generation.confidence import TokenLogprobs, chosen_logprobs, likeliest, token_logprobs
 from generation.kv_cache import to_device
-from generation.options import MAX_SEED, GenerationOptions, NotFiniteError, SamplingParams
+from generation.options import (
+    MAX_SEED,
+    ConstraintError,
+    GenerationOptions,
+    NotFiniteError,
+    SamplingParams,
+    adjusted_scores,
+    running_sum,
+)
+from generation.protocol import Constraint, Proposer
 
-_SCAN = 256  # probabilities summed in one piece
+BAD = -1  # in place of a token id, where logits are not finite
 # 2**64 over the golden ratio, and two odd factors, as in SplitMix64 (Steele, Lea and Flood, 2014); here
 # as signed numbers.
 _GOLDEN = -7046029254386353131
@@ -59,7 +76,7 @@ def sample(
     """Logits (B, V) to token ids (B, 1), without reading anything back from the device.
 
     Args:
-        logits: must be finite; `Sampler` checks that together with the stop flags.
+        logits: must be finite; `choose` checks that.
         uniform: (B,) random numbers from `uniforms`; not needed when greedy.
         seen: (B, V) bool, True for tokens that the row holds already; needed for a repetition penalty.
     """
@@ -71,128 +88,232 @@ def sample(
     # The first token at which the summed probability exceeds the random share of the total. Unlike
     # torch.multinomial this does not ask the device whether the sum is positive. Sums at tokens that were
     # filtered out are zeroed, because rounding may let a sum rise where nothing was added.
-    summed = _running_sum(scores.softmax(-1)).masked_fill(scores == -math.inf, 0)
+    summed = running_sum(scores.softmax(-1)).masked_fill(scores == -math.inf, 0)
     wanted = uniform[:, None] * summed.amax(-1, keepdim=True)
     # argmax returns the first of equal maxima, and takes no bool.
     return (summed > wanted).to(torch.uint8).argmax(-1, keepdim=True)
 
 
-def _running_sum(x: Tensor) -> Tensor:
-    """Cumulative sum of (B, V) along V, in pieces.
+@dataclass(eq=False)
+class Row:
+    """An answer while it is decoded: what its tokens are chosen by, and those that were.
 
-    Rounding stays that of short sums, and CUDA, which scans a long row in an order that varies from run to
-    run, gives the same sums every time.
-    """
-    batch, length = x.shape
-    pieces = F.pad(x, (0, -length % _SCAN)).view(batch, -1, _SCAN).cumsum(-1)
-    totals = pieces[..., -1]
-    return (pieces + (totals.cumsum(-1) - totals)[..., None]).flatten(1)[:, :length]
-
-
-def adjusted_scores(logits: Tensor, params: SamplingParams, seen: Tensor | None = None) -> Tensor:
-    """Logits (B, V) after penalty, temperature and filters, float32; what is filtered out is -inf."""
-    scores = logits.float()
-    if params.repetition_penalty != 1:
-        if seen is None:
-            raise ValueError("a repetition penalty needs `seen`, the tokens of each row so far")
-        penalty = params.repetition_penalty
-        scores = torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
-    if params.greedy:
-        return scores
-    if params.temperature != 1:
-        # The maximum goes to 0 first, so that a tiny temperature sends the others to -inf and none to inf.
-        temperature = max(params.temperature, torch.finfo(torch.float32).tiny)
-        scores = (scores - scores.amax(-1, keepdim=True)) / temperature
-    if params.top_k:
-        kth = scores.topk(min(params.top_k, scores.shape[-1]), dim=-1).values[:, -1:]
-        scores = scores.masked_fill(scores < kth, -math.inf)
-    if params.top_p < 1:
-        scores = _keep_top_p(scores, params.top_p)
-    if params.min_p > 0:
-        # p >= min_p · p_max, without the softmax.
-        least = scores.amax(-1, keepdim=True) + math.log(params.min_p)
-        scores = scores.masked_fill(scores < least, -math.inf)
-    return scores
-
-
-def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
-    ordered, order = scores.sort(dim=-1)  # ascending, so that small masses are summed first
-    drop = _running_sum(ordered.softmax(-1)) <= 1 - top_p
-    drop[:, -1] = False  # the likeliest stays, whatever rounding says
-    return scores.masked_fill(torch.empty_like(drop).scatter_(1, order, drop), -math.inf)
-
-
-class Sampler:
-    """Chooses a token for each of B · N rows, the N answers to a prompt side by side, and knows which rows
-    have stopped: those get `pad_id`.
-
-    All state is on the device, in tensors that are changed in place and never replaced, so that a CUDA graph
-    can do what `sample` does. `seen` (B · N, V) bool are the prompts' tokens, for a repetition penalty;
-    `sums` (2, B · N) is what confidences are made of.
+    options: of one answer, with stop ids that are known.
+    prompt_ids: (T,) without padding: what a repetition penalty has seen.
+    seed: set with the first random number, unless it is given.
+    tokens: those that were read, with the stop token; `launched` is how many were chosen.
+    stop_reason: "stop" or "length" at the end, or "error": then `error` says which.
+    seen: (V,) bool, the tokens so far, for a repetition penalty.
+    sums: of `chosen_logprobs`, over the tokens that count for its confidence; reports: of each token, where
+        the options ask for log-probabilities.
+    proposer: what proposes its next tokens (see `generation.speculation`), if anything does.
     """
 
-    def __init__(self, options: GenerationOptions, prompts: int, pad_id: int, device, seen: Tensor | None):
-        self.options, self.pad_id, self.seen = options, pad_id, seen
-        answers = options.num_return_sequences
-        rows = prompts * answers
-        seeds = [0] * rows if options.greedy else make_seeds(options.seed, prompts, answers)
-        self.seeds = to_device(torch.tensor(seeds), device)
-        self.num_drawn = torch.zeros((), dtype=torch.int64, device=device)
-        self.stop_ids = to_device(torch.tensor(options.stop_token_ids, dtype=torch.int64), device)
-        self.stopped = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.finite = torch.ones((), dtype=torch.bool, device=device)
-        self.num_finite = torch.zeros((), dtype=torch.int64, device=device)  # tokens before the first bad one
-        self.sums = torch.zeros(2, rows, device=device) if options.confidence else None
-        self.reports = None if options.logprobs is None else Reports(options.logprobs)
+    options: GenerationOptions
+    prompt_ids: Tensor
+    seed: int | None = None
+    constraint: Constraint | None = None
+    tokens: list[int] = field(default_factory=list)
+    launched: int = 0
+    stop_reason: str = ""
+    error: Exception | None = None
+    seen: Tensor | None = None
+    sums: tuple[float, float] = (0.0, 0.0)
+    reports: list[TokenLogprobs] = field(default_factory=list)
+    proposer: Proposer | None = None
+    _proposed_for: int = 0  # tokens that the proposer was told
+
+    def __post_init__(self):
+        self.params, self.stop_ids = self.options.choice, self.options.stop_token_ids or ()
+        if self.options.constraint is not None:
+            self.constraint = self.options.constraint()
 
     @property
-    def state(self) -> list[Tensor]:
-        """All of its tensors, which `load` fills."""
-        return [value for value in vars(self).values() if isinstance(value, Tensor)]
+    def plain(self) -> bool:
+        """Whether `recordable` does all that it asks for."""
+        return (
+            self.constraint is None and self.options.logprobs is None and self.params.repetition_penalty == 1
+        )
 
-    def load(self, other: Sampler) -> None:
-        """Copy the state of a sampler with the same signature and number of rows."""
-        for mine, theirs in zip(self.state, other.state, strict=True):
-            mine.copy_(theirs)
+    def first_seed(self) -> int:
+        """The seed that `model.generate` would draw with."""
+        if self.seed is None:
+            (self.seed,) = make_seeds(self.options.seed, 1, 1)
+        return self.seed
 
-    def sample(self, logits: Tensor) -> Tensor:
-        """(B, V) logits -> (B, 1) token ids, the pad id for rows that have stopped."""
-        if self.reports is None:
-            return self.choose(logits)
-        return self.reports.note(logits.float().log_softmax(-1), self.choose(logits))
+    def propose(self) -> list[int]:
+        """Ids that may follow what was read; all of what was launched must have been."""
+        if self.proposer is None:
+            return []
+        # The last token is never fed back, so that of n to come at most n - 1 are worth a proposal.
+        worth = self.options.max_new_tokens - len(self.tokens) - 1
+        new_ids, self._proposed_for = self.tokens[self._proposed_for :], len(self.tokens)
+        return self.proposer.propose(new_ids)[:worth]
 
-    def choose(self, logits: Tensor) -> Tensor:
-        # The maximum is NaN or +inf if any logit is; -inf alone is a banned token.
-        self.finite &= logits.amax(-1).isfinite().all()
-        self.num_finite += self.finite
-        uniform = None if self.options.greedy else uniforms(self.seeds, self.num_drawn)
-        token = sample(logits, self.options, uniform, self.seen)
-        token = token.masked_fill_(self.stopped[:, None], self.pad_id)
-        self.num_drawn += 1
-        self.lengths += ~self.stopped
-        stops = (token == self.stop_ids).any(-1)
-        if self.sums is not None:
-            add_chosen(self.sums, logits, token, ~self.stopped & (~stops | (self.lengths == 1)))
-        self.stopped |= stops
-        if self.seen is not None:
-            self.seen.scatter_(1, token, True)
-        return token
+    def take(self, token_id: int, chosen: Sequence[float] | None, report: TokenLogprobs | None) -> None:
+        """Note the next token, or `BAD`, with its `chosen_logprobs` and its report."""
+        if token_id == BAD:
+            self.error, self.stop_reason = self.error or NotFiniteError(len(self.tokens) + 1), "error"
+            return
+        stops = token_id in self.stop_ids
+        if chosen is not None and not (stops and self.tokens):
+            self.sums = self.sums[0] + chosen[0], self.sums[1] + chosen[1]
+        if report is not None:
+            self.reports.append(report)
+        self.tokens.append(token_id)
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+        if stops or len(self.tokens) >= self.options.max_new_tokens:
+            self.stop_reason = "stop" if stops else "length"
 
-    def finished(self) -> bool:
-        """Whether every row has stopped: the loop's one read from the device. A NotFiniteError comes before
-        anyone sees a token drawn from such logits.
 
-        Without stop ids nothing is read, and the loop calls `check_finite` at its end instead.
-        """
-        if self.stop_ids.numel() == 0:
-            return False
-        if not (self.stopped.all() | ~self.finite).item():
-            return False
-        self.check_finite()
-        return True
+@dataclass(eq=False)
+class Chosen:
+    """Tokens (k, 1) of k rows, on the device, and what is read of them: `ids` (k,), `BAD` where logits are
+    not finite; `chosen_logprobs` (2, k) where a row asks for its confidence; the likeliest tokens of rows
+    that report them, by their number, None for a token that was forced."""
 
-    def check_finite(self) -> None:
-        """Raises NotFiniteError if any logits so far held NaN or infinity."""
-        if not self.finite.item():
-            raise NotFiniteError(int(self.num_finite) + 1)
+    rows: Sequence[Row]
+    token: Tensor
+    ids: Tensor
+    chosen: Tensor | None = None
+    reports: dict[int, tuple[Tensor, Tensor] | None] = field(default_factory=dict)
+    copied: torch.cuda.Event | None = None
+
+    def __post_init__(self):
+        for row in self.rows:
+            row.launched += 1
+
+    def send(self) -> Chosen:
+        """Begin to copy to the host what `read` waits for; on a CPU it is there."""
+        if (device := self.ids.device).type == "cuda":
+            self.ids = _sent(self.ids)
+            self.chosen = None if self.chosen is None else _sent(self.chosen)
+            self.reports = {
+                number: None if own is None else (_sent(own[0]), _sent(own[1]))
+                for number, own in self.reports.items()
+            }
+            self.copied = torch.cuda.Event()
+            self.copied.record(torch.cuda.current_stream(device))
+        return self
+
+    def read(self) -> list[int]:
+        """Wait for the tokens, of all rows, and note them in those that have not ended."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        ids: list[int] = self.ids.tolist()
+        chosen = None if self.chosen is None else self.chosen.T.tolist()
+        for number, row in enumerate(self.rows):
+            if row.stop_reason:
+                continue
+            report = None
+            if number in self.reports:
+                own = self.reports[number]
+                report = (
+                    TokenLogprobs(None, []) if own is None else token_logprobs(*(one.tolist() for one in own))
+                )
+            row.take(ids[number], None if chosen is None else chosen[number], report)
+        return ids
+
+
+def _sent(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def choose(rows: Sequence[Row], logits: Tensor) -> Chosen:
+    """The next token of each row, from logits (k, V), which constraints change in place."""
+    held = [
+        (number, row) for number, row in enumerate(rows) if row.constraint is not None and not row.stop_reason
+    ]
+    for number, row in held:
+        assert row.constraint is not None
+        row.constraint.close(logits[number])
+    own = {
+        number: logits[number : number + 1].float().log_softmax(-1)
+        for number, row in enumerate(rows)
+        if row.options.logprobs is not None and not row.stop_reason
+    }
+    reports: dict[int, tuple[Tensor, Tensor] | None] = {}
+    if held:
+        best = logits.argmax(-1).tolist()
+    for number, row in held:
+        assert row.constraint is not None
+        if number in own and row.tokens and row.constraint.forced():
+            del own[number]
+            reports[number] = None
+        try:
+            # Confidences are among what is allowed. Else a mask that allows the likeliest changes nothing.
+            alone = row.params.likeliest and not row.options.confidence
+            if not alone or not row.constraint.allows(best[number]):
+                row.constraint.mask(logits[number])
+        except ConstraintError as error:  # of this row alone
+            row.error = error
+            logits[number] = math.nan
+    token = draw_each(rows, logits)
+    for number, logprobs in own.items():
+        values, ids = likeliest(logprobs, token[number : number + 1], rows[number].options.logprobs or 0)
+        reports[number] = values[0], ids[0]
+    confident = any(row.options.confidence for row in rows)
+    chosen = chosen_logprobs(logits, token) if confident else None
+    return Chosen(rows, token, readable(token, logits), chosen, reports)
+
+
+def readable(token: Tensor, logits: Tensor) -> Tensor:
+    """Tokens (k, 1) from logits (k, V) -> (k,), `BAD` where these are not finite."""
+    # The maximum is NaN or +inf if any logit is; -inf alone is a banned token.
+    return token[:, 0].masked_fill(~logits.amax(-1).isfinite(), BAD)
+
+
+def recordable(
+    tokens: Tensor, counters: Tensor, params: SamplingParams, logprobs: Tensor | None
+) -> Callable[[Tensor], None]:
+    """`choose` for `plain` rows of equal `params`, as operations on the device alone, which a CUDA graph may
+    record: logits (k, V) become the next tokens (k, 1), in place.
+
+    counters: (4, k) int64 of each row: its position, seed, how many numbers it has drawn, and what is read.
+    logprobs: (2, k), the tokens' `chosen_logprobs`, or None.
+    """
+    _, seeds, drawn, ids = counters
+
+    def choose_in_place(logits: Tensor) -> None:
+        token = sample(logits, params, None if params.greedy else uniforms(seeds, drawn))
+        tokens.copy_(token)
+        if logprobs is not None:
+            logprobs.copy_(chosen_logprobs(logits, token))
+        ids.copy_(readable(token, logits))
+        counters[::2] += 1
+
+    return choose_in_place
+
+
+def draw_each(rows: Sequence[Row], logits: Tensor) -> Tensor:
+    """One token for each row, which may want different things: (k, V) -> (k, 1)."""
+    alike: dict[SamplingParams, list[int]] = {}
+    for number, row in enumerate(rows):
+        alike.setdefault(row.params, []).append(number)
+    if len(alike) == 1:  # no copy of the logits
+        return _draw_alike(rows, logits)
+    token = torch.empty(len(rows), 1, dtype=torch.int64, device=logits.device)
+    for members in alike.values():
+        index = to_device(torch.tensor(members), logits.device)
+        token[index] = _draw_alike([rows[member] for member in members], logits[index])
+    return token
+
+
+def _draw_alike(rows: Sequence[Row], logits: Tensor) -> Tensor:
+    """Rows with equal parameters."""
+    params, uniform, seen = rows[0].params, None, None
+    if not params.greedy:
+        numbers = torch.tensor([[row.first_seed() for row in rows], [row.launched for row in rows]])
+        uniform = uniforms(*to_device(numbers, logits.device))
+    if params.repetition_penalty != 1:
+        for row in rows:
+            if row.seen is None:
+                row.seen = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+                row.seen[to_device(row.prompt_ids, logits.device)] = True
+        seen = torch.stack([row.seen for row in rows if row.seen is not None])  # (k, V)
+    token = sample(logits, params, uniform, seen)
+    for row, own in zip(rows, token, strict=True):
+        if row.seen is not None:
+            row.seen.scatter_(0, own, True)
+    return token

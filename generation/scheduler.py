@@ -28,7 +28,6 @@ stops is computed once more in vain, inside its own slot.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -40,20 +39,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from generation import draft
 from generation import kv_cache as kv
-from generation.confidence import (
-    TokenLogprobs,
-    chosen_logprobs,
-    confidence_of,
-    likeliest,
-    token_logprobs,
-)
-from generation.kv_cache import seen_tokens
+from generation.confidence import confidence_of
+from generation.decoding import step_of
+from generation.draft import DraftLimits, tiles_left
 from generation.memory import available_bytes
 from generation.options import (
     CacheMemoryError,
-    ConstraintError,
-    NotFiniteError,
+    GenerationOptions,
     SamplingParams,
     check_integer,
     with_overrides,
@@ -61,6 +55,7 @@ from generation.options import (
 from generation.prefix import (
     CacheBudget,
     FeatureCache,
+    KeyedPrompt,
     SlotCache,
     embed_after,
     first_tile,
@@ -73,17 +68,17 @@ from generation.requests import (
     NewTokens,
     Request,
     RequestOutput,
-    Sequence,
+    SlotRow,
     Stats,
 )
-from generation.sampling import sample, uniforms
-from generation.steps import DecodeStep, step_of
+from generation.sampling import Chosen, choose, recordable
+from generation.speculation import Speculation
+from generation.steps import DecodeStep
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run
 PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no more than this ...
 SPARE_FROM = 16  # requests one after another, for all of which half of the slots' length would do
 LAG = 1  # steps of a GPU that are launched before the tokens of one are read
-_BAD = -1  # in place of a token id, where logits are not finite
 
 
 class _Limits(NamedTuple):
@@ -96,17 +91,6 @@ class _Limits(NamedTuple):
 
 # A GPU's are estimated: its arithmetic is ahead of its memory by about 200 positions, a CPU's by 64.
 LIMITS = {"cpu": _Limits(64, 2048), "cuda": _Limits(256, 16_384)}
-
-
-class _Chosen(NamedTuple):
-    """Tokens on their way to the host: ids (k,) of k rows, the likeliest tokens of rows that report them, and
-    `chosen_logprobs` (2, k) where a row asks for its confidence."""
-
-    rows: list[Sequence]
-    ids: Tensor
-    logprobs: dict[int, tuple[Tensor, Tensor]]
-    chosen: Tensor | None
-    copied: torch.cuda.Event | None
 
 
 class Scheduler:
@@ -139,7 +123,8 @@ class Scheduler:
         if prefill_chunk is not None:
             check_integer("prefill_chunk", prefill_chunk, low=1)
         self.model, self.slots, self._chunk = model, slots, prefill_chunk
-        self._step = step_of(decode_step, model.language_model)
+        self._decode_step, self._step = decode_step, step_of(decode_step, model.language_model)
+        self.speculation = Speculation(self._step, model.config.image_token_id)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
         self.prefixes = prefixes
         self._limits = LIMITS.get(model.device.type, LIMITS["cpu"])
@@ -148,7 +133,7 @@ class Scheduler:
         self.budget.check(self.budget.positions)
         self._cache = SlotCache(model.language_model, self.budget)
         # Of each slot: the token to be fed; its position, the row's seed, how many numbers it has drawn, and
-        # the token that a recorded step has chosen, or _BAD.
+        # the token that a recorded step has chosen, or BAD.
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
         self._counters = torch.zeros(4, slots, dtype=torch.int64, device=model.device)
         self._logprobs = torch.zeros(2, slots, device=model.device)  # `chosen_logprobs` of a recorded step
@@ -175,14 +160,14 @@ class Scheduler:
     def reset(self) -> None:
         """Give up all requests and forget what the slots hold, as after an error or for other weights."""
         self._cache.forget()
-        self._entered: deque[Sequence] = deque()  # without a slot yet
-        self._waiting: deque[Sequence] = deque()  # in their slots, with positions to compute; the next first
-        self._rows: list[Sequence | None] = [None] * self.slots
-        self._launched: deque[_Chosen] = deque()
+        self._entered: deque[SlotRow] = deque()  # without a slot yet
+        self._waiting: deque[SlotRow] = deque()  # in their slots, with positions to compute; the next first
+        self._rows: list[SlotRow | None] = [None] * self.slots
+        self._launched: deque[Chosen] = deque()
         self._events: list[NewTokens | RequestOutput] = []
         self._view: tuple[tuple[int, int, int], kv.KVCache] | None = None
         self._replay: tuple[kv.KVCache, tuple[SamplingParams, bool], Callable[[], None]] | None = None
-        self._counted: list[tuple[Sequence, int]] = []  # rows and positions that the counters stand at
+        self._counted: list[tuple[SlotRow, int]] = []  # rows and positions that the counters stand at
 
     # --------------------------------------------------------------------------------------- the loop
 
@@ -227,7 +212,31 @@ class Scheduler:
             raise ValueError(f"all {self.slots} slots are taken")
         with self._timed("prepare"):
             ready = request.prepare() if isinstance(request, LazyRequest) else request
-            row = self._read(ready, request.key)
+            prompt, options = self._read(ready, ready.options)
+            short = self._read(ready.draft, ready.options)[0] if ready.draft else None
+        self.enter(request.key, prompt, options, short)
+
+    def enter(
+        self,
+        key: Any,
+        prompt: KeyedPrompt,
+        options: GenerationOptions,
+        short: KeyedPrompt | None = None,
+        limits: DraftLimits | None = None,
+    ) -> SlotRow:
+        """`add` of a prompt that was read, for options that were looked at. Returns its row, which says how
+        its answer grows."""
+        row = SlotRow(options, prompt.input_ids, key=key, prompt=prompt)
+        new, limits = [row], limits or draft.LIMITS
+        if short is not None and self.free > 1 and (left := self._drafts(row, short, limits)):
+            if not options.greedy:
+                row.first_seed()  # one for draft and answer
+            plain = replace(options, confidence=False, logprobs=None, lookup="off")
+            row.draft = SlotRow(plain, short.input_ids, row.seed, key=key, prompt=short, of=row)
+            row.draft.left, row.draft.limits = left, limits
+            new = [row.draft, row]
+        for one in new:
+            self.speculation.begin(one)
         self._view = self._replay = None  # they would keep the old buffers beside the grown ones
         while True:
             try:
@@ -237,10 +246,53 @@ class Scheduler:
                 # Prefixes lie in the host's memory; who asks now comes before who may ask again.
                 if self.model.device.type != "cpu" or not self.prefixes or not self.prefixes.give_back():
                     raise
-        self._entered.append(row)
+        self._entered += new
         self._spared = self._spared + 1 if self._cache.spare(self._room) else 0
         if self._spared >= SPARE_FROM:
             self.give_back()
+        return row
+
+    def _drafts(self, row: SlotRow, short: KeyedPrompt, limits: DraftLimits) -> int:
+        """How many tiles are to be encoded after a draft from the short prompt; 0 for no draft."""
+        reused = min(self.reusable(row.prompt), len(row.prompt) - 1)
+        return tiles_left(self.model, self._features, row.prompt, short, reused, limits)
+
+    def reusable(self, prompt: KeyedPrompt) -> int:
+        """How many positions of a prompt a slot holds."""
+        return max(self._cache.filled_in_common(prompt.keys)) if self._cache.capacity else 0
+
+    def end_draft(self, row: SlotRow) -> None:
+        """End the draft of a row, whose answer is next."""
+        assert row.draft is not None, "it has one"
+        if row.draft in self._entered:
+            self._entered.remove(row.draft)
+            row.draft.stop_reason = "cancelled"
+        elif not row.draft.stop_reason:
+            self._collect(0)
+        if not row.draft.stop_reason:
+            self._leave_unasked(row.draft)
+        row.draft.constraint = None
+        self.speculation.begin(row, row.draft.tokens)
+
+    def compute_by(self, decode_step: DecodeStep | None, prefill_chunk: int | None) -> None:
+        """Go on with another step, and prompts in chunks of so many positions."""
+        self._chunk = prefill_chunk
+        if decode_step is not self._decode_step:
+            self._decode_step, self._replay = decode_step, None
+            self._step = step_of(decode_step, self.model.language_model)
+            self.speculation = Speculation(self._step, self.model.config.image_token_id)
+
+    def counts(self) -> dict[str, float]:
+        """What was done so far: seconds of each kind, decode steps, tiles encoded, tokens proposed and
+        accepted."""
+        stats, own = self.stats, self.speculation
+        counts = {"steps": stats.decode_steps, "tiles": stats.tiles_encoded}
+        return {**stats.seconds, **counts, "proposed": own.proposed, "accepted": own.accepted}
+
+    @property
+    def held(self) -> list[int]:
+        """Positions that each slot holds for prompts to come."""
+        return list(self._cache.filled)
 
     @property
     def _room(self) -> int:
@@ -255,26 +307,33 @@ class Scheduler:
 
     @torch.no_grad()
     def step(self) -> list[NewTokens | RequestOutput]:
-        """Compute prompts, all that wait or one chunk, then a token for each row that decodes."""
+        """Compute prompts, all that wait or one chunk, then a token for each row that decodes. First tokens
+        that nobody else waits beside are told of before the next ones are made."""
+        others = any(row is not None and row.decodes for row in self._rows)
         self._compute_prompts()
-        self._decode()
+        if others or not self._events:
+            self._decode()
         return self._take_events()
 
     @torch.no_grad()
     def cancel(self, key: Any) -> bool:
         """Give up the request with this key; nothing more comes of it. False if it has ended."""
         self._collect(0)  # what is under way for its slot must not meet the next request there
-        for row in [*self._entered, *self._rows]:
-            if row is not None and row.key == key:
-                if row in self._entered:
-                    self._entered.remove(row)
-                else:
-                    # Of a part of a prompt no logits have been seen that would tell.
-                    self._leave(row, kept=row.launched > 0 or self._cache.is_finite(row.slot))
-                self._events = [event for event in self._events if event.key != key]
-                self.stats.cancelled += 1
-                return True
-        return False
+        found = [row for row in {*self._entered, *self._rows} if row is not None and row.key == key]
+        for row in found:  # it, and its draft
+            if row in self._entered:  # also where an interrupt has left it in its slot as well
+                self._entered.remove(row)
+            if row in self._rows:
+                self._leave_unasked(row)
+            row.stop_reason = row.stop_reason or "cancelled"
+        self._events = [event for event in self._events if not (found and event.key == key)]
+        self.stats.cancelled += bool(found)
+        return bool(found)
+
+    def _leave_unasked(self, row: SlotRow) -> None:
+        """Have a row leave that could go on."""
+        # Of a part of a prompt no logits have been seen that would tell.
+        self._leave(row, kept=row.launched > 0 or self._cache.is_finite(row.slot))
 
     def _take_events(self) -> list[NewTokens | RequestOutput]:
         events, self._events = self._events, []
@@ -282,12 +341,12 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------ prompts
 
-    def _read(self, request: Request, key: Any) -> Sequence:
-        options = request.options
-        if options.num_return_sequences != 1 or not options.use_cache or options.decode_step is not None:
+    def _read(self, request: Request, options: GenerationOptions) -> tuple[KeyedPrompt, GenerationOptions]:
+        alone = (options.num_return_sequences, options.use_cache, options.decode_step, options.prefill_chunk)
+        if alone != (1, True, None, None):
             raise ValueError(
-                "a request cannot have num_return_sequences, use_cache or decode_step: "
-                "make one for each answer, and give the scheduler the decode step"
+                "a request cannot have num_return_sequences, use_cache, decode_step or prefill_chunk: "
+                "make one for each answer, and give the scheduler step and chunk"
             )
         options = with_overrides(options, {}, self.model.config.eos_token_ids)
         prompt = read_prompt(
@@ -297,26 +356,29 @@ class Scheduler:
             request.pixel_attention_mask,
             max_new_tokens=options.max_new_tokens,
         )
-        constraint = None if options.constraint is None else options.constraint()
-        return Sequence(key, options, options.choice, prompt, constraint)
+        return prompt, options
 
     def _compute_prompts(self) -> None:
         """All prompts, or one chunk or tile of one, each in turn; rows whose prompt is complete get their
         first token."""
-        fresh: list[tuple[list[Sequence], Tensor]] = []
+        fresh: list[tuple[list[SlotRow], Tensor]] = []
         while self._entered or self._waiting:
-            while self._entered and None in self._rows and self._place(self._entered[0]):
-                self._entered.popleft()
+            for row in [row for row in self._entered if not row.waits]:
+                if None not in self._rows or not self._place(row):
+                    break
+                self._entered.remove(row)
             if not self._waiting:  # what has entered waits for the tokens of rows at their limit
                 break
             if self._chunk is None:
-                for row in self._waiting:
+                for row in list(self._waiting):
                     self._encode(row, None)
                 passes = [(rows, [row.missing for row in rows]) for rows in self._groups()]
             else:
                 head = self._waiting[0]
                 self._waiting.rotate(-1)
-                passes = [] if self._encode(head, 1) else [self._chunk_of(head)]
+                encoded = self._encode(head, 1)
+                # A draft may have ended by what its tiles took.
+                passes = [] if encoded or head not in self._waiting else [self._chunk_of(head)]
             for rows, lengths in passes:
                 with self._timed("prefill"):
                     logits = self._prefill(rows, lengths)
@@ -331,9 +393,9 @@ class Scheduler:
         if fresh:
             with self._timed("prefill"):
                 self._launch([row for rows, _ in fresh for row in rows], torch.cat([own for _, own in fresh]))
-                self._collect(self.lag)
+                self._collect(self._lag)
 
-    def _place(self, row: Sequence) -> bool:
+    def _place(self, row: SlotRow) -> bool:
         """Choose a free slot for a prompt and copy there what it shares with another one; False if it waits
         to share what is still to be computed."""
         last = len(row.prompt) - 1  # always computed, because its logits are not kept
@@ -349,7 +411,8 @@ class Scheduler:
         slot = max(free, key=ready.__getitem__)
         if not row.worth_sharing(ready[slot], ready[source]):
             source = slot
-        row.reused = row.start = ready[source] if row.worth_sharing(0, ready[source]) else 0
+        shared = self.slots == 1 or row.worth_sharing(0, ready[source])  # in its own slot it costs nothing
+        row.reused = row.start = ready[source] if shared else 0
         self._cache.assign(slot, row.prompt.keys, source, row.reused)
         if self.prefixes is not None:
             row.reused = row.start = self.prefixes.extend(self._cache, slot, row.prompt, row.reused)
@@ -358,12 +421,13 @@ class Scheduler:
         self._waiting.append(row)
         return True
 
-    def _encode(self, row: Sequence, most: int | None) -> int:
+    def _encode(self, row: SlotRow, most: int | None) -> int:
         """Encode up to `most` more tiles of a prompt, and make its embeddings once it has all of them.
         Returns how many were encoded; equal ones cost nothing."""
         prompt, encoded = row.prompt, 0
         if row.embeds is not None:
             return 0
+        began = time.perf_counter()
         with self._timed("vision"):
             while (first := row.tile + len(row.features)) < len(prompt.digests) and encoded != most:
                 assert prompt.tiles is not None, "a prompt with digests has tiles"
@@ -377,11 +441,23 @@ class Scheduler:
                 row.embeds = embed_after(self.model, prompt, row.reused, rest)
                 row.prompt, row.features = replace(prompt, tiles=None, masks=None), []
         self.stats.tiles_encoded += encoded
+        if row.of is not None:
+            if self.model.device.type != "cpu":
+                torch.accelerator.synchronize(self.model.device)
+            self._time_draft(row, encoded, time.perf_counter() - began)
         return encoded
 
-    def _groups(self) -> list[list[Sequence]]:
+    def _time_draft(self, row: SlotRow, encoded: int, seconds: float) -> None:
+        """A draft's tiles took so long: from here on its time is bounded, and where the others would take no
+        time to read in, there is none."""
+        rest = row.left * seconds / max(encoded, 1)  # 0: another one was quicker
+        row.until = time.perf_counter() + row.limits.share * rest
+        if row.of is not None and (not encoded or rest < row.limits.least_wait):
+            self.end_draft(row.of)
+
+    def _groups(self) -> list[list[SlotRow]]:
         """The prompts that wait and are encoded, neighbours of similar length together."""
-        groups: list[list[Sequence]] = []
+        groups: list[list[SlotRow]] = []
         ready = [row for row in self._waiting if row.embeds is not None]
         for row in sorted(ready, key=lambda row: row.slot):
             if groups and groups[-1][-1].slot == row.slot - 1 and self._together([*groups[-1], row]):
@@ -390,13 +466,13 @@ class Scheduler:
                 groups.append([row])
         return groups
 
-    def _chunk_of(self, head: Sequence) -> tuple[list[Sequence], list[int]]:
+    def _chunk_of(self, head: SlotRow) -> tuple[list[SlotRow], list[int]]:
         """What is computed next of a prompt, or all of several short ones with it."""
         assert self._chunk is not None
         rows = next(rows for rows in self._groups() if head in rows)
         return rows, [min(row.missing, self._chunk) for row in rows]
 
-    def _together(self, rows: list[Sequence]) -> bool:
+    def _together(self, rows: list[SlotRow]) -> bool:
         """Whether one pass over these prompts, padded to the longest, is better than several."""
         lengths = [row.missing for row in rows]
         large = self._limits.large if self._chunk is None else min(self._chunk, self._limits.large)
@@ -407,7 +483,7 @@ class Scheduler:
             return False
         return padded <= self._limits.small or padded <= PADDED_AT_MOST * sum(lengths)
 
-    def _prefill(self, rows: list[Sequence], lengths: list[int]) -> Tensor:
+    def _prefill(self, rows: list[SlotRow], lengths: list[int]) -> Tensor:
         """One pass over the next `lengths` positions of rows in neighbouring slots: logits (k, V) of the last
         of each."""
         longest, starts = max(lengths), [row.start for row in rows]
@@ -442,45 +518,83 @@ class Scheduler:
         with self._timed("decode"):
             span = [row for row in self._rows[: 1 + rows[-1].slot] if row is not None]
             positions = [self._place_of(row) for row in span]
-            params, count = rows[0].params, len(span)
-            record = self._step.records and all(row.params == params and row.plain for row in rows)
-            if not record and min(positions) == max(positions):
-                start_pos: int | Tensor = positions[0]
-                self._counted = []
-            else:
-                self._count(span, positions)
-                start_pos = self._counters[0, :count]
-            cache = self._view_of(count, None if isinstance(start_pos, int) else max(positions) + 1)
-            tokens = self._tokens[:count]
             self.stats.decode_steps += 1
-            if record:
-                assert isinstance(start_pos, Tensor)
-                sure = any(row.options.confidence for row in rows)
-                self._recorded(count, cache, params, sure)()
-                idle = len(rows) < count
-                own = self._index([row.slot for row in rows]) if idle else slice(count)
-                chosen = self._logprobs[:, own].clone() if sure else None
-                self._push(rows, self._counters[3, own].clone(), {}, chosen)
+            proposals: list[list[int]] = []
+            if any(row.proposer is not None for row in rows):
+                free = self._cache.capacity - 1 - max(positions)
+                proposals = [own[:free] for own in self.speculation.propose(rows)]
+            if any(proposals):
+                self._several(rows, span, positions, proposals)
             else:
-                logits = self._step(tokens, cache, start_pos)
-                if not isinstance(start_pos, int):
-                    self._counters[::2, :count] += 1
-                if len(rows) < count:
-                    logits = logits[self._index([row.slot for row in rows])]
-                self._launch(rows, logits)
-            self._collect(0 if any(row.constraint for row in rows) else self.lag)
+                self._one_token(rows, span, positions, proposals)
+            self._collect(self._lag)
 
-    def _place_of(self, row: Sequence) -> int:
+    @property
+    def _lag(self) -> int:
+        """Steps whose tokens may be unread: none where these say what is proposed or allowed next."""
+        rows = (row for row in self._rows if row is not None)
+        return 0 if any(row.proposer or row.constraint for row in rows) else self.lag
+
+    def _one_token(
+        self, rows: list[SlotRow], span: list[SlotRow], positions: list[int], proposals: list[list[int]]
+    ) -> None:
+        """A step of the first slots, `span`, of which `rows` decode; `proposals` are empty."""
+        params, count = rows[0].params, len(span)
+        record = self._step.records and all(row.params == params and row.plain for row in rows)
+        if not record and min(positions) == max(positions):
+            start_pos: int | Tensor = positions[0]
+            self._counted = []
+        else:
+            self._count(span, positions)
+            start_pos = self._counters[0, :count]
+        cache = self._view_of(count, None if isinstance(start_pos, int) else max(positions) + 1)
+        tokens = self._tokens[:count]
+        if record:
+            confident = any(row.options.confidence for row in rows)
+            self._recorded(count, cache, params, confident)()
+            own = self._index([row.slot for row in rows]) if len(rows) < count else slice(count)
+            chosen = self._logprobs[:, own].clone() if confident else None
+            self._launched.append(Chosen(rows, tokens, self._counters[3, own].clone(), chosen).send())
+        else:
+            began = time.perf_counter()
+            logits = self._step(tokens, cache, start_pos)
+            if proposals:
+                self.speculation.observe(rows, proposals, time.perf_counter() - began)
+            if not isinstance(start_pos, int):
+                self._counters[::2, :count] += 1
+            if len(rows) < count:
+                logits = logits[self._index([row.slot for row in rows])]
+            self._launch(rows, logits)
+
+    def _several(
+        self, rows: list[SlotRow], span: list[SlotRow], positions: list[int], proposals: list[list[int]]
+    ) -> None:
+        """A pass over the last tokens of rows and their proposals, which are verified."""
+        after = {row.slot: own for row, own in zip(rows, proposals, strict=True)}
+        ids = [[*row.tokens[-1:], *after[row.slot]] if row.slot in after else [0] for row in span]
+        alike = min(positions) == max(positions)
+        cache = self._view_of(len(span), None if alike else max(positions) + max(map(len, ids)))
+        began = time.perf_counter()
+        logits = self._step.ragged(ids, cache, positions)
+        self.speculation.observe(rows, proposals, time.perf_counter() - began)
+        self.speculation.verify(rows, proposals, [logits[row.slot] for row in rows])
+        self._counted = []
+        last = torch.tensor([row.tokens[-1:] for row in rows])
+        self._tokens[self._index([row.slot for row in rows])] = kv.to_device(last, self.model.device)
+        for row in rows:
+            self._report(row)
+
+    def _place_of(self, row: SlotRow) -> int:
         """Where a step writes in a row's slot. One that does not decode, between others that do, gets a token
         for nothing, in a place that holds nothing yet."""
         if row.decodes:
             return row.position
-        place = row.position if row.launched and row.embeds is None else row.start
+        place = row.position if row.launched else row.start
         place = min(place, self._cache.capacity - 1)
         self._cache.filled[row.slot] = min(self._cache.filled[row.slot], place)
         return place
 
-    def _count(self, span: list[Sequence], positions: list[int]) -> None:
+    def _count(self, span: list[SlotRow], positions: list[int]) -> None:
         """Have the counters of these rows on the device, which counts on by itself while rows stay."""
         if self._counted != list(zip(span, positions)):
             seeds = [0 if row.params.greedy else row.first_seed() for row in span]
@@ -503,70 +617,20 @@ class Scheduler:
         """A step of the first `count` slots with its choice, recorded; asked for anew where those change."""
         if self._replay is None or self._replay[0] is not cache or self._replay[1] != (params, sure):
             tokens, counters = self._tokens[:count], self._counters[:, :count]
-            choose = _chooser(tokens, counters, params, self._logprobs[:, :count] if sure else None)
+            choice = recordable(tokens, counters, params, self._logprobs[:, :count] if sure else None)
             state = [self._tokens, self._counters, self._logprobs]
-            replay = self._step.recorded(tokens, cache, counters[0], choose, state, (count, params, sure))
+            replay = self._step.recorded(tokens, cache, counters[0], choice, state, (count, params, sure))
             self._replay = cache, (params, sure), replay
         return self._replay[2]
 
-    def _launch(self, rows: list[Sequence], logits: Tensor) -> None:
+    def _launch(self, rows: list[SlotRow], logits: Tensor) -> None:
         """Choose the next token of each row, logits (k, V), without waiting for it."""
-        held = [(index, row) for index, row in enumerate(rows) if row.constraint is not None]
-        for index, row in held:
-            assert row.constraint is not None
-            row.constraint.close(logits[index])
-        logprobs = {
-            index: logits[index : index + 1].float().log_softmax(-1)
-            for index, row in enumerate(rows)
-            if row.options.logprobs is not None
-        }
-        best = logits.argmax(-1).tolist() if held else []
-        for index, row in held:
-            assert row.constraint is not None
-            try:
-                alone = row.params.likeliest and not row.options.confidence
-                if not alone or not row.constraint.allows(best[index]):
-                    row.constraint.mask(logits[index])
-            except ConstraintError as error:  # of this row alone
-                row.error = error
-                logits[index] = math.nan
-        token = sample_rows(rows, logits)  # (k, 1)
-        slots = [row.slot for row in rows]
+        chosen, slots = choose(rows, logits), [row.slot for row in rows]
         if slots == list(range(len(rows))):
-            self._tokens[: len(rows)] = token
+            self._tokens[: len(rows)] = chosen.token
         else:
-            self._tokens[self._index(slots)] = token
-        found = {}
-        for index, own in logprobs.items():
-            values, ids = likeliest(own, token[index : index + 1], rows[index].options.logprobs or 0)
-            found[index] = self._to_host(values[0]), self._to_host(ids[0])
-        finite = logits.amax(-1).isfinite()  # the maximum is NaN or +inf if any logit is
-        sure = any(row.options.confidence for row in rows)
-        chosen = chosen_logprobs(logits, token) if sure else None
-        self._push(rows, token[:, 0].masked_fill(~finite, _BAD), found, chosen)
-
-    def _push(
-        self,
-        rows: list[Sequence],
-        ids: Tensor,
-        logprobs: dict[int, tuple[Tensor, Tensor]],
-        chosen: Tensor | None,
-    ) -> None:
-        """Send the chosen ids (k,) to the host; `_collect` reads them there."""
-        ids, copied = self._to_host(ids), None
-        chosen = None if chosen is None else self._to_host(chosen)
-        if self.model.device.type == "cuda":
-            copied = torch.cuda.Event()
-            copied.record(torch.cuda.current_stream(self.model.device))
-        self._launched.append(_Chosen(rows, ids, logprobs, chosen, copied))
-        for row in rows:
-            row.launched += 1
-
-    def _to_host(self, tensor: Tensor) -> Tensor:
-        """A copy that has arrived once what was launched so far has run; on a CPU the tensor itself."""
-        if self.model.device.type != "cuda":
-            return tensor.cpu()
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            self._tokens[self._index(slots)] = chosen.token
+        self._launched.append(chosen.send())
 
     def _index(self, numbers: list[int]) -> Tensor:
         return kv.to_device(torch.tensor(numbers), self.model.device)
@@ -576,65 +640,47 @@ class Scheduler:
     def _collect(self, lag: int) -> None:
         """Read the tokens of all steps but the last `lag`: the loop's one read from the device."""
         while len(self._launched) > lag:
-            rows, ids, logprobs, chosen, copied = self._launched.popleft()
-            if copied is not None:
-                copied.synchronize()
-            own = [(0.0, 0.0)] * len(rows) if chosen is None else chosen.T.tolist()
-            for index, (row, token_id) in enumerate(zip(rows, ids.tolist(), strict=True)):
-                if not row.ended:
-                    if token_id not in row.stop_ids or not row.tokens:
-                        row.sums = (row.sums[0] + own[index][0], row.sums[1] + own[index][1])
-                    self._take(row, token_id, logprobs.get(index))
+            chosen = self._launched.popleft()
+            going = [row for row in chosen.rows if not row.stop_reason]
+            chosen.read()
+            for row in going:
+                assert isinstance(row, SlotRow), "whatever was launched here has a slot"
+                self._report(row)
 
-    def _take(self, row: Sequence, token_id: int, logprobs: tuple[Tensor, Tensor] | None) -> None:
-        """Note a row's next token, and what a constraint forces after it."""
-        if token_id == _BAD:
+    def _report(self, row: SlotRow) -> None:
+        """Say what is new of a row, whose slot is free at its end."""
+        if row.error is not None:
             self._leave(row, kept=False)
-            error = row.error or NotFiniteError(len(row.tokens) + 1)
-            self._events.append(self._failed(row.key, error))
+            if row.of is None:
+                self._events.append(self._failed(row.key, row.error))
+            else:  # the answer tells of it
+                self.end_draft(row.of)
             return
-        new_ids, limit = [token_id], row.options.max_new_tokens - len(row.tokens)
-        if row.constraint is not None:
-            row.constraint.accept(token_id)
-            if token_id not in row.stop_ids:
-                new_ids += row.constraint.forced()
-                ends = [number for number, one in enumerate(new_ids, 1) if one in row.stop_ids]
-                del new_ids[min([limit, *ends]) :]
-                for forced in new_ids[1:]:
-                    row.constraint.accept(forced)
-        row.tokens += new_ids
-        reports = None
-        if logprobs is not None:
-            reports = [token_logprobs(logprobs[0].tolist(), logprobs[1].tolist())]
-            reports += [TokenLogprobs(None, [])] * (len(new_ids) - 1)
-        self._events.append(NewTokens(row.key, new_ids, reports, row.reused))
-        stopped = new_ids[-1] in row.stop_ids
-        if stopped or len(row.tokens) >= row.options.max_new_tokens:
+        reports = None if row.options.logprobs is None else row.reports[row.told :]
+        new_ids, is_draft = row.tokens[row.told :], row.of is not None
+        self._events.append(NewTokens(row.key, new_ids, reports, row.reused, is_draft))
+        row.told = len(row.tokens)
+        if row.of is not None:
+            if row.stop_reason or time.perf_counter() > row.until:
+                self._leave(row)
+                self.end_draft(row.of)
+        elif row.stop_reason:
             self._leave(row)
             self.stats.completed += 1
             self.stats.new_tokens += len(row.tokens)
-            reason = "stop" if stopped else "length"
             sure = confidence_of(*row.sums) if row.options.confidence else None
-            self._events.append(RequestOutput(row.key, row.tokens, reason, len(row.prompt), row.reused, sure))
-        elif len(new_ids) > 1:  # they are computed like a prompt
-            row.start = row.position
-            row.launched += len(new_ids) - 1
-            ids = kv.to_device(torch.tensor([new_ids]), self.model.device)
-            if row.seen is not None:
-                row.seen[ids[0]] = True
-            row.embeds = self.model.language_model.embed_tokens(ids)
-            self._waiting.append(row)
+            output = RequestOutput(row.key, row.tokens, row.stop_reason, len(row.prompt), row.reused, sure)
+            self._events.append(output)
 
-    def _leave(self, row: Sequence, kept: bool = True) -> None:
+    def _leave(self, row: SlotRow, kept: bool = True) -> None:
         """Give a row's slot to others, with what was computed for it."""
-        self._rows[row.slot], row.ended = None, True
+        self._rows[row.slot], row.stop_reason = None, row.stop_reason or "cancelled"
         if row in self._waiting:
             self._waiting.remove(row)
         if not kept:
             self._cache.clear(row.slot)
         elif row.tokens and self._cache.filled[row.slot] == len(row.prompt):
-            fed = len(row.tokens) - 1 if row.embeds is None else row.start - len(row.prompt)
-            self._cache.append(row.slot, torch.tensor(row.tokens[:fed], dtype=torch.int64))
+            self._cache.append(row.slot, torch.tensor(row.tokens[:-1], dtype=torch.int64))
         if kept and self.prefixes is not None:
             keys = self._cache.keys(row.slot)
             self.prefixes.save(keys, row.prompt.digests, self._cache.kv_cache, row.slot)
@@ -661,57 +707,3 @@ class Scheduler:
         began = time.perf_counter()
         yield
         self.stats.seconds[name] += time.perf_counter() - began
-
-
-def _chooser(
-    tokens: Tensor, counters: Tensor, params: SamplingParams, logprobs: Tensor | None
-) -> Callable[[Tensor], None]:
-    """What a recorded step does with its logits (B, V): the next tokens (B, 1), the counters (4, B) and, if
-    wanted, the tokens' `chosen_logprobs` (2, B)."""
-    _, seeds, drawn, chosen = counters
-
-    def choose(logits: Tensor) -> None:
-        token = sample(logits, params, None if params.greedy else uniforms(seeds, drawn))
-        tokens.copy_(token)
-        if logprobs is not None:
-            logprobs.copy_(chosen_logprobs(logits, token))
-        chosen.copy_(token[:, 0].masked_fill(~logits.amax(-1).isfinite(), _BAD))
-        counters[::2] += 1  # positions and drawn
-
-    return choose
-
-
-def sample_rows(rows: list[Sequence], logits: Tensor) -> Tensor:
-    """One token for each row, which may want different things: logits (k, V) -> (k, 1), on the device.
-
-    Each row draws with the seed that `model.generate` gives it alone.
-    """
-    alike: dict[SamplingParams, list[int]] = {}
-    for number, row in enumerate(rows):
-        alike.setdefault(row.params, []).append(number)
-    if len(alike) == 1:  # no copy of the logits
-        return _sample_alike(rows, logits)
-    token = torch.empty(len(rows), 1, dtype=torch.int64, device=logits.device)
-    for members in alike.values():
-        index = kv.to_device(torch.tensor(members), logits.device)
-        token[index] = _sample_alike([rows[member] for member in members], logits[index])
-    return token
-
-
-def _sample_alike(rows: list[Sequence], logits: Tensor) -> Tensor:
-    """`sample` for rows with equal parameters."""
-    params, uniform, seen, device = rows[0].params, None, None, logits.device
-    if not params.greedy:
-        counts = torch.tensor([[row.first_seed(), row.launched] for row in rows]).T
-        uniform = uniforms(*kv.to_device(counts, device))
-    if params.repetition_penalty != 1:
-        for row in rows:
-            if row.seen is None:
-                ids = kv.to_device(row.prompt.input_ids[None], device)
-                (row.seen,) = seen_tokens(ids, None, logits.shape[1], 1)
-        seen = torch.stack([row.seen for row in rows if row.seen is not None])  # (k, V)
-    token = sample(logits, params, uniform, seen)
-    for row, own in zip(rows, token, strict=True):
-        if row.seen is not None:
-            row.seen.scatter_(0, own, True)
-    return token

@@ -5,38 +5,33 @@
     second = session.generate_detailed(**processor.ask("photo.jpg", "What colour?"), max_new_tokens=32)
     second.reused, second.prefilled                   # positions taken from the cache, and computed
 
-A session takes what `model.generate` takes and gives the same tokens. It keeps the last prompt and answer in
-one slot of the scheduler's kind (`prefix.SlotCache`). A new prompt is compared with them from the front, and
-only the part that differs is prefilled. So the next turn of a conversation costs what is new in it, a
-shortened or edited history rewinds by itself, and a second question about an image starts after the image.
+A session takes what `model.generate` takes and gives the same tokens. It is a `Scheduler` of one slot, which
+keeps the last prompt and answer. A new prompt is compared with them from the front, and only the part that
+differs is prefilled. So the next turn of a conversation costs what is new in it, a shortened or edited
+history rewinds by itself, and a second question about an image starts after the image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import closing
+import time
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from threading import RLock
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.decoding import (
-    GenerationOutput,
-    Stopwatch,
-    TokenStream,
-    initial_capacity,
-    pad_id,
-    run_decode,
-)
-from generation.kv_cache import CachePosition, seen_tokens
+from generation.decoding import GenerationOutput, TokenStream, fields_of, pad_id
+from generation.draft import Draft, DraftLimits, DraftStream
 from generation.memory import check_caches_fit
-from generation.options import GenerationOptions, NotFiniteError, with_overrides
-from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
+from generation.options import GenerationOptions, with_overrides
+from generation.prefix import FeatureCache, KeyedPrompt, read_prompt
 from generation.prefix_store import PrefixStore
 from generation.protocol import Pixels, VisionLanguage
-from generation.steps import Proposer, prompt_lookup, sampler_for, step_of
+from generation.requests import SlotRow, each_answer
+from generation.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -72,6 +67,8 @@ class Session:
         model: a `VisionLanguageModel` in eval mode.
         feature_cache: of this model, possibly shared with other sessions; None keeps no features.
         prefixes: of this model, possibly shared: prompts of other sessions and earlier processes.
+        slots: that it begins with: 2 where drafts are to leave what is kept alone. Several answers to one
+            prompt take as many; what fewer have kept is then given up.
 
     `reuse` is about the last prompt, from its first token on.
     """
@@ -81,40 +78,38 @@ class Session:
         model: VisionLanguage,
         feature_cache: FeatureCache | None = None,
         prefixes: PrefixStore | None = None,
+        slots: int = 1,
     ):
         if feature_cache is not None and feature_cache.model is not model:
             raise ValueError("feature_cache: expected one of the session's own model, got another model's")
         self.model = model
         self.feature_cache = FeatureCache(model, 0) if feature_cache is None else feature_cache
-        self._prefixes = prefixes
-        self._context = model.config.text.max_position_embeddings
+        self._prefixes, self._slots = prefixes, slots
         self._lock = RLock()  # held while anything here changes
-        self._steps: Generator[Tensor, None, GenerationOutput] | None = None  # of the last answer
+        self._scheduler: Scheduler | None = None
         self.reset()
 
     @property
     def held(self) -> int:
         """Positions in the cache that the next prompt may share."""
-        return self._slots.filled[0] + len(self._fed)
+        return max(self._scheduler.held, default=0) if self._scheduler else 0
 
     @property
     def kv_cache_bytes(self) -> int:
-        return kv.size_in_bytes(self._slots.kv_cache)
+        return self._scheduler.kv_cache_bytes if self._scheduler else 0
 
     def reset(self) -> None:
         """Forget everything and give the cache's memory back."""
         with self._lock:
-            self._end_answer()
-            language_model = self.model.language_model
-            self._slots = SlotCache(language_model, CacheBudget.of(language_model, slots=1))
-            self._fed: list[Tensor] = []  # ids (1,) after what the slot knows, still on the device
+            self._scheduler = None
+            self._rows: list[SlotRow] = []  # of the last answer
             self.reuse: PrefixReuse | None = None
 
     def _end_answer(self) -> None:
-        """The last answer's steps tidy up the cache now, and not whenever somebody lets go of its stream."""
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
+        rows, self._rows = self._rows, []
+        for row in rows:
+            if self._scheduler is not None:
+                self._scheduler.cancel(row.key)
 
     def generate(self, *inputs, **inputs_and_options) -> Tensor:
         """New token ids (N, T_new): see `VisionLanguageModel.generate`."""
@@ -139,35 +134,55 @@ class Session:
         """`generate`, token by token: iterate for (N,) ids, then read `.result`, a `SessionOutput`.
 
         Takes what `VisionLanguageModel.generate` takes, for one row, and refuses what that refuses, several
-        prompts and use_cache=False; the session is then as it was. Of several answers (num_return_sequences)
-        the session keeps none, only the prompt. A stream that has not ended when another one of this session
-        starts, or at a `reset`, cannot be resumed.
+        prompts and use_cache=False; the session is then as it was. A stream that has not ended when another
+        one of this session starts, or at a `reset`, cannot be resumed.
         """
         options = with_overrides(options, overrides, self.model.config.eos_token_ids)
         inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
-        return self.stream_prompt(read_prompt(self.model, *inputs, options.max_new_tokens), options)
+        prompt = read_prompt(self.model, *inputs, options.max_new_tokens)
+        self._check(prompt, options)
+        return TokenStream(self._locked(self._answer(prompt, options)))
 
-    def stream_prompt(
-        self, prompt: KeyedPrompt, options: GenerationOptions, proposer: Proposer | None = None
-    ) -> TokenStream:
-        """`generate_stream` of a prompt that was read with these options' `max_new_tokens`. `proposer` stands
-        in for what the options would have propose tokens (see `generation.steps`)."""
+    def draft_stream(
+        self,
+        inputs: Mapping[str, Any],
+        short_inputs: Mapping[str, Any] | None,
+        options: GenerationOptions,
+        limits: DraftLimits | None = None,
+    ) -> DraftStream:
+        """`generate_stream(**inputs, options=options)`, with a draft before it where one helps (see
+        `generation.draft`).
+
+        Args:
+            short_inputs: the prompt with the whole image alone; None where there is none.
+            limits: None for the usual ones.
+
+        Raises ValueError for what a session refuses, and for a short prompt with other tiles than the full
+        one.
+        """
+        options = with_overrides(options, {}, self.model.config.eos_token_ids)
+        prompt = read_prompt(self.model, **inputs, max_new_tokens=options.max_new_tokens)
+        draft, short = Draft(), None
+        if short_inputs is not None and options.num_return_sequences == 1:
+            short = read_prompt(self.model, **short_inputs, max_new_tokens=options.max_new_tokens)
+        self._check(prompt, options, short)
+        steps = self._answer(prompt, options, draft, short, limits)
+        return DraftStream(self._locked(steps), draft)
+
+    def _check(
+        self, prompt: KeyedPrompt, options: GenerationOptions, short: KeyedPrompt | None = None
+    ) -> None:
+        """Refuse what cannot be answered."""
         if not options.use_cache:
             raise ValueError("a session is a kept cache: for use_cache=False, call the model's generate")
-        answers, room = options.num_return_sequences, len(prompt) + options.max_new_tokens - 1
-        with self._lock:
-            own = kv.round_up(room if answers == 1 else len(prompt), kv.STEP)
-            caches = [(1, max(min(own, self._context), self._slots.capacity))]
-            if answers > 1:
-                caches.append((answers, room))
-            check_caches_fit(self.model.language_model, caches, held=self.kv_cache_bytes)
-        return TokenStream(self._locked(self._answer(prompt, options, proposer)))
-
-    def reusable(self, prompt: KeyedPrompt) -> int:
-        """How many positions of a prompt the cache holds. The last one is always computed, because its logits
-        are not kept."""
-        with self._lock:
-            return min(*self._slots.filled_in_common(prompt.keys), len(prompt) - 1)
+        if short is not None and not set(short.digests) <= set(prompt.digests):
+            raise ValueError(
+                "short_inputs: expected tiles that are among those of the full prompt, got others"
+            )
+        room = kv.round_up(len(prompt) + options.max_new_tokens - 1, kv.STEP)
+        positions = min(room, self.model.config.text.max_position_embeddings)
+        slots = max(self._slots, options.num_return_sequences, 1 + (short is not None))
+        check_caches_fit(self.model.language_model, [(slots, positions)], held=self.kv_cache_bytes)
 
     def _locked(
         self, steps: Generator[Tensor, None, SessionOutput]
@@ -185,76 +200,90 @@ class Session:
             with self._lock:
                 steps.close()
 
-    def _answer(
-        self, prompt: KeyedPrompt, options: GenerationOptions, proposer: Proposer | None
-    ) -> Generator[Tensor, None, SessionOutput]:
-        """Yield (N,) ids: prefill what is new, then decode, noting what goes into the cache."""
-        model, answers, slots, length = self.model, options.num_return_sequences, self._slots, len(prompt)
+    def _ready(self, slots: int, options: GenerationOptions) -> Scheduler:
+        """The scheduler, with so many slots and what the options say of how it computes."""
         self._end_answer()
-        self.reuse = None
-        if self._fed:  # the last answer's ids go to the slot's keys: once a turn, not once a token
-            ids = torch.cat(self._fed).cpu()
-            self._fed = []  # forgotten first: an interrupt here must not leave them to be noted twice
-            slots.append(0, ids)
-        watch = Stopwatch(model.device)
-        with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
-            reused = self.reusable(prompt)
-            if self._prefixes is not None:
-                slots.reserve(length)
-                slots.assign(0, prompt.keys, source=0, shared=reused)
-                reused = self._prefixes.extend(slots, 0, prompt, reused)
-            embeddings, encoded = embed_rest(model, self.feature_cache, prompt, reused)
-            watch.lap("vision")
-            slots.reserve(length)
-            slots.assign(0, prompt.keys, source=0, shared=reused)
-            step = step_of(options.decode_step, model.language_model)
-            logits = step.prefill(embeddings, [length - reused], slots.kv_cache, reused)
-            slots.filled[0] = length
-        reuse = PrefixReuse(reused, length - reused, encoded, len(prompt.digests) - encoded)
-        seen = None
-        if options.repetition_penalty != 1:
-            ids = kv.to_device(prompt.input_ids[None], model.device)
-            seen = seen_tokens(ids, None, model.config.text.vocab_size, answers)
-        if proposer is None:
-            proposer = prompt_lookup(options, prompt.input_ids[None], model.config.image_token_id)
-        keys, digests = prompt.keys, prompt.digests
-        del prompt, embeddings
-        kv_cache, limit = slots.kv_cache, self._context
-        if answers > 1:
-            limit = length + options.max_new_tokens - 1
-            kv_cache = kv.fork(kv_cache, length, answers, initial_capacity(length, options.max_new_tokens))
-            logits = logits.repeat_interleave(answers, 0)  # (N, V)
-        watch.lap("prefill")
-        self.reuse = reuse
+        self._slots = max(self._slots, slots)
+        if self._scheduler is None or self._scheduler.slots < slots:
+            self._scheduler = None  # its memory comes first
+            self._scheduler = Scheduler(
+                self.model, self._slots, options.decode_step, self.feature_cache, prefixes=self._prefixes
+            )
+        self._scheduler.compute_by(options.decode_step, options.prefill_chunk)
+        return self._scheduler
 
-        sampler = sampler_for(options, 1, pad_id(model, options), model.device, seen)
-        position = CachePosition(kv_cache, (length,), model.device, limit)
-        count = options.max_new_tokens
-        steps = run_decode(step, logits, sampler, position, count, [length], watch, proposer)
-        self._steps, last = steps, None
-        with closing(steps):
+    def _answer(
+        self,
+        prompt: KeyedPrompt,
+        options: GenerationOptions,
+        draft: Draft | None = None,
+        short: KeyedPrompt | None = None,
+        limits: DraftLimits | None = None,
+    ) -> Generator[Tensor, None, SessionOutput]:
+        """Yield (N,) ids: first those of a draft, if there is one, then those of the answers."""
+        short = short if draft is not None and draft.wanted else None
+        scheduler = self._ready(max(options.num_return_sequences, 1 + (short is not None)), options)
+        self.reuse, tiles = None, len(prompt.digests)
+        answers = enumerate(each_answer(options))
+        rows = [scheduler.enter(number, prompt, own, short, limits) for number, own in answers]
+        self._rows, length, short = rows, len(prompt), None
+        del prompt
+        try:
+            if draft is not None:
+                yield from self._draft(scheduler, rows, draft)
+            before = scheduler.counts()
+            pad, count = pad_id(self.model, options), 0
             while True:
-                try:
-                    token = next(steps)
-                    if last is None and self._prefixes is not None:
-                        sampler.check_finite()  # without stop tokens nobody has asked yet
-                        self._prefixes.save(keys, digests, slots.kv_cache, 0)
-                except StopIteration as end:
-                    output = end.value
+                while not all(row.stop_reason or len(row.tokens) > count for row in rows):
+                    scheduler.step()
+                for row in rows:
+                    if row.error is not None:
+                        raise row.error
+                if self.reuse is None:
+                    reused, encoded = rows[0].reused, int(scheduler.counts()["tiles"] - before["tiles"])
+                    self.reuse = PrefixReuse(reused, length - reused, encoded, tiles - encoded)
+                if count == max(len(row.tokens) for row in rows):
                     break
-                except NotFiniteError:
-                    self._fed = []
-                    slots.clear(0)
-                    raise
-                # A token is in the cache once the next one arrives: all of an answer but its last.
-                if answers == 1 and last is not None:
-                    self._fed.append(last)
-                last = token
-                yield token
-                if self._steps is not steps:
-                    raise ValueError(
-                        "this answer was unfinished when its session began another one or was reset: "
-                        "it cannot be resumed"
-                    )
-        total = self.kv_cache_bytes + (output.kv_cache_bytes if answers > 1 else 0)
-        return SessionOutput(**vars(output) | {"kv_cache_bytes": total}, **vars(reuse))
+                yield torch.tensor([row.tokens[count] if count < len(row.tokens) else pad for row in rows])
+                self._check_current(rows)
+                count += 1
+        finally:
+            if self._rows is rows:
+                self._end_answer()
+        done = {name: own - before[name] for name, own in scheduler.counts().items()}
+        return SessionOutput(
+            **fields_of(rows, pad, self.model.device),
+            prompt_tokens=[length],
+            seconds={name: done[name] for name in ("vision", "prefill", "decode")},
+            kv_cache_bytes=self.kv_cache_bytes,
+            decode_steps=int(done["steps"]),
+            proposed_tokens=int(done["proposed"]),
+            accepted_tokens=int(done["accepted"]),
+            **vars(self.reuse),
+        )
+
+    def _check_current(self, rows: list[SlotRow]) -> None:
+        if self._rows is not rows:
+            raise ValueError(
+                "this answer was unfinished when its session began another one or was reset: "
+                "it cannot be resumed"
+            )
+
+    def _draft(
+        self, scheduler: Scheduler, rows: list[SlotRow], draft: Draft
+    ) -> Generator[Tensor, None, None]:
+        """Yield (1,) ids of the draft of a row, if it has one."""
+        (row,) = rows
+        while row.draft is not None and not row.draft.stop_reason:
+            if not draft.wanted:
+                scheduler.end_draft(row)
+                break
+            began = time.perf_counter()
+            scheduler.step()
+            draft.seconds += time.perf_counter() - began
+            for token_id in row.draft.tokens[len(draft.token_ids) :]:
+                draft.token_ids.append(token_id)
+                draft.first_token_seconds = draft.first_token_seconds or draft.seconds
+                yield torch.tensor([token_id])
+                self._check_current(rows)
+        draft.over = True

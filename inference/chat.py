@@ -77,7 +77,8 @@ class Chat:
         debug: bool = False,
         draft: bool = False,
     ):
-        self.conversation, self.options = Conversation(checkpoint, system), options
+        self.conversation = Conversation(checkpoint, system, slots=2 if draft else 1)
+        self.options = options
         self.conversation.remember = not checkpoint.single_turn
         self.stats, self.debug, self.draft = stats, debug, draft
         # Whether a person types and reads.

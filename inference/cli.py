@@ -18,12 +18,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from data.errors import ImageError, nearest_file
-from generation.options import GenerationOptions
+from generation.options import GenerationOptions, SamplingParams
 from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
 from inference.batch_files import BatchFiles, ImageQuestions, QuestionLines, are_images
 from inference.errors import RequestError, check_text_only
@@ -59,7 +60,7 @@ _ALONE = {
     "no_image": {"images"},
     "compile_on": {"no_cache"},
     "draft": {"no_cache", "num_answers"},
-    "lookup_on": {"no_cache", "num_answers", "batch", "grammar"},
+    "lookup_on": {"no_cache", "grammar"},
     "prefix_cache": {"no_cache"},
 }
 _BELONG = {
@@ -262,15 +263,10 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add = add_group.add_argument
     add("--max-new-tokens", **number, default=256, help="maximum of new tokens (default 256)")
     add("--num-answers", **number, default=1, help="answers to each question (default 1)")
-    share: dict[str, Any] = {"type": float, "metavar": "P"}
-    add("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature; 0 is greedy")
-    add("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens; 0 is off")
-    likely = "sample from the most likely tokens that have probability P together; 1 is off"
-    add("--top-p", **share, default=1.0, help=likely)
-    likely = "drop tokens that are less likely than P times the most likely; 0 is off"
-    add("--min-p", **share, default=0.0, help=likely)
-    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1 repeats less; 1 is off")
-    add("--seed", type=int, help="seed of sampling; answer N uses SEED + N - 1")
+    for own in fields(SamplingParams):
+        kind, about = float if isinstance(own.default, float) else int, own.metadata
+        flag = {"type": kind, "default": own.default, "metavar": about["metavar"], "help": about["help"]}
+        add(f"--{_dashed(own.name)}", **flag)
     form = add_group.add_mutually_exclusive_group().add_argument
     held = "answer with JSON that fits the JSON schema in this file"
     form("--schema", type=schema, dest="grammar", metavar="FILE", help=held)
@@ -479,16 +475,16 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
     seed = args.seed
     if seed is None and args.temperature > 0:
         seed = secrets.randbelow(2**31)
-    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "lookup")
-    sampling = {name: vars(args)[name] for name in names}
+    own = {field.name: vars(args)[field.name] for field in fields(SamplingParams)}
     try:
         return GenerationOptions(
             num_return_sequences=args.num_answers,
             confidence=bool(args.json or args.stats or args.chat or args.batch),
             logprobs=args.logprobs,
-            seed=seed,
+            max_new_tokens=args.max_new_tokens,
+            lookup=args.lookup,
             use_cache=args.cache,
-            **sampling,
+            **own | {"seed": seed},
         )
     except ValueError as error:
         raise RequestError(str(error)) from error
@@ -511,8 +507,8 @@ def log_defaults(
 
 def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:
     """Log the sampling options that a temperature of 0 ignores."""
-    defaults = {"top_k": 0, "top_p": 1, "min_p": 0, "seed": None}
-    unused = [f"--{_dashed(name)}" for name, value in defaults.items() if vars(args)[name] != value]
+    of_draws = [own for own in fields(SamplingParams) if own.metadata["of_draws"]]
+    unused = [f"--{_dashed(own.name)}" for own in of_draws if vars(args)[own.name] != own.default]
     if unused and args.temperature == 0:
         log(f"{', '.join(unused)} without effect: give a --temperature to sample tokens")
 
@@ -569,8 +565,8 @@ def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], 
     """Answer the lines of a file, or questions about each of many images. `load()` gives the checkpoint and
     the options of its answers. Returns the exit status."""
     # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
-    names = ["revision", "system", "max_new_tokens", "num_answers", "temperature", "top_k", "top_p", "min_p",
-             "repetition_penalty", "seed"]  # fmt: skip
+    names = ["revision", "system", "max_new_tokens", "num_answers"]
+    names += [field.name for field in fields(SamplingParams)]
     names += [name for name in ("grammar", "box_format") if vars(args)[name]]
     check_model(args.model, args.revision)
     log_unused(args, log)

@@ -60,16 +60,16 @@ class Turn:
 
 
 class Conversation:
-    """See the module's docstring. `system` stands before everything.
+    """See the module's docstring. `system` stands before everything. `slots`: of the session, 2 for drafts.
 
     turns: those so far, without an answer that is still being made.
     remember: whether earlier turns stand before the next question; may be changed between turns, as `system`.
     """
 
-    def __init__(self, checkpoint: Checkpoint, system: str | None = None):
+    def __init__(self, checkpoint: Checkpoint, system: str | None = None, slots: int = 1):
         self.checkpoint, self.system, self.remember = checkpoint, system, True
         # Features are for what the key-value cache loses, as when a turn is undone.
-        self.session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes)
+        self.session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes, slots)
         self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
 

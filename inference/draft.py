@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from data.images import TiledImage, whole_alone
 from data.processor import EncodedConversation, Processor
-from generation.draft import DraftStream, draft_stream
+from generation.draft import DraftStream
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.session import Session
 from inference.answer import AnswerText, Reply, answer_text, encode
@@ -37,7 +37,7 @@ def ask_each(
     """`inference.answer.ask_each` with a draft before the first answer, where one helps; for the others the
     images are encoded. Raises RequestError where there is to be no cache."""
     began, processor = time.perf_counter(), checkpoint.processor
-    session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes)
+    session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes, slots=2)
     checkpoint.check_images(len(images))
     tiled = [processor.tile(image) for image in images]
     alone = wholes(processor, tiled)
@@ -74,7 +74,7 @@ def start_drafted(
 
     try:
         alone = None if short is None else inputs(short)
-        return draft_stream(session, inputs(row), alone, options)
+        return session.draft_stream(inputs(row), alone, options)
     except CacheMemoryError:
         raise
     except ValueError as error:

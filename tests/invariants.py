@@ -129,7 +129,7 @@ def session_holds(session: Session, vlm, prompt: list[int], in_front: bool = Fal
     assert x.shape[1] == session.held
     expected = new_cache(vlm.language_model, 1, session.held)
     vlm.language_model(x, kv_cache=expected)
-    for got, layer in zip(session._slots.kv_cache, expected, strict=True):
+    for got, layer in zip(session._scheduler._cache.kv_cache, expected, strict=True):
         for name in ("key", "value"):
             assert_close(got[name][:, :, : session.held], layer[name], name)
 

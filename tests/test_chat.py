@@ -12,8 +12,8 @@ import pytest
 
 import generate
 from data.row_schemas import RowSchema
+from generation import sampling
 from generation.options import NotFiniteError
-from generation.sampling import Sampler
 from inference.chat import COMMANDS
 from models.checkpoints.hub import for_terminal
 from tests.processors import draw_image
@@ -202,15 +202,15 @@ def test_help_names_every_command_and_a_mistake_is_one_sentence_and_the_chat_con
 
 
 def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
-    expected, choose, calls = one(photo, "-q", "how many?"), Sampler.sample, []
+    expected, choose, calls = one(photo, "-q", "how many?"), sampling.draw_each, []
 
-    def broken(self, logits):
+    def broken(rows, logits):
         calls.append(1)
         if len(calls) in (3, 20):
             raise NotFiniteError(2) if len(calls) == 3 else MemoryError
-        return choose(self, logits)
+        return choose(rows, logits)
 
-    monkeypatch.setattr(Sampler, "sample", broken)
+    monkeypatch.setattr(sampling, "draw_each", broken)
     lines = ("why?", "how many?", "/undo", "/undo", "/undo")
     status, out, err = talk(*lines, arguments=(photo,))
     assert status == 2 and len(err) == 4 and "not finite" in err[0]
@@ -220,10 +220,10 @@ def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
 
 
 def test_ctrl_c_ends_what_comes_from_a_pipe(talk, monkeypatch):
-    def interrupted(self, logits):
+    def interrupted(rows, logits):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Sampler, "sample", interrupted)
+    monkeypatch.setattr(sampling, "draw_each", interrupted)
     status, _, err = talk("how many?", "why?")
     assert status == 130 and err[-1] == "generate.py: interrupted"
 

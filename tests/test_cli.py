@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import generate
-from generation.sampling import Sampler
+from generation import sampling
 from inference.checkpoint import RequestError, pick_device
 from inference.cli import is_question
 from models.checkpoints.hub import for_terminal
@@ -231,10 +231,10 @@ def test_bad_request(complaint, arguments, expected):
 
 
 def test_out_of_memory(complaint, monkeypatch):
-    def greedy(self, logits):
+    def greedy(rows, logits):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB. GPU 0 has\nmore. See ...")
 
-    monkeypatch.setattr(Sampler, "sample", greedy)
+    monkeypatch.setattr(sampling, "draw_each", greedy)
     err = complaint("--json")
     assert "20 GiB" in err and "--num-answers" in err and "more" not in err
 
@@ -253,10 +253,10 @@ def test_debug_shows_where(cli):
 
 def test_a_bug_is_not_hidden_and_ctrl_c_is_no_bug(cli, monkeypatch):
     def raising(error):
-        def choose(self, logits):
+        def choose(rows, logits):
             raise error
 
-        monkeypatch.setattr(Sampler, "sample", choose)
+        monkeypatch.setattr(sampling, "draw_each", choose)
         return cli("--max-new-tokens", 2)
 
     with pytest.raises(ValueError, match="a bug"):

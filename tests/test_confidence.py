@@ -25,22 +25,6 @@ TOKENS = {"max_new_tokens": 20, "confidence": True}
 CLOSE = {"rel": 1e-5, "abs": 1e-9}
 
 
-class Forcing(Pattern):
-    """Allows, where three tokens are forced, these alone."""
-
-    def mask(self, scores: torch.Tensor) -> None:
-        super().mask(scores)
-        if forced := self.forced():
-            scores[:] = torch.where(torch.arange(len(scores)) == forced[0], 0.0, -torch.inf)
-
-    def allows(self, token_id: int) -> bool:
-        forced = self.forced()
-        return token_id == forced[0] if forced else super().allows(token_id)
-
-    def forced(self) -> list[int]:
-        return list(self.FORCED[max(0, len(self.taken) % 8 - 5) :]) if len(self.taken) % 8 >= 5 else []
-
-
 @pytest.fixture(scope="module")
 def vlm():
     return tiny_vlm()
@@ -115,11 +99,11 @@ def test_several_prompts(vlm, step, sampling):
 
 def test_what_a_constraint_leaves_no_choice_about_does_not_count(vlm, step):
     inputs = some_rows(1)[0]
-    options = GenerationOptions(**TOKENS | NO_STOP, constraint=Forcing, decode_step=step)
+    options = GenerationOptions(**TOKENS | NO_STOP, constraint=Pattern, decode_step=step)
     output = vlm.generate_detailed(**inputs, options=options)
-    expected = by_definition(vlm, inputs, output.rows()[0], constraint=Forcing())
+    expected = by_definition(vlm, inputs, output.rows()[0], constraint=Pattern())
     assert output.confidences == pytest.approx([expected], **CLOSE)
-    own = GenerationOptions(**TOKENS | NO_STOP, constraint=Forcing)
+    own = GenerationOptions(**TOKENS | NO_STOP, constraint=Pattern)
     outputs, _ = run_all(vlm, [Request(inputs["input_ids"][0], inputs["pixel_values"], options=own)])
     assert outputs[None].confidence == pytest.approx(expected, **CLOSE)
 
@@ -134,7 +118,7 @@ def reported(vlm, options: GenerationOptions, inputs: dict) -> list:
     return [one for event in events if isinstance(event, NewTokens) for one in event.logprobs]
 
 
-@pytest.mark.parametrize("constraint", [None, Forcing])
+@pytest.mark.parametrize("constraint", [None, Pattern])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_log_probabilities_of_tokens(vlm, step, sampling, constraint):
     """The model's own, whatever the sampler filters out, and the same from every way to decode; of what a

@@ -9,9 +9,9 @@ import pytest
 import generate
 from data.errors import ImageError, PromptError
 from data.processor import make_processor
+from generation import sampling
 from generation.decoding import GenerationOptions
 from generation.options import NotFiniteError
-from generation.sampling import Sampler
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.conversation import (
     PLACEHOLDER,
@@ -112,18 +112,18 @@ def test_the_embedded_model_answers_as_from_text():
 def test_a_stopped_answer_is_kept_as_far_as_it_went(conversation, monkeypatch, how):
     """If it has a token; without one nothing was answered."""
     expected = Conversation(conversation.checkpoint, "be brief").send("how many?", [WIDE], SHORT).finish()
-    sample, calls = Sampler.sample, []
+    sample, calls = sampling.draw_each, []
 
-    def interrupted(self, logits):
+    def interrupted(rows, logits):
         calls.append(1)
         if len(calls) > (3 if how == "Ctrl-C" else 0):
             raise KeyboardInterrupt
-        return sample(self, logits)
+        return sample(rows, logits)
 
     reply = conversation.send("how many?", [WIDE], SHORT)
     if "Ctrl-C" in how:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Sampler, "sample", interrupted)
+            patch.setattr(sampling, "draw_each", interrupted)
             list(reply)
     elif how == "leaving the block":
         with reply:
@@ -160,11 +160,11 @@ def test_errors_leave_the_history_as_it_was(conversation, tmp_path, monkeypatch)
         conversation.send("why?", options=replace(SHORT, use_cache=False))
     assert (conversation.turns, conversation.session.held) == (before, held)
 
-    def broken(self, logits):
+    def broken(rows, logits):
         raise NotFiniteError(2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sampler, "sample", broken)
+        patch.setattr(sampling, "draw_each", broken)
         reply = conversation.send("why?", options=SHORT)
         with pytest.raises(NotFiniteError):
             reply.finish()

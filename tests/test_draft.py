@@ -15,11 +15,14 @@ import pytest
 from data.images import whole_alone
 from data.processor import Processor
 from generation import draft as draft_module
+from generation import sampling
 from generation.decoding import GenerationOptions
-from generation.draft import DraftLimits, draft_stream
+from generation.draft import DraftLimits
 from generation.fast.native.step import NativeStep
 from generation.options import CacheMemoryError
-from generation.sampling import Sampler
+from generation.prefix import FeatureCache
+from generation.requests import NewTokens, Request
+from generation.scheduler import Scheduler
 from generation.session import Session
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
@@ -56,24 +59,24 @@ def always(monkeypatch):
 def test_the_answer_is_the_one_without_a_draft():
     """Of few questions: `python -m tests.soak.drafts` asks a thousand."""
     kinds = Counter[str]()
-    for place, sampling in enumerate(SAMPLINGS):
+    for place, how in enumerate(SAMPLINGS):
         vlm = hasty_vlm()
-        kinds += check(vlm, range(place, 16, 8), None, sampling)
-        kinds += check(vlm, range(4 + place, 32, 8), OneByOne(vlm.language_model), sampling)
+        kinds += check(vlm, range(place, 16, 8), None, how)
+        kinds += check(vlm, range(4 + place, 32, 8), OneByOne(vlm.language_model), how)
     assert kinds["questions"] == 24 and min(kinds.values()) > 0 and len(kinds) == 7, kinds
 
 
 def test_the_answer_in_c_is_the_one_without_a_draft():
     vlm = hasty_vlm()
     step = fast_step(vlm, NativeStep)
-    for place, sampling in enumerate(SAMPLINGS):
-        assert check(vlm, range(place, 16, 4), step, sampling)["questions"] == 4
+    for place, how in enumerate(SAMPLINGS):
+        assert check(vlm, range(place, 16, 4), step, how)["questions"] == 4
 
 
 def test_the_whole_image_is_encoded_once_and_before_the_others(vlm, monkeypatch):
     passes, images = record(monkeypatch, vlm)
     full, short = prompts(2, 9)
-    stream = draft_stream(new_session(vlm), full, short, GenerationOptions(**SHORT), ALWAYS)
+    stream = new_session(vlm).draft_stream(full, short, GenerationOptions(**SHORT), ALWAYS)
     first = next(iter(stream.draft()))
     assert first.shape == (1,) and images == [1] and passes == [short["input_ids"].shape[1]]
     assert stream.accepted is None and stream.drafted.seconds > 0
@@ -82,25 +85,45 @@ def test_the_whole_image_is_encoded_once_and_before_the_others(vlm, monkeypatch)
     assert (output.tiles_encoded, output.tiles_reused, len(stream.drafted.token_ids)) == (8, 1, 1)
 
 
-def test_a_draft_takes_its_share_of_the_time_and_no_more(vlm, monkeypatch):
-    """By a clock that goes on by a second at each look; the tile took 20, and there are 16 more."""
-
-    class Watch:
-        def __init__(self, device):
-            self.seconds = {"vision": 20.0}
-
-        def lap(self, name): ...
-
-    monkeypatch.setattr(draft_module, "Stopwatch", Watch)
+def test_a_draft_takes_its_share_of_the_time_and_no_more(vlm):
     full, short = prompts(2, 17)
-    for share, tokens in ((0.0, 21), (0.1, 20 + 32 + 1), (1.0, 60)):
-        clock = iter(range(1000))
-        monkeypatch.setattr(draft_module, "perf_counter", lambda clock=clock: float(next(clock)))
-        limits = DraftLimits(share=share, most_prompt=1)
+    for share, tokens in ((0.0, 1), (1e9, 60)):
+        limits = DraftLimits(share=share, least_wait=0, most_prompt=1)
         stream, _ = drafted(new_session(vlm), full, short, 10**6, limits, **NO_STOP, max_new_tokens=60)
         assert len(stream.drafted.token_ids) == tokens, share
-    limits = DraftLimits(least_wait=16 * 20 + 1, most_prompt=1)
+    limits = DraftLimits(least_wait=3600, most_prompt=1)
     assert drafted(new_session(vlm), full, short, 1, limits, **SHORT)[0].drafted is None
+
+
+@pytest.mark.parametrize("chunk", [None, 16])
+@pytest.mark.parametrize("how", SAMPLINGS[:2], ids=str)
+def test_answers_of_a_scheduler_have_drafts_too(how, chunk, always):
+    """Each before its answer, which takes from it what is right; the others go on meanwhile."""
+    vlm = hasty_vlm()
+    step, cases = OneByOne(vlm.language_model), [prompts(seed, 5 + seed) for seed in range(3)]
+    options = GenerationOptions(**how, max_new_tokens=12, **NO_STOP)
+    requests = [
+        Request(
+            full["input_ids"][0],
+            full["pixel_values"],
+            options=options,
+            key=key,
+            draft=Request(short["input_ids"][0], short["pixel_values"]),
+        )
+        for key, (full, short) in enumerate(cases)
+    ]
+    scheduler = Scheduler(vlm, 4, step, FeatureCache(vlm, 2**20), chunk)
+    answers, drafts, queue = {key: [] for key in range(3)}, {key: [] for key in range(3)}, list(requests)
+    while queue or not scheduler.idle:
+        while queue and scheduler.free > 1:
+            scheduler.add(queue.pop(0))
+        for event in scheduler.step():
+            if isinstance(event, NewTokens):
+                assert not (event.draft and answers[event.key])
+                (drafts if event.draft else answers)[event.key] += event.token_ids
+    for key, (full, _) in enumerate(cases):
+        assert answers[key] == vlm.generate(**full, options=options)[0].tolist() and drafts[key]
+    assert scheduler.speculation.proposed > 0
 
 
 # ------------------------------------------------------------------------------- where no draft can help
@@ -167,23 +190,22 @@ def test_what_is_wrong_is_refused_before_any_work(vlm, monkeypatch):
         (full, short, {"max_new_tokens": 10_000}, "context"),
     ):
         with pytest.raises(ValueError, match=field):
-            draft_stream(new_session(vlm), inputs, alone, GenerationOptions(**SHORT | options), ALWAYS)
+            new_session(vlm).draft_stream(inputs, alone, GenerationOptions(**SHORT | options), ALWAYS)
     monkeypatch.setattr("generation.memory.available_bytes", lambda device: 0)
     with pytest.raises(CacheMemoryError):
-        draft_stream(new_session(vlm), full, short, GenerationOptions(**SHORT), ALWAYS)
+        new_session(vlm).draft_stream(full, short, GenerationOptions(**SHORT), ALWAYS)
     assert not passes and not images
 
 
 def test_an_interrupted_draft_leaves_its_session_as_it_was(vlm, monkeypatch):
     full, short = prompts(2, 5)
     session = new_session(vlm)
-    stream = draft_stream(session, full, short, GenerationOptions(**SHORT), ALWAYS)
+    stream = session.draft_stream(full, short, GenerationOptions(**SHORT), ALWAYS)
     next(iter(stream.draft()))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Sampler, "sample", interrupted)
+        patch.setattr(sampling, "draw_each", interrupted)
         list(stream.draft())
-    assert session.held == 0
-    assert [int(ids) for ids in stream] == vlm.generate(**full, **SHORT)[0].tolist()
+    assert session.generate(**full, **SHORT).tolist() == vlm.generate(**full, **SHORT).tolist()
 
 
 def interrupted(*_):
@@ -259,13 +281,13 @@ def test_on_a_terminal_the_draft_is_grey_until_the_answer_comes(cli, terminal, p
 @pytest.mark.parametrize("after", [1, 3, 14])
 def test_ctrl_c_leaves_what_is_there(cli, terminal, photo, always, monkeypatch, after):
     """While the first token is chosen, then some others of the draft, then one of the answer."""
-    sample, calls = Sampler.sample, []
+    sample, calls = sampling.draw_each, []
 
-    def sometimes(self, logits):
+    def sometimes(rows, logits):
         calls.append(1)
-        return interrupted() if len(calls) == after else sample(self, logits)
+        return interrupted() if len(calls) == after else sample(rows, logits)
 
-    monkeypatch.setattr(Sampler, "sample", sometimes)
+    monkeypatch.setattr(sampling, "draw_each", sometimes)
     status, shown = terminal(cli, photo, "-q", "how many?", "--max-new-tokens", 12, "--draft")
     assert status == 130
     assert (GREY in shown, ERASE in shown) == {1: (False, False), 3: (True, False), 14: (True, True)}[after]

@@ -26,6 +26,7 @@ from inference.draft import wholes
 from inference.grammar import choice_grammar
 from inference.prefix_files import PrefixFolder
 from tests.documents import ROOT
+from tests.soak.drafts import ALWAYS
 from tests.waiting import PATIENCE, wait_for
 from web import engine as engine_module
 from web.engine import (
@@ -553,8 +554,9 @@ def test_maps_of_an_answer_are_made_from_what_the_slots_encoded(engine, models, 
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-def test_a_draft_comes_before_an_answer_that_it_does_not_change(model_folder, photo, slots):
+def test_a_draft_comes_before_an_answer_that_it_does_not_change(model_folder, photo, slots, monkeypatch):
     """Where there is a slot for it."""
+    monkeypatch.setattr("generation.draft.LIMITS", ALWAYS)  # however small the model
     models = Models([str(model_folder)], device="cpu")
     checkpoint, options = models.open(models.default), GenerationOptions(max_new_tokens=12)
     tiled = checkpoint.processor.tile(str(photo))

@@ -1,4 +1,4 @@
-"""`GraphStep` without CUDA or Triton: buffers, buckets, late stop flags, the kept cache give eager tokens.
+"""`GraphStep` without CUDA or Triton: buffers, buckets and the kept cache give eager tokens.
 
 With a tape for a graph, which is bound to addresses as a graph is. That the step gives the eager answers
 without graphs, in batches, sessions and slots, is in test_generate.py.
@@ -7,7 +7,7 @@ without graphs, in batches, sessions and slots, is in test_generate.py.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import fields
 
 import pytest
 import torch
@@ -15,22 +15,20 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generation import kv_cache as kv
-from generation import sampling
 from generation.decoding import GenerationOptions
 from generation.fast.cuda import graph
-from generation.fast.cuda.graph import Graphs, GraphStep, _Run, bucket_of
-from generation.options import NotFiniteError
-from generation.requests import Sequence
+from generation.fast.cuda.graph import Graphs, GraphStep, bucket_of
+from generation.options import NotFiniteError, SamplingParams
+from generation.requests import Request
 from generation.session import Session
 from generation.steps import Step
-from inference.answer import ask
-from inference.checkpoint import Fast, fast_step, open_checkpoint
+from inference.checkpoint import Fast, fast_step
 from models.checkpoints.load import meta_init
 from models.language_model import LanguageModel
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, stops_for
-from tests.invariants import session_holds
+from tests.invariants import run_all, session_holds
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, some_rows, tiny_vlm, words
-from tests.test_speculation import Guess
+from tests.test_speculation import Guess, offer
 
 NEVER = 10**6  # a stop id that no token has: flags are read, and nothing stops
 
@@ -61,18 +59,6 @@ def test_tokens_are_those_of_the_eager_step(vlm, count, sampling):
     step = GraphStep(vlm.language_model)
     assert_as_eager(vlm, step, inputs, **NO_STOP, **options)  # crosses two buckets
     assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
-
-
-@pytest.mark.parametrize("lag", [0, 1, 3])
-@pytest.mark.parametrize("end", [1, 3, 9])
-def test_late_flags_yield_nothing_behind_the_last_stop(vlm, monkeypatch, lag, end):
-    pushed, push = [], _Run.push
-    monkeypatch.setattr(graph, "LAG", lag)
-    monkeypatch.setattr(_Run, "push", lambda self, number: pushed.append(number) or push(self, number))
-    inputs, step = batch(1), GraphStep(vlm.language_model)
-    free = vlm.generate(**inputs, max_new_tokens=9, **NO_STOP)[0].tolist()
-    (taken,) = assert_as_eager(vlm, step, inputs, max_new_tokens=9, stop_token_ids=(free[end - 1],)).lengths
-    assert taken <= end and pushed == list(range(min(taken + lag, 9)))  # never more than `lag` in vain
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -174,8 +160,6 @@ def test_graphs_serve_the_next_answer_where_the_cache_is_kept(vlm, kept, monkeyp
     assert first == len({bucket_of(length) for length in range(13, 13 + 29)})
     vlm.generate(**inputs_of(words(5, 20)), max_new_tokens=20, decode_step=step, **NO_STOP)
     assert kept == (len(recorded) == first)
-    vlm.generate(**batch(1), max_new_tokens=30, decode_step=step, temperature=1.0, **NO_STOP)
-    assert len(recorded) > first  # another sampler
 
 
 # --- recorded with what its caller does
@@ -207,60 +191,22 @@ def test_a_caller_s_choice_is_recorded_with_the_step(vlm):
     torch.testing.assert_close(total, expected_total)
 
 
-# --- options that nobody has thought of yet
+# --- a recording is of one way to choose
 
 
-@dataclass(frozen=True)
-class Tomorrow(GenerationOptions):
-    forbidden: int | None = None
-
-
-@pytest.fixture
-def filtered(monkeypatch):
-    """A filter that takes one token away, added to the sampler and nowhere else."""
-    adjusted_scores = sampling.adjusted_scores
-
-    def adjusted(logits, params, seen=None):
-        scores = adjusted_scores(logits, params, seen).clone()
-        if getattr(params, "forbidden", None) is not None:
-            scores[:, params.forbidden] = -torch.inf
-        return scores
-
-    monkeypatch.setattr(sampling, "adjusted_scores", adjusted)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_new_filter_is_neither_forgotten_nor_remembered(vlm, filtered, monkeypatch, fused):
-    """`fused`: where a kernel chooses greedily, which knows no filter."""
-    inputs, step, asked = batch(1), GraphStep(vlm.language_model), {"max_new_tokens": 6, **NO_STOP}
-    first = int(vlm.generate(**inputs, max_new_tokens=1)[0, 0])
-    chosen = []
-
-    class Kernels:
-        __call__ = staticmethod(step._eager)
-        choose = staticmethod(chosen.append)
-
-    if fused:
-        monkeypatch.setattr(step, "decoder", lambda rows: Kernels())
-        next(iter(vlm.generate_stream(**inputs, options=Tomorrow(**asked), decode_step=step)))
-        assert chosen
-        chosen.clear()
-        assert_as_eager(vlm, step, inputs, options=Tomorrow(**asked, forbidden=first))
-    else:
-        for forbidden in (None, first, None):
-            assert_as_eager(vlm, step, inputs, options=Tomorrow(**asked, forbidden=forbidden))
-    assert not chosen
-
-
-def test_a_row_that_asks_for_something_new_is_not_recorded(vlm):
-    """The scheduler's recorded step chooses by `SamplingParams` alone."""
-
-    def plain(**asked) -> bool:
-        options = Tomorrow(**asked)
-        return Sequence(0, options, options.choice, prompt=None).plain
-
-    assert plain() and plain(temperature=1.0, top_p=0.5, seed=3, confidence=True, stop_token_ids=(4,))
-    assert not plain(forbidden=3) and not plain(repetition_penalty=2.0)
+@pytest.mark.parametrize("other", [field.name for field in fields(SamplingParams) if field.name != "seed"])
+def test_no_option_of_sampling_is_forgotten_in_a_recording(vlm, other):
+    """Requests that differ in one of them, one after another through one scheduler."""
+    usual = {"temperature": 1.5, "seed": 3, "max_new_tokens": 12, **NO_STOP}
+    values = {"temperature": 0.3, "top_k": 2, "top_p": 0.1, "min_p": 0.6, "repetition_penalty": 1.5}
+    requests = [
+        Request(torch.tensor(words(1, 9)), options=GenerationOptions(**usual | own), key=key)
+        for key, own in enumerate(({}, {other: values[other]}, {}))
+    ]
+    expected, _ = run_all(vlm, requests, 1)
+    got, _ = run_all(vlm, requests, 1, decode_step=GraphStep(vlm.language_model))
+    assert [got[key].token_ids for key in range(3)] == [expected[key].token_ids for key in range(3)]
+    assert expected[0].token_ids == expected[2].token_ids != expected[1].token_ids
 
 
 # --- replaced weights
@@ -286,8 +232,7 @@ def test_proposed_tokens_are_verified(vlm, monkeypatch):
     """By the eager step, several at once: where that is asked for."""
     inputs, options = inputs_of(words(1, 9)), {"max_new_tokens": 40, **NO_STOP}
     expected = vlm.generate(**inputs, **options)
-    proposer = Guess(lambda ids: expected[0, len(ids) :][:6].tolist())
-    monkeypatch.setattr("generation.decoding.prompt_lookup", lambda *_: proposer)
+    offer(monkeypatch, Guess(lambda ids: expected[0, len(ids) :][:6].tolist()))
     got = vlm.generate_detailed(**inputs, decode_step=GraphStep(vlm.language_model), **options)
     assert torch.equal(got.token_ids, expected) and got.accepted_tokens > 30
 
@@ -302,8 +247,8 @@ def refuse(*_):
 
 
 def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch):
-    """In the middle of an answer, with the sampler's state half changed by a warm-up."""
-    step, inputs, recorded = GraphStep(vlm.language_model), batch(2), []
+    """In the middle of an answer, when its cache is read further."""
+    step, inputs, recorded = GraphStep(vlm.language_model), batch(1), []
     options = {"max_new_tokens": 40, "temperature": 0.9, "seed": 3, "repetition_penalty": 1.3, **NO_STOP}
     expected = vlm.generate(**inputs, **options)
 
@@ -340,33 +285,3 @@ def test_on_cuda_every_answer_has_a_graph(vlm, monkeypatch, compiling, fails):
     step, name = fast_step(language_model, compiling)
     assert (step is None) == fails
     assert name == (f"eager: no CUDA graph: {WHY}" if fails else "CUDA graph of the eager step: it is a test")
-
-
-def test_while_text_streams_only_late_copies_are_read(model_folder, photo, monkeypatch):
-    """Anything else that is read would be waited for on a GPU, once a token."""
-    checkpoint = open_checkpoint(model_folder, device="cpu")
-    checkpoint = replace(checkpoint, fast=Fast(GraphStep(checkpoint.model.language_model)))
-    late, reads, read_late = set(), [], _Run.read
-
-    def note_late(self, number):
-        told = read_late(self, number)
-        late.add(told.untyped_storage().data_ptr())
-        return told
-
-    monkeypatch.setattr(_Run, "read", note_late)
-
-    def noting(name: str):
-        function = getattr(torch.Tensor, name)
-
-        def note(tensor, *arguments, **named):
-            if tensor.untyped_storage().data_ptr() not in late:
-                reads.append(name)
-            return function(tensor, *arguments, **named)
-
-        return note
-
-    for name in ("tolist", "item", "cpu", "numpy", "__int__", "__bool__", "__index__"):
-        monkeypatch.setattr(torch.Tensor, name, noting(name))
-    reply = ask(checkpoint, [photo], "how many?", GenerationOptions(max_new_tokens=24))
-    counts = [len(reads) for _ in reply]
-    assert len(counts) > 10 and counts[-1] == counts[0], reads[counts[0] :]

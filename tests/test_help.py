@@ -33,8 +33,8 @@ REFUSED = [
     ("generate", ["--compile", "on", "--no-cache"], "--compile on cannot be combined with --no-cache"),
     (
         "generate",
-        ["--lookup", "on", "--num-answers", "2"],
-        "--lookup on cannot be combined with --num-answers",
+        ["--lookup", "on", "--no-cache"],
+        "--lookup on cannot be combined with --no-cache",
     ),
     ("generate", ["-q", "how many?", "-q", " "], "an empty one"),
     ("generate", ["--batch", "x.jsonl"], "--out"),

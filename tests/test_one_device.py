@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from data.tiles import Tiles
 from generation import kv_cache as kv
-from generation.decoding import GenerationOptions, Stopwatch, encode_once
-from generation.fast.cuda.graph import GraphStep, _Run
+from generation.decoding import GenerationOptions, _Stopwatch, encode_once
+from generation.fast.cuda.graph import GraphStep
 from generation.kv_cache import CachePosition, compact, prompt_lengths
-from generation.sampling import Sampler
+from generation.sampling import Row, choose, recordable
 from generation.steps import Step
 from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel
@@ -52,25 +52,27 @@ def model(request):
     return made.to(getattr(torch, request.param))
 
 
-def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[Sampler, CachePosition]:
+def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[list[Row], CachePosition]:
     """What an answer's loop is given after prompts of these lengths."""
     options = GenerationOptions(max_new_tokens=8, stop_token_ids=(3, 4), **sampling)
-    vocab = model.config.text.vocab_size
-    seen = None
-    if options.repetition_penalty != 1:
-        seen = torch.zeros(rows, vocab, dtype=torch.bool, device=model.device)
-    prompts = rows // options.num_return_sequences
     cache = kv.allocate_for(model.config.text, rows, 40, model.language_model.norm.weight)
-    return Sampler(options, prompts, 0, model.device, seen), CachePosition(cache, lengths, model.device)
+    position = CachePosition(cache, lengths, model.device)
+    return [Row(options, torch.tensor([1]), 5) for _ in range(rows)], position
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("lengths", [(9, 9), (4, 9)])
-def test_a_step_to_be_recorded_touches_the_device_only(model, lengths, sampling, monkeypatch):
-    step = GraphStep(model.language_model)
-    sampler, position = at_work(model, 2, lengths, **sampling)
-    replay = step.graph(_Run(sampler), position.kv_cache, 16)
+def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, monkeypatch):
+    rows, position = at_work(model, 2, (4, 9), **sampling)
+    if not rows[0].plain:
+        pytest.skip("it is never recorded")
+    tokens, counters, logprobs = (
+        torch.zeros(*shape, dtype=dtype, device=model.device)
+        for shape, dtype in (((2, 1), torch.int64), ((4, 2), torch.int64), ((2, 2), torch.float32))
+    )
+    choose_all = recordable(tokens, counters, rows[0].params, logprobs)
+    step, state = GraphStep(model.language_model), [tokens, counters, logprobs]
+    replay = step.recorded(tokens, position.kv_cache, counters[0], choose_all, state, ())
     monkeypatch.setattr(torch, "tensor", None)  # made on the host and copied
     with OneDevice(recording=True) as seen:
         replay()
@@ -78,16 +80,17 @@ def test_a_step_to_be_recorded_touches_the_device_only(model, lengths, sampling,
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("lengths", [(9, 9), (4, 9)])
-def test_the_eager_step_mixes_no_devices(model, lengths):
+def test_the_eager_step_and_the_choice_mix_no_devices(model, lengths, sampling):
     language_model, width = model.language_model, model.config.text.hidden_size
-    sampler, position = at_work(model, 2, lengths)
+    rows, position = at_work(model, 2, lengths, **sampling)
     with OneDevice() as seen:
         embeddings = torch.empty(2, 9, width, dtype=model.dtype, device=model.device)
         logits = Step(language_model).prefill(embeddings, lengths, position.kv_cache)
         for _ in range(3):
             cache, start_pos = position.advance()
-            logits = Step(language_model)(sampler.sample(logits), cache, start_pos)
+            logits = Step(language_model)(choose(rows, logits).token, cache, start_pos)
     assert logits.dtype == model.dtype and seen.operations > 100
 
 
@@ -114,11 +117,11 @@ def test_nothing_is_read_back_before_the_first_token(model, padded):
     lengths = prompt_lengths(model.config, ids, mask, True, 8)
     with OneDevice() as seen:  # what reads from the meta device raises
         x = model.embed(ids, Tiles.cat((tiles, tiles)), encode=partial(encode_once, model))
-        sampler, position = at_work(model, 2, tuple(lengths), temperature=1.0, repetition_penalty=1.1)
+        rows, position = at_work(model, 2, tuple(lengths), temperature=1.0, repetition_penalty=1.1)
         logits = Step(model.language_model).prefill(
             compact(x, mask, lengths).embeddings, lengths, position.kv_cache
         )
-        token = sampler.sample(logits)
+        token = choose(rows, logits).token
     assert token.device == model.device and seen.operations > 100
 
 
@@ -141,7 +144,7 @@ def test_laps_are_timed_by_the_device(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    watch = Stopwatch(torch.device("cuda"))
+    watch = _Stopwatch(torch.device("cuda"))
     watch.lap("vision")
     watch.lap("prefill")
     assert not waited

@@ -83,7 +83,9 @@ def test_answers_are_those_without_a_store(placement, kind):
         session_holds(session, vlm, [*prompt, *got.rows()[0]], in_front)
         if kind == "native":
             held = session.held
-            for ours, theirs in zip(session._slots.kv_cache, alone._slots.kv_cache, strict=True):
+            for ours, theirs in zip(
+                session._scheduler._cache.kv_cache, alone._scheduler._cache.kv_cache, strict=True
+            ):
                 for name in ("key", "value"):
                     assert torch.equal(ours[name][:, :, :held], theirs[name][:, :, :held])
 

@@ -201,16 +201,20 @@ class Pattern:
         pass
 
     def allows(self, token_id: int) -> bool:
-        return token_id % 2 == len(self.taken) % 2
+        forced = self.forced()
+        return token_id == forced[0] if forced else token_id % 2 == len(self.taken) % 2
 
     def mask(self, scores: torch.Tensor) -> None:
-        scores[(len(self.taken) + 1) % 2 :: 2] = -torch.inf
+        if forced := self.forced():
+            scores[torch.arange(len(scores)) != forced[0]] = -torch.inf
+        else:
+            scores[(len(self.taken) + 1) % 2 :: 2] = -torch.inf
 
     def accept(self, token_id: int) -> None:
         self.taken.append(token_id)
 
     def forced(self) -> list[int]:
-        return list(self.FORCED) if len(self.taken) % 8 == 5 else []
+        return list(self.FORCED[max(0, len(self.taken) % 8 - 5) :]) if len(self.taken) % 8 >= 5 else []
 
 
 @pytest.mark.parametrize("kind", [None, NativeStep, GraphStep])

@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from generation.fast.native.step import NativeStep
-from generation.options import NotFiniteError
+from generation.options import GenerationOptions, NotFiniteError
+from generation.protocol import Proposer
+from generation.requests import Request
 from generation.session import Session
-from generation.steps import MOST, PromptLookup, Proposer, Step, WhilePaying
-from tests.invariants import fast_step
+from generation.speculation import MOST, Speculation, _PassCosts, _PromptLookup, _WhilePaying
+from generation.steps import Step
+from tests.invariants import fast_step, run_all
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
 from tests.tiny import IMAGE_ID, VOCAB
 
@@ -61,6 +64,13 @@ class Guess(Proposer):
         return self._rule(self._ids)
 
 
+def offer(monkeypatch, proposer: Proposer) -> None:
+    """Have this one propose."""
+    monkeypatch.setattr(
+        Speculation, "begin", lambda self, row, drafted=(): setattr(row, "proposer", proposer)
+    )
+
+
 @pytest.fixture(scope="module")
 def vlm():
     return tiny_vlm()
@@ -83,7 +93,7 @@ def outputs(way, prompt, proposer=None, **options):
     assert plain.decode_steps == len(single.calls) == sum(single.calls)
     with pytest.MonkeyPatch.context() as patch:
         if proposer is not None:
-            patch.setattr("generation.decoding.prompt_lookup", lambda *_: proposer)
+            offer(patch, proposer)
         offered = vlm.generate_detailed(**inputs_of(prompt), lookup="on", decode_step=step, **options)
     assert offered.rows() == plain.rows() and offered.stop_reasons == plain.stop_reasons
     assert offered.decode_steps == len(step.calls) == plain.decode_steps - offered.accepted_tokens
@@ -162,6 +172,49 @@ def test_a_session_goes_on_after_proposals(way):
             history = [*history, *expected, *words(turn, 5), *expected[2:9]]
 
 
+@pytest.mark.parametrize("chunk", [None, 7])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_rows_of_a_scheduler_each_have_their_own(way, sampling, chunk, monkeypatch):
+    """Right, wrong and none side by side, between prompts that are still computed, with uneven lengths."""
+    vlm, make_step = way
+    more = SAMPLINGS[sampling] | {"max_new_tokens": 25}
+    prompts = [
+        [*words(key, 5 + 7 * key), *([ImageBlock(key)] * (key % 2)), *words(key, 3)] for key in range(6)
+    ]
+    free = [vlm.generate(**inputs_of(prompt), **more, **NO_STOP)[0].tolist() for prompt in prompts]
+    rules = [guesses(answer)[name] for answer, name in zip(free, 2 * ("right", "wrong", "by chance"))]
+    begun = iter(rules)
+
+    def begin(self, row, drafted=()):
+        row.proposer = Guess(next(begun))
+
+    monkeypatch.setattr(Speculation, "begin", begin)
+    requests = [
+        Request(
+            inputs["input_ids"][0],
+            inputs.get("pixel_values"),
+            options=GenerationOptions(**more, stop_token_ids=(answer[20 - 3 * key],)),
+            key=key,
+        )
+        for key, (inputs, answer) in enumerate(zip(map(inputs_of, prompts), free))
+    ]
+    outputs, scheduler = run_all(vlm, requests, 3, decode_step=make_step(vlm), prefill_chunk=chunk)
+    for key, answer in enumerate(free):
+        stop = requests[key].options.stop_token_ids[0]
+        assert outputs[key].token_ids == answer[: answer.index(stop) + 1], key
+    assert 0 < scheduler.speculation.accepted < scheduler.speculation.proposed
+
+
+def test_lookup_waits_until_a_step_of_so_many_rows_was_seen_and_pays():
+    costs = _PassCosts()
+    for rows, each, pays in ((1, 0.2, True), (2, 0.2, True), (8, 0.2, False), (8, 0.01, True)):
+        costs.rows, proposer = rows, _WhilePaying(Guess(lambda ids: [0] * MOST), costs)
+        assert costs.known or proposer.propose([1] * 50) == []
+        for positions in (rows, rows, rows + 4, rows + 4, rows + 4, rows + 4, rows + 4):
+            costs.observe(positions, 1e-3 * (1 + each * (positions - rows)))
+        assert bool(proposer.propose([1] * 50)) == pays, (rows, each)
+
+
 def test_logits_that_are_not_finite_are_reported_for_their_token(vlm):
     class Breaks(Counted):
         def chunk(self, *arguments):
@@ -174,7 +227,7 @@ def test_logits_that_are_not_finite_are_reported_for_their_token(vlm):
     for options in ({}, NO_STOP):
         right = Guess(lambda ids: answer[len(ids) :][:4])
         with pytest.MonkeyPatch.context() as patch, pytest.raises(NotFiniteError) as failed:
-            patch.setattr("generation.decoding.prompt_lookup", lambda *_, right=right: right)
+            offer(patch, right)
             vlm.generate(**inputs_of(REPEATING), max_new_tokens=9, decode_step=step, **options)
         assert failed.value.token == 4  # one from the prompt's logits, then two
 
@@ -183,7 +236,7 @@ def test_logits_that_are_not_finite_are_reported_for_their_token(vlm):
 
 
 def propose(prompt: list[int], *new_ids: list[int]) -> list[int]:
-    lookup = PromptLookup(torch.tensor(prompt), IMAGE_ID)
+    lookup = _PromptLookup(torch.tensor(prompt), IMAGE_ID)
     return [lookup.propose(ids) for ids in new_ids][-1]
 
 
@@ -212,12 +265,14 @@ def simulate(cost, right, count=300) -> float:
         cost: positions of a pass -> its time in single steps.
         right: number of a token -> whether it was proposed rightly.
     """
-    proposer, done, spent = WhilePaying(Guess(lambda ids: [0] * MOST)), 1, 0.0
+    costs = _PassCosts()
+    proposer, done, spent = _WhilePaying(Guess(lambda ids: [0] * MOST), costs), 1, 0.0
     new_ids = [0]
     while done < count:
         offered = len(proposer.propose(new_ids)[: count - done - 1])
         seconds = cost(1 + offered)
-        proposer.observe(1 + offered, 1e-3 * seconds)
+        costs.observe(1 + offered, 1e-3 * seconds)
+        proposer.observe(offered)
         accepted = next((n for n in range(offered) if not right(done + n)), offered)
         new_ids, done, spent = [0] * (1 + accepted), done + 1 + accepted, spent + seconds
     return (count - 1) / spent

@@ -82,7 +82,7 @@ class EngineLimits:
     """slots: answers that a model makes at the same time. max_queue: requests that wait for a model.
     prefill_chunk: positions of a prompt, or one tile, between two tokens of the others; None computes prompts
     at once. prefix_bytes: of prefixes that a model keeps in memory, and prefix_folder, where as many outlive
-    the process; None is no folder.
+    the process; None is no folder. lookup: see `GenerationOptions`.
 
     Page and API hold requests to the rest: max_images, what each image may be, and max_new_tokens.
     """
@@ -95,6 +95,7 @@ class EngineLimits:
     max_images: int = 8
     max_new_tokens: int = 4_096
     image: ImageLimits = OF_STRANGERS
+    lookup: str = "auto"
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +109,8 @@ class EngineRequest:
     stop: texts before which an answer ends; they are not shown.
     logprobs: see `GenerationOptions`.
     client: who takes turns with the others.
-    draft: after `messages`, makes a shorter prompt, or None. What of its answer is made before the other one
-        begins comes out as pieces of answer DRAFT. It takes a slot, if there are two.
+    draft: after `messages`, makes a shorter prompt, or None. Its answer may come first, as pieces of answer
+        DRAFT (see `generation.draft`).
     then: other work in the models' thread after the (one) answer with these ids, step by step between those
         of other answers; what it yields comes out of the ticket as `Piece.made`.
     """
@@ -569,14 +570,15 @@ class Engine:
         if (room := checkpoint.context - ticket.prompt_tokens) < 1:
             got = f"{ticket.prompt_tokens} ({row.image_tokens} of images)"
             raise ContextFullError(f"expected a prompt of fewer than {checkpoint.context} tokens, got {got}")
-        limit, options = min(options.max_new_tokens, room), replace(options, logprobs=request.logprobs)
-        numbered = list(enumerate(requests_for(checkpoint, row, limit, options)))
-        short = request.draft(checkpoint) if request.draft and self.limits.slots > len(numbered) else None
-        if short is not None:
+        limit = min(options.max_new_tokens, room)
+        options = replace(options, logprobs=request.logprobs, lookup=self.limits.lookup)
+        requests = requests_for(checkpoint, row, limit, options)
+        ticket.texts = {number: _Text(checkpoint, options, request.stop) for number in range(len(requests))}
+        if request.draft is not None and (short := request.draft(checkpoint)) is not None:
             (draft,) = requests_for(checkpoint, short, limit, options)
-            numbered.insert(0, (DRAFT, draft))
-        ticket.requests = [replace(one, key=(ticket, number)) for number, one in numbered]
-        ticket.texts = {number: _Text(checkpoint, options, request.stop) for number, _ in numbered}
+            requests[0] = replace(requests[0], draft=draft)
+            ticket.texts[DRAFT] = _Text(checkpoint, options, request.stop)
+        ticket.requests = [replace(one, key=(ticket, number)) for number, one in enumerate(requests)]
 
     def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
         """A ticket has come to its end, for whatever reason."""
@@ -756,16 +758,14 @@ class Engine:
 
     def _deliver(self, scheduler: Scheduler, event: NewTokens | RequestOutput) -> None:
         ticket, number = event.key
+        if isinstance(event, NewTokens) and event.draft:
+            ticket.put(Piece(DRAFT, *ticket.texts[DRAFT].put(event.token_ids)))
+            return
         text = ticket.texts.get(number)
         if text is None:  # it has ended at a stop string
             return
-        if number == DRAFT:
-            if isinstance(event, NewTokens):
-                ticket.put(Piece(DRAFT, *text.put(event.token_ids)))
-            return
+        ticket.texts.pop(DRAFT, None)
         if isinstance(event, NewTokens):
-            if ticket.texts.pop(DRAFT, None) is not None:
-                scheduler.cancel((ticket, DRAFT))
             seconds = time.monotonic() - ticket.began
             if ticket.first_token_seconds is None:
                 ticket.first_token_seconds = seconds

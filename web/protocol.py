@@ -12,14 +12,23 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import Field as Field_
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 from pydantic_core import from_json
 
 from data.chat import LONGEST_TEXT
-from generation.options import MAX_SEED, GenerationOptions
+from generation.options import MAX_SEED, GenerationOptions, SamplingParams
 from inference.errors import RequestError
 from inference.grammar import response_grammar
 from messages import did_you_mean, one_line, printable
@@ -53,6 +62,11 @@ OTHERS: dict[str, tuple[Any, ...]] = {
 # Likewise in a message, part or format of answers: what else stands there is about other things.
 NEVER = frozenset(("audio", "function_call", "images", "input_audio", "schema", "tool_calls", "video_url"))
 SLIP = 0.81  # likeness of a mistyped name: top_a is none of top_k
+# What bodies may ask of sampling, where `generate` takes something else; -1 is vLLM's word for no top_k.
+BOUNDS: dict[str, dict[str, Any]] = {
+    "temperature": {"le": 2}, "top_k": {"ge": -1, "le": 2**31}, "repetition_penalty": {"le": 100},
+    "seed": {"ge": -(2**63), "le": 2**63 - 1},
+}  # fmt: skip
 OURS = frozenset(("boxes", "points", "malformed"))  # of an answer that a client sends back
 
 
@@ -161,19 +175,25 @@ class StreamOptions(Strict):
     include_obfuscation: bool = False  # of the lengths of chunks: there is none
 
 
-class ChatRequest(Strict):
-    """A body of /v1/chat/completions. `top_k`, `min_p` and `repetition_penalty` are Ocelli's own."""
+def _sampling_field(own: Field_) -> tuple[Any, Any]:
+    """A field of `SamplingParams` as one of pydantic's."""
+    bounds = {"ge": own.metadata["low"], "gt": own.metadata["over"], "le": own.metadata["high"]}
+    bounds |= BOUNDS.get(own.name, {})
+    kind = float if isinstance(own.default, float) else int if own.default is not None else int | None
+    return Annotated[kind, Field(**bounds)], own.default
+
+
+_FIELDS: dict[str, Any] = {own.name: _sampling_field(own) for own in fields(SamplingParams)}
+Sampled: Any = create_model("Sampled", __base__=Strict, **_FIELDS)
+
+
+class ChatRequest(Sampled, Strict):
+    """A body of /v1/chat/completions, with all of `SamplingParams`: some of these are Ocelli's own."""
 
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000, fail_fast=True)]
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=2**31)] = 0  # -1 is vLLM's word for off
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
-    seed: Annotated[int | None, Field(ge=-(2**63), le=2**63 - 1)] = None
     n: Annotated[int, Field(ge=1)] = 1
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=1000)]],
@@ -222,16 +242,11 @@ class ChatRequest(Strict):
         """How the answers are made, of so many tokens at most. Raises ApiError for too many answers."""
         if self.n > most_answers:
             raise ApiError(400, f"n: expected at most {most_answers}, got {self.n}", "n")
-        return GenerationOptions(
-            max_new_tokens=min(self.most_tokens or DEFAULT_MAX_TOKENS, most_tokens),
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=max(0, self.top_k),
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            seed=secrets.randbelow(2**31) if self.seed is None else self.seed % MAX_SEED,
-            num_return_sequences=self.n,
-        )
+        own = {field.name: getattr(self, field.name) for field in fields(SamplingParams)}
+        own["top_k"] = max(0, self.top_k)
+        own["seed"] = secrets.randbelow(2**31) if self.seed is None else self.seed % MAX_SEED
+        most = min(self.most_tokens or DEFAULT_MAX_TOKENS, most_tokens)
+        return GenerationOptions(max_new_tokens=most, num_return_sequences=self.n, **own)
 
 
 def read_request(body: bytes, most_tokens: int, strict: bool = False) -> tuple[ChatRequest, dict[str, str]]:

@@ -47,7 +47,6 @@ from web.pictures import original_size, take_in
 
 REDRAW = 0.1  # an answer is shown anew at most this often
 ALIVE = 1.0  # while nothing happens, a view is given this often: it fails where the visitor has gone
-MOST_SHORT = 1 / 3  # positions of a draft's prompt, as a share of the answer's
 ENDING = 2.0  # seconds that a page which is loaded anew waits for the end of its earlier answer
 _KEY = re.compile(r"[0-9a-f]{32}")  # of 128 bits
 STOPPED = "Stopped before the first word."
@@ -239,11 +238,8 @@ class Question:
         return asked.row, asked.options
 
     def short(self, checkpoint: Checkpoint) -> EncodedConversation | None:
-        """The prompt of a draft, if it is short."""
-        row = encode_short(checkpoint, None, (), self._images(checkpoint), self._request.question)
-        assert self.asked is not None, "the prompt has been made"
-        most = MOST_SHORT * len(self.asked.row.input_ids)
-        return None if row is None or len(row.input_ids) > most else row
+        """The prompt of a draft."""
+        return encode_short(checkpoint, None, (), self._images(checkpoint), self._request.question)
 
     def _images(self, checkpoint: Checkpoint) -> tuple[TiledImage, ...]:
         return tuple(self._service.tiled(checkpoint, image) for image in self._request.images)

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from types import SimpleNamespace
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -26,8 +25,6 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from generation import kv_cache as kv
 from generation.fast.cuda import decoder
-from generation.options import GenerationOptions
-from generation.sampling import Sampler
 from models.config import TextConfig
 from models.language_model import LanguageModel
 
@@ -81,9 +78,6 @@ def launches(model: LanguageModel, rows: int, programs: int) -> dict:
         cache = kv.allocate_for(model.config, rows, 4096, model.norm.weight, model.cache_dtype)
         ids = torch.zeros(rows, 1, dtype=torch.int64, device="meta")
         step(ids, cache, ids[:, 0])
-        sampler = Sampler(GenerationOptions(stop_token_ids=(2, 3)), rows, 0, "meta", None)
-        flags = torch.zeros(rows + 2, dtype=torch.int64, device="meta")
-        step.choose(SimpleNamespace(sampler=sampler, token=ids, position=ids[:, 0], flags=flags))
     finally:
         JITFunction.run, decoder.unsupported = original, checked
     return found

@@ -8,7 +8,6 @@ Programs run one after another there: what they read of one another between two 
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,8 +19,6 @@ from generation.fast import quantized  # noqa: E402
 from generation.fast.cuda import decoder as decoder_module  # noqa: E402
 from generation.fast.cuda.decoder import TritonDecoder, unsupported  # noqa: E402
 from generation.fast.quantized import pack  # noqa: E402
-from generation.options import GenerationOptions  # noqa: E402
-from generation.sampling import Sampler  # noqa: E402
 from models.config import RopeScaling, TextConfig  # noqa: E402
 from models.language_model import LanguageModel  # noqa: E402
 
@@ -254,79 +251,6 @@ def test_int8_in_bfloat16(rows, monkeypatch):
     assert got.dtype == torch.bfloat16 and 0 < ours < 1.5 * theirs
 
 
-# --- the choice
-
-
-def new_run(rows: int, stops: tuple[int, ...] = (5, 37), **state) -> SimpleNamespace:
-    sampler = Sampler(GenerationOptions(stop_token_ids=stops), rows, 0, "cpu", None)
-    for name, value in state.items():
-        getattr(sampler, name).copy_(torch.tensor(value))
-    return SimpleNamespace(
-        sampler=sampler,
-        token=torch.randint(VOCAB, (rows, 1), generator=torch.Generator().manual_seed(4)),
-        position=torch.arange(rows) + 3,
-        flags=torch.full((rows + 2,), -9),
-    )
-
-
-def chosen(model, runner, programs: int = 5):
-    """(of `choose`, of Sampler): every tensor that they change."""
-    decoder = TritonDecoder(model, programs=programs)
-    cache, other = cache_of(model, len(runner.token), 16), copy.deepcopy(runner)
-    logits = decoder(runner.token, cache, runner.position).clone()
-    decoder.choose(runner)
-    other.token.copy_(other.sampler.sample(logits))
-    flags = [*other.token[:, 0].tolist(), int(other.sampler.stopped.all()), int(other.sampler.finite)]
-    other.flags, other.position = torch.tensor(flags), other.position + 1
-    names = ("token", "position", "flags")
-    return [
-        {name: getattr(r, name) for name in names} | dict(enumerate(r.sampler.state)) for r in (runner, other)
-    ]
-
-
-def assert_chosen(model, runner, **how) -> None:
-    got, expected = chosen(model, runner, **how)
-    for name, tensor in expected.items():
-        assert torch.equal(got[name], tensor), f"{name}: {got[name]}, expected {tensor}"
-
-
-@pytest.mark.parametrize("stops", [(), (5,), tuple(range(0, VOCAB, 2)), tuple(range(VOCAB))])
-@pytest.mark.parametrize("rows", [1, 8])
-def test_the_choice_is_the_samplers(rows, stops):
-    assert_chosen(make(layers=1), new_run(rows, stops))
-    stopped = [row % 2 == 0 for row in range(rows)]
-    state = {"stopped": stopped, "lengths": list(range(rows)), "num_drawn": 4, "num_finite": 4}
-    assert_chosen(make(layers=1), new_run(rows, stops, **state), programs=70)
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_the_first_of_equal_logits(rows):
-    model = make(layers=1)
-    best = int(TritonDecoder(model)(torch.tensor([[1]]), cache_of(model, 1, 4), torch.tensor([1])).argmax())
-    for copies in ((0, 58), (17, 18), (30, 31, 57)):
-        for place in copies:
-            model.lm_head.weight[place] = 3 * model.lm_head.weight[best]
-        runner = new_run(rows)
-        runner.token.fill_(1)
-        assert_chosen(model, runner)
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_logits_that_are_no_numbers_are_seen(bad, everywhere):
-    model = make(layers=1)
-    model.lm_head.weight[... if everywhere else 30] = bad
-    runner = new_run(2, num_finite=3)
-    decoder = TritonDecoder(model, programs=3)
-    logits = decoder(runner.token, cache_of(model, 2, 16), runner.position)
-    sampler = copy.deepcopy(runner.sampler)
-    sampler.sample(logits)
-    decoder.choose(runner)
-    assert bool(runner.sampler.finite) == bool(sampler.finite) and runner.flags[-1] == int(sampler.finite)
-    assert runner.sampler.num_finite == sampler.num_finite
-    assert ((runner.token >= 0) & (runner.token < VOCAB)).all(), "the next step looks it up"
-
-
 # --- what it takes
 
 
@@ -347,9 +271,9 @@ def test_sizes_that_it_does_not_take(change, reason):
 
 
 def test_launches_of_a_token(monkeypatch):
-    """A kernel for each phase, and the choice."""
+    """A kernel for each phase."""
     launches = []
-    for name in ("begin", "project", "attend", "add_product", "gate_up", "head", "choose"):
+    for name in ("begin", "project", "attend", "add_product", "gate_up", "head"):
         kernel = getattr(decoder_module.kernels, name)
         run_kernel = type(kernel).run
 
@@ -358,8 +282,7 @@ def test_launches_of_a_token(monkeypatch):
             return _run(self, *arguments, **named)
 
         monkeypatch.setattr(kernel, "run", counted.__get__(kernel), raising=False)
-    model, runner = make(), new_run(1)
+    model = make()
     decoder = TritonDecoder(model, programs=1)
-    decoder(runner.token, cache_of(model, 1, 16), runner.position)
-    decoder.choose(runner)
-    assert len(launches) == 3 + 5 * 2, launches
+    decoder(torch.tensor([[3]]), cache_of(model, 1, 16), torch.tensor([3]))
+    assert len(launches) == 2 + 5 * 2, launches

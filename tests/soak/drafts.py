@@ -19,12 +19,13 @@ from collections.abc import Iterable
 
 import torch
 
-from generation.draft import CHUNK, DraftLimits, DraftStream, draft_stream
+from generation.draft import DraftLimits, DraftStream
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.session import Session
+from generation.speculation import MOST_DRAFTED
 from generation.steps import DecodeStep, Step
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
 
@@ -71,7 +72,7 @@ def drafted(
     session: Session, full: dict, short: dict | None, most: int, limits: DraftLimits = ALWAYS, **options
 ) -> tuple[DraftStream, list[int]]:
     """A stream at its end, after a draft of at most so many tokens, and the answer's ids."""
-    stream = draft_stream(session, full, short, GenerationOptions(**options), limits)
+    stream = session.draft_stream(full, short, GenerationOptions(**options), limits)
     for number, _ in enumerate(stream.draft(), 1):
         if number == most:
             break
@@ -97,7 +98,7 @@ def check(vlm, seeds: Iterable[int], step: DecodeStep | None, sampling: dict) ->
         ids, right = stream.drafted.token_ids, stream.accepted
         # Neither the prefill's token nor the last saves a pass, nor the one after a chunk that is all right.
         saved = max(0, min(right, len(answer) - 1) - 1)
-        saved -= saved // (CHUNK + 1)
+        saved -= saved // (MOST_DRAFTED + 1)
         verified = step is not None and step.same_bits
         assert stream.result.accepted_tokens == saved * verified, f"question {seed}"
         kinds["questions"] += 1

@@ -24,7 +24,7 @@ from generation.fast.quantized import PackedLinear
 from generation.kv_cache import KVCache, even
 
 MOST_ROWS: int = kernels.MANY.value
-MOST_CANDIDATES = 1024  # programs of the head at most: one program compares what they found
+MOST_PROGRAMS = 1024  # of a kernel
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 # The tensors that the kernels of a block read, in this order.
@@ -104,7 +104,6 @@ class TritonDecoder:
         # In the interpreter programs run one after another, and none may wait for a later one.
         self._programs = programs or (multiprocessors(self._device) if self._device.type == "cuda" else 1)
         self._layers = [fields_of(layer) for layer in language_model.layers]
-        self._candidates = 0
 
         self._heads, self._kv, self._width = (
             config.num_attention_heads,
@@ -128,8 +127,6 @@ class TritonDecoder:
         self._shares = new(*shares, self._width, **floats)
         self._maxima, self._sums = new(*shares, **floats), new(*shares, **floats)
         self._arrived = new(self._kv, dtype=torch.int32)
-        self._best = torch.zeros(MOST_CANDIDATES, MOST_ROWS, device=self._device)
-        self._places = torch.zeros(MOST_CANDIDATES, MOST_ROWS, dtype=torch.int32, device=self._device)
 
     def sizes(self, rows: int) -> kernels.Sizes:
         """What the kernels for that many rows are compiled for."""
@@ -184,7 +181,7 @@ class TritonDecoder:
         at = like.shape[2], like.stride(0), like.stride(1)
 
         def grid(height: int, block: int) -> tuple[int]:
-            return (min(-(-height // block), most, MOST_CANDIDATES),)
+            return (min(-(-height // block), most, MOST_PROGRAMS),)
 
         kernels.begin[(rows,)](
             *self._inputs(token, position),
@@ -222,11 +219,10 @@ class TritonDecoder:
                 *(h, down, mlp_scales[2], mlp_biases[2], x, rows, S.F, S, S.MLP_BIAS, S.BN_F, S.BK_F),
                 **warps,
             )
-        (self._candidates,) = grid(config.vocab_size, S.BN_D)
         # Else the assembler spills a few, for some sizes, to have more programs at once.
         registers = {"maxnreg": 96} if S.ONE and S.INT8 else {}
-        kernels.head[(self._candidates,)](
-            *(x, *self._outputs(), self._logits, self._best, self._places, rows, eps, S, S.BN_D, S.BK_D),
+        kernels.head[grid(config.vocab_size, S.BN_D)](
+            *(x, *self._outputs(), self._logits, rows, eps, S, S.BN_D, S.BK_D),
             **(warps | registers),
         )
 
@@ -244,20 +240,6 @@ class TritonDecoder:
             last.weight.detach(),
             self._cos if scale is None else scale,
         )
-
-    def choose(self, run) -> None:
-        """What a greedy `run.sampler.sample` without a penalty does with the last call's logits, in one
-        kernel: the token, the sampler's state, `run.flags`; and the position moves on by one."""
-        sampler, count = run.sampler, len(run.token)
-        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
-            kernels.choose[(1,)](
-                *(self._best, self._places, self._candidates, sampler.stop_ids, len(sampler.stop_ids)),
-                *(sampler.pad_id, run.token, run.position, sampler.stopped.view(torch.uint8)),
-                *(sampler.lengths, sampler.finite.view(torch.uint8), sampler.num_finite, sampler.num_drawn),
-                *(run.flags, count, self.model.config.vocab_size),
-                triton.next_power_of_2(self._candidates),
-                triton.next_power_of_2(max(1, len(sampler.stop_ids))),
-            )
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -1,22 +1,17 @@
-"""The whole decode step as a CUDA graph: from a token through the decoder and the sampler to the next one.
+"""A decode step as a CUDA graph: from a token through the decoder, and the choice of the next one where the
+scheduler asks for both.
 
     step = GraphStep(model.language_model)
     model.generate(**inputs, decode_step=step)
 
 At batch 1 a GPU's decode step is bound by the number of kernels before it is bound by bytes. So the decoder
-is a few kernels written in Triton (`decoder.TritonDecoder`), and a greedy choice is one more. What these do
-not take, many rows for example, is the eager step, recorded as it is.
+is a few kernels written in Triton (`decoder.TritonDecoder`). What these do not take, many rows for example,
+is the eager step, recorded as it is.
 
-A graph is bound to addresses. Tokens, positions, the sampler's state and the stop flags therefore live in
-buffers that stay (`_Run`), and a small cache in one that is kept between answers (`StaticCache`). Positions
-are in device memory, so that one graph of the Triton kernels serves every length. One of the eager step
-serves a bucket of cache lengths and reads the cache up to the bucket's end, so that short contexts do not pay
-for long ones.
-
-The host never waits for the step that it has just launched. It launches `LAG` steps ahead and reads the
-tokens and flags of the one before those, which were copied to it meanwhile; what a row got after its stop is
-thrown away before anyone sees it. What such steps write lies in the cache after the answer's end, where the
-next one to fill it overwrites it.
+A graph is bound to addresses. Tokens, positions and logits therefore live in buffers that stay, and a small
+cache in one that is kept between answers (`StaticCache`). Positions are in device memory, so that one graph
+of the Triton kernels serves every length. One of the eager step serves a bucket of cache lengths and reads
+the cache up to the bucket's end, so that short contexts do not pay for long ones.
 
 On a CPU, or where a graph cannot be recorded, the same functions run without one.
 """
@@ -25,9 +20,8 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,23 +30,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
 from generation.fast.native.step import DECODER
-from generation.kv_cache import CachePosition, KVCache
-from generation.options import FILTERS, GenerationOptions, NotFiniteError
-from generation.sampling import Sampler
+from generation.kv_cache import KVCache
 from generation.steps import Step
 
 if TYPE_CHECKING:
     from generation.fast.cuda.decoder import TritonDecoder
 
 BUCKET = 256  # cache positions: the shortest bucket
-LAG = 3  # steps launched before the tokens of one are read
-MAX_SIGNATURES = 32  # of runs that are remembered: batch width, sampling, stop ids
 MAX_GRAPHS = 48  # the least recently used is given up first
 STATIC_SHARE = 0.15  # size limit of the static cache, relative to the weights in its type
-# Options that a recorded step need not know; by every other one, recordings are told apart.
-OUTSIDE = (
-    *("seed", "max_new_tokens", "num_return_sequences", "use_cache", "decode_step", "lookup", "constraint"),
-)
 
 
 def bucket_of(length: int) -> int:
@@ -206,75 +192,31 @@ class StaticCache:
         for layer, target in zip(kv_cache, kv.view(self.cache, positions), strict=True):
             for name, tensor in target.items():
                 tensor[:, :, :filled] = layer[name][:, :, :filled]
+                tensor[:, :, filled:] = 0  # the last answer's may be NaN, which no mask keeps out
             layer.update(target)
         self._user = weakref.ref(kv_cache[0]["key"])
 
-    def forget(self) -> None:
-        """Leave the memory to its user."""
-        self.cache = self._user = None
-
-
-class _Run:
-    """Buffers of one answer at a time: rows that are sampled in one way and stop at the same ids."""
-
-    def __init__(self, sampler: Sampler):
-        self.sampler = clone(sampler)
-        rows, device = len(sampler.stopped), sampler.stopped.device
-        self.token = torch.zeros(rows, 1, dtype=torch.int64, device=device)
-        self.position = torch.zeros(rows, dtype=torch.int64, device=device)
-        # (B + 2,): the tokens, whether all rows have stopped, whether all logits were finite.
-        self.flags = torch.zeros(rows + 2, dtype=torch.int64, device=device)
-        self._cuda = device.type == "cuda"
-        self._on_host = torch.zeros(LAG + 1, rows + 2, dtype=torch.int64, pin_memory=self._cuda)
-        self._copied = [torch.cuda.Event() for _ in self._on_host] if self._cuda else []
-
-    @property
-    def state(self) -> list[Tensor]:
-        return [self.token, self.position, self.flags, *self.sampler.state]
-
-    def sample(self, logits: Tensor) -> None:
-        """Logits (B, V) to `token` and `flags`."""
-        token = self.sampler.sample(logits)
-        self.token.copy_(token)
-        flags = torch.stack((self.sampler.stopped.all(), self.sampler.finite))
-        torch.cat((token[:, 0], flags.long()), out=self.flags)
-
-    def push(self, number: int) -> None:
-        """Copy the flags to the host as they will be after everything launched so far."""
-        slot = number % len(self._on_host)
-        self._on_host[slot].copy_(self.flags, non_blocking=True)
-        if self._cuda:
-            self._copied[slot].record(torch.cuda.current_stream(self.flags.device))
-
-    def read(self, number: int) -> Tensor:
-        """The flags of `push(number)`, after which at most `LAG` others were pushed."""
-        slot = number % len(self._on_host)
-        if self._cuda:
-            self._copied[slot].synchronize()
-        return self._on_host[slot].clone()
-
 
 class GraphStep(Step):
-    """A step that runs the loop itself, or one token at a time. Prompts, and several positions of a row that
-    are proposed, are the eager step's.
+    """A step of one token of each row, alone or with its choice. Prompts, and several positions of a row, are
+    the eager step's.
 
     Args:
         language_model: one that `unsupported` has no reason against; else a ValueError.
     """
 
-    loops = records = True
+    records = True
 
     def __init__(self, language_model):
         if reason := unsupported(language_model):
             raise ValueError(f"the recorded decode step cannot run this model: {reason}")
         super().__init__(language_model)
-        self._model = language_model
-        self._eager = Step(language_model)
+        self._language_model: Any
         self._start()
 
     def _start(self) -> None:
         """Forget what is bound to the addresses of replaced weights."""
-        model = self._model
+        model = self._language_model
         self._addresses = addresses(model)
         self._device = model.norm.weight.device
         self.graphs = Graphs(self._device)
@@ -282,18 +224,17 @@ class GraphStep(Step):
         self.static = StaticCache(model.config, int(STATIC_SHARE * weights * model.cache_dtype.itemsize))
         self._triton: TritonDecoder | None = None
         self._reasons: dict[int, str | None] = {}  # of `no_triton`, by the number of rows
-        self._runs: dict[tuple, list[_Run]] = {}  # those that are free, by rows and signature
         self._buffers: tuple[Tensor, Tensor, Tensor] | None = None  # token ids, positions, logits
         self._last: tuple | None = None  # batch, cache and weights of the last call
 
     def decoder(self, rows: int) -> TritonDecoder | None:
         """What decodes that many rows in Triton; None where the eager step does."""
         if rows not in self._reasons:
-            self._reasons[rows] = no_triton(self._model, rows)
+            self._reasons[rows] = no_triton(self._language_model, rows)
         if self._reasons[rows] is not None:
             return None
         if self._triton is None:
-            self._triton = triton_module().TritonDecoder(self._model)
+            self._triton = triton_module().TritonDecoder(self._language_model)
         return self._triton
 
     @property
@@ -310,21 +251,20 @@ class GraphStep(Step):
 
     @torch.no_grad()
     def rehearse(self) -> str | None:
-        """Decode two tokens of one row, so that a failure is known before anyone waits for an answer: why it
+        """Decode a token of one row, so that a failure is known before anyone waits for an answer: why it
         fails, or None."""
-        model = self._model
-        options = GenerationOptions(max_new_tokens=2, stop_token_ids=())
+        model = self._language_model
         try:
             cache = kv.allocate_for(model.config, 1, 2, model.norm.weight, model.cache_dtype)
-            sampler = Sampler(options, 1, 0, self._device, None)
-            position = CachePosition(cache, (1,), self._device)
-            logits = model.norm.weight.new_zeros(1, model.config.vocab_size)
-            with suppress(NotFiniteError):  # reported with the answer
-                for _ in self.decode(logits, sampler, position, options.max_new_tokens):
-                    pass
+            self(torch.zeros(1, 1, dtype=torch.int64, device=self._device), cache, 1)
         except RuntimeError as error:
             return first_line(error)
         return self.failure
+
+    def adopt(self, kv_cache: KVCache, filled: int, needed: int) -> None:
+        """See `Step`."""
+        self._check_weights()
+        self.static.adopt(kv_cache, filled, needed)
 
     def _decode(self, token: Tensor, cache: KVCache, position: Tensor) -> Tensor:
         """(B, 1) ids at (B,) positions -> (B, V) logits; the eager step reads all of the cache."""
@@ -333,7 +273,7 @@ class GraphStep(Step):
         # Flash attention takes no mask, and cuDNN plans its kernels anew for each length.
         kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
         with sdpa_kernel(kernels) if self._device.type == "cuda" else nullcontext():
-            return self._eager(token, cache, position)
+            return self.chunk(token, cache, position)[:, -1]
 
     def _read(self, rows: int, kv_cache: KVCache, longest: int | None = None) -> int:
         """Positions that a recording for some rows reads at most: the bucket of the `longest`, or all of a
@@ -345,13 +285,13 @@ class GraphStep(Step):
 
     def _check_weights(self) -> None:
         """Start anew if any were replaced (`model.to`)."""
-        if self._addresses != addresses(self._model):
+        if self._addresses != addresses(self._language_model):
             self._start()
 
     @torch.no_grad()
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, 1) ids -> (B, V) logits, as the eager step gives them."""
-        batch, places, model = len(token_ids), buffer_addresses(kv_cache), self._model
+        batch, places, model = len(token_ids), buffer_addresses(kv_cache), self._language_model
         # The weights may be others in a scheduler's next run.
         call = batch, places, model.norm.weight.data_ptr(), model.lm_head.weight.data_ptr()
         if call != self._last:
@@ -404,106 +344,6 @@ class GraphStep(Step):
 
         buffers = token.data_ptr(), positions.data_ptr(), buffer_addresses(kv_cache), len(token), kv_len
         return self.graphs.get((key, buffers), (len(token), kv_len, key), make, state)
-
-    @torch.no_grad()
-    def decode(
-        self, logits: Tensor, sampler: Sampler, position: CachePosition, max_new_tokens: int
-    ) -> Iterator[Tensor]:
-        """`generation.decoding.decode`, with tokens on the host."""
-        self._check_weights()
-        filled, given = position.longest, 0
-        self.static.adopt(position.kv_cache, filled, filled + max_new_tokens - 1)
-        free = self._runs.setdefault((len(sampler.stopped), signature(sampler)), [])
-        if len(self._runs) > MAX_SIGNATURES:
-            self._runs.pop(next(iter(self._runs)))
-        run = free.pop() if free else _Run(sampler)
-        try:
-            for token in self._loop(run, logits, sampler, position, max_new_tokens):
-                given += 1
-                yield token
-        finally:
-            if not run.sampler.finite.item():  # even masked, NaN would reach the next answer
-                self.static.forget()
-                for layer in position.kv_cache:
-                    for tensor in layer.values():
-                        tensor[:, :, filled + max(0, given - 1) :] = 0  # the last token is not in it
-            free.append(run)
-
-    def _loop(
-        self, run: _Run, logits: Tensor, sampler: Sampler, position: CachePosition, count: int
-    ) -> Iterator[Tensor]:
-        """`decode` in the run's buffers.
-
-        While one token is waited for, up to `LAG` later steps have been launched. They are in vain only if
-        that token, or one after it, turns out to be the last.
-        """
-        run.sampler.load(sampler)
-        run.sample(logits)
-        if isinstance(position.start_pos, int):
-            run.position.fill_(position.start_pos)  # a copy from the host would wait for the device
-        else:
-            run.position.copy_(position.start_pos)
-        run.push(0)
-        launched, kv_len = 1, 0
-        for number in range(count):
-            ahead = min(number + 1 + LAG, count)
-            # No cache is grown for a step that may be in vain.
-            while launched <= number or (launched < ahead and not position.full):
-                kv_len = 0 if position.full else kv_len  # a grown cache lies somewhere else
-                position.reserve()
-                if position.longest > kv_len:
-                    kv_len = self._read(len(run.token), position.kv_cache, position.longest)
-                    replay = self.graph(run, position.kv_cache, kv_len)
-                replay()
-                run.push(launched)
-                launched += 1
-            copied = run.read(number)
-            *_, all_stopped, finite = copied.tolist()
-            if not finite:
-                raise NotFiniteError(int(run.sampler.num_finite) + 1)
-            yield copied[:-2, None]
-            if all_stopped:
-                break
-        sampler.load(run.sampler)
-        if all_stopped:
-            sampler.finite.fill_(True)  # whatever the steps in vain made of it
-        sampler.check_finite()
-
-    def graph(self, run: _Run, kv_cache: KVCache, kv_len: int) -> Callable[[], None]:
-        """What runs one step of a run, in a cache of which `kv_len` positions are read."""
-        decoder, options = self.decoder(len(run.token)), run.sampler.options
-        # Whether the kernel that chooses greedily does all that these options ask for.
-        plain = options.without(*OUTSIDE, *FILTERS, "stop_token_ids") == type(options)()
-
-        def make() -> Callable[[], None]:
-            cache = fixed(kv_cache, kv_len)
-
-            def step() -> None:
-                logits = self._decode(run.token, cache, run.position)
-                if decoder is not None and plain:
-                    decoder.choose(run)
-                    return
-                run.position += 1
-                run.sample(logits)
-
-            return step
-
-        shape = len(run.token), kv_len, signature(run.sampler)
-        return self.graphs.get((run, buffer_addresses(kv_cache), kv_len), shape, make, run.state)
-
-
-def signature(sampler: Sampler) -> tuple:
-    """Equal for samplers that differ in their state only."""
-    return sampler.pad_id, sampler.options.without(*OUTSIDE)
-
-
-def clone(sampler: Sampler) -> Sampler:
-    """One of the same signature with tensors of its own."""
-    other = copy(sampler)
-    for name, value in vars(sampler).items():
-        if isinstance(value, Tensor):
-            setattr(other, name, value.clone())
-    return other
 
 
 def fixed(kv_cache: KVCache, length: int) -> KVCache:

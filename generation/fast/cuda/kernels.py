@@ -441,17 +441,13 @@ def gate_up(
 
 @triton.jit
 def head(
-    x, norm, matrix, scale, logits, best, places, count, eps,
-    S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x, norm, matrix, scale, logits, count, eps, S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """logits (count, V) of the normed x; best and places (programs, MANY): each program's largest and the
-    first token that has it. NaN counts as infinity, so that `choose` sees it."""
+    """logits (count, V) of the normed x."""
     first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
     rows = first * BN + tl.arange(0, BN)
     weights, factor, _ = ahead(matrix, scale, matrix, rows, rows < S.V, S.D, BK, S, False)
     known = held(x, norm, count, eps, S.D, BK, S, True)
-    top = tl.zeros_like(row).to(tl.float32) - float("inf")
-    place = tl.zeros_like(row)
     for _ in range(first, tl.cdiv(S.V, BN), programs):
         there, next_rows = (rows < S.V)[:, None], rows + programs * BN
         next_weights, next_factor, _ = ahead(
@@ -460,55 +456,4 @@ def head(
         total = product(weights, matrix, rows, rows < S.V, known, x, norm, count, S.D, BK, S, True)
         y = (total * factor).to(S.DT)
         tl.store(logits + row.to(tl.int64) * S.V + rows[:, None], y, mask=(row < count) & there)
-        y = y.to(tl.float32)
-        y = tl.where(y == y, y, float("inf"))
-        y = tl.where(there, y, -float("inf"))
-        own = tl.max(y, 0)[None, :]
-        where = tl.min(tl.where(y == own, rows[:, None], S.V), 0)[None, :]
-        place = tl.where(own > top, where, place)
-        top = tl.maximum(top, own)
         rows, weights, factor = next_rows, next_weights, next_factor
-    tl.store(best + first * MANY + row, top)
-    tl.store(places + first * MANY + row, place)
-
-
-@triton.jit
-def choose(
-    best, places, candidates, stop_ids, num_stop_ids, pad, token, position, stopped, lengths, finite,
-    num_finite, num_drawn, flags, count,
-    V: tl.constexpr, CANDIDATES: tl.constexpr, STOPS: tl.constexpr,
-):  # fmt: skip
-    """The greedy choice of `Sampler.sample`, its state, and the flags of a run, by a single program.
-
-    best, places: (candidates, MANY) of `head`, at most CANDIDATES. stop_ids: (num_stop_ids,) int64, at most
-    STOPS. stopped and finite are bool as uint8; flags (count + 2,): tokens, whether all rows have stopped,
-    whether all logits were finite.
-    """
-    row, candidate = tl.arange(0, MANY), tl.arange(0, CANDIDATES)
-    real = row < count
-    at = candidate[:, None] * MANY + row[None, :]
-    there = (candidate < candidates)[:, None] & real[None, :]
-    y = tl.load(best + at, mask=there, other=-float("inf"))
-    place = tl.load(places + at, mask=there, other=V)
-    top = tl.max(y, 0)
-    chosen = tl.min(tl.where(y == top[None, :], place, V), 0).to(tl.int64)
-
-    fine = real & (top < float("inf")) & (top > -float("inf"))
-    still = tl.load(finite).to(tl.int32) & tl.min(tl.where(real, fine.to(tl.int32), 1), 0)
-    tl.store(finite, still.to(tl.uint8))
-    tl.store(num_finite, tl.load(num_finite) + still)
-    tl.store(num_drawn, tl.load(num_drawn) + 1)
-
-    before = tl.load(stopped + row, mask=real, other=1).to(tl.int32)
-    chosen = tl.where(before != 0, pad, chosen)
-    stop = tl.arange(0, STOPS)
-    stops = tl.load(stop_ids + stop, mask=stop < num_stop_ids, other=-1)
-    hit = (chosen[:, None] == stops[None, :]) & (stop < num_stop_ids)[None, :]
-    after = tl.maximum(before, tl.max(hit.to(tl.int32), 1))
-    tl.store(token + row, chosen, mask=real)
-    tl.store(stopped + row, after.to(tl.uint8), mask=real)
-    tl.store(lengths + row, tl.load(lengths + row, mask=real, other=0) + (1 - before), mask=real)
-    tl.store(position + row, tl.load(position + row, mask=real, other=0) + 1, mask=real)
-    tl.store(flags + row, chosen, mask=real)
-    tl.store(flags + count, tl.min(after, 0).to(tl.int64))
-    tl.store(flags + count + 1, still.to(tl.int64))

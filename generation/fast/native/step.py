@@ -153,7 +153,7 @@ class NativeStep(Step):
     def __init__(self, language_model):
         if reason := unsupported(language_model):
             raise ValueError(f"the native decode step cannot run this model: {reason}")
-        super().__init__(language_model)
+        # Without `Step.__init__`: nothing here is eager.
         model, config, cache_bits = language_model, language_model.config, BITS[language_model.cache_dtype]
         self._weight_bits = BITS[model.layers[0].self_attn.q_proj.weight.dtype]
         self.library = load_step(self._weight_bits, cache_bits)
@@ -207,12 +207,19 @@ class NativeStep(Step):
         """(B, T) token ids -> (B, T, V) float32 logits; the cache gains T positions in each row."""
         batch, length = token_ids.shape
         ids = token_ids.reshape(-1).tolist()
-        if min(ids) < 0 or max(ids) >= self._vocab:
-            raise ValueError(f"token_ids: expected 0 to {self._vocab - 1}, got {min(ids)} to {max(ids)}")
         logits = torch.empty(batch * length, self._vocab)
         lengths, wanted = [length] * batch, range(batch * length)
         self._run(ids, lengths, _starts(start_pos, batch), wanted, kv_cache, logits)
         return logits.view(batch, length, self._vocab)
+
+    def ragged(
+        self, token_ids: Sequence[Sequence[int]], kv_cache: KVCache, starts: Sequence[int]
+    ) -> list[Tensor]:
+        """Nothing is padded here."""
+        lengths = list(map(len, token_ids))
+        logits, ids = torch.empty(sum(lengths), self._vocab), [one for own in token_ids for one in own]
+        self._run(ids, lengths, list(starts), range(len(ids)), kv_cache, logits)
+        return list(logits.split(lengths))
 
     def prefill(
         self, embeddings: Tensor, lengths: Sequence[int], kv_cache: KVCache, start_pos: int | Tensor = 0
@@ -250,6 +257,9 @@ class NativeStep(Step):
         capacity, strides = key.shape[2], key.stride()
         head_stride = strides[1] // key.shape[3]
         # C reads and writes where it is told to.
+        if isinstance(tokens, list) and (min(tokens) < 0 or max(tokens) >= self._vocab):
+            got = f"{min(tokens)} to {max(tokens)}"
+            raise ValueError(f"token_ids: expected 0 to {self._vocab - 1}, got {got}")
         if (last := max(map(add, starts, lengths)) - 1) >= capacity:
             raise ValueError(f"kv_cache: expected room for position {last}, got {capacity} positions")
         if min(starts) < 0:
