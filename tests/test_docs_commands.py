@@ -34,6 +34,9 @@ RUN_ELSEWHERE = {
     ".venv/bin/python serve.py --page": "tests/test_serve.py",
     ".venv/bin/python train.py runs/mine/run.yaml": "tests/test_finetune.py",
     ".venv/bin/python -m pytest tests/test_cli.py -k json": "tests/test_cli.py",
+    '.venv/bin/python generate.py -q "Describe the picture." --no-cache --stats': "tests/test_cli.py",
+    ".venv/bin/python -m eval --tasks shapes --model runs/shapes --limit 20 --controls": "tests/test_eval.py",
+    ".venv/bin/python -m tests.walks": "tests/test_architecture.py",
     # Of those that need minutes, with a small model, few questions, one round:
     ".venv/bin/python -m benchmarks.latency decode --systems ours-fast,transformers,llama.cpp --prompts 1 "
     "--contexts 1108,8000 --tokens 24 --rounds 5": "tests/test_benchmarks.py",
