@@ -15,10 +15,10 @@ from shapes import ask, render, sample_scene
 from tests.waiting import PATIENCE, free_port
 
 FORK = multiprocessing.get_context("fork")
-ASKED = ("count", "colour", "shape", "exists", "position", "size", "describe")
+ASKED = ("count", "describe", "colour", "shape", "exists", "position", "size")
 
 
-def write_rows(folder: Path, images: int = 4, each: int = 6, shuffle: int | None = None) -> Path:
+def write_rows(folder: Path, images: int = 4, each: int = 4, shuffle: int | None = None) -> Path:
     """rows.jsonl: questions of the image world, several about each image, in an order that `shuffle`
     seeds."""
     rows = []
