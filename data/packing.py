@@ -10,7 +10,7 @@ which of the waiting samples go together is an exact knapsack.
 
 `segment_ids` (B, T) number the samples of a sequence from 1. Two numbers are special: -1 is padding, which
 sees only itself so that no softmax runs over nothing, and 0 is a prefix that all segments of the sequence
-see, as the shapes world packs its questions (`shapes/stream.py`).
+see, as plain drawings pack their questions (`shapes/stream.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Score a model: on the shapes world, on rows of your own, on the official tasks of lmms-eval.
+"""Score a model: on plain drawings, on rows of your own, on the official tasks of lmms-eval.
 
     python -m eval --tasks shapes --controls                    # the embedded model, held-out questions
     python -m eval --tasks shapes --model runs/shapes --limit 500
-    python -m eval --tasks drawings --model runs/world          # in any look: recipes/world
+    python -m eval --tasks drawings --model runs/world          # in varied styles: recipes/world
     python -m eval --data rows.jsonl --metric relaxed_accuracy --model HuggingFaceTB/SmolVLM-256M-Instruct
     python -m eval --data my/dataset --split test --columns question=query --metric anls
     python -m eval --tasks mmstar,docvqa_val --model runs/mine  # needs requirements-eval.txt

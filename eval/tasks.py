@@ -1,6 +1,6 @@
 """What an evaluation asks and how it scores: a task holds its samples, its prompt and its metric.
 
-    shapes_task(500)                                    # the shapes world, held out
+    shapes_task(500)                                    # plain drawings, held out
     data_task(DataConfig("rows.jsonl", columns={"question": "query"}), find_metric("anls"))
 
 Rows of your own are a Hub id, a folder, JSON lines or Parquet:
@@ -172,9 +172,9 @@ class EvalTask:
         return {family: count.most_common(1)[0][0] for family, count in counts.items()}
 
 
-# ----------------------------------------------------------------------------------- the shapes world
+# ------------------------------------------------------------------------------------- plain drawings
 def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
-    """Held-out questions about the shapes world, one about each scene, families in turn. Training never
+    """Held-out questions about plain drawings, one about each scene, families in turn. Training never
     draws these scenes and never sees their digits."""
     from shapes import heldout_questions, render, score  # with NumPy and Pillow, which --help does without
 

@@ -1,4 +1,4 @@
-"""The image world as training batches: one image, several questions, each blind to the others.
+"""Plain drawings as training batches: one image, several questions, each blind to the others.
 
 A row is laid out as
 

@@ -1,4 +1,4 @@
-"""What the image world is made of: names, colours, things, scenes, questions."""
+"""What plain drawings are made of: names, colours, things, scenes, questions."""
 
 from __future__ import annotations
 

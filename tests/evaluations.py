@@ -19,7 +19,7 @@ ASKED = ("count", "describe", "colour", "shape", "exists", "position", "size")
 
 
 def write_rows(folder: Path, images: int = 4, each: int = 4, shuffle: int | None = None) -> Path:
-    """rows.jsonl: questions of the image world, several about each image, in an order that `shuffle`
+    """rows.jsonl: questions about plain drawings, several about each image, in an order that `shuffle`
     seeds."""
     rows = []
     for image in range(images):

@@ -66,7 +66,7 @@ def task(alone):
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
-    """The folder of a run on the shapes world with controls."""
+    """The folder of a run on plain drawings with controls."""
     output = tmp_path_factory.mktemp("eval") / "shapes"
     assert run("--tasks", "shapes,shapes", "--limit", 20, "--controls", "--output", output) == 0
     return output
