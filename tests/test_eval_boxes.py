@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,6 +75,9 @@ def test_figures():
     assert got["absent_refused"] == pytest.approx(1 / 3) and got["parse_failures"] == pytest.approx(0.2)
     assert got["f1_50"] == pytest.approx(2 * 2 / (3 + 2)) and got["point_in_box"] == 1
     assert set(figures([asked([])])) == {"absent_refused", "parse_failures"}
+    page = (Path(__file__).parent.parent / "docs" / "evaluate.md").read_text(encoding="utf-8")
+    table = page[page.index("| figure | is |") :].split("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", table)) == set(got)
 
 
 # What pycocotools 2.0.11 says of the same boxes, `COCOeval.stats[:2]`: an image each, the n-th box of an
