@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from data.processor import Processor
+from families import FAMILIES
 from generation.fast.quantized import pack
 from generation.memory import available_bytes
 from inference.checkpoint import Checkpoint, has_fast_bfloat16
@@ -163,10 +164,14 @@ def words(shape: str, seed: int, count: int) -> Tensor:
     return torch.randint(3, SHAPES[shape].text.vocab_size - 200, (count,), generator=generator)
 
 
+def tile_positions(config: VLMConfig) -> int:
+    """Positions that a tile takes in a prompt."""
+    return FAMILIES[config.family].positions(config)
+
+
 def image_tokens(shape: str, tiles: int) -> Tensor:
     config = SHAPES[shape]
-    assert config.image_token_id is not None
-    return torch.full((tiles * config.tokens_per_tile,), config.image_token_id)
+    return torch.full((tiles * tile_positions(config),), config.image_token_id)
 
 
 def tile_pixels(shape: str, tiles: int, image: int = 0) -> Tensor:
@@ -191,7 +196,7 @@ def prompt(
 
 
 def prompt_tokens(shape: str, tiles: int) -> int:
-    return tiles * SHAPES[shape].tokens_per_tile + TEXT_TOKENS
+    return tiles * tile_positions(SHAPES[shape]) + TEXT_TOKENS
 
 
 # -------------------------------------------------------------------------------------------- hardware

@@ -135,7 +135,7 @@ class Ours:
 
     @torch.no_grad()
     def features(self, pixels: Tensor) -> Tensor:
-        return self.model.encode_images(pixels)
+        return torch.stack(tuple(self.model.encode_images(pixels)))
 
     @torch.no_grad()
     def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict | None:

@@ -56,7 +56,7 @@ from benchmarks.common import (
     words,
 )
 from benchmarks.peers import Transformers
-from data.tiles import Tiles
+from data.tiles import Parts
 from generation.decoding import GenerationOptions
 from generation.prefix_store import PrefixStore
 from generation.requests import Request
@@ -300,7 +300,7 @@ def first_tokens(model: VisionLanguageModel, options: dict, setup: dict) -> dict
 
     def first_of(question: int, prefixes: PrefixStore | None) -> float:
         ids = prompt(setup["shape"], setup["tiles"], question, device)["input_ids"]
-        tiles = Tiles.of(codes, values)  # whose digests nobody has taken
+        tiles = Parts.of(codes, values)  # whose digests nobody has taken
         start = now(device)
         Session(model, prefixes=prefixes).generate_detailed(ids, tiles, **options)
         return now(device) - start

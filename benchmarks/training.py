@@ -42,11 +42,12 @@ from benchmarks.common import (
     reset_peak,
     shared_setup,
     take_turns,
+    tile_positions,
     words,
 )
 from benchmarks.peers import build_transformers
 from data.packing import IGNORE_INDEX, PADDING, Batch, Sample, collate, pack, pack_indices
-from data.tiles import Tiles
+from data.tiles import Parts
 from inference.cli import positive
 from training.flops import Amounts, amounts_of, measured_peak, training_flops
 from training.rows import RowsLoss
@@ -74,7 +75,7 @@ def check(settings: argparse.Namespace) -> None:
     settings.row = min(settings.row, config.text.max_position_embeddings)
     if settings.quick:
         settings.rounds, settings.steps, settings.documents = 1, 1, min(settings.documents, 4)
-    if max(settings.tiles) * config.tokens_per_tile + 16 > settings.row:
+    if max(settings.tiles) * tile_positions(config) + 16 > settings.row:
         raise ValueError(f"--tiles: {max(settings.tiles)} do not fit a row of {settings.row} positions")
 
 
@@ -84,7 +85,7 @@ def documents(shape: str, count: int, tiles: list[int], longest: int, seed: int)
     config, generator, samples = SHAPES[shape], random.Random(seed), []
     for number in range(count):
         shown = tiles[number % len(tiles)]
-        image = [config.image_token_id] * (shown * config.tokens_per_tile)
+        image = [config.image_token_id] * (shown * tile_positions(config))
         room = min(MOST, longest - len(image))
         length = min(room, max(FEWEST, round(generator.lognormvariate(np.log(MEDIAN_WORDS), SPREAD))))
         text = words(shape, 10_000 * seed + number, length).tolist()
@@ -110,7 +111,7 @@ def batches(
         for sample in row:
             size = (sample.tiles, vision.num_channels, vision.image_size, vision.image_size)
             pixels = fill(torch.empty(size), 1.0, start=104_729 * sample.sample_id[1])
-            tiles.append(Tiles.of(pixels) if sample.tiles else None)
+            tiles.append(Parts.of(pixels) if sample.tiles else None)
         packed_rows.append(pack(row, tiles))
         waiting = [sample for i, sample in enumerate(waiting) if i not in set(chosen)]
     starts = range(0, len(packed_rows), rows)

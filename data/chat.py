@@ -59,9 +59,11 @@ CHATML_TEMPLATE = (
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+V01_IMAGE = "<|image|>"  # a token of ours: v0.1 had image features in front of all text, without placeholders
 V01_TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'Question: ' + message['content'] +"
-    " ' Answer:' }}{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|image|>Question: ' +"
+    " message['content'] | replace('<|image|>', '') + ' Answer:' }}"
+    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
 OWN_TEMPLATES = (SMOLVLM_CHAT_TEMPLATE, CHATML_TEMPLATE, V01_TEMPLATE)
 

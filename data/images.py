@@ -22,23 +22,22 @@ import re
 import sys
 import urllib.parse
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import torch
 from PIL import Image, UnidentifiedImageError
 
 from data.errors import ImageError, ProcessorError
+from data.tiles import Visual
 from messages import one_line
 
-if TYPE_CHECKING:
-    import torch
-
-    from data.tiles import Tiles
+Cell: TypeAlias = tuple[int, int, int, int]
 
 # Formats that Pillow decodes by itself and recognises by content; HEIC comes besides. Left out on purpose:
 # those that run another program (EPS), and those so loosely marked that a text file can pass for one (TGA).
@@ -508,88 +507,89 @@ def _from_array(array: np.ndarray | torch.Tensor, name: str) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array.astype(np.uint8, copy=False)))
 
 
-# ------------------------------------------------------------- tiles, as a stranger's settings cut images
+# ------------------------------------------------------------- parts, as a stranger's settings cut images
 MOST_TILE_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
 MOST_TILE_TOKENS = 65_536  # per tile
 
 
 class Images(Protocol):
-    """How a family cuts images into tiles, and writes them into a prompt."""
+    """How a family cuts images into parts, and writes them into a prompt."""
 
-    image_token: str | None  # what stands in a prompt once for each position of an image
+    image_token: str  # what stands in a prompt once for each position of an image
     string_content: bool  # the chat template takes a message's content as one string
     add_special_tokens: bool  # let the tokenizer add its own (a BOS) around what the template wrote
-    whole_first: bool  # among the tiles of an image that is split
-    uncut: tuple[int, int]  # rows and columns of an image that is not
-    flat: bool  # tiles go to the model as (N, 3, M, M), not padded per row with a pixel mask
-    tile_size: int
-    longest_side: int
-    tokens_per_tile: int
-    resizes: bool
+    flat: bool  # parts go to the model as (N, 3, M, M), not padded per row with a pixel mask
+    longest_side: int  # pixels of an image that it makes something of
 
-    def normalise_messages(self, messages: list[Any], label: str) -> list[Any]: ...
-    def grid(self, width: int, height: int) -> tuple[int, int, int]:
-        """What `tiles` makes of an image of this size: (n, rows, columns)."""
+    def plan(self, width: int, height: int) -> Visual:
+        """What `cut` makes of an image of this size, with pixels on the meta device."""
 
-    def tiles(self, image: Image.Image) -> tuple[Tiles, int, int]:
-        """An RGB image -> tiles (n, 3, M, M), rows and columns."""
+    def cut(self, image: Image.Image) -> Visual:
+        """An RGB image in its parts."""
 
-    def prompt(self, rows: int, cols: int, index: int, count: int) -> str:
+    def prompt(self, visual: Visual, index: int, count: int) -> str:
         """What stands in a prompt for image `index` of `count`."""
+
+    def whole(self, visual: Visual) -> Visual | None:
+        """The image as if it were not cut, made of parts of this one; None where none shows all of it."""
+
+    def cells(self, visual: Visual) -> list[Cell]:
+        """What each part shows of the image: (top, left, bottom, right) in cells of its grid."""
+
+    def normalise_messages(self, messages: list[Any], label: str) -> list[Any]:
+        """Messages with their images where the family has them."""
 
     def transformers(self, tokenizer: Any, chat_template: str) -> Any:
         """transformers' processor, for saving; None where it has none for this family."""
 
 
-@dataclass(frozen=True)
-class TiledImage:
-    """An image as the model sees it: tiles (n, 3, M, M), `rows` x `columns` of them and the whole image, or
-    0 x 0 and the whole image. It is accepted wherever an image is. `size` is the image's own, in pixels."""
-
-    tiles: Tiles
-    rows: int
-    columns: int
-    name: str
-    size: tuple[int, int]
-
-
-def whole_alone(images: Images, tiled: TiledImage) -> TiledImage | None:
-    """The image as if images were not cut, from the tile that shows all of it; None where no tile does."""
-    if len(tiled.tiles) == 1:
-        return tiled
-    if len(tiled.tiles) != tiled.rows * tiled.columns + 1:
-        return None
-    whole = tiled.tiles[:1] if images.whole_first else tiled.tiles[-1:]
-    return TiledImage(whole, *images.uncut, tiled.name, tiled.size)
-
-
-def check_sizes(images: Images) -> None:
+def check_tiles(side: Any, longest_side: Any, positions: Any) -> None:
     """Refuse, with a ProcessorError, numbers that memory is asked for by and that no real checkpoint has."""
     for what, got, most in (
-        ("pixels per tile side", images.tile_size, MOST_TILE_SIDE),
-        ("pixels of an image's longest side", images.longest_side, MOST_TILE_SIDE),
-        ("image tokens per tile", images.tokens_per_tile, MOST_TILE_TOKENS),
+        ("pixels per tile side", side, MOST_TILE_SIDE),
+        ("pixels of an image's longest side", longest_side, MOST_TILE_SIDE),
+        ("image tokens per tile", positions, MOST_TILE_TOKENS),
     ):
         if isinstance(got, bool) or not isinstance(got, int) or not 1 <= got <= most:
             raise ProcessorError(f"{what}: expected an integer from 1 to {most}, got {str(got)[:80]}")
-    if not images.resizes:
-        raise ProcessorError("preprocessor_config.json: expected do_resize to be true, got false")
 
 
-def count_tiles(images: Images, width: int, height: int, name: str, most: int) -> tuple[int, int, int]:
-    """(tiles, rows, columns) that an image of this size makes; an ImageError if they are more than `most`."""
-    count, rows, columns = images.grid(width, height)
-    if count > most:
+def row_major(rows: int, columns: int) -> list[Cell]:
+    """The cells of a grid, in order."""
+    return [(row, col, row + 1, col + 1) for row in range(rows) for col in range(columns)]
+
+
+def byte_values(settings: Mapping[str, Any]) -> torch.Tensor:
+    """What the 256 values of a byte become in each colour, (3, 256) float32: in transformers' precisions.
+    ValueError or TypeError where mean or deviation is neither a number nor three."""
+    values = np.arange(256, dtype=np.uint8)
+    scale = float(settings["rescale_factor"]) if settings["do_rescale"] else 1.0
+    rescaled = values.astype(np.float64) * scale
+    table = np.repeat(rescaled.astype(np.float32)[:, None], 3, axis=1)
+    if settings["do_normalize"]:
+        mean, std = (np.array(settings[name], np.float32) for name in ("image_mean", "image_std"))
+        if not {mean.shape, std.shape} <= {(), (3,)}:
+            raise ValueError("expected image_mean and image_std as a number or three")
+        with np.errstate(all="ignore"):
+            table = (table - mean) / std
+    if not np.isfinite(table).all():
+        raise ValueError("expected image_mean, image_std and rescale_factor to make finite pixels")
+    return torch.from_numpy(np.ascontiguousarray(table.T))
+
+
+def plan_image(images: Images, width: int, height: int, name: str, most: int) -> Visual:
+    """`Images.plan`; an ImageError for more than `most` parts."""
+    planned = images.plan(width, height)
+    if (count := len(planned.parts)) > most:
         raise ImageError(
             f"{name}: expected at most {most} tiles, got {count} of {width} x {height} "
             "pixels; shrink the image or raise ImageLimits.max_tiles"
         )
-    return count, rows, columns
+    return planned
 
 
-def tile_image(images: Images, image: Image.Image, name: str, most: int) -> TiledImage:
-    """An RGB image as at most `most` tiles, (n, 3, M, M), counted before they are made; see `count_tiles`."""
-    expected = count_tiles(images, *image.size, name, most)
-    tiled = TiledImage(*images.tiles(image), name, image.size)
-    assert (len(tiled.tiles), tiled.rows, tiled.columns) == expected, "`grid` and `tiles` must agree"
-    return tiled
+def cut_image(images: Images, image: Image.Image, name: str, most: int) -> Visual:
+    """An RGB image in at most `most` parts, counted before they are made; see `plan_image`."""
+    planned, visual = plan_image(images, *image.size, name, most), images.cut(image)
+    assert (visual.parts.shape, visual.grid) == (planned.parts.shape, planned.grid), "plans are kept to"
+    return replace(visual, name=name)

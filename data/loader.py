@@ -354,11 +354,6 @@ class Loader:
                 f"batch_size {config.batch_size}: expected a multiple of ranks x micro_batch_size, "
                 f"{world_size} x {config.micro_batch_size}"
             )
-        if config.packing and processor.image_token_id is None:
-            raise DatasetError(
-                "packing: this model puts its image in front of the text, so a row holds one sample; "
-                "turn packing off"
-            )
         self.mixture, self.processor, self.config = mixture, processor, config
         self.rank, self.world_size, self.rows_per_step = rank, world_size, per_rank
         # In ascending order, in which this rank's rows are numbered.

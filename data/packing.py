@@ -28,10 +28,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
-from data.images import count_tiles, describe, load_image, measure, tile_image
+from data.images import cut_image, describe, load_image, measure, plan_image
 from data.processor import Processor
 from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
-from data.tiles import Tiles
+from data.tiles import Parts, Visual
 
 IGNORE_INDEX = -100  # label of a position that carries no loss
 PADDING = -1  # segment id of positions that hold nothing
@@ -44,8 +44,7 @@ class Sample:
     """A conversation to train on.
 
     `labels` are the ids that the assistant says (its end of turn included), and IGNORE_INDEX elsewhere.
-    `images` are what `load_image` takes, `image_tiles` how many tiles each makes, in order. `front` is the
-    number of image positions before the ids, in models that place images there.
+    `images` are what `load_image` takes, `image_tiles` how many tiles each makes, in order.
     """
 
     sample_id: SampleId
@@ -53,12 +52,11 @@ class Sample:
     labels: list[int]
     images: tuple[Any, ...] = ()
     image_tiles: tuple[int, ...] = ()
-    front: int = 0
 
     @property
     def tokens(self) -> int:
         """Positions it takes in the language model."""
-        return self.front + len(self.input_ids)
+        return len(self.input_ids)
 
     @property
     def tiles(self) -> int:
@@ -86,58 +84,52 @@ class SampleEncoder:
     def encode(self, conversation: Sequence[Mapping[str, Any]], sample_id: SampleId) -> Sample:
         """A sample of a conversation in the Hub's form."""
         processor, name = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
-        in_front = processor.image_token_id is None
         with _counted_as(BAD_CONVERSATION, PromptError):
             messages = processor.messages(conversation, name)
         sources = [source for message in messages for source in message.images]
-        grids, sources = self._grids(sources)
+        visuals, sources = self._plans(sources)
         with _counted_as(TOO_MANY_TILES, PromptError):
-            prompts = [
-                processor.images.prompt(rows, columns, i, len(grids))
-                for i, (_, rows, columns) in enumerate([] if in_front else grids)
-            ]
+            prompts = [processor.images.prompt(visual, i, len(visuals)) for i, visual in enumerate(visuals)]
         with _counted_as(BAD_CONVERSATION, PromptError):
             encoded = processor.chat.encode(messages, prompts, False, name)
         said = zip(encoded.input_ids, encoded.assistant_mask)
         labels = [token if by_assistant else IGNORE_INDEX for token, by_assistant in said]
-        tiles = tuple(count for count, _, _ in grids)
-        front = sum(tiles) * processor.images.tokens_per_tile if in_front else 0
-        sample = Sample(sample_id, encoded.input_ids, labels, tuple(sources), tiles, front)
+        tiles = tuple(len(visual.parts) for visual in visuals)
+        sample = Sample(sample_id, encoded.input_ids, labels, tuple(sources), tiles)
         if sample.tokens > self.max_tokens:
             raise BadRow(TOO_LONG, f"expected at most {self.max_tokens} tokens, got {sample.tokens}")
         return sample
 
-    def _grids(self, sources: list[Any]) -> tuple[list[tuple[int, int, int]], list[Any]]:
-        """(tiles, rows, columns) of each image, from its header; and the images, for `load_image`."""
-        images, limits = self.processor.images, self.processor.limits
-        grids: list[tuple[int, int, int]] = []
-        kept = []
+    def _plans(self, sources: list[Any]) -> tuple[list[Visual], list[Any]]:
+        """Each image as it will be cut, from its header; and the images, for `load_image`."""
+        limits, plans, kept = self.processor.limits, list[Visual](), list[Any]()
         for source in sources:
             with _counted_as(BROKEN_IMAGE, ImageError):
                 (width, height), source = measure(source, limits)
             kept.append(source)
             with _counted_as(TOO_MANY_TILES, ImageError), _counted_as(BROKEN_IMAGE, ProcessorError):
-                grids.append(count_tiles(images, width, height, describe(source), limits.max_tiles))
-        tiles = sum(count for count, _, _ in grids)
-        most = self.max_tokens // images.tokens_per_tile if self.max_tiles is None else self.max_tiles
-        # Where the tiles alone do not fit, no prompt of all their placeholders is built.
-        if tiles > most or tiles * images.tokens_per_tile > self.max_tokens:
-            fitting = f"at most {most} tiles and {self.max_tokens} tokens"
-            raise BadRow(TOO_MANY_TILES, f"expected {fitting}, got {tiles} tiles")
-        return grids, kept
+                name = describe(source)
+                plans.append(plan_image(self.processor.images, width, height, name, limits.max_tiles))
+        tiles, positions = sum(len(one.parts) for one in plans), sum(one.positions for one in plans)
+        most = tiles if self.max_tiles is None else self.max_tiles
+        # Where the images alone do not fit, no prompt of all their placeholders is built.
+        if tiles > most or positions > self.max_tokens:
+            fitting = f"{'' if self.max_tiles is None else f'{most} tiles and '}{self.max_tokens} tokens"
+            raise BadRow(TOO_MANY_TILES, f"expected at most {fitting}, got {tiles} tiles, {positions} tokens")
+        return plans, kept
 
-    def tiles(self, sample: Sample) -> Tiles | None:
+    def tiles(self, sample: Sample) -> Parts | None:
         """A sample's tiles, (n, 3, M, M) in the order of its placeholders; None without images."""
         limits, tiles = self.processor.limits, []
         for source, expected in zip(sample.images, sample.image_tiles, strict=True):
             name = describe(source)
             with _counted_as(BROKEN_IMAGE, ImageError, ProcessorError):
                 image = load_image(source, limits)
-                cut = tile_image(self.processor.images, image, name, limits.max_tiles).tiles
+                cut = cut_image(self.processor.images, image, name, limits.max_tiles).parts
             if len(cut) != expected:  # the header did not tell the size of the pixels
                 raise BadRow(BROKEN_IMAGE, f"{name}: expected {expected} tiles, got {len(cut)}")
             tiles.append(cut)
-        return Tiles.cat(tiles) if tiles else None
+        return Parts.cat(tiles) if tiles else None
 
 
 @contextmanager
@@ -188,8 +180,8 @@ def pack_indices(
 
 @dataclass(frozen=True)
 class PackedSequence:
-    """One sequence, not yet padded: `input_ids` and `labels` (T,), `position_ids` and `segment_ids` (F + T,),
-    with F image positions in front for models that place them there; `pixel_values` n tiles or None.
+    """One sequence, not yet padded: `input_ids`, `labels`, `position_ids` and `segment_ids` (T,);
+    `pixel_values` n tiles or None.
 
     These are arrays, because tensors would pass between processes in shared memory, which may be scarce.
     """
@@ -198,25 +190,22 @@ class PackedSequence:
     labels: np.ndarray
     position_ids: np.ndarray
     segment_ids: np.ndarray
-    pixel_values: Tiles | None
+    pixel_values: Parts | None
     sample_ids: tuple[SampleId, ...]
     images: int = 0  # number of images that the tiles were cut from
 
 
-def pack(samples: Sequence[Sample], tiles: Sequence[Tiles | None]) -> PackedSequence:
+def pack(samples: Sequence[Sample], tiles: Sequence[Parts | None]) -> PackedSequence:
     """Join at least one sample, and the tiles of each, (n, 3, M, M) or None."""
-    if any(sample.front for sample in samples) and len(samples) > 1:
-        raise ValueError("a model with images in front takes one sample per sequence; turn packing off")
-    # Nothing before a first token could predict it, except an image in front of it.
-    first = [] if samples[0].front else [IGNORE_INDEX]
-    labels = [label for sample in samples for label in (*first, *sample.labels[len(first) :])]
+    # Nothing before a first token could predict it.
+    labels = [label for sample in samples for label in (IGNORE_INDEX, *sample.labels[1:])]
     images = [image for image in tiles if image is not None]
     return PackedSequence(
         np.array([token for sample in samples for token in sample.input_ids]),
         np.array(labels),
         np.concatenate([np.arange(sample.tokens) for sample in samples]),
         np.repeat(np.arange(1, len(samples) + 1), [sample.tokens for sample in samples]),
-        Tiles.cat(images) if images else None,
+        Parts.cat(images) if images else None,
         tuple(sample.sample_id for sample in samples),
         sum(len(sample.images) for sample in samples),
     )
@@ -225,10 +214,10 @@ def pack(samples: Sequence[Sample], tiles: Sequence[Tiles | None]) -> PackedSequ
 class Batch(dict):
     """A batch's tensors by name, and `sample_ids`: for each sequence, the ids of its samples in order.
 
-    input_ids, labels (B, T); position_ids, segment_ids (B, F + T); pixel_values if there is an image:
-    `Tiles`, which `to` turns into numbers (N, 3, M, M) float32 on the device. What a GPU would have to be
+    input_ids, labels, position_ids, segment_ids (B, T); pixel_values if there is an image: `Parts`, which
+    `to` turns into numbers (N, 3, M, M) float32 on the device. What a GPU would have to be
     waited for is counted here: `labelled` (L,), the places of labels in (B · T), and `placeholders` (K,),
-    those of image placeholders, for models that have these.
+    those of image placeholders.
     """
 
     sample_ids: list[tuple[SampleId, ...]]
@@ -250,7 +239,7 @@ def on_device(value: Any, device: torch.device | str) -> Any:
     memory, and nobody waits for them."""
     if isinstance(value, Batch):
         return value.to(device)
-    if not isinstance(value, Tensor | Tiles):
+    if not isinstance(value, Tensor | Parts):
         return value
     cuda = torch.device(device).type == "cuda"
     if cuda and isinstance(value, Tensor):
@@ -262,39 +251,32 @@ def collate(
     rows: Sequence[PackedSequence | None],
     pad_token_id: int,
     length: int | None = None,
-    image_token_id: int | None = None,
+    image_token_id: int = -1,
 ) -> Batch:
     """Pad sequences on the right, and join their tiles in order.
 
     Args:
         rows: None is a sequence of nothing but padding, from a shard that has ended.
         length: what to pad to; by default the longest sequence's length.
-        image_token_id: of placeholders, in models that have these.
+        image_token_id: of placeholders.
     """
     real = [row for row in rows if row is not None]
-    front = max((len(row.segment_ids) - len(row.input_ids) for row in real), default=0)
     if length is None:
-        length = max((len(row.segment_ids) for row in real), default=front + 1)
-    batch = Batch(
-        input_ids=torch.full((len(rows), length - front), pad_token_id, dtype=torch.int64),
-        labels=torch.full((len(rows), length - front), IGNORE_INDEX, dtype=torch.int64),
-        position_ids=torch.zeros(len(rows), length, dtype=torch.int64),
-        segment_ids=torch.full((len(rows), length), PADDING, dtype=torch.int64),
-    )
+        length = max((len(row.input_ids) for row in real), default=1)
+    padding = {"input_ids": pad_token_id, "labels": IGNORE_INDEX, "position_ids": 0, "segment_ids": PADDING}
+    batch = Batch({n: torch.full((len(rows), length), filler) for n, filler in padding.items()})
     for i, row in enumerate(rows):
         if row is not None:
             for name, padded in batch.items():
                 value = getattr(row, name)
                 padded[i, : len(value)] = torch.from_numpy(value)
     labelled = batch["labels"] != IGNORE_INDEX
-    if not front:
-        labelled[:, 0] = False  # nothing predicts a first token
+    labelled[:, 0] = False  # nothing predicts a first token
     batch["labelled"] = labelled.flatten().nonzero()[:, 0]
-    if image_token_id is not None:
-        batch["placeholders"] = (batch["input_ids"] == image_token_id).flatten().nonzero()[:, 0]
+    batch["placeholders"] = (batch["input_ids"] == image_token_id).flatten().nonzero()[:, 0]
     images = [row.pixel_values for row in real if row.pixel_values is not None]
     if images:
-        batch["pixel_values"] = Tiles.cat(images)
+        batch["pixel_values"] = Parts.cat(images)
     batch.sample_ids = [() if row is None else row.sample_ids for row in rows]
     batch.images = sum(row.images for row in real)
     return batch

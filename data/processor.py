@@ -34,17 +34,20 @@ from data.chat import (
     read_image_order,
 )
 from data.errors import ImageError, ProcessorError, PromptError
-from data.images import (
-    ImageLimits,
-    Images,
-    TiledImage,
-    check_sizes,
-    describe,
-    load_image,
-    tile_image,
+from data.images import ImageLimits, Images, cut_image, describe, load_image
+from data.tiles import Parts, Visual
+from data.tokenizer import (
+    END,
+    FAKE,
+    GLOBAL,
+    IMAGE,
+    AnyTokenizer,
+    FolderTokenizer,
+    folder_of,
+    no_panic,
+    read_object,
+    turn_ends,
 )
-from data.tiles import Tiles
-from data.tokenizer import AnyTokenizer, FolderTokenizer, folder_of, no_panic, read_object, turn_ends
 from families import FAMILIES, idefics3
 from messages import one_line
 from models.config import VLMConfig
@@ -75,15 +78,15 @@ class ModelInputs(dict):
 class EncodedConversation:
     """One conversation, unpadded.
 
-    `tiles` are (n, 3, M, M), still bytes, or None; `assistant_mask` marks what the assistant says, end of
-    turn included; `image_tokens` counts the positions that images take, in the ids or in front of them.
+    `parts` are those of its images, still bytes, or None; `assistant_mask` marks what the assistant says, end
+    of turn included; `image_tokens` counts the positions that images take.
     `image_size` is what an answer's coordinates are of: (width, height) in pixels of the images of the last
     message that has some, or None where there is none or they differ.
     """
 
     input_ids: list[int]
     assistant_mask: list[bool]
-    tiles: Tiles | None
+    parts: Parts | None
     image_tokens: int
     image_size: tuple[int, int] | None = None
 
@@ -102,12 +105,10 @@ class Processor:
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         image_order: str | None = None,
     ):
-        check_sizes(images)
         self.images, self.image_order = images, image_order
         self.tokenizer, self.limits = tokenizer, limits
         self.stop_token_ids = turn_ends(tokenizer)
-        placeholder = images.image_token
-        self.image_token_id = None if placeholder is None else tokenizer.convert_tokens_to_ids(placeholder)
+        self.image_token_id = tokenizer.convert_tokens_to_ids(images.image_token)
         if config is not None:
             _check_fit(self, config)
         self._context = None if config is None else config.text.max_position_embeddings
@@ -218,34 +219,31 @@ class Processor:
                 self.chat.check_length((message.text for message in messages), self._context, label)
         newest = next((len(one.images) for one in reversed(messages) if one.images), 0)
         sources = [source for message in messages for source in message.images]
-        images, count, most = list[TiledImage](), 0, self.limits.max_tiles
+        images, count, most = list[Visual](), 0, self.limits.max_tiles
         for source in sources:  # together at most as many tiles as one image may have
-            images.append(self.tile(source))
-            count += len(images[-1].tiles)
+            images.append(self.cut(source))
+            count += len(images[-1].parts)
             if count > most:
                 raise ImageError(
                     f"{label}: expected images of at most {most} tiles in all, got more in the first "
                     f"{len(images)} of {len(sources)}; leave some out or raise ImageLimits.max_tiles"
                 )
-        prompts = [self.images.prompt(one.rows, one.columns, i, len(images)) for i, one in enumerate(images)]
-        if self.image_token_id is None:  # the features stand in front; the template has no place for them
-            prompts = []
+        prompts = [self.images.prompt(one, i, len(images)) for i, one in enumerate(images)]
         encoded = self.chat.encode(messages, prompts, add_generation_prompt, label)
-        image_tokens = count * self.images.tokens_per_tile
-        placeholder = self.image_token_id
-        if placeholder is not None and (got := encoded.input_ids.count(placeholder)) != image_tokens:
+        image_tokens = sum(one.positions for one in images)
+        if (got := encoded.input_ids.count(self.image_token_id)) != image_tokens:
             raise PromptError(f"{label}: expected {image_tokens} placeholders for its images, got {got}")
-        tiles = Tiles.cat([one.tiles for one in images]) if images else None
+        parts = Parts.cat(one.parts for one in images) if images else None
         sizes = {one.size for one in images[len(images) - newest :]}
         size = sizes.pop() if len(sizes) == 1 else None
-        return EncodedConversation(encoded.input_ids, encoded.assistant_mask, tiles, image_tokens, size)
+        return EncodedConversation(encoded.input_ids, encoded.assistant_mask, parts, image_tokens, size)
 
-    def tile(self, source: Any) -> TiledImage:
+    def cut(self, source: Any) -> Visual:
         """An image (anything `load_image` takes) loaded, resized and cut, for several questions about it."""
-        if isinstance(source, TiledImage):
+        if isinstance(source, Visual):
             return source
         image = load_image(source, self.limits)
-        return tile_image(self.images, image, describe(source), self.limits.max_tiles)
+        return cut_image(self.images, image, describe(source), self.limits.max_tiles)
 
     def collate(
         self,
@@ -270,20 +268,20 @@ class Processor:
             inputs["attention_mask"][i, place] = 1
             if return_assistant_mask:
                 inputs["assistant_mask"][i, place] = torch.tensor(row.assistant_mask)
-        tiles = [row.tiles for row in rows]
-        real = [tile for tile in tiles if tile is not None]
+        parts = [row.parts for row in rows]
+        real = [one for one in parts if one is not None]
         if real and self.images.flat:
-            inputs["pixel_values"] = Tiles.cat(real).to("cpu")  # (N, 3, M, M)
+            inputs["pixel_values"] = Parts.cat(real).to("cpu")  # (N, 3, M, M)
         elif real:
             most = max(map(len, real))
             # (B, n, 3, M, M), and a mask (B, n, M, M); a row with fewer tiles ends in zeros.
             pixels = inputs["pixel_values"] = torch.zeros(len(rows), most, *real[0].shape[1:])
             mask = torch.zeros(len(rows), most, *real[0].shape[2:], dtype=torch.int64)
-            for i, own in enumerate(tiles):
+            for i, own in enumerate(parts):
                 if own is not None:
                     mask[i, : len(own)] = 1
-                    for tile, place in zip(own, pixels[i]):
-                        tile.write(place)
+                    for part, place in zip(own, pixels[i]):
+                        part.write(place)
             inputs["pixel_attention_mask"] = mask
         inputs.image_tokens = [row.image_tokens for row in rows]
         return inputs
@@ -305,24 +303,44 @@ class Processor:
 def make_processor(
     tokenizer: AnyTokenizer,
     *,
+    image_size: int,
+    image_seq_len: int,
+    longest_edge: int | None = None,
+    split: bool = False,
     chat_template: str = SMOLVLM_CHAT_TEMPLATE,
     config: VLMConfig | None = None,
-    **images: Any,
 ) -> Processor:
     """A processor for a new model, in transformers' Idefics3 form (`.hf_processor`).
 
-    The tokenizer has SmolVLM's special tokens, such as `data.tokenizer.build_tokenizer` gives; `images` are
-    the arguments of `families.idefics3.new_images`.
+    Args:
+        tokenizer: has SmolVLM's special tokens, as what `data.tokenizer.build_tokenizer` gives.
+        image_size: side of a tile in pixels, the vision model's.
+        image_seq_len: positions that a tile takes in a prompt.
+        longest_edge: what an image is resized to before it is split, or, unsplit, squashed into a tile; one
+            tile by default, four with `split`.
     """
-    return Processor(idefics3.new_images(tokenizer, **images), tokenizer, chat_template, config)
+    needed = [IMAGE, FAKE, GLOBAL, END, *(["<row_1_col_1>"] if split else [])]
+    if missing := [token for token in needed if token not in tokenizer.get_added_vocab()]:
+        raise PromptError(f"tokenizer: expected the special tokens {', '.join(needed)}; {missing} are absent")
+    tokenizer.add_special_tokens(idefics3.SPECIAL)
+    settings = idefics3.DEFAULTS | {
+        "size": {"longest_edge": longest_edge or image_size * (4 if split else 1)},
+        "do_image_splitting": split,
+        "max_image_size": {"longest_edge": image_size},
+    }
+    return Processor(idefics3.IdeficsImages(settings, image_seq_len), tokenizer, chat_template, config)
 
 
 def _check_fit(processor: Processor, config: VLMConfig) -> None:
-    images = processor.images
+    """Raises ProcessorError for a processor whose images the model cannot take."""
+    visual, positions = processor.images.plan(1, 1), FAMILIES[config.family].positions
+    try:
+        needed = sum(positions(config, *part.pixels.shape[1:]) for part in visual.parts)
+    except ValueError as error:
+        raise ProcessorError(f"the processor does not fit the model: {error}") from None
     for what, got, expected in (
-        ("image tokens per tile", images.tokens_per_tile, config.tokens_per_tile),
-        ("pixels per tile side", images.tile_size, config.vision.image_size),
+        ("image tokens per tile", visual.positions, needed),
         ("image token id", processor.image_token_id, config.image_token_id),
     ):
-        if got != expected and not (what == "image token id" and config.image_placement == "prefix"):
+        if got != expected:
             raise ProcessorError(f"{what}: the model expects {expected}, its processor gives {got}")

@@ -53,12 +53,10 @@ _PARTS_TO_TEXT = (
     "{%- for part in message['content'] -%}{%- if part['type'] == 'text' -%}"
     "{%- set text.all = text.all + part['text'] -%}{%- endif -%}{%- endfor -%}{%- endif -%}"
     "{%- if message['role'] == 'user' and ns.seen == 0 -%}{%- set ns.seen = 1 -%}"
-    "PLACE{%- endif -%}"
+    "{%- set text.all = ns.prefix + text.all -%}{%- endif -%}"
     "{%- set ns.shown = ns.shown + [{'role': message['role'], 'content': text.all}] -%}{%- endfor -%}"
     "{%- set messages = ns.shown -%}"
 )
-_IN_FIRST_MESSAGE = "{%- set text.all = ns.prefix + text.all -%}"
-_IN_FRONT_OF_ALL = "{{- ns.prefix -}}"  # v0.1, whose features stand in front of everything
 
 # The other way: nanoVLM's content is text, with its images written out already.
 _TEXT_TO_PARTS = (
@@ -93,7 +91,7 @@ def as_idefics(folder: str | Path) -> tuple[Idefics3Processor, dict[str, Any]]:
     held = {names.get(token, token) for token in tokenizer.get_vocab()}
     absent = [name for name in _ROLES.values() if name not in held]
     tokenizer = _renamed(tokenizer, names, _ROLES)  # which adds what is absent
-    place = _IN_FRONT_OF_ALL if images.prefix else _IN_FIRST_MESSAGE
+    template = template.replace(images.image_token, IMAGE)  # which v0.1's has
     processor = Idefics3Processor(
         # Idefics3's cutting with nanoVLM's sizes. Normalised to -1 … 1, by a mean and deviation of 0.5: the
         # converted model's first convolution is made for that (`tools.convert`), since an
@@ -105,8 +103,8 @@ def as_idefics(folder: str | Path) -> tuple[Idefics3Processor, dict[str, Any]]:
             max_image_size={"longest_edge": images.tile_size},
         ),
         tokenizer,
-        image_seq_len=images.tokens_per_tile,
-        chat_template=_PARTS_TO_TEXT.replace("PLACE", place) + template,
+        image_seq_len=images.tile_positions,
+        chat_template=_PARTS_TO_TEXT + template,
     )
     return processor, {"renamed": names, "added": absent}
 
@@ -179,6 +177,5 @@ def as_it_was(
     if absent := names.keys() - opened.tokenizer.get_vocab().keys():
         raise ProcessorError(f"{folder}: expected the token {min(absent)!r}, which its conversion gave it")
     tokenizer = _renamed(opened.tokenizer, names, extra_tokens, changes["added"])
-    written = _PARTS_TO_TEXT.replace("PLACE", _IN_FIRST_MESSAGE)
-    tokenizer.chat_template = opened.chat.chat_template.removeprefix(written)
+    tokenizer.chat_template = opened.chat.chat_template.removeprefix(_PARTS_TO_TEXT)
     return tokenizer

@@ -1,9 +1,11 @@
-"""Tiles, which stay the bytes that an image was cut into until a model needs their numbers.
+"""The parts of images that a tower encodes whole, such as tiles: bytes until a model needs their numbers.
 
-    tiles = Tiles.of(codes, values)       # (n, 3, M, M) uint8; (3, 256) float32, what a byte stands for
-    tiles = Tiles.cat([tiles, tiles[:1]])  # nothing is copied
-    tiles.digests                         # of the bytes, taken once: tiles with equal ones are equal
-    tiles.to("cpu", torch.bfloat16)       # (n + 1, 3, M, M): rescaled and normalised here, and only here
+    parts = Parts.of(codes, values)        # (n, 3, M, M) uint8; (3, 256) float32, what a byte stands for
+    parts = Parts.cat([parts, parts[:1]])  # nothing is copied
+    parts.digests                          # of the bytes, taken once: parts with equal ones are equal
+    parts.to("cpu", torch.bfloat16)        # (n + 1, 3, M, M): rescaled and normalised here, and only here
+
+A `Visual` is an image with its parts, as its family cuts it and writes it into a prompt.
 
 An image's 256 levels are 256 numbers in each colour, whatever a processor does to them. As bytes they take a
 quarter of the memory, of the hashing, of the copy to the device, and of what passes between a worker and the
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,9 +29,9 @@ _AS_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # numpy has no bflo
 
 
 @dataclass(frozen=True, eq=False)
-class Tile:
-    """One tile. It is not changed any more, nor is what it is a view of. Two are equal where all that their
-    numbers depend on is.
+class Part:
+    """What a tower encodes as a whole: a tile. It is not changed any more, nor is what it is a view of. Two
+    are equal where all that their numbers depend on is.
 
     pixels: (3, M, M) uint8, or float32 where they were computed with after rescaling (nanoVLM's whole image).
     values: (3, 256) float32, what a byte stands for in each colour; None where the pixels are numbers.
@@ -39,7 +41,7 @@ class Tile:
     values: Tensor | None
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Tile) or self.pixels.dtype != other.pixels.dtype:
+        if not isinstance(other, Part) or self.pixels.dtype != other.pixels.dtype:
             return False
         mine, theirs = self.values, other.values
         known = mine is theirs or (mine is not None and theirs is not None and torch.equal(mine, theirs))
@@ -69,48 +71,53 @@ class Tile:
 
 
 @dataclass(frozen=True, eq=False)
-class Tiles:
-    """n tiles of one size, of one image or several, cut by one processor: see the module's docstring.
+class Parts:
+    """n parts of one size, of one image or several, cut by one processor: see the module's docstring.
 
     A model takes them as `pixel_values` of one prompt, in place of a tensor (n, 3, M, M).
     """
 
-    tiles: tuple[Tile, ...]
+    parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, pixels: Tensor, values: Tensor | None = None) -> Tiles:
-        """Tiles (n, 3, M, M); see `Tile`."""
-        return cls(tuple(Tile(one, values) for one in pixels))
+    def of(cls, pixels: Tensor, values: Tensor | None = None) -> Parts:
+        """Parts of pixels (n, 3, M, M); see `Part`."""
+        return cls(tuple(Part(one, values) for one in pixels))
 
     @classmethod
-    def cat(cls, parts: Sequence[Tiles]) -> Tiles:
+    def planned(cls, count: int, side: int) -> Parts:
+        """Square parts that have a shape, and no pixels yet."""
+        return cls((Part(torch.empty(3, side, side, dtype=torch.uint8, device="meta"), None),) * count)
+
+    @classmethod
+    def cat(cls, parts: Iterable[Parts]) -> Parts:
         """One after another, in order."""
-        return cls(tuple(tile for part in parts for tile in part))
+        return cls(tuple(part for some in parts for part in some))
 
     def __len__(self) -> int:
-        return len(self.tiles)
+        return len(self.parts)
 
-    def __iter__(self) -> Iterator[Tile]:
-        return iter(self.tiles)
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self.parts)
 
-    def __getitem__(self, which: slice | Sequence[int]) -> Tiles:
-        return Tiles(self.tiles[which] if isinstance(which, slice) else tuple(self.tiles[i] for i in which))
+    def __getitem__(self, which: slice | Sequence[int]) -> Parts:
+        return Parts(self.parts[which] if isinstance(which, slice) else tuple(self.parts[i] for i in which))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(n, 3, M, M)."""
-        return (len(self.tiles), *(self.tiles[0].pixels.shape if self.tiles else (3, 0, 0)))
+        return (len(self.parts), *(self.parts[0].pixels.shape if self.parts else (3, 0, 0)))
 
     @property
     def nbytes(self) -> int:
-        return sum(tile.pixels.nbytes for tile in self.tiles)
+        return sum(tile.pixels.nbytes for tile in self.parts)
 
     @property
     def digests(self) -> list[bytes]:
-        return [tile.digest for tile in self.tiles]
+        return [tile.digest for tile in self.parts]
 
     def numel(self) -> int:
-        return sum(tile.pixels.numel() for tile in self.tiles)
+        return sum(tile.pixels.numel() for tile in self.parts)
 
     def to(
         self, device: torch.device | str, dtype: torch.dtype = torch.float32, non_blocking: bool = False
@@ -120,7 +127,7 @@ class Tiles:
         if torch.device(device).type != "cpu":
             return self._on_device(torch.device(device), dtype)
         numbers = torch.empty(self.shape, dtype=dtype)
-        for tile, own in zip(self.tiles, numbers):
+        for tile, own in zip(self.parts, numbers):
             tile.write(own)
         return numbers
 
@@ -140,15 +147,15 @@ class Tiles:
     def _stacked(self, pinned: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(n,) bool, which tiles are bytes; those, (k, 3, M, M) uint8; the others, (n - k, 3, M, M) float32;
         (3, 256), what the bytes stand for. All but the first `pinned` in memory for copies to a GPU."""
-        found = [tile.values for tile in self.tiles if tile.values is not None]
+        found = [tile.values for tile in self.parts if tile.values is not None]
         distinct = {id(one): one for one in found}.values()  # from several workers, several
         assert all(torch.equal(one, found[0]) for one in distinct), "tiles are of one processor"
-        coded = torch.tensor([tile.values is not None for tile in self.tiles], dtype=torch.bool)
+        coded = torch.tensor([tile.values is not None for tile in self.parts], dtype=torch.bool)
         codes = torch.empty((len(found), *self.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
         others = torch.empty((len(self) - len(found), *self.shape[1:]), pin_memory=pinned)
         values = torch.zeros(3, 256, pin_memory=pinned)
         for stack, bytes_ in ((codes, True), (others, False)):
-            own = (tile.pixels for tile in self.tiles if (tile.values is not None) == bytes_)
+            own = (tile.pixels for tile in self.parts if (tile.values is not None) == bytes_)
             for place, pixels in zip(stack, own):
                 place.copy_(pixels)
         return coded, codes, others, values.copy_(found[0]) if found else values
@@ -162,12 +169,28 @@ class Tiles:
         return _from_arrays, tuple(field.numpy() for field in stacked)
 
 
-def _unstacked(coded: Tensor, codes: Tensor, others: Tensor, values: Tensor) -> Tiles:
+@dataclass(frozen=True)
+class Visual:
+    """An image as the model sees it. It is accepted wherever an image is.
+
+    positions: that it takes in the language model.
+    grid: rows and columns of the parts that it was cut into; what that is for an uncut one, its family says.
+    size: the image's own (width, height) in pixels.
+    """
+
+    parts: Parts
+    positions: int
+    grid: tuple[int, int]
+    size: tuple[int, int]
+    name: str = "image"
+
+
+def _unstacked(coded: Tensor, codes: Tensor, others: Tensor, values: Tensor) -> Parts:
     own = {True: iter(codes), False: iter(others)}
-    return Tiles(tuple(Tile(next(own[one]), values if one else None) for one in coded.tolist()))
+    return Parts(tuple(Part(next(own[one]), values if one else None) for one in coded.tolist()))
 
 
-def _from_arrays(*fields: Any) -> Tiles:
+def _from_arrays(*fields: Any) -> Parts:
     return _unstacked(*map(torch.from_numpy, fields))
 
 

@@ -43,7 +43,7 @@ from eval.lmms_tasks import (
 )
 from generation.decoding import GenerationOptions
 from generation.requests import LazyRequest, Request
-from inference.answer import answer_text, prompt_tokens, requests_for
+from inference.answer import answer_text, requests_for
 from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint, RequestError
 from messages import one_line
@@ -112,7 +112,7 @@ class Ocelli(lmms):
         )
         limit = options.max_new_tokens
         if settings.get("max_new_tokens") is None:  # the limit is ours, so whatever there is room for will do
-            limit = max(1, min(limit, self.checkpoint.context - prompt_tokens(self.checkpoint, row)))
+            limit = max(1, min(limit, self.checkpoint.context - len(row.input_ids)))
         return requests_for(self.checkpoint, row, limit, options)[0]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:

@@ -32,9 +32,10 @@ from tqdm import tqdm
 
 from data.boxes import COORDINATES, BoxRows, form_of
 from data.errors import DatasetError
-from data.images import TiledImage, image_size
+from data.images import image_size
 from data.processor import EncodedConversation, Processor
 from data.sources import DatasetConfig
+from data.tiles import Visual
 from eval.metrics import find_metric
 from eval.report import write_report
 from eval.results import (
@@ -171,7 +172,7 @@ def answers(
     groups = by_image(samples) if groups is None else groups
     scheduler = open_scheduler(checkpoint, max(1, min(slots, sum(map(len, groups)))))
     scheduler.stats = scheduler.stats if stats is None else stats
-    held: dict[str, list[TiledImage]] = {}  # of the group in work: opened and cut once
+    held: dict[str, list[Visual]] = {}  # of the group in work: opened and cut once
 
     def request(sample: EvalSample) -> Request:
         if sample.group not in held:
@@ -181,7 +182,7 @@ def answers(
         stops = checkpoint.stop_token_ids
         limit = sample.max_new_tokens
         options = GenerationOptions(max_new_tokens=limit, stop_token_ids=stops, confidence=True)
-        return Request(torch.tensor(row.input_ids), row.tiles, options=options)
+        return Request(torch.tensor(row.input_ids), row.parts, options=options)
 
     numbers = (number for group in groups for number in group)
     for done in scheduler.run(LazyRequest(number, partial(request, samples[number])) for number in numbers):
@@ -193,7 +194,7 @@ def answers(
             yield done.key, EvalAnswer(text, length, done.confidence, seen)
 
 
-def _encode(processor: Processor, images: list[TiledImage], sample: EvalSample) -> EncodedConversation:
+def _encode(processor: Processor, images: list[Visual], sample: EvalSample) -> EncodedConversation:
     """The sample's question, after the turns before it."""
     shown = [tuple(images), *[()] * len(sample.earlier)]  # with the first question
     turns = [Turn(question, own, ()) for (question, _), own in zip(sample.earlier, shown)]
@@ -210,11 +211,11 @@ def _looked(checkpoint: Checkpoint, sample: EvalSample, ids: list[int]) -> Mappi
     return looked_at(checkpoint, image, sample.prompt, ids, boxes, system=sample.system or None)[0]
 
 
-def _tiled(checkpoint: Checkpoint, source: Any, blank: bool) -> TiledImage:
+def _tiled(checkpoint: Checkpoint, source: Any, blank: bool) -> Visual:
     processor = checkpoint.processor
     if blank:
         source = Image.new("RGB", image_size(source, processor.limits), BLANK)
-    return processor.tile(source)
+    return processor.cut(source)
 
 
 # --------------------------------------------------------------------------------------------- one task

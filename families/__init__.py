@@ -11,6 +11,8 @@ none by name:
                                    (either may be {})
     tensor_map(stored names)       our tensor's name -> `StoredTensor`; without names, as they are written
     IGNORABLE                      stored tensors (a regular expression) that may be left out
+    positions(config, height, width)
+                                   what a part of an image takes in a prompt; without a size, of the tower's
     build(config)                  -> tower, projector, text: blocks of models/, chosen by the config's fields
     open_images(folder, config)    -> image rule (`data.images.Images`), tokenizer, chat template
     write(config, dtype)           -> config.json, or a CheckpointError that says why it cannot be saved

@@ -2,7 +2,7 @@
 
 | generation | told by | image | prompt |
 |---|---|---|---|
-| v0.1 (6ba9082) | no `vlm_extra_tokens` | one square, bilinear | features stand in front of the text |
+| v0.1 (6ba9082) | no `vlm_extra_tokens` | one square, bilinear | `<|image|>` x n in front of all |
 | placeholders | `vlm_extra_tokens`, no `max_img_size` | one square, bilinear | `<|image|>` x n |
 | tiles | `max_img_size`, no `global_image_token` | bicubic grid of tiles | each with its name |
 | today's (4e0c096) | `global_image_token` | the whole image and the grid | the whole image first |
@@ -27,11 +27,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
-from data.chat import CHATML_TEMPLATE, V01_TEMPLATE, Message, tokenizer_template
+from data.chat import CHATML_TEMPLATE, V01_IMAGE, V01_TEMPLATE, Message, tokenizer_template
 from data.errors import ProcessorError, PromptError
-from data.tiles import Tiles
+from data.images import Cell, check_tiles, row_major
+from data.tiles import Parts, Visual
 from data.tokenizer import AnyTokenizer, check_files, folder_of, open_tokenizer
 from families import idefics3
 from families.text import checked, section
@@ -46,20 +46,18 @@ INV_FREQ = "decoder.rotary_embd.inv_freq"
 HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
 # The frequencies are read by `read_config`, and a tied head is the embedding.
 IGNORABLE = re.compile(re.escape(INV_FREQ) + "|" + re.escape(HEAD))
-build = idefics3.build  # the same network
+# The same network. It is saved in transformers' layout; nanoVLM's own is written by `tools.convert`.
+build, positions, write = idefics3.build, idefics3.positions, idefics3.write
 
-# Keys of config.json in the order in which they are written -> (section, field, default) of ours, or what
-# stands there in each checkpoint that we write.
-FIELDS: dict[str, Any] = {
+# Keys of config.json -> (section, field, default) of ours.
+FIELDS: dict[str, tuple[str, str, Any]] = {
     "vit_hidden_dim": ("vision", "hidden_size", None),
     "vit_inter_dim": ("vision", "intermediate_size", 3072),
     "vit_patch_size": ("vision", "patch_size", 16),
     "vit_img_size": ("vision", "image_size", 224),
     "vit_n_heads": ("vision", "num_attention_heads", 12),
-    "vit_dropout": 0.0,
     "vit_n_blocks": ("vision", "num_hidden_layers", 12),
     "vit_ln_eps": ("vision", "layer_norm_eps", 1e-6),
-    "vit_cls_flag": False,
     "lm_hidden_dim": ("text", "hidden_size", None),
     "lm_inter_dim": ("text", "intermediate_size", 1536),
     "lm_rms_eps": ("text", "rms_norm_eps", 1e-5),
@@ -68,35 +66,25 @@ FIELDS: dict[str, Any] = {
     "lm_vocab_size": ("text", "vocab_size", 49_152),
     "lm_n_heads": ("text", "num_attention_heads", 9),
     "lm_n_kv_heads": ("text", "num_key_value_heads", 3),
-    "lm_dropout": 0.0,
     "lm_n_blocks": ("text", "num_hidden_layers", 30),
-    "lm_attn_scaling": 1.0,
-    "lm_max_length": None,  # the context
-    "lm_use_tokens": False,
 }
-# Our tensor names -> theirs.
-_VISION_BLOCK = {
-    "layer_norm1.": "ln1.",
-    "layer_norm2.": "ln2.",
-    "self_attn.out_proj.": "attn.out_proj.",
-    "mlp.": "mlp.",
-}
-_TEXT_BLOCK = {
-    "self_attn.o_proj.": "attn.out_proj.",
-    "self_attn.": "attn.",
-    "mlp.": "mlp.",
-    "input_layernorm.": "norm1.",
-    "post_attention_layernorm.": "norm2.",
-}
-_OUTSIDE = {
+# Our tensor names -> theirs: how they begin, and what then stands in them.
+_PREFIXES = {
+    "vision_model.layers.": "vision_encoder.blocks.",
     "vision_model.patch_embedding.": "vision_encoder.patch_embedding.conv.",
     "vision_model.post_layernorm.": "vision_encoder.layer_norm.",
+    "vision_model.position_embedding.weight": "vision_encoder.patch_embedding.position_embedding",
     "projector.": "MP.",
+    "language_model.layers.": "decoder.blocks.",
     "language_model.lm_head.": "decoder.head.",
     "language_model.embed_tokens.": "decoder.token_embedding.",
     "language_model.": "decoder.",
 }
-_BLOCK = re.compile(r"(vision_model|language_model)\.layers\.(\d+)\.(.+)")
+_INSIDE = {
+    **{".layer_norm1.": ".ln1.", ".layer_norm2.": ".ln2.", ".o_proj.": ".out_proj.", ".self_attn.": ".attn."},
+    **{".input_layernorm.": ".norm1.", ".post_attention_layernorm.": ".norm2."},
+}
+_FUSED = re.compile(r"(vision_encoder\.blocks\.\d+\.attn\.)([qkv])(_proj\..+)")
 _VALUES = (torch.arange(256).float() / 255).expand(3, -1).contiguous()  # what a byte stands for
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -114,27 +102,27 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     for name, plain in (("vit_cls_flag", False), ("lm_attn_scaling", 1.0)):
         if config.get(name, plain) != plain:
             raise CheckpointError(f"config.json: {name} must be {plain}, got {config[name]!r}")
-    extra_tokens = section(config, "vlm_extra_tokens")
-    placeholders = bool(extra_tokens)
-
     values: dict[str, dict] = {"vision": {}, "text": {}}
-    for key, place in FIELDS.items():
-        if isinstance(place, tuple):
-            values[place[0]][place[1]] = config.get(key, place[2])
+    for key, (part, field, default) in FIELDS.items():
+        values[part][field] = config.get(key, default)
+    text = _with_stored_theta(checked(TextConfig, **values["text"]), stored)
     return checked(
         VLMConfig,
         family=NAME,
         vision=checked(VisionConfig, **values["vision"]),
-        text=_with_stored_theta(checked(TextConfig, **values["text"]), stored),
+        text=text,
         scale_factor=config.get("mp_pixel_shuffle_factor", 2),
-        image_token_id=_image_token_id(config, extra_tokens) if placeholders else None,
+        image_token_id=_image_token_id(config, text.vocab_size),
         tie_word_embeddings=bool(config.get("lm_tie_weights", True)),
-        image_placement="placeholder" if placeholders else "prefix",
     )
 
 
-def _image_token_id(config: Mapping, extra_tokens: Mapping) -> int:
-    """The extra tokens take the ids after the base vocabulary, in the order of the config."""
+def _image_token_id(config: Mapping, vocab_size: int) -> int:
+    """The extra tokens take the ids after the base vocabulary, in the order of the config. v0.1 put features
+    in front of the text: its placeholder is ours, and follows the vocabulary."""
+    extra_tokens = section(config, "vlm_extra_tokens")
+    if not extra_tokens:
+        return vocab_size
     if "image_token" not in extra_tokens:
         raise CheckpointError("config.json: vlm_extra_tokens has no image_token")
     base, extra = config.get("lm_base_vocab_size"), config.get("extra_token_amount", len(extra_tokens))
@@ -151,30 +139,18 @@ def _whole(name: str, value: object) -> int:
 
 def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
     """Where each of our tensors lies. A tied checkpoint stores only the head."""
-    head_only = EMBEDDING not in stored_names
 
     def stored_tensor(name: str) -> StoredTensor:
-        if head_only and name == "language_model.embed_tokens.weight":
+        theirs = rename(name, _PREFIXES)
+        for ours, inside in _INSIDE.items():
+            theirs = theirs.replace(ours, inside)
+        if theirs == EMBEDDING and EMBEDDING not in stored_names:
             return StoredTensor(HEAD)
-        return _stored(name)
+        if found := _FUSED.fullmatch(theirs):  # rows: all of q, then all of k, then all of v
+            return StoredTensor(f"{found[1]}qkv{found[3]}", "qkv".index(found[2]), 3)
+        return StoredTensor(theirs, leading_axis="position_embedding" in theirs)
 
     return stored_tensor
-
-
-def _stored(name: str) -> StoredTensor:
-    block = _BLOCK.fullmatch(name)
-    if block is None:
-        if name == "vision_model.position_embedding.weight":
-            return StoredTensor("vision_encoder.patch_embedding.position_embedding", leading_axis=True)
-        return StoredTensor(rename(name, _OUTSIDE))
-    tower, index, rest = block.groups()
-    if tower == "language_model":
-        return StoredTensor(f"decoder.blocks.{index}.{rename(rest, _TEXT_BLOCK)}")
-    for part, projection in enumerate(("q_proj", "k_proj", "v_proj")):
-        if rest.startswith(f"self_attn.{projection}."):  # rows: all of q, then all of k, then all of v
-            leaf = rest.rsplit(".", 1)[1]
-            return StoredTensor(f"vision_encoder.blocks.{index}.attn.qkv_proj.{leaf}", part, 3)
-    return StoredTensor(f"vision_encoder.blocks.{index}.{rename(rest, _VISION_BLOCK)}")
 
 
 def _with_stored_theta(text: TextConfig, entries: Mapping[str, Entry]) -> TextConfig:
@@ -202,43 +178,30 @@ def _with_stored_theta(text: TextConfig, entries: Mapping[str, Entry]) -> TextCo
     )
 
 
-def write(config: VLMConfig, dtype: str) -> dict:
-    """config.json in transformers' Idefics3 layout, which can hold all but v0.1: nanoVLM's own is written by
-    `tools.convert`."""
-    if config.image_placement != "placeholder":
-        raise CheckpointError(
-            "the model cannot be saved in the transformers Idefics3 layout: image features in front of the "
-            "text (nanoVLM v0.1) have no place in it"
-        )
-    return idefics3.write(config, dtype)
-
-
 # -------------------------------------------------------------------------------------------------- images
 class NanoVLMImages:
     """How a nanoVLM checkpoint (its config.json as a dict) cuts images and writes them into a prompt."""
 
     string_content = True
-    whole_first = True
-    uncut = 1, 1
     flat = True
-    resizes = True
 
     def __init__(self, config: Mapping, tokenizer: AnyTokenizer):
         # Absent keys are what `read_config` takes them to be.
         self.tile_size: int = config.get("vit_img_size", 224)
         patch, factor = config.get("vit_patch_size", 16), config.get("mp_pixel_shuffle_factor", 2)
         grid = self.tile_size // patch // factor
-        self.tokens_per_tile: int = config.get("mp_image_token_length", grid**2)
+        self.tile_positions: int = config.get("mp_image_token_length", grid**2)
         extra = config.get("vlm_extra_tokens") or {}
-        self.image_token: str | None = extra.get("image_token")
+        self.in_front = not extra  # v0.1
+        self.image_token: str = extra.get("image_token") if extra else V01_IMAGE
         self.global_token: str | None = extra.get("global_image_token")
         self.max_side: int | None = config.get("max_img_size")
         self.longest_side: int = self.tile_size if self.max_side is None else self.max_side
         self.to_max_side = bool(config.get("resize_to_max_side_len", False))
-        self.prefix = not extra
-        self.add_special_tokens = self.prefix  # as nanoVLM: a template's output is tokenized as it stands
-        if extra and self.image_token is None:
+        self.add_special_tokens = self.in_front  # as nanoVLM: a template's output is tokenized as it stands
+        if self.image_token is None:
             raise PromptError("config.json: vlm_extra_tokens has no image_token")
+        check_tiles(self.tile_size, self.longest_side, self.tile_positions)
         self._known = tokenizer.get_added_vocab()
 
     def transformers(self, tokenizer: Any, chat_template: str) -> None:
@@ -247,7 +210,7 @@ class NanoVLMImages:
     def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
         """All images in front of the first user text, as in training. v0.1: one question about one image."""
         images = [part for message in messages for part in message.parts if part[0] == "image"]
-        if self.prefix:
+        if self.in_front:
             roles = [message.role for message in messages]
             if roles not in (["user"], ["user", "assistant"]) or len(images) != 1:
                 raise PromptError(
@@ -265,42 +228,47 @@ class NanoVLMImages:
             text[first] = Message("user", (*images, *text[first].parts))
         return text
 
-    def grid(self, width: int, height: int) -> tuple[int, int, int]:
-        """What `tiles` makes of an image of this size: (n, rows, columns)."""
+    def plan(self, width: int, height: int) -> Visual:
+        rows, cols = grid = self._grid(width, height)
+        count = rows * cols + self._has_whole(grid)
+        return self._visual(Parts.planned(count, self.tile_size), grid, (width, height))
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of tiles."""
         if self.max_side is None:
-            return 1, 1, 1
+            return 1, 1
         height, width = resized_size(height, width, self.tile_size, self.max_side, self.to_max_side)
         if height % self.tile_size or width % self.tile_size:
             raise ProcessorError(
                 "config.json: expected max_img_size to be a multiple of vit_img_size "
                 f"({self.tile_size}), got {self.max_side}"
             )
-        rows, cols = height // self.tile_size, width // self.tile_size
-        whole = self.global_token is not None and (rows, cols) != (1, 1)
-        return rows * cols + whole, rows, cols
+        return height // self.tile_size, width // self.tile_size
 
-    def tiles(self, image: Image.Image) -> tuple[Tiles, int, int]:
-        """An RGB image → tiles (n, 3, M, M) from 0 to 1 with the whole image first, and their rows and
-        columns (1, 1 where there is one tile)."""
-        size = self.tile_size
-        if self.max_side is None:
-            pixels = _to_bytes(image.resize((size, size), Image.Resampling.BILINEAR))  # (3, M, M)
-            return Tiles.of(pixels[None], _VALUES), 1, 1
-        height, width = resized_size(image.height, image.width, size, self.max_side, self.to_max_side)
-        pixels = _to_bytes(image.resize((width, height), Image.Resampling.BICUBIC))  # (3, H, W)
-        rows, cols = height // size, width // size
-        grid = pixels.view(3, rows, size, cols, size).permute(1, 3, 0, 2, 4).reshape(-1, 3, size, size)
-        tiles = Tiles.of(grid, _VALUES)
-        if (rows, cols) == (1, 1) or self.global_token is None:
-            return tiles, rows, cols
-        whole = F.interpolate(pixels[None].float() / 255, (size, size), mode="bilinear", antialias=True)
-        return Tiles.cat((Tiles.of(whole), tiles)), rows, cols
+    def _has_whole(self, grid: tuple[int, int]) -> bool:
+        """Whether the whole image is one more tile."""
+        return self.global_token is not None and grid != (1, 1)
 
-    def prompt(self, rows: int, cols: int, index: int, count: int) -> str:
-        """What stands in a prompt for image `index` of `count`."""
-        if self.image_token is None:  # v0.1: the features stand in front of the text
-            return ""
-        tile = self.image_token * self.tokens_per_tile
+    def _visual(self, tiles: Parts, grid: tuple[int, int], size: tuple[int, int]) -> Visual:
+        return Visual(tiles, len(tiles) * self.tile_positions, grid, size)
+
+    def cut(self, image: Image.Image) -> Visual:
+        """Tiles with numbers from 0 to 1 and the whole image first; grid (1, 1) where there is one tile."""
+        side, size = self.tile_size, image.size
+        rows, cols = self._grid(*size)
+        shape = (side * cols, side * rows)
+        resample = Image.Resampling.BILINEAR if self.max_side is None else Image.Resampling.BICUBIC
+        pixels = torch.from_numpy(np.array(image.resize(shape, resample))).permute(2, 0, 1)  # (3, H, W)
+        grid = pixels.reshape(3, rows, side, cols, side).permute(1, 3, 0, 2, 4).reshape(-1, 3, side, side)
+        tiles = Parts.of(grid, _VALUES)
+        if self._has_whole((rows, cols)):
+            numbers = pixels.contiguous()[None].float() / 255
+            whole = F.interpolate(numbers, (side, side), mode="bilinear", antialias=True)
+            tiles = Parts.cat((Parts.of(whole), tiles))
+        return self._visual(tiles, (rows, cols), size)
+
+    def prompt(self, visual: Visual, index: int, count: int) -> str:
+        tile, (rows, cols) = self.image_token * self.tile_positions, visual.grid
         if self.max_side is None:
             return tile
         if (rows, cols) != (1, 1) and f"<row_{rows}_col_{cols}>" not in self._known:
@@ -310,6 +278,15 @@ class NanoVLMImages:
         if self.global_token is None:
             return numbered + cells
         return numbered + self.global_token + tile + ("" if (rows, cols) == (1, 1) else cells)
+
+    def whole(self, visual: Visual) -> Visual | None:
+        if visual.grid != (1, 1) and not self._has_whole(visual.grid):
+            return None
+        return replace(visual, parts=visual.parts[:1], positions=self.tile_positions, grid=(1, 1))
+
+    def cells(self, visual: Visual) -> list[Cell]:
+        rows, cols = visual.grid
+        return [(0, 0, rows, cols)] * self._has_whole(visual.grid) + row_major(rows, cols)
 
 
 def resized_size(height: int, width: int, tile: int, max_side: int, to_max_side: bool) -> tuple[int, int]:
@@ -340,14 +317,10 @@ def open_images(folder: Path, config: Mapping) -> tuple[NanoVLMImages, AnyTokeni
     for holds in {folder, place}:
         check_files(holds)
     tokenizer = open_tokenizer(place)
-    extra = config.get("vlm_extra_tokens") or {}
+    extra = config.get("vlm_extra_tokens") or {"image_token": V01_IMAGE}
     absent = [token for token in extra.values() if token not in tokenizer.get_vocab()]
     if absent:
         tokenizer.add_special_tokens({"additional_special_tokens": absent}, False)
     template = config.get("lm_chat_template") or tokenizer_template(place) or CHATML_TEMPLATE
-    return NanoVLMImages(config, tokenizer), tokenizer, template if extra else V01_TEMPLATE
-
-
-def _to_bytes(image: Image.Image) -> Tensor:
-    """RGB image → (3, H, W) uint8."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+    images = NanoVLMImages(config, tokenizer)
+    return images, tokenizer, V01_TEMPLATE if images.in_front else template

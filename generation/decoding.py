@@ -14,7 +14,7 @@ The logits come from a step (`generation/steps.py`), the tokens from `generation
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,40 +157,33 @@ def step_of(decode_step: DecodeStep | None, language_model: Decoder) -> Step:
     return decode_step if isinstance(decode_step, Step) else FunctionStep(decode_step, language_model)
 
 
-def encode_once(model: VisionLanguage, tiles: Pixels, masks: Tensor | None = None) -> Tensor:
-    """Features of tiles; equal tiles go through `model.encode_images` once. Nothing is kept, so tiles are
-    compared: hashing them takes longer."""
-    alike: Sequence[Hashable] = first_alike(tiles, masks) if isinstance(tiles, Tensor) else list(tiles)
-    rows: dict[Hashable, int] = {}
+def encode_once(model: VisionLanguage, parts: Pixels) -> Sequence[Tensor]:
+    """Features of images' parts; equal ones go through `model.encode_images` once. Nothing is kept, so they
+    are compared: hashing them takes longer."""
+    alike: Sequence[Any] = first_alike(parts) if isinstance(parts, Tensor) else list(parts)
+    rows: dict[Any, int] = {}
     order = [rows.setdefault(one, len(rows)) for one in alike]
     if len(rows) == len(order):  # without a copy
-        return model.encode_images(tiles, masks)
-    places = [order.index(row) for row in range(len(rows))]
-    features = model.encode_images(tiles[places], None if masks is None else masks[places])
+        return model.encode_images(parts)
+    features = model.encode_images(parts[[order.index(row) for row in range(len(rows))]])
     # Not an index: a GPU's host would wait for its copy.
-    return torch.stack([features[row] for row in order])
+    return [features[row] for row in order]
 
 
-def first_alike(tiles: Tensor, masks: Tensor | None = None) -> list[int]:
-    """The index of the first tile, with its mask, that equals each of the tiles.
+def first_alike(parts: Tensor) -> list[int]:
+    """The index of the first part that equals each of the parts.
 
     Different ones are told apart by a few pixels, so this costs next to nothing, on any device.
     """
-    if not len(tiles):
+    if not len(parts):
         return []
-    step = max(1, tiles[0].numel() // 64)
-    spots = tiles.flatten(1)[:, ::step].tolist()  # waits for the device
+    step = max(1, parts[0].numel() // 64)
+    spots = parts.flatten(1)[:, ::step].tolist()  # waits for the device
     firsts: dict[tuple[float, ...], list[int]] = {}
     alike: list[int] = []
     for index, spot in enumerate(map(tuple, spots)):
         known = firsts.setdefault(spot, [])
-        same = (
-            other
-            for other in known
-            if torch.equal(tiles[other], tiles[index])
-            and (masks is None or torch.equal(masks[other], masks[index]))
-        )
-        alike.append(next(same, index))
+        alike.append(next((other for other in known if torch.equal(parts[other], parts[index])), index))
         if alike[-1] == index:
             known.append(index)
     return alike
@@ -205,8 +198,7 @@ def generate_stream(
     options: GenerationOptions,
 ) -> TokenStream:
     """The answers of `VisionLanguageModel.generate`, token by token; wrong inputs are refused at once."""
-    has_images = pixel_values is not None and pixel_values.numel() > 0
-    lengths = prompt_lengths(model.config, input_ids, attention_mask, has_images, options.max_new_tokens)
+    lengths = prompt_lengths(model.config, input_ids, attention_mask, options.max_new_tokens)
     if options.use_cache:
         rows, answers, longest = len(lengths), options.num_return_sequences, max(lengths)
         caches = [(rows * answers, longest + options.max_new_tokens - 1)]
@@ -214,8 +206,8 @@ def generate_stream(
             caches.append((rows, longest))
         check_caches_fit(model.language_model, caches)
 
-    def encode(tiles: Pixels, masks: Tensor | None) -> Tensor:
-        return encode_once(model, tiles, masks) if len(tiles) > 1 else model.encode_images(tiles, masks)
+    def encode(parts: Pixels) -> Sequence[Tensor]:
+        return encode_once(model, parts) if len(parts) > 1 else model.encode_images(parts)
 
     def embed_prompt() -> Prompt:
         x = model.embed(input_ids, pixel_values, pixel_attention_mask, encode)

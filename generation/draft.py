@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from generation.decoding import GenerationOutput, TokenStream
-from generation.prefix import FeatureCache, KeyedPrompt
+from generation.prefix import FeatureCache, KeyedPrompt, first_part
 from generation.protocol import VisionLanguage
 
 
@@ -117,12 +117,10 @@ def tiles_left(
 ) -> int:
     """How many tiles are to be encoded after those of the short prompt, where the first `reused` positions of
     the full one need not be computed; 0 where a draft does not help, or its tiles would be encoded twice."""
-    config = model.config
-    tile_bytes = config.tokens_per_tile * config.text.hidden_size * model.language_model.norm.weight.itemsize
+    position_bytes = model.config.text.hidden_size * model.language_model.norm.weight.itemsize
     too_long = len(short) > limits.most_prompt * (len(prompt) - reused)
-    if config.image_placement == "prefix" or too_long or len(short.digests) * tile_bytes > features.max_bytes:
+    if too_long or sum(item.positions for item in short.items) * position_bytes > features.max_bytes:
         return 0
-    tile = int((prompt.keys[:reused] < 0).sum()) // config.tokens_per_tile
-    missing = features.missing(prompt.digests[tile:])
+    missing = features.missing(prompt.digests[first_part(prompt, reused)[0] :])
     first = missing & set(short.digests)
     return len(missing - first) if first else 0  # without a tile to encode, nothing says how long one takes

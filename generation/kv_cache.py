@@ -12,9 +12,9 @@ the padding was, so that prefill is plain causal for every batch and position eq
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from generation.protocol import Decoder
@@ -66,13 +66,22 @@ def allocate_for(
     return allocate(layers, batch, heads, capacity, dim, dtype or like.dtype, like.device)
 
 
-def rows(kv_cache: KVCache) -> int:
-    return kv_cache[0]["key"].shape[0]
+class Geometry(NamedTuple):
+    """How keys and values lie in every layer of a cache: (rows, kv_heads, capacity, head_dim)."""
+
+    rows: int
+    kv_heads: int
+    capacity: int  # positions that each row has room for
+    head_dim: int
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
 
 
-def capacity(kv_cache: KVCache) -> int:
-    """Positions that each row has room for."""
-    return kv_cache[0]["key"].shape[2]
+def geometry(kv_cache: KVCache) -> Geometry:
+    """The only place that looks into a cache for it: not every kind of layer may have keys."""
+    key = kv_cache[0]["key"]
+    return Geometry(*key.shape, key.stride(), key.dtype, key.device)
 
 
 def size_in_bytes(kv_cache: KVCache) -> int:
@@ -97,7 +106,7 @@ def grow(kv_cache: KVCache, needed: int, limit: int | None = None) -> None:
     The new capacity is the next multiple of `STEP`, at most `limit`; see `resize`. Views taken earlier
     (`view`) still show the old buffers.
     """
-    if needed <= capacity(kv_cache):
+    if needed <= geometry(kv_cache).capacity:
         return
     if limit is not None and needed > limit:
         raise ValueError(f"kv cache: {needed} positions needed, limited to {limit}")
@@ -110,9 +119,9 @@ def resize(kv_cache: KVCache, target: int) -> None:
     The list and its dicts stay the same objects and get new tensors one at a time, so that no second whole
     cache exists meanwhile. Cut short (out of memory, Ctrl-C), it puts back the length that there was; if that
     fails as well, layers are not `even`, and another call makes them so. The first layer's keys, which
-    `capacity` reads, come last.
+    `geometry` reads, come last.
     """
-    before = capacity(kv_cache)
+    before = geometry(kv_cache).capacity
     try:
         _resize_tensors(kv_cache, target)
     except BaseException:
@@ -133,13 +142,13 @@ def _resize_tensors(kv_cache: KVCache, target: int) -> None:
 
 def even(kv_cache: KVCache) -> bool:
     """Whether all layers are laid out alike, as kernels that are told one layout take for granted."""
-    strides = kv_cache[0]["key"].stride()
+    strides = geometry(kv_cache).strides
     return all(tensor.stride() == strides for layer in kv_cache for tensor in layer.values())
 
 
 def view(kv_cache: KVCache, length: int, first: int = 0, count: int | None = None) -> KVCache:
     """`length` positions of `count` rows (None: all) from row `first` on, sharing memory with the cache."""
-    count = rows(kv_cache) if count is None else count
+    count = geometry(kv_cache).rows if count is None else count
     return [
         {name: tensor.narrow(0, first, count).narrow(2, 0, length) for name, tensor in layer.items()}
         for layer in kv_cache
@@ -148,11 +157,11 @@ def view(kv_cache: KVCache, length: int, first: int = 0, count: int | None = Non
 
 def fork(source: KVCache, length: int, n: int, new_capacity: int) -> KVCache:
     """A new cache with the first `length` positions of every row n times in a row: (B, …) -> (B · n, …)."""
-    tensor = source[0]["key"]
-    batch, heads, room, dim = tensor.shape
-    if n < 1 or not 0 <= length <= min(room, new_capacity):
-        raise ValueError(f"cannot fork {length} of {room} positions into {n} rows of {new_capacity}")
-    target = allocate(len(source), batch * n, heads, new_capacity, dim, tensor.dtype, tensor.device)
+    held = geometry(source)
+    if n < 1 or not 0 <= length <= min(held.capacity, new_capacity):
+        raise ValueError(f"cannot fork {length} of {held.capacity} positions into {n} rows of {new_capacity}")
+    sizes = (held.rows * n, held.kv_heads, new_capacity, held.head_dim)
+    target = allocate(len(source), *sizes, held.dtype, held.device)
     for old, new in zip(source, target, strict=True):
         for name in ("key", "value"):
             filled = old[name][:, :, :length]  # (B, H_kv, length, D_h)
@@ -181,7 +190,7 @@ class CachePosition:
     @property
     def full(self) -> bool:
         """Whether the cache has to grow for the next token."""
-        return bool(self.kv_cache) and self.longest >= capacity(self.kv_cache)
+        return bool(self.kv_cache) and self.longest >= geometry(self.kv_cache).capacity
 
     def reserve(self, count: int = 1) -> None:
         """Make room for `count` more positions in each row; called once before each decode step."""
@@ -197,7 +206,7 @@ class CachePosition:
         if not self.kv_cache or isinstance(start_pos, int):
             return self.kv_cache, start_pos
         # With a tensor of positions attention reads all of the buffer: pass only what the longest row needs.
-        if self._view is None or capacity(self._view) < self.longest:
+        if self._view is None or geometry(self._view).capacity < self.longest:
             self._view = view(self.kv_cache, view_length(self.longest, self.kv_cache))
         return self._view, start_pos
 
@@ -209,7 +218,7 @@ class CachePosition:
 
 def view_length(longest: int, kv_cache: KVCache) -> int:
     """Positions of the cache that rows of different lengths read, the longest of them of `longest`."""
-    return min(round_up(longest, VIEW_STEP), capacity(kv_cache))
+    return min(round_up(longest, VIEW_STEP), geometry(kv_cache).capacity)
 
 
 @dataclass(frozen=True)
@@ -243,7 +252,6 @@ def prompt_lengths(
     config,
     input_ids: Tensor,
     attention_mask: Tensor | None,
-    has_images: bool,
     max_new_tokens: int,
     context: int | None = None,
 ) -> list[int]:
@@ -257,18 +265,20 @@ def prompt_lengths(
     if input_ids.dim() != 2 or input_ids.numel() == 0:
         raise ValueError(f"input_ids: expected (B, T) with at least one token, got {tuple(input_ids.shape)}")
     least, most = torch.stack(input_ids.aminmax()).tolist()
-    if input_ids.is_floating_point() or least < 0 or most >= config.text.vocab_size:
-        raise ValueError(f"input_ids: expected ids below {config.text.vocab_size}, got {least} to {most}")
+    known = max(
+        config.text.vocab_size, config.image_token_id + 1
+    )  # the placeholder may follow the vocabulary
+    if input_ids.is_floating_point() or least < 0 or most >= known:
+        raise ValueError(f"input_ids: expected ids below {known}, got {least} to {most}")
     batch, length = input_ids.shape
-    front = config.tokens_per_tile if has_images and config.image_placement == "prefix" else 0
-    lengths = [front + length] * batch
+    lengths = [length] * batch
     if attention_mask is not None:
         if attention_mask.shape != input_ids.shape:
             raise ValueError(
                 f"attention_mask: expected the shape of input_ids, {tuple(input_ids.shape)}, "
                 f"got {tuple(attention_mask.shape)}"
             )
-        lengths = [front + real for real in attention_mask.bool().sum(1).tolist()]
+        lengths = attention_mask.bool().sum(1).tolist()
     if min(lengths) == 0:
         raise ValueError(f"row {lengths.index(0)} of the batch is all padding: there is nothing to continue")
     context = config.text.max_position_embeddings if context is None else context
@@ -281,15 +291,14 @@ def compact(embeddings: Tensor, attention_mask: Tensor | None, lengths: list[int
     """Move each row's real positions to the front, in order: padding anywhere becomes right padding.
 
     Args:
-        embeddings: (B, F + T, D), with F image positions in front of the text.
+        embeddings: (B, T, D).
         attention_mask: (B, T), or None where nothing is padding.
         lengths: of `prompt_lengths`.
     """
     longest = max(lengths)
     if attention_mask is None or min(lengths) == embeddings.shape[1]:
         return Prompt(embeddings, tuple(lengths))
-    front = embeddings.shape[1] - attention_mask.shape[1]
-    real = F.pad(attention_mask.bool(), (front, 0), value=True)
-    order = torch.argsort(~real, dim=1, stable=True)[:, :longest]  # real ones first, order kept
+    padding = ~attention_mask.bool()
+    order = torch.argsort(padding, dim=1, stable=True)[:, :longest]  # real ones first, order kept
     order = to_device(order, embeddings.device)[..., None].expand(-1, -1, embeddings.shape[2])
     return Prompt(embeddings.gather(1, order), tuple(lengths))

@@ -1,15 +1,16 @@
-"""What is known by its content: tiles' features, and the positions that the rows of a cache hold.
+"""What is known by its content: images' features, and the positions that the rows of a cache hold.
 
     features = FeatureCache(model)
     prompt = read_prompt(model, input_ids, pixel_values, max_new_tokens=64)   # checked, with keys
     slots = SlotCache(model.language_model, CacheBudget(slots=8, positions=1024, context=8192, ...))
     reused = slots.filled_in_common(prompt.keys)[slot]
-    embeddings = embed_after(model, prompt, reused, features.encode(prompt.tiles, None, prompt.digests)[0])
+    embeddings = embed_after(model, prompt, reused, features.encode(prompt.parts, prompt.digests)[0])
 
-A tile's digest is taken over all that its features depend on besides the weights: the pixels as preprocessing
-left them, or its bytes and what they stand for, their shape and dtype, and its mask. A position's key is a
-token's id, or a number below 0 that stands for a tile's digest, because all placeholders carry the same id.
-Two prompts with the same keys from the front have the same keys and values there in the cache.
+What a tower encodes as a whole, a tile, is a part of an image. A part's digest is taken over all that its
+features depend on besides the weights: the pixels as preprocessing left them, or its bytes and what they
+stand for, their shape and dtype. A position's key is a token's id, or a number below 0 that stands for a
+part's digest, because all placeholders carry the same id. Two prompts with the same keys from the front have
+the same keys and values there in the cache.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,48 +37,41 @@ FEATURE_BYTES = 64 * 2**20  # of features kept for a model; SmolVLM-256M's tile 
 NO_KEY = torch.iinfo(torch.int64).min  # the key of no position
 
 
-def tile_digests(tiles: Pixels, masks: Tensor | None = None) -> list[bytes]:
-    """A SHA-256 of each tile, because visitors choose the pixels.
-
-    Args:
-        tiles: (N, 3, H, W), preprocessed, or cut, which know theirs.
-        masks: (N, H, W), 1 on real pixels; None, or all ones for a tile, means that all of it is real.
-    """
-    if not isinstance(tiles, Tensor):
-        return tiles.digests
+def digests_of(parts: Pixels) -> list[bytes]:
+    """A SHA-256 of each part of images, because visitors choose the pixels: (N, 3, H, W), preprocessed; or
+    cut, which know theirs."""
+    if not isinstance(parts, Tensor):
+        return parts.digests
     digests = []
-    for index, tile in enumerate(tiles):
-        parts = [tile]
-        if masks is not None and not masks[index].all():
-            parts.append(masks[index] != 0)
-        digest = hashlib.sha256(f"{tile.dtype} {tuple(tile.shape)}".encode())
-        for part in parts:  # as uint8, because numpy has no bfloat16
-            digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    for part in parts:
+        digest = hashlib.sha256(f"{part.dtype} {tuple(part.shape)}".encode())
+        # As uint8, because numpy has no bfloat16.
+        digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         digests.append(digest.digest())
     return digests
 
 
 class FeatureCache:
-    """Features of the tiles used last, on the model's device.
+    """Features of the parts of images (tiles) used last, on the model's device.
 
     Several sessions of one model may share one, from several threads. Call `clear` when the weights change.
 
     Args:
-        max_bytes: size limit; the tile used longest ago goes first. 0 keeps nothing.
+        max_bytes: size limit; the part used longest ago goes first. 0 keeps nothing.
     """
 
     def __init__(self, model: VisionLanguage, max_bytes: int = FEATURE_BYTES):
         check_integer("max_bytes", max_bytes, low=0)
         self.model, self.max_bytes, self.size_in_bytes = model, max_bytes, 0
-        self._features: OrderedDict[bytes, Tensor] = OrderedDict()  # the tile used last is the last
+        self._features: OrderedDict[bytes, Tensor] = OrderedDict()  # the part used last is the last
         self._lock = Lock()
 
     def __len__(self) -> int:
-        """Tiles kept."""
+        """Parts kept."""
         return len(self._features)
 
     def missing(self, digests: Sequence[bytes]) -> set[bytes]:
-        """Which of these `tile_digests` would have to be encoded."""
+        """Which of these `digests_of` would have to be encoded."""
         with self._lock:
             return set(digests) - self._features.keys()
 
@@ -86,11 +81,9 @@ class FeatureCache:
             self.size_in_bytes = 0
 
     @torch.no_grad()
-    def encode(self, tiles: Pixels, masks: Tensor | None, digests: Sequence[bytes]) -> tuple[Tensor, int]:
-        """Features (N, S, D) of tiles with these `tile_digests`, and how many of them had to be encoded.
-
-        All that are missing are encoded in one call, equal ones once.
-        """
+    def encode(self, parts: Pixels, digests: Sequence[bytes]) -> tuple[list[Tensor], int]:
+        """Features of each part with these `digests_of`, (its positions, D), and how many of them had to be
+        encoded: all that are missing in one call, equal ones once."""
         found = {}
         with self._lock:
             for digest in digests:
@@ -100,12 +93,11 @@ class FeatureCache:
         missing = {digest: index for index, digest in enumerate(digests) if digest not in found}
         if missing:
             if len(missing) < len(digests):  # else without a copy
-                places = list(missing.values())
-                tiles, masks = tiles[places], None if masks is None else masks[places]
-            for digest, features in zip(missing, self.model.encode_images(tiles, masks)):
+                parts = parts[list(missing.values())]
+            for digest, features in zip(missing, self.model.encode_images(parts)):
                 found[digest] = features
                 self._put(digest, features)
-        return torch.stack([found[digest] for digest in digests]), len(missing)
+        return [found[digest] for digest in digests], len(missing)
 
     def _put(self, digest: bytes, features: Tensor) -> None:
         with self._lock:
@@ -118,21 +110,32 @@ class FeatureCache:
             self.size_in_bytes += features.nbytes
 
 
+class Item(NamedTuple):
+    """A part of an image in a prompt: what it is known by, and how many positions it takes."""
+
+    digest: bytes
+    positions: int
+
+
 @dataclass(frozen=True, eq=False)
 class KeyedPrompt:
-    """A checked prompt of one row: ids (T,) on the CPU, without padding; N tiles and masks, or None.
+    """A checked prompt of one row: ids (T,) on the CPU, without padding; the parts of its images, or None.
 
-    keys: (L,) int64, one for each position, images included; see the module's docstring.
+    items: of the parts, in order.
+    keys: (T,) int64, one for each position; see the module's docstring.
     """
 
     input_ids: Tensor
-    tiles: Pixels | None
-    masks: Tensor | None
-    digests: list[bytes]
+    parts: Pixels | None
+    items: list[Item]
     keys: Tensor
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def digests(self) -> list[bytes]:
+        return [item.digest for item in self.items]
 
 
 def read_prompt(
@@ -147,11 +150,10 @@ def read_prompt(
 
     Takes the inputs of `VisionLanguageModel.generate`.
     """
-    config, tiles, masks, row_tiles = model.config, None, None, None
-    known: list[bytes] = []
+    parts, row_parts, items = None, None, list[Item]()
     if pixel_values is not None and pixel_values.numel():
-        tiles, masks, row_tiles = model.tiles_of_rows(pixel_values, pixel_attention_mask)
-    prompt_lengths(config, input_ids, attention_mask, tiles is not None, max_new_tokens)
+        parts, row_parts = model.parts_of_rows(pixel_values, pixel_attention_mask)
+    prompt_lengths(model.config, input_ids, attention_mask, max_new_tokens)
     if len(input_ids) != 1:
         raise ValueError(f"input_ids: expected one prompt at a time, got a batch of {len(input_ids)}")
     ids = input_ids[0].cpu()
@@ -159,41 +161,37 @@ def read_prompt(
         ids = ids[attention_mask[0].bool().cpu()]
     if ids.dtype != torch.int64:  # it is what slots are compared by
         raise ValueError(f"input_ids: expected int64, got {ids.dtype}")
-    if tiles is not None:
-        size, channels = config.vision.image_size, (config.vision.num_channels,)
-        shapes = (("pixel_values", tiles, channels), ("pixel_attention_mask", masks, ()))
-        for name, tensor, front in shapes:
-            expected = (*front, size, size)
-            if tensor is not None and tensor.shape != (len(tiles), *expected):
-                raise ValueError(f"{name}: expected tiles of {expected}, got {tuple(tensor.shape)}")
-        known = tile_digests(tiles, masks)
-    model.check_placeholders(ids[None], None if tiles is None else len(tiles), row_tiles)
+    if parts is not None:
+        items = list(map(Item, digests_of(parts), model.positions(parts)))
+    model.check_placeholders(ids[None], [item.positions for item in items], row_parts)
     # 62 bits of a digest: enough that no two of a visitor's tiles are taken for one another by chance, nor
     # can be made to look like somebody else's.
-    tile_keys = torch.tensor([-1 - (int.from_bytes(digest[:8]) >> 2) for digest in known], dtype=torch.int64)
-    tile_keys = tile_keys.repeat_interleave(config.tokens_per_tile)
-    if config.image_placement == "prefix":
-        keys = torch.cat((tile_keys, ids))
-    else:
-        keys = ids.masked_scatter(ids == config.image_token_id, tile_keys)
-    return KeyedPrompt(ids, tiles, masks, known, keys)
+    of_parts = [-1 - (int.from_bytes(item.digest[:8]) >> 2) for item in items]
+    counts = torch.tensor([item.positions for item in items], dtype=torch.int64)
+    of_positions = torch.tensor(of_parts, dtype=torch.int64).repeat_interleave(counts)
+    keys = ids.masked_scatter(ids == model.config.image_token_id, of_positions)
+    return KeyedPrompt(ids, parts, items, keys)
 
 
-def first_tile(model: VisionLanguage, prompt: KeyedPrompt, reused: int) -> tuple[int, int]:
-    """The number of the first tile of which the first `reused` positions do not hold everything, and how many
-    of its features they hold."""
-    return divmod(int((prompt.keys[:reused] < 0).sum()), model.config.tokens_per_tile)
+def first_part(prompt: KeyedPrompt, reused: int) -> tuple[int, int]:
+    """The index of the first part of an image that the first `reused` positions do not cover, and how many of
+    its positions they do."""
+    covered = int((prompt.keys[:reused] < 0).sum())
+    for index, item in enumerate(prompt.items):
+        if covered < item.positions:
+            return index, covered
+        covered -= item.positions
+    return len(prompt.items), 0
 
 
-def embed_after(model: VisionLanguage, prompt: KeyedPrompt, reused: int, features: Tensor | None) -> Tensor:
-    """Embeddings (1, L - reused, D) of the positions after the first `reused`; features (n, S, D) are of
-    the `first_tile` and all after it, or None."""
-    if features is not None:
-        place = first_tile(model, prompt, reused)[1]
-        features = features.flatten(0, 1)[place:][None]  # (n, S, D) -> (1, n · S - place, D)
-    front = len(prompt) - len(prompt.input_ids)
-    ids = kv.to_device(prompt.input_ids[None, max(0, reused - front) :], model.device)
-    return model.place_features(ids, model.language_model.embed_tokens(ids), features)
+def embed_after(
+    model: VisionLanguage, prompt: KeyedPrompt, reused: int, features: Sequence[Tensor]
+) -> Tensor:
+    """Embeddings (1, L - reused, D) of the positions after the first `reused`; features are those of each
+    part from `first_part` on, (its positions, D)."""
+    ids = kv.to_device(prompt.input_ids[None, reused:], model.device)
+    rest = torch.cat(tuple(features))[first_part(prompt, reused)[1] :] if features else None
+    return model.place_features(ids, rest)
 
 
 @dataclass(frozen=True)
@@ -265,12 +263,12 @@ class SlotCache:
 
     @property
     def capacity(self) -> int:
-        return kv.capacity(self.kv_cache) if self.kv_cache else 0
+        return kv.geometry(self.kv_cache).capacity if self.kv_cache else 0
 
     @property
     def unused_bytes(self) -> int:
         """See `memory.Keeper`."""
-        if not self.kv_cache or self.kv_cache[0]["key"].device.type != "cpu":
+        if not self.kv_cache or kv.geometry(self.kv_cache).device.type != "cpu":
             return 0
         unused = sum(max(0, self.capacity - most) for most in map(max, self._used, self.filled))
         return unused * self._budget.bytes_per_position

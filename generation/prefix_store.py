@@ -1,16 +1,16 @@
 """Kept prefixes: keys and values that any later prompt that begins alike takes over, from memory or files.
 
     store = PrefixStore(model, max_bytes=2**30)
-    held = store.match(prompt.keys, prompt.digests)              # positions from the front
-    end = store.load(prompt.keys, prompt.digests, kv_cache, row, start=0, end=held)
+    held = store.match(prompt.keys, prompt.items)              # positions from the front
+    end = store.load(prompt.keys, prompt.items, kv_cache, row, start=0, end=held)
     ...                                                          # compute the positions from `end` on
-    store.save(prompt.keys, prompt.digests, kv_cache, row)
+    store.save(prompt.keys, prompt.items, kv_cache, row)
 
-A prompt is cut into blocks. A block ends with each tile, because a tile is encoded whole or not at all, and
-after `TEXT_BLOCK` positions of text. Its name is the SHA-256 of the name of the block before it, of its keys,
-and of the whole digests of its tiles: the keys' 62 bits tell the tiles of one process apart, but what is on
-disk, or belongs to a stranger, must not be found by anything made to look like it. So a name stands for all
-positions up to the block's end, and two prompts share the blocks whose names are equal.
+A prompt is cut into blocks. A block ends with each part of an image, as that is encoded whole or not at all,
+and after `TEXT_BLOCK` positions of text. Its name is the SHA-256 of the name of the block before it, of its
+keys, and of the whole digests of its parts: the keys' 62 bits tell the parts of one process apart, but what
+is on disk, or belongs to a stranger, must not be found by anything made to look like it. So a name stands for
+all positions up to the block's end, and two prompts share the blocks whose names are equal.
 
 A block is written once and then only read, by any number of threads. The block used longest ago goes first,
 and a block never before those that follow it, which could not be found without it.
@@ -29,10 +29,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from generation.kv_cache import KVCache, bytes_per_position
+from generation.kv_cache import KVCache, bytes_per_position, geometry
 from generation.memory import available_bytes
 from generation.options import check_integer
-from generation.prefix import KeyedPrompt, SlotCache, is_finite
+from generation.prefix import Item, KeyedPrompt, SlotCache, is_finite
 from generation.protocol import VisionLanguage
 
 PREFIX_BYTES = 2**30  # in memory: 23 images of 17 tiles for SmolVLM-256M in float32
@@ -71,27 +71,30 @@ class PrefixFiles(Protocol):
         """Wait until that is done, and take nothing more."""
 
 
-def cut(keys: Tensor, tiles: Sequence[bytes], tile_positions: int, root: bytes) -> list[Block]:
+def cut(keys: Tensor, items: Sequence[Item], root: bytes) -> list[Block]:
     """The whole blocks of a prompt, from its front.
 
     Args:
         keys: (L,) of `prefix.KeyedPrompt`, possibly with ids of an answer after them.
-        tiles: digests of the prompt's tiles, each of which takes `tile_positions` positions.
+        items: the parts of the prompt's images.
         root: what the first block follows.
     """
     raw = keys.contiguous().view(torch.uint8).numpy().data  # 8 bytes a key
     blocks: list[Block] = []
-    name, start, text, image, seen = root, 0, 0, 0, 0  # seen: positions of tiles before the block
+    name, start, text, shown = root, 0, 0, list[bytes]()  # shown: parts that the block has positions of
+    rest, left = iter(items), 0  # left: positions of the last of them that are still to come
     for end, key in enumerate(keys.tolist(), 1):
-        if key < 0:
-            image += 1
-        else:
+        if key >= 0:
             text += 1
-        if text == TEXT_BLOCK or (key < 0 and image % tile_positions == 0):
-            own = tiles[seen // tile_positions : -(-image // tile_positions)]
-            name = hashlib.sha256(b"".join((name, raw[8 * start : 8 * end], *own))).digest()
+        else:
+            if not left:
+                digest, left = next(rest)
+                shown.append(digest)
+            left -= 1
+        if text == TEXT_BLOCK or (key < 0 and not left):
+            name = hashlib.sha256(b"".join((name, raw[8 * start : 8 * end], *shown))).digest()
             blocks.append(Block(name, start, end))
-            start, text, seen = end, 0, image
+            start, text, shown = end, 0, shown[-1:] if left else []
     return blocks
 
 
@@ -135,27 +138,28 @@ class PrefixStore:
         with self._lock:
             return self._shrink(self.size_in_bytes * 3 // 4)
 
-    def match(self, keys: Tensor, tiles: Sequence[bytes]) -> int:
+    def match(self, keys: Tensor, items: Sequence[Item]) -> int:
         """How many positions of a prompt, from its front, `load` may be asked for; see `cut`."""
         end = 0
-        for block in self._cut(keys, tiles):
+        for block in self._cut(keys, items):
             if block.name not in self._blocks and not (self._files and self._files.holds(block.name)):
                 break
             end = block.end
         return end
 
     def load(
-        self, keys: Tensor, tiles: Sequence[bytes], kv_cache: KVCache, row: int, start: int, end: int
+        self, keys: Tensor, items: Sequence[Item], kv_cache: KVCache, row: int, start: int, end: int
     ) -> int:
         """Copy positions start … end - 1 of a prompt into a row of a cache, as far as they are held: the end
         that was reached, which is less than `end` where a block has gone since `match` or is damaged."""
-        chain = [block for block in self._cut(keys, tiles) if block.start < end]
+        chain = [block for block in self._cut(keys, items) if block.start < end]
         wanted = [block for block in chain if block.end > start]
         with self._lock:
             held = {block.name: self._blocks[block.name] for block in wanted if block.name in self._blocks}
         absent = [(block.name, self._shape(block)) for block in wanted if block.name not in held]
-        dtype, pin = kv_cache[0]["key"].dtype, kv_cache[0]["key"].is_cuda
-        read = self._files.read(absent, dtype, pin) if self._files and absent else iter(())
+        into = geometry(kv_cache)
+        pin = into.device.type == "cuda"
+        read = self._files.read(absent, into.dtype, pin) if self._files and absent else iter(())
         reached, numbers = start, []
         for block in wanted:
             if block.name not in held and (tensor := next(read, None)) is not None:
@@ -163,7 +167,7 @@ class PrefixStore:
             if block.name not in held:
                 break
             part = slice(max(start - block.start, 0), end - block.start)
-            numbers.append(held[block.name][:, :, part].to(kv_cache[0]["key"].device, non_blocking=True))
+            numbers.append(held[block.name][:, :, part].to(into.device, non_blocking=True))
             reached = min(end, block.end)
         if numbers:
             # A call for each layer's keys and one for its values, and no copy between.
@@ -175,11 +179,11 @@ class PrefixStore:
             self._files.keep([(block.name, None) for block in chain if block.end <= reached])
         return reached
 
-    def save(self, keys: Tensor, tiles: Sequence[bytes], kv_cache: KVCache, row: int) -> None:
+    def save(self, keys: Tensor, items: Sequence[Item], kv_cache: KVCache, row: int) -> None:
         """Keep the whole blocks of a row's first len(keys) positions that are not kept already. What does not
         fit goes from the end. No block is kept that is not finite, nor any after it; of a GPU's row the
         caller knows that it is."""
-        chain = self._cut(keys, tiles)
+        chain, on_gpu = self._cut(keys, items), geometry(kv_cache).device.type == "cuda"
         new, size = {}, 0
         self._look()
         for number, block in enumerate(chain):
@@ -190,14 +194,14 @@ class PrefixStore:
                 held = self._blocks.get(block.name)
                 if held is None:
                     held = _copy_of(kv_cache, row, block)
-                    if not kv_cache[0]["key"].is_cuda and not is_finite(held):  # there it would have to wait
+                    if not on_gpu and not is_finite(held):  # there it would have to wait
                         del chain[number:]
                         break
                 new[block.name] = held
         self._use(chain, new)
         if self._files and chain:
             ready = None
-            if new and kv_cache[0]["key"].is_cuda:
+            if new and on_gpu:
                 event = torch.cuda.Event()
                 event.record()
                 ready = event.synchronize  # the copies are under way
@@ -213,9 +217,9 @@ class PrefixStore:
     def extend(self, slots: SlotCache, slot: int, prompt: KeyedPrompt, shared: int) -> int:
         """Load what is held of a prompt beyond the `shared` positions that its slot was assigned with.
         Returns how many the slot has then; never all, because the last position's logits are not kept."""
-        held = min(self.match(prompt.keys, prompt.digests), len(prompt) - 1)
+        held = min(self.match(prompt.keys, prompt.items), len(prompt) - 1)
         if held > shared:
-            shared = self.load(prompt.keys, prompt.digests, slots.kv_cache, slot, shared, held)
+            shared = self.load(prompt.keys, prompt.items, slots.kv_cache, slot, shared, held)
             slots.filled[slot] = shared
         return shared
 
@@ -224,8 +228,8 @@ class PrefixStore:
         if self._files:
             self._files.close()
 
-    def _cut(self, keys: Tensor, tiles: Sequence[bytes]) -> list[Block]:
-        return cut(keys, tiles, self.model.config.tokens_per_tile, self._root)
+    def _cut(self, keys: Tensor, items: Sequence[Item]) -> list[Block]:
+        return cut(keys, items, self._root)
 
     def _shape(self, block: Block) -> tuple[int, ...]:
         text = self.model.language_model.config

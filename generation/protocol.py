@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -24,22 +24,22 @@ class Decoder(Protocol):
     def logits(self, hidden: Tensor) -> Tensor: ...
 
 
-class CutTiles(Protocol):
-    """Tiles of one prompt that are not numbers yet, and know which are equal; `data.tiles` has them. Where
-    pixels are expected they stand for a tensor (N, 3, H, W), all of whose pixels are real."""
+class CutParts(Protocol):
+    """Parts of one prompt's images (tiles) that are not numbers yet, and know which are equal; `data.tiles`
+    has them. Where pixels are expected they stand for a tensor (N, 3, H, W)."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def digests(self) -> list[bytes]: ...
     def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Hashable]: ...
-    def __getitem__(self, which: slice | Sequence[int], /) -> CutTiles: ...
+    def __iter__(self) -> Iterator[Any]: ...  # hashable, with `pixels` (3, H, W)
+    def __getitem__(self, which: slice | Sequence[int], /) -> CutParts: ...
     def numel(self) -> int: ...
     def to(self, device: torch.device, dtype: torch.dtype, /) -> Tensor: ...
 
 
-Pixels: TypeAlias = Tensor | CutTiles
+Pixels: TypeAlias = Tensor | CutParts
 
 
 class VisionLanguage(Protocol):
@@ -52,12 +52,13 @@ class VisionLanguage(Protocol):
     def device(self) -> torch.device: ...
 
     @staticmethod
-    def tiles_of_rows(
+    def parts_of_rows(
         pixel_values: Pixels, pixel_attention_mask: Tensor | None
-    ) -> tuple[Pixels, Tensor | None, list[int] | None]: ...
+    ) -> tuple[Pixels, list[int] | None]: ...
 
+    def positions(self, parts: Pixels) -> list[int]: ...
     def check_placeholders(
-        self, input_ids: Tensor, tiles: int | None, row_tiles: list[int] | None = None
+        self, input_ids: Tensor, positions: list[int], row_parts: list[int] | None = None
     ) -> None: ...
 
     def embed(
@@ -65,10 +66,10 @@ class VisionLanguage(Protocol):
         input_ids: Tensor,
         pixel_values: Pixels | None,
         pixel_attention_mask: Tensor | None,
-        encode: Callable[[Pixels, Tensor | None], Tensor] | None,
+        encode: Callable[[Pixels], Sequence[Tensor]] | None,
     ) -> Tensor: ...
-    def encode_images(self, pixel_values: Pixels, pixel_attention_mask: Tensor | None) -> Tensor: ...
-    def place_features(self, input_ids: Tensor, x: Tensor, features: Tensor | None) -> Tensor: ...
+    def encode_images(self, pixel_values: Pixels) -> Sequence[Tensor]: ...
+    def place_features(self, input_ids: Tensor, features: Tensor | None) -> Tensor: ...
 
 
 class Constraint(Protocol):

@@ -94,7 +94,7 @@ class SlotRow(Row):
     """A row on its way: entered, then placed in a slot and waiting, then decoding.
 
     reused: positions of its prompt that were copied from another.
-    features: of its tiles from `tile` on, as far as they are encoded; (1, S, D) each.
+    features: of its images' parts from `part` on, as far as they are encoded; (positions, D) each.
     embeds: (1, n, D) of positions that wait to be computed, from `start` on.
     told: tokens that were reported.
     draft: the row whose answer comes first, as this one's draft; it is `of` this one.
@@ -105,7 +105,7 @@ class SlotRow(Row):
     prompt: KeyedPrompt
     slot: int = -1
     reused: int = 0
-    tile: int = 0
+    part: int = 0
     features: list[Tensor] = field(default_factory=list)
     embeds: Tensor | None = None
     start: int = 0

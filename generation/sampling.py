@@ -309,8 +309,10 @@ def _draw_alike(rows: Sequence[Row], logits: Tensor) -> Tensor:
     if params.repetition_penalty != 1:
         for row in rows:
             if row.seen is None:
-                row.seen = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-                row.seen[to_device(row.prompt_ids, logits.device)] = True
+                # One more: an image's placeholder may follow the vocabulary.
+                seen_ids = torch.zeros(logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
+                seen_ids[to_device(row.prompt_ids, logits.device)] = True
+                row.seen = seen_ids[:-1]
         seen = torch.stack([row.seen for row in rows if row.seen is not None])  # (k, V)
     token = sample(logits, params, uniform, seen)
     for row, own in zip(rows, token, strict=True):

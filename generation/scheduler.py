@@ -58,7 +58,7 @@ from generation.prefix import (
     KeyedPrompt,
     SlotCache,
     embed_after,
-    first_tile,
+    first_part,
     read_prompt,
 )
 from generation.prefix_store import PrefixStore
@@ -403,7 +403,7 @@ class Scheduler:
         ready = [min(shared, filled) for shared, filled in zip(common, self._cache.filled)]
         coming = max((common[other.slot] for other in self._waiting), default=0)
         if row.worth_sharing(max(ready), coming):
-            held = self.prefixes.match(row.prompt.keys, row.prompt.digests) if self.prefixes else 0
+            held = self.prefixes.match(row.prompt.keys, row.prompt.items) if self.prefixes else 0
             if row.worth_sharing(held, coming):
                 return False
         source = max(range(self.slots), key=ready.__getitem__)
@@ -416,7 +416,7 @@ class Scheduler:
         self._cache.assign(slot, row.prompt.keys, source, row.reused)
         if self.prefixes is not None:
             row.reused = row.start = self.prefixes.extend(self._cache, slot, row.prompt, row.reused)
-        row.tile, _ = first_tile(self.model, row.prompt, row.reused)
+        row.part, _ = first_part(row.prompt, row.reused)
         row.slot, self._rows[slot] = slot, row
         self._waiting.append(row)
         return True
@@ -429,17 +429,15 @@ class Scheduler:
             return 0
         began = time.perf_counter()
         with self._timed("vision"):
-            while (first := row.tile + len(row.features)) < len(prompt.digests) and encoded != most:
-                assert prompt.tiles is not None, "a prompt with digests has tiles"
+            while (first := row.part + len(row.features)) < len(prompt.items) and encoded != most:
+                assert prompt.parts is not None, "a prompt with items has parts"
                 some = slice(first, None if most is None else first + 1)
-                masks = None if prompt.masks is None else prompt.masks[some]
-                features, new = self._features.encode(prompt.tiles[some], masks, prompt.digests[some])
-                row.features += features.split(1)
+                features, new = self._features.encode(prompt.parts[some], prompt.digests[some])
+                row.features += features
                 encoded += new
-            if first >= len(prompt.digests):
-                rest = torch.cat(row.features) if row.features else None
-                row.embeds = embed_after(self.model, prompt, row.reused, rest)
-                row.prompt, row.features = replace(prompt, tiles=None, masks=None), []
+            if first >= len(prompt.items):
+                row.embeds = embed_after(self.model, prompt, row.reused, row.features)
+                row.prompt, row.features = replace(prompt, parts=None), []
         self.stats.tiles_encoded += encoded
         if row.of is not None:
             if self.model.device.type != "cpu":
@@ -683,7 +681,7 @@ class Scheduler:
             self._cache.append(row.slot, torch.tensor(row.tokens[:-1], dtype=torch.int64))
         if kept and self.prefixes is not None:
             keys = self._cache.keys(row.slot)
-            self.prefixes.save(keys, row.prompt.digests, self._cache.kv_cache, row.slot)
+            self.prefixes.save(keys, row.prompt.items, self._cache.kv_cache, row.slot)
 
     def _failed(self, key: Any, error: Exception) -> RequestOutput:
         self.stats.failed += 1

@@ -223,7 +223,7 @@ class Session:
         """Yield (N,) ids: first those of a draft, if there is one, then those of the answers."""
         short = short if draft is not None and draft.wanted else None
         scheduler = self._ready(max(options.num_return_sequences, 1 + (short is not None)), options)
-        self.reuse, tiles = None, len(prompt.digests)
+        self.reuse, tiles = None, len(prompt.items)
         answers = enumerate(each_answer(options))
         rows = [scheduler.enter(number, prompt, own, short, limits) for number, own in answers]
         self._rows, length, short = rows, len(prompt), None

@@ -45,7 +45,7 @@ def ask(
     checkpoint.check_images(len(images))
     row = encode(checkpoint, images, question, system)
     stream = start(checkpoint, row, options, session)
-    row = replace(row, tiles=None)  # the stream has them, and lets go of them with the prefill
+    row = replace(row, parts=None)  # the stream has them, and lets go of them with the prefill
     return Reply(checkpoint, row, stream, options, time.perf_counter() - began)
 
 
@@ -59,7 +59,7 @@ def ask_each(
 ) -> Iterator[Reply]:
     """`ask` several questions about the same images, each after the reply before it has ended. `keep`: the
     images' features will be needed again, as by `inference.attribution`."""
-    images = [checkpoint.processor.tile(image) for image in images]
+    images = [checkpoint.processor.cut(image) for image in images]
     keep = options.use_cache and (keep or len(questions) > 1 or checkpoint.prefixes is not None)
     session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes) if keep else None
     for question in questions:
@@ -85,8 +85,8 @@ def start(
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
     generate_stream = (checkpoint.model if session is None else session).generate_stream
     try:
-        inputs = checkpoint.processor.collate([replace(row, tiles=None)])
-        return generate_stream(**inputs, pixel_values=row.tiles, options=options)
+        inputs = checkpoint.processor.collate([replace(row, parts=None)])
+        return generate_stream(**inputs, pixel_values=row.parts, options=options)
     except CacheMemoryError:
         raise
     except ValueError as error:
@@ -254,15 +254,9 @@ def answers_of(
         "answers": [answer_text(checkpoint, answer, options) for answer in ids],
         "token_ids": ids,
         "stop_reasons": ["stop" if stops & set(answer[-1:]) else "length" for answer in ids],
-        "prompt_tokens": prompt_tokens(checkpoint, row),
+        "prompt_tokens": len(row.input_ids),
         "image_tokens": row.image_tokens,
     }
-
-
-def prompt_tokens(checkpoint: Checkpoint, row: EncodedConversation) -> int:
-    """Positions of a prompt, including images that stand in front of the text."""
-    front = row.image_tokens if checkpoint.model.config.image_placement == "prefix" else 0
-    return front + len(row.input_ids)
 
 
 def requests_for(
@@ -270,4 +264,4 @@ def requests_for(
 ) -> list[Request]:
     """A request to a `Scheduler` for each answer to one question, of at most `limit` new tokens."""
     options = replace(options, max_new_tokens=limit, stop_token_ids=checkpoint.stop_token_ids)
-    return [Request(torch.tensor(row.input_ids), row.tiles, options=one) for one in each_answer(options)]
+    return [Request(torch.tensor(row.input_ids), row.parts, options=one) for one in each_answer(options)]

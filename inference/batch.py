@@ -17,8 +17,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data.images import TiledImage
 from data.processor import EncodedConversation
+from data.tiles import Visual
 from generation.decoding import GenerationOptions
 from generation.requests import LazyRequest, Request
 from generation.scheduler import Scheduler
@@ -80,9 +80,9 @@ def run_batch(
     with bar, files.results.appending() as write:
 
         @lru_cache(maxsize=1)
-        def tiled(images: tuple[str, ...]) -> list[TiledImage]:
+        def tiled(images: tuple[str, ...]) -> list[Visual]:
             """The images of a question, which the next questions may be about, too."""
-            return [checkpoint.processor.tile(image) for image in images]
+            return [checkpoint.processor.cut(image) for image in images]
 
         def requests() -> Iterator[LazyRequest]:
             """A request for each answer. Its question is read when the scheduler has room for it."""
@@ -125,7 +125,7 @@ class _Question:
     checkpoint: Checkpoint
     options: GenerationOptions
     system: str | None
-    tiled: Callable[[tuple[str, ...]], list[TiledImage]]
+    tiled: Callable[[tuple[str, ...]], list[Visual]]
     box_format: str | None
     value: dict[str, Any] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
@@ -148,7 +148,7 @@ class _Question:
             if (grammar := grammar_of(settings.get("schema"), settings.get("choices"))) is not None:
                 self.options = replace(self.options, constraint=self.checkpoint.constraint(grammar))
             self.requests = requests_for(self.checkpoint, row, limit, self.options)
-            self.asked = line, replace(row, tiles=None)
+            self.asked = line, replace(row, parts=None)
         return self.requests.pop(0)
 
     def record(self) -> dict[str, Any]:

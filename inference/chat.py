@@ -28,7 +28,7 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from data.errors import expanded, replacing
-from data.images import TiledImage
+from data.tiles import Visual
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
 from inference.checkpoint import Checkpoint, PixelText, RequestError
@@ -84,7 +84,7 @@ class Chat:
         # Whether a person types and reads.
         terminal = sys.stdout.isatty() or sys.stderr.isatty()
         self.at_terminal = sys.stdin is not None and sys.stdin.isatty() and terminal
-        self.images: list[TiledImage] = []  # to show with the next question
+        self.images: list[Visual] = []  # to show with the next question
         self.failed = self._sent = 0  # lines that failed, questions that were sent
         self._result: dict[str, Any] | None = None  # of the last answer, unless it was taken back
 
@@ -367,7 +367,7 @@ def as_markdown(conversation: Conversation) -> str:
     return for_terminal("\n\n".join(blocks)) + "\n"  # as some look at files on a terminal
 
 
-def place(image: TiledImage) -> str:
+def place(image: Visual) -> str:
     """The URL of an image, or its absolute path."""
     path = expanded(image.name)
     return os.path.abspath(path) if os.path.isfile(path) else image.name

@@ -21,12 +21,12 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from data.images import TiledImage
 from data.processor import EncodedConversation, Processor
+from data.tiles import Visual
 from generation.decoding import GenerationOptions, TokenStream
 from generation.draft import DraftStream
 from generation.session import Session
-from inference.answer import Reply, answers_of, prompt_tokens, start
+from inference.answer import Reply, answers_of, start
 from inference.checkpoint import Checkpoint, PixelText, RequestError
 from inference.draft import draft_result, draft_text, start_drafted, wholes
 
@@ -50,7 +50,7 @@ class Turn:
     """
 
     question: str
-    images: tuple[TiledImage, ...]
+    images: tuple[Visual, ...]
     prompt_tail: tuple[int, ...]
     alone: bool = False
     answer: str = ""
@@ -73,9 +73,9 @@ class Conversation:
         self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
 
-    def image(self, source: Any) -> TiledImage:
+    def image(self, source: Any) -> Visual:
         """An image (anything that `load_image` takes) opened and tiled. Raises ImageError."""
-        tiled = self.checkpoint.processor.tile(source)
+        tiled = self.checkpoint.processor.cut(source)
         is_path = isinstance(source, Path) or (isinstance(source, str) and not source.startswith("data:"))
         return replace(tiled, name=str(source)) if is_path else tiled
 
@@ -229,7 +229,7 @@ class NextTurn:
     limit: str
 
     def without_tiles(self) -> NextTurn:
-        return replace(self, row=replace(self.row, tiles=None))
+        return replace(self, row=replace(self.row, parts=None))
 
     def result(self, checkpoint: Checkpoint, ids: list[list[int]], stopped: bool) -> dict[str, Any]:
         """`answers_of` these ids, with reasons as in `Turn.ended`."""
@@ -250,7 +250,7 @@ def next_turn(
     checkpoint: Checkpoint,
     system: str | None,
     before: Sequence[Turn],
-    images: tuple[TiledImage, ...],
+    images: tuple[Visual, ...],
     question: str,
     options: GenerationOptions,
 ) -> NextTurn:
@@ -258,7 +258,7 @@ def next_turn(
     ContextFullError, RequestError."""
     checkpoint.check_images(len(images) + sum(len(turn.images) for turn in before))
     row = encode_next(checkpoint.processor, checkpoint.stop_token_ids, system, before, images, question)
-    prompt = prompt_tokens(checkpoint, row)
+    prompt = len(row.input_ids)
     room = checkpoint.context - prompt
     if room <= 0:
         advice = "undo some turns, or reset" if before else "shorten the question, or show less"
@@ -275,7 +275,7 @@ def encode_short(
     checkpoint: Checkpoint,
     system: str | None,
     before: Sequence[Turn],
-    images: Sequence[TiledImage],
+    images: Sequence[Visual],
     question: str,
 ) -> EncodedConversation | None:
     """The next prompt with each image as one tile; None where that cannot be, or is nothing else."""
@@ -290,7 +290,7 @@ def encode_short(
 def messages_of(
     processor: Processor, system: str | None, turns: Sequence[Turn], answers: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """A conversation in the Hub's form, with these texts as answers and `TiledImage`s as images."""
+    """A conversation in the Hub's form, with these texts as answers and `Visual`s as images."""
     messages: list[dict[str, Any]] = []
     if system:
         messages.append({"role": "system", "content": [{"type": "text", "text": system}]})
@@ -305,7 +305,7 @@ def encode_next(
     stop_token_ids: Sequence[int],
     system: str | None,
     turns: Sequence[Turn],
-    images: Sequence[TiledImage],
+    images: Sequence[Visual],
     question: str,
 ) -> EncodedConversation:
     """The prompt of the next question, whose beginning is what the earlier turns left in the cache.

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from data.images import TiledImage, whole_alone
 from data.processor import EncodedConversation, Processor
+from data.tiles import Visual
 from generation.draft import DraftStream
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.session import Session
@@ -39,22 +39,21 @@ def ask_each(
     began, processor = time.perf_counter(), checkpoint.processor
     session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes, slots=2)
     checkpoint.check_images(len(images))
-    tiled = [processor.tile(image) for image in images]
+    tiled = [processor.cut(image) for image in images]
     alone = wholes(processor, tiled)
     for question in questions:
         row = encode(checkpoint, tiled, question, system)
         short = encode(checkpoint, alone, question, system) if alone else None
         stream = start_drafted(checkpoint, row, short, options, session)
-        row = replace(row, tiles=None)
+        row = replace(row, parts=None)
         yield DraftedReply(checkpoint, row, stream, options, time.perf_counter() - began)
         began = time.perf_counter()
 
 
-def wholes(processor: Processor, images: Sequence[TiledImage]) -> list[TiledImage]:
-    """Each image as its tile that shows all of it; [] if none was cut, or one has no such tile."""
-    alone = [whole_alone(processor.images, image) for image in images]
-    found = [image for image in alone if image is not None]
-    cut = any(len(image.tiles) > 1 for image in images)
+def wholes(processor: Processor, images: Sequence[Visual]) -> list[Visual]:
+    """Each image as if it were not cut; [] if none was cut, or one has no part that shows all of it."""
+    found = [whole for image in images if (whole := processor.images.whole(image)) is not None]
+    cut = any(len(image.parts) > 1 for image in images)
     return found if cut and len(found) == len(images) else []
 
 
@@ -70,7 +69,7 @@ def start_drafted(
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
 
     def inputs(row: EncodedConversation) -> dict[str, Any]:
-        return checkpoint.processor.collate([replace(row, tiles=None)]) | {"pixel_values": row.tiles}
+        return checkpoint.processor.collate([replace(row, parts=None)]) | {"pixel_values": row.parts}
 
     try:
         alone = None if short is None else inputs(short)

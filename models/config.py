@@ -151,21 +151,15 @@ class TextConfig:
 
 @dataclass(frozen=True)
 class VLMConfig:
-    """The whole model: its family's name (a module of families/), vision, projector, text, and where images
-    stand among the tokens.
-
-    `image_placement` is "placeholder" where the prompt holds `image_token_id` once per image feature
-    (Idefics3, SmolVLM, today's nanoVLM), and "prefix" where the features of a row's one tile stand in front
-    of its text (nanoVLM v0.1).
-    """
+    """The whole model: its family's name (a module of families/), vision, projector, text, and the id that a
+    prompt holds once for each position of an image. It may follow the vocabulary, having no embedding."""
 
     vision: VisionConfig = field(default_factory=VisionConfig)
     text: TextConfig = field(default_factory=TextConfig)
     scale_factor: int = 2
-    image_token_id: int | None = 128_257
+    image_token_id: int = 128_257
     tie_word_embeddings: bool = False
     projector_bias: bool = False
-    image_placement: str = "placeholder"
     family: str = "idefics3"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -178,14 +172,7 @@ class VLMConfig:
                 f"VLMConfig.scale_factor ({self.scale_factor}) must divide the vision grid "
                 f"({self.vision.grid} patches a side)"
             )
-        _check_choice(self, "image_placement", "placeholder", "prefix")
-        if self.image_placement == "placeholder":
-            _check_range(self, 0, self.text.vocab_size - 1, "image_token_id")
-
-    @property
-    def tokens_per_tile(self) -> int:
-        """Language-model positions that one tile takes."""
-        return (self.vision.grid // self.scale_factor) ** 2
+        _check_range(self, 0, self.text.vocab_size, "image_token_id")
 
 
 def check_device(name: str) -> str:

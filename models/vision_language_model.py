@@ -6,14 +6,14 @@ new_ids = model.generate(**processor_output, max_new_tokens=64)      # (B, T_new
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from families import FAMILIES
@@ -122,105 +122,109 @@ class VisionLanguageModel(nn.Module):
         """Initialise every weight whose name starts with `prefix`; see `models.initial_weights`."""
         init_weights(self, self.config, generator, prefix)
 
-    def encode_images(self, pixel_values: Pixels, pixel_attention_mask: Tensor | None = None) -> Tensor:
-        """Pixels as `tiles_of_rows` takes them -> (N, tokens per tile, D), one row for each real tile."""
-        tiles, mask, _ = self.tiles_of_rows(pixel_values, pixel_attention_mask)
-        patch_mask = None
-        if mask is not None and not mask.all():
-            patch = self.config.vision.patch_size
-            # A patch is real where any of its pixels is: (N, H, W) -> (N, H / patch, W / patch).
-            patch_mask = mask.unfold(1, patch, patch).unfold(2, patch, patch).flatten(3).any(-1)
-        features = self.vision_model(tiles.to(self.device, self.dtype), patch_mask)
-        return self.projector(features)
+    def encode_images(self, pixel_values: Pixels) -> Sequence[Tensor]:
+        """Pixels as `parts_of_rows` takes them -> features of each part, (its positions, D)."""
+        parts, _ = self.parts_of_rows(pixel_values)
+        return self.projector(self.vision_model(parts.to(self.device, self.dtype)))
+
+    def embed_tokens(self, input_ids: Tensor) -> Tensor:
+        """Embeddings (B, T, D); where a placeholder has none, another's stands for it."""
+        if self.config.image_token_id >= (vocab := self.config.text.vocab_size):
+            input_ids = input_ids.clamp(max=vocab - 1)
+        return self.language_model.embed_tokens(input_ids)
 
     def embed(
         self,
         input_ids: Tensor,
         pixel_values: Pixels | None = None,
         pixel_attention_mask: Tensor | None = None,
-        encode: Callable[[Pixels, Tensor | None], Tensor] | None = None,
+        encode: Callable[[Pixels], Sequence[Tensor]] | None = None,
     ) -> Tensor:
-        """Token embeddings with image features in their places: (B, T, D), or (B, S + T, D) where the
-        features stand in front of the text. `encode` replaces `encode_images`."""
+        """Token embeddings with image features in their places: (B, T, D). `encode` replaces
+        `encode_images`."""
         features = None
         if pixel_values is None or not pixel_values.numel():
-            self.check_placeholders(input_ids, None)
+            self.check_placeholders(input_ids, [])
         else:
-            tiles, mask, row_tiles = self.tiles_of_rows(pixel_values, pixel_attention_mask)
-            self.check_placeholders(input_ids, len(tiles), row_tiles)
-            features = (encode or self.encode_images)(tiles, mask)
+            parts, row_parts = self.parts_of_rows(pixel_values, pixel_attention_mask)
+            self.check_placeholders(input_ids, self.positions(parts), row_parts)
+            features = torch.cat(tuple((encode or self.encode_images)(parts)))
         if input_ids.device != self.device:  # not earlier: the checks above would wait for the device
             input_ids = to_device(input_ids, self.device)
-        return self.place_features(input_ids, self.language_model.embed_tokens(input_ids), features)
+        return self.place_features(input_ids, features)
 
-    def place_features(self, input_ids: Tensor, x: Tensor, features: Tensor | None) -> Tensor:
-        """Put features (N, S, D) among the embeddings x (B, T, D) of input_ids (B, T)."""
+    def place_features(self, input_ids: Tensor, features: Tensor | None) -> Tensor:
+        """Embeddings (B, T, D) of input_ids (B, T), with image features (P, D) in place of the P placeholders
+        among them."""
+        x = self.embed_tokens(input_ids)
         if features is None:
             return x
-        if self.config.image_placement == "prefix":
-            return torch.cat((features, x), dim=1)
-        assert self.config.image_token_id is not None, "placeholders have an id"
         places = torch.eq(input_ids, self.config.image_token_id)
         return x.masked_scatter(places[..., None], features.to(x.dtype))
 
+    def positions(self, parts: Pixels) -> list[int]:
+        """How many positions each part takes in a prompt; a ValueError for one that the tower cannot take."""
+        of = FAMILIES[self.config.family].positions
+        if isinstance(parts, Tensor):
+            return [of(self.config, *parts.shape[-2:])] * len(parts)
+        return [of(self.config, *part.pixels.shape[-2:]) for part in parts]
+
     @staticmethod
-    def tiles_of_rows(
-        pixel_values: Pixels, pixel_attention_mask: Tensor | None
-    ) -> tuple[Pixels, Tensor | None, list[int] | None]:
-        """The real tiles of a call, (N, 3, H, W) in order; their masks, (N, H, W) or None; tiles of each row.
+    def parts_of_rows(
+        pixel_values: Pixels, pixel_attention_mask: Tensor | None = None
+    ) -> tuple[Pixels, list[int] | None]:
+        """The real parts of a call, (N, 3, H, W) in order, and how many each row has.
 
         Args:
             pixel_values: (N, 3, H, W), which does not say which tiles are whose (None for the rows), or the
                 same still as bytes (`data.tiles`); or (B, n, 3, H, W) as processors pad them, where a tile
                 of zeros is padding and is dropped.
-            pixel_attention_mask: (N, H, W) or (B, n, H, W), 1 on real pixels; or None.
+            pixel_attention_mask: (N, H, W) or (B, n, H, W), as transformers' processors give it: 1 on all
+                pixels of a real tile; or None.
         """
         if not isinstance(pixel_values, Tensor) and pixel_attention_mask is not None:
             raise ValueError("pixel_attention_mask: expected None for tiles as they were cut: all is real")
         if not isinstance(pixel_values, Tensor) or pixel_values.dim() == 4:
-            return pixel_values, pixel_attention_mask, None
-        if pixel_values.dim() != 5:
+            parts, counts, mask = pixel_values, None, pixel_attention_mask
+        elif pixel_values.dim() == 5:
+            real = (pixel_values != 0).flatten(2).any(2)  # (B, n)
+            counts = real.sum(1).tolist()  # waits for the device
+            parts, mask, kept = pixel_values.flatten(0, 1), pixel_attention_mask, real.flatten()
+            if sum(counts) < len(parts):
+                parts = parts[kept]
+            if mask is not None and mask.shape[:2] == real.shape:
+                mask = mask.flatten(0, 1)[kept.to(mask.device)]
+        else:
             raise ValueError(
                 f"pixel_values: expected (N, 3, H, W) or (B, n, 3, H, W), got {tuple(pixel_values.shape)}"
             )
-        real = (pixel_values != 0).flatten(2).any(2)  # (B, n)
-        counts = real.sum(1).tolist()  # waits for the device
-        tiles = pixel_values.flatten(0, 1)
-        mask = None if pixel_attention_mask is None else pixel_attention_mask.flatten(0, 1)
-        if sum(counts) < len(tiles):
-            kept = real.flatten()
-            tiles, mask = tiles[kept], None if mask is None else mask[kept]
-        return tiles, mask, counts
+        if mask is not None and (mask.shape != (len(parts), *parts.shape[2:]) or not mask.all()):
+            raise ValueError("pixel_attention_mask: expected tiles that are real to their last pixel")
+        return parts, counts
 
     def check_placeholders(
-        self, input_ids: Tensor, tiles: int | None, row_tiles: list[int] | None = None
+        self, input_ids: Tensor, positions: list[int], row_parts: list[int] | None = None
     ) -> None:
         """Raise ValueError unless the images of a call fit their places in the prompts (B, T).
 
-        `tiles` are those of all rows together, None without images; `row_tiles` those of each row, where that
-        is known: then every row must have its own.
+        `positions` are those that each part takes, of all rows together; `row_parts` how many parts each row
+        has, where that is known: then every row must have its own.
         """
-        batch, per_tile = len(input_ids), self.config.tokens_per_tile
-        if row_tiles is not None and len(row_tiles) != batch:
-            raise ValueError(f"pixel_values: expected {batch} rows as in input_ids, got {len(row_tiles)}")
-        if self.config.image_placement == "prefix":
-            if tiles is not None and (tiles != batch or set(row_tiles or [1]) != {1}):
-                raise ValueError(
-                    "this checkpoint puts one image in front of each row: "
-                    f"expected {batch} images, got {row_tiles if tiles == batch else tiles}"
-                )
-            return
-        assert self.config.image_token_id is not None, "placeholders have an id"
+        if row_parts is not None and len(row_parts) != len(input_ids):
+            raise ValueError(
+                f"pixel_values: expected {len(input_ids)} rows as in input_ids, got {len(row_parts)}"
+            )
         # Waits for the device, if ids are there.
         places = torch.eq(input_ids, self.config.image_token_id).sum(1).tolist()
-        if row_tiles is None:
-            places, row_tiles = [sum(places)], [tiles or 0]
-        for row, (expected, got) in enumerate(zip(places, row_tiles, strict=True)):
-            if expected != got * per_tile:
+        rest = iter(positions)
+        features = [sum(islice(rest, count)) for count in row_parts or [len(positions)]]
+        if row_parts is None:
+            places = [sum(places)]
+        for row, (expected, got) in enumerate(zip(places, features, strict=True)):
+            if expected != got:
                 raise ValueError(
                     f"{f'row {row}: ' if len(places) > 1 else ''}the prompt holds {expected} image "
-                    f"placeholders but the images give {got * per_tile} features, {per_tile} a tile: build "
-                    "both with the same processor"
+                    f"placeholders but the images give {got} features: build both with the same processor"
                 )
 
     def forward(
@@ -233,7 +237,7 @@ class VisionLanguageModel(nn.Module):
         position_ids: Tensor | None = None,
         logits_to_keep: int = 0,
     ) -> VLMOutput:
-        """Logits of every position, image positions in front included, and the mean next-token loss.
+        """Logits of every position, and the mean next-token loss.
 
         Args:
             input_ids: (B, T) int64.
@@ -265,9 +269,6 @@ class VisionLanguageModel(nn.Module):
     ) -> tuple[Tensor, KVCache | None]:
         """Everything up to the head: (hidden (B, T, D), kv_cache). See `LanguageModel.forward`."""
         x = self.embed(input_ids, pixel_values, pixel_attention_mask)
-        front = x.shape[1] - input_ids.shape[1]
-        if attention_mask is not None and front and attention_mask.dim() == 2:
-            attention_mask = F.pad(attention_mask, (front, 0), value=1)
         return self.language_model(x, attention_mask, kv_cache, start_pos, position_ids)
 
     def generate(
@@ -309,29 +310,11 @@ class VisionLanguageModel(nn.Module):
         """Checked options, with this checkpoint's stop ids unless others are given."""
         return with_overrides(options, overrides, self.config.eos_token_ids)
 
-    def loss(
-        self,
-        input_ids: Tensor,
-        labels: Tensor,
-        pixel_values: Tensor | None = None,
-        pixel_attention_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """(summed cross-entropy, number of labelled tokens), from the arguments of `forward`.
-
-        A training step divides by the number of labelled tokens of the whole global batch, which no single
-        call knows: hence the sum.
-        """
-        inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
-        hidden, _ = self.hidden_states(*inputs, position_ids=position_ids)
-        return self.summed_loss(hidden, labels)
-
     def summed_loss(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """`loss` from hidden states (B, T, D) on; the head runs on those that predict a labelled token."""
-        front = hidden.shape[1] - labels.shape[1]  # image positions in front carry no loss
-        hidden = hidden[:, front - 1 : -1] if front else hidden[:, :-1]
-        targets = labels if front else labels[:, 1:]
+        """(summed cross-entropy, number of labelled tokens) from hidden states (B, T, D) on; the head runs on
+        those that predict a labelled token. A training step divides by the number of labelled tokens of the
+        whole global batch, which no single call knows: hence the sum."""
+        hidden, targets = hidden[:, :-1], labels[:, 1:]
         chosen = targets != IGNORE_INDEX
         head = self.language_model.lm_head
         return summed_cross_entropy(hidden[chosen], targets[chosen], head), chosen.sum()

@@ -32,14 +32,14 @@ class VisionAttention(nn.Module):
         self.q_norm = nn.RMSNorm(width, config.layer_norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(width, config.layer_norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.q_norm and self.k_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         # (N, P, D) -> (N, heads, P, D / heads)
         q, k, v = (one.view(batch, length, self.num_heads, -1).transpose(1, 2) for one in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = F.scaled_dot_product_attention(q, k, v)
         return self.out_proj(out.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -65,8 +65,8 @@ class VisionBlock(nn.Module):
         self.mlp = VisionMLP(config)
         self.layer_scale2 = nn.Parameter(torch.ones(width)) if scaled else None
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        added = self.self_attn(self.layer_norm1(x), mask)
+    def forward(self, x: Tensor) -> Tensor:
+        added = self.self_attn(self.layer_norm1(x))
         x = x + (added if self.layer_scale1 is None else self.layer_scale1 * added)
         added = self.mlp(self.layer_norm2(x))
         return x + (added if self.layer_scale2 is None else self.layer_scale2 * added)
@@ -86,63 +86,22 @@ class VisionTransformer(nn.Module):
         self.layers = nn.ModuleList(VisionBlock(config) for _ in range(config.num_hidden_layers))
         self.post_layernorm = make_norm(config) if config.last_norm else None
 
-    def forward(self, pixel_values: Tensor, patch_mask: Tensor | None = None) -> Tensor:
-        """(N, C, H, W) normalised tiles, H and W at most `image_size` -> (N, P, D_v) features.
-
-        The P = (H / patch) · (W / patch) patches are row-major. `patch_mask` (N, H / patch, W / patch) is
-        True on the real ones, and None where all are. A tower with a class token takes full tiles only.
-        """
-        height, width = pixel_values.shape[-2:]
-        places = self.position_ids((height, width), patch_mask, pixel_values.device)
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """(N, C, M, M) normalised tiles of `image_size` pixels -> (N, P, D_v) features, patches row-major."""
+        if pixel_values.shape[-2:] != (self.config.image_size,) * 2:
+            raise ValueError(
+                f"expected tiles of {self.config.image_size} pixels a side, got {tuple(pixel_values.shape)}: "
+                "resize or split the image with the checkpoint's processor"
+            )
         pixel_values = pixel_values.to(self.patch_embedding.weight.dtype)  # the text part may have another
         x = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)  # (N, D, h, w) -> (N, P, D)
         if self.class_token is not None:
             x = torch.cat((self.class_token.expand(len(x), 1, -1), x), dim=1)  # (N, 1 + P, D)
-        x = x + self.position_embedding(places)
-        mask = None
-        if patch_mask is not None and self.class_token is None:
-            keys = patch_mask.to(x.device).flatten(1)  # (N, P)
-            # Padding looks at real patches, too: its features go to the language model with the others.
-            # A tile of padding alone looks at all of itself, so that no softmax runs over nothing.
-            keys = keys | ~keys.any(1, keepdim=True)
-            mask = keys[:, None, None, :].expand(-1, 1, keys.shape[1], -1)  # (N, 1, P, P)
+        x = x + self.position_embedding.weight
         for layer in self.layers:
-            x = layer(x, mask)
+            x = layer(x)
         x = x if self.class_token is None else x[:, 1:]
         return x if self.post_layernorm is None else self.post_layernorm(x)
-
-    def position_ids(self, size: tuple[int, ...], patch_mask: Tensor | None, device) -> Tensor:
-        """Rows of the position table for tiles of `size` (H, W) pixels: (P,) or (N, P), after one for the
-        class token if there is one.
-
-        A full square tile takes them in order. Smaller or partly masked tiles spread over the table by
-        fractional coordinates, as NaViT does (arXiv:2307.06304) and Idefics3 with it.
-        """
-        side, (height, width) = self.config.grid, size
-        if max(size) > self.config.image_size:
-            raise ValueError(
-                f"tiles of {height}×{width} px do not fit a vision tower of {self.config.image_size} px: "
-                f"resize or split the image with the checkpoint's processor"
-            )
-        grid = (height // self.config.patch_size, width // self.config.patch_size)
-        patch_mask = None if patch_mask is None else patch_mask.to(device)
-        if grid == (side, side) and (patch_mask is None or patch_mask.all().item()):
-            return torch.arange(self.position_embedding.num_embeddings, device=device)
-        if self.class_token is not None:
-            raise ValueError(
-                f"this vision tower takes full tiles of {self.config.image_size} px, got {height}×{width} px "
-                f"or padding in them: cut the image with the checkpoint's processor"
-            )
-        if patch_mask is None:
-            patch_mask = torch.ones(1, *grid, dtype=torch.bool, device=device)
-        boundaries = torch.arange(1 / side, 1.0, 1 / side, device=device)
-        buckets = []
-        for axis, counts in ((0, patch_mask[:, :, 0].sum(1)), (1, patch_mask[:, 0, :].sum(1))):
-            steps = torch.arange(grid[axis], device=device, dtype=torch.float32)
-            fraction = (steps[None] * (1.0 / counts)[:, None]).clamp(max=1.0 - 1e-6)
-            buckets.append(torch.bucketize(fraction, boundaries, right=True))  # (N, grid[axis])
-        ids = (buckets[0][:, :, None] * side + buckets[1][:, None, :]).flatten(1)
-        return torch.where(patch_mask.flatten(1), ids, 0)
 
 
 def pixel_shuffle(x: Tensor, scale: int) -> Tensor:

@@ -29,6 +29,7 @@ from data.loader import outliving_signals
 from data.packing import IGNORE_INDEX, Batch, dense_mask
 from data.processor import Processor, make_processor
 from data.tokenizer import build_tokenizer
+from families import FAMILIES
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 from shapes import (
@@ -115,11 +116,13 @@ def stream_settings(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
+def tile_positions(shape: VLMConfig) -> int:
+    return FAMILIES[shape.family].positions(shape)
+
+
+def chat_pieces(tokenizer, image_tokens: int) -> ChatPieces:
     """The chat template around one image, its question and its answer, as ids."""
-    image = (
-        "<fake_token_around_image><global-img>" + "<image>" * tokens_per_tile + "<fake_token_around_image>"
-    )
+    image = "<fake_token_around_image><global-img>" + "<image>" * image_tokens + "<fake_token_around_image>"
     return ChatPieces(
         prefix=tuple(tokenizer.encode("<|im_start|>User:" + image, add_special_tokens=False)),
         middle=tuple(tokenizer.encode("\nAssistant:", add_special_tokens=False)),
@@ -250,7 +253,7 @@ class ShapesLoss(nn.Module):
         dense, logged = self.of_patches(patches, batch["dense"], counts)
         if vision_only:
             return dense, logged
-        x = model.place_features(ids, model.language_model.embed_tokens(ids), model.projector(patches))
+        x = model.place_features(ids, model.projector(patches).flatten(0, 1))
         mask = self.mask(batch["segment_ids"])
         hidden, _ = model.language_model(x, attention_mask=mask, position_ids=batch["position_ids"])
         answer = self.of_answers(hidden, batch["labels"]) / counts[5].clamp(min=1).float()
@@ -325,7 +328,7 @@ class ShapesTask(Task):
             if (drawn := getattr(config, name)) != taken:
                 raise ValueError(f"{flag(name)}: expected {taken}, as the model has it, got {drawn}")
         self.module = self.new_loss().to(device)
-        pieces = chat_pieces(self.processor.tokenizer, self.model.config.tokens_per_tile)
+        pieces = chat_pieces(self.processor.tokenizer, tile_positions(self.model.config))
         if config.sequence_length <= len(pieces.prefix):
             raise ValueError(
                 f"--sequence-length: expected more than the {len(pieces.prefix)} positions of an image, "
@@ -442,7 +445,7 @@ class ShapesTask(Task):
             shape, _ = stored_network(config.init_from)
         else:
             shape = model_config(config, processor.tokenizer)
-        pieces = chat_pieces(processor.tokenizer, shape.tokens_per_tile)
+        pieces = chat_pieces(processor.tokenizer, tile_positions(shape))
         stream = cls.new_stream(config, processor, pieces)
         alone = vision_steps(config)
         drawn = amounts_of(stream.batch(alone))

@@ -22,7 +22,7 @@ from PIL import Image, ImageChops
 
 from data.images import load_image
 from generation.options import GenerationOptions
-from inference.answer import AnswerText, prompt_tokens
+from inference.answer import AnswerText
 from inference.checkpoint import Checkpoint
 
 NAME = "planted"
@@ -151,7 +151,7 @@ class Handler(BaseHTTPRequestHandler):
             num_return_sequences=1 if fault == "n ignored" else asked.get("n", 1),
         )
         ids = torch.tensor([row.input_ids])
-        output = checkpoint.model.generate_detailed(ids, row.tiles, options=options)
+        output = checkpoint.model.generate_detailed(ids, row.parts, options=options)
         choices = []
         for index, (new, reason) in enumerate(zip(output.rows(), output.stop_reasons, strict=True)):
             texts = AnswerText(checkpoint)
@@ -165,7 +165,7 @@ class Handler(BaseHTTPRequestHandler):
                 {"index": index, "message": {"content": text}, "finish_reason": reason, "logprobs": own}
             )
         used = sum(map(len, output.rows()))
-        prompt = prompt_tokens(checkpoint, row)
+        prompt = len(row.input_ids)
         return choices, {
             "prompt_tokens": prompt, "completion_tokens": used, "total_tokens": prompt + used,
         }  # fmt: skip
@@ -173,7 +173,7 @@ class Handler(BaseHTTPRequestHandler):
     def logprobs(self, row, ids: torch.Tensor, new: list[int]) -> dict:
         decode = self.checkpoint.processor.tokenizer.decode
         all_ids = torch.cat((ids, torch.tensor([new])), 1)
-        scores = self.checkpoint.model(all_ids, row.tiles).logits[0, -len(new) - 1 : -1].log_softmax(-1)
+        scores = self.checkpoint.model(all_ids, row.parts).logits[0, -len(new) - 1 : -1].log_softmax(-1)
         kept = [(i, t) for i, t in enumerate(new) if t not in self.checkpoint.stop_token_ids]
         return {"content": [{"token": decode([t]), "logprob": float(scores[i, t])} for i, t in kept]}
 

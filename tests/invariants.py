@@ -24,7 +24,8 @@ from generation.requests import Request, each_answer
 from generation.scheduler import Scheduler
 from generation.session import Session
 from models.config import RopeScaling
-from tests.prompts import NO_STOP, ImageBlock, inputs_of, some_rows, tiny_vlm, words
+from tests.prompts import NO_STOP, inputs_of, some_rows, tiny_vlm
+from tests.tiny import IMAGE_ID, VOCAB
 
 TOLERANCE = 1e-5  # of hidden states, relative to their largest value
 
@@ -123,9 +124,9 @@ def collate(rows: Sequence[dict], side: str = "left", pad_id: int = 0) -> dict:
 
 
 @torch.no_grad()
-def session_holds(session: Session, vlm, prompt: list[int], in_front: bool = False) -> None:
+def session_holds(session: Session, vlm, prompt: list[int]) -> None:
     """A session's cache is what one pass over (the beginning of) a prompt would have left there."""
-    x = vlm.embed(**inputs_of(prompt, in_front))[:, : session.held]
+    x = vlm.embed(**inputs_of(prompt))[:, : session.held]
     assert x.shape[1] == session.held
     expected = new_cache(vlm.language_model, 1, session.held)
     vlm.language_model(x, kv_cache=expected)
@@ -146,7 +147,7 @@ ENTRANCES = (
 )  # fmt: skip
 MODELS = {
     "placeholder": {},
-    "prefix": {"placement": "prefix"},
+    "placeholder without embedding": {"image_token_id": VOCAB},
     "one kv head, own head size": {"num_key_value_heads": 1, "head_dim": 20},
     "biases, llama3 rope": {
         "attention_bias": True,
@@ -174,9 +175,9 @@ def case(model: str, sampling: str) -> tuple:
     """(model, rows, options, expected answers): uneven rows, half of which stop."""
     vlm, options = tiny_vlm(**MODELS[model]), {"max_new_tokens": 14, **SAMPLINGS[sampling]}
     rows = some_rows(4)
-    if model == "prefix":
-        prompts = [[ImageBlock(1), *words(1, 5)], [ImageBlock(1), *words(2, 11)], [ImageBlock(2), 7]]
-        rows = [inputs_of(prompt, in_front=True) for prompt in prompts]
+    for row in rows:
+        ids = row["input_ids"]
+        row["input_ids"] = ids.masked_fill(ids == IMAGE_ID, vlm.config.image_token_id)
     free = answers(vlm, "recomputed", rows, **options, **NO_STOP)
     options["stop_token_ids"] = (free[0][2], free[-1][6])
     return vlm, rows, options, answers(vlm, "recomputed", rows, **options)

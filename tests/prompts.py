@@ -17,7 +17,8 @@ TILE_BYTES = PER_TILE * 48 * 4  # of one tile's features
 NO_STOP = {"stop_token_ids": ()}
 
 
-def tiny_vlm(placement: str = "placeholder", **text) -> VisionLanguageModel:
+def tiny_vlm(image_token_id: int = IMAGE_ID, **text) -> VisionLanguageModel:
+    """Its placeholder may follow the vocabulary, as nanoVLM v0.1's does."""
     fields = {
         "vocab_size": VOCAB,
         "hidden_size": 48,
@@ -37,8 +38,7 @@ def tiny_vlm(placement: str = "placeholder", **text) -> VisionLanguageModel:
             patch_size=4,
         ),
         text=TextConfig(**fields | text),
-        image_token_id=IMAGE_ID if placement == "placeholder" else None,
-        image_placement=placement,
+        image_token_id=image_token_id,
         eos_token_ids=(5,),
         pad_token_id=PAD_ID,
     )
@@ -47,6 +47,11 @@ def tiny_vlm(placement: str = "placeholder", **text) -> VisionLanguageModel:
     with torch.no_grad():  # an answer must hold no placeholder: as history, it could not be asked about
         model.language_model.lm_head.weight[IMAGE_ID] = 0
     return model
+
+
+def loss_of(model: VisionLanguageModel, labels: torch.Tensor, **inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """(summed loss, number of labels) from the arguments of `forward`."""
+    return model.summed_loss(model.hidden_states(**inputs)[0], labels)
 
 
 def tile(seed: int) -> torch.Tensor:
@@ -62,13 +67,13 @@ class ImageBlock(int):
     """A tile in a prompt, by its seed."""
 
 
-def inputs_of(prompt: list[int], in_front: bool = False) -> dict:
+def inputs_of(prompt: list[int]) -> dict:
     """Model inputs of a prompt: token ids, with an `ImageBlock` wherever a tile stands."""
     ids, seeds = [], [part for part in prompt if isinstance(part, ImageBlock)]
     for part in prompt:
         if not isinstance(part, ImageBlock):
             ids.append(part)
-        elif not in_front:
+        else:
             ids += [IMAGE_ID] * PER_TILE
     inputs = {"input_ids": torch.tensor([ids])}
     if seeds:

@@ -83,13 +83,13 @@ def test_maps_are_the_attention_of_image_tokens(model_folder, checkpoint):
         layers = theirs(ids, **pixels, output_attentions=True).attentions
     rows = torch.stack(layers)[:, 0, :, prompt - 1 : -1].mean((0, 1))  # (A, T)
     rows = rows[:, ids[0] == checkpoint.model.config.image_token_id]  # (A, n · S)
-    counts = [len(checkpoint.processor.tile(image).tiles) * 4 for image in images]
+    counts = [len(checkpoint.processor.cut(image).parts) * 4 for image in images]
     for own, image, columns in zip(found.maps, images, rows.split(counts, dim=1), strict=True):
-        tiled = checkpoint.processor.tile(image)
-        assert own.shape == (len(ANSWER), tiled.rows * 2, tiled.columns * 2)
+        rows, cols = checkpoint.processor.cut(image).grid
+        assert own.shape == (len(ANSWER), rows * 2, cols * 2)
         assert np.allclose(own.sum((1, 2)), columns.sum(1), atol=1e-5)
         # The upper left cell: the first token of the first tile, and its part of the whole image's first.
-        corner = columns[:, 0] + columns[:, -4] / (tiled.rows * tiled.columns)
+        corner = columns[:, 0] + columns[:, -4] / (rows * cols)
         assert np.allclose(own[:, 0, 0], corner, atol=1e-6)
 
 
@@ -115,24 +115,24 @@ def test_a_token_lies_where_the_processor_took_it_from(kind, size):
     """White in one cell of a black image is brightest in one token of one tile; all weight on that token
     comes back to that cell, and all weight on the whole image's brightest one covers it."""
     own = IMAGES[kind]()
-    side, whole_first = math.isqrt(own.images.tokens_per_tile), own.images.whole_first
+    side, whole_first = math.isqrt(own.images.tile_positions), kind.startswith("nanovlm")
     large = size[0] * 8, size[1] * 8  # so that a cell has pixels enough
-    black = own.tile(Image.new("RGB", large))
-    tiles = max(1, black.rows) * max(1, black.columns)
-    rows, columns = max(1, black.rows) * side, max(1, black.columns) * side
-    has_whole = len(black.tiles) > tiles
+    black = own.cut(Image.new("RGB", large))
+    tiles = max(1, black.grid[0]) * max(1, black.grid[1])
+    rows, columns = (max(1, cells) * side for cells in black.grid)
+    has_whole = len(black.parts) > tiles
 
     def placed(token: int) -> torch.Tensor:
-        weights = torch.zeros(1, len(black.tiles) * side * side)
+        weights = torch.zeros(1, len(black.parts) * side * side)
         weights[0, token] = 1
-        return place_on_image(weights, black, whole_first)[0]
+        return place_on_image(weights, black, own.images.cells(black))[0]
 
     for row, column in {(0, 0), (rows - 1, 0), (rows // 2, columns - 1), (rows // 3, columns // 2)}:
         image = Image.new("RGB", large)
         box = [column * large[0] / columns, row * large[1] / rows]
         box += [(column + 1) * large[0] / columns, (row + 1) * large[1] / rows]
         image.paste("white", tuple(map(round, box)))
-        light = own.tile(image).tiles.to("cpu").mean(1)  # (n, M, M)
+        light = own.cut(image).parts.to("cpu").mean(1)  # (n, M, M)
         light = light.unflatten(1, (side, -1)).unflatten(3, (side, -1)).mean((2, 4))  # (n, side, side)
         first = int(has_whole and whole_first)
         expected = torch.zeros(rows, columns)
@@ -227,7 +227,7 @@ def test_only_changed_tiles_are_seen_again(checkpoint, monkeypatch):
     monkeypatch.setattr(checkpoint.model, "encode_images", lambda t, *a: seen.append(len(t)) or encode(t, *a))
     checkpoint.features.clear()
     found = occlusion_maps(checkpoint, [draw_image(40, 30)], "how many?", ANSWER, window=0.1)
-    tiles = len(checkpoint.processor.tile(draw_image(40, 30)).tiles)
+    tiles = len(checkpoint.processor.cut(draw_image(40, 30)).parts)
     assert tiles == 13 and len(found.regions) < sum(seen) - tiles < 5.5 * len(found.regions)
 
 

@@ -29,7 +29,6 @@ from tests.invariants import TOLERANCE, run_all, session_holds
 from tests.prompts import NO_STOP, TILE_BYTES, ImageBlock, inputs_of, length_of, tiny_vlm, words
 from tests.tiny import IMAGE_ID
 
-PLACEMENTS = ("placeholder", "prefix")
 STEPS = ("eager", "native", "graph")
 LONGEST = 120
 SETTINGS = settings(
@@ -43,27 +42,25 @@ SETTINGS = settings(
 
 
 @cache
-def model_of(placement: str):
-    return tiny_vlm(
-        placement, hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2
-    )
+def the_model():
+    return tiny_vlm(hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2)
 
 
 @cache
-def step_of(placement: str, kind: str):
+def step_of(kind: str):
     """None for the eager step, and where there is no compiler."""
     try:
         make = {"eager": lambda model: None, "native": NativeStep, "graph": GraphStep}[kind]
-        return make(copy.deepcopy(model_of(placement)).language_model)
+        return make(copy.deepcopy(the_model()).language_model)
     except NoCompiler:
         return None
 
 
 @torch.no_grad()
-def assert_greedy(placement: str, prompt: list[int], answer: list[int]) -> None:
+def assert_greedy(prompt: list[int], answer: list[int]) -> None:
     """Each token of an answer is the best one by the logits of one uncached pass."""
-    model = model_of(placement)
-    hidden, _ = model.hidden_states(**inputs_of([*prompt, *answer[:-1]], placement == "prefix"))
+    model = the_model()
+    hidden, _ = model.hidden_states(**inputs_of([*prompt, *answer[:-1]]))
     logits = model.language_model.logits(hidden[0, -len(answer) :])
     best, got = logits.amax(-1), logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
     error = ((best - got) / logits.abs().amax().clamp(min=1)).max().item()
@@ -75,19 +72,19 @@ class Conversations(RuleBasedStateMachine):
 
     done: ClassVar[Counter] = Counter()
 
-    @initialize(placement=st.sampled_from(PLACEMENTS), step=st.sampled_from(STEPS))
-    def begin(self, placement: str, step: str) -> None:
-        model = model_of(placement)
-        self.placement, self.step = placement, step_of(placement, step)
+    @initialize(step=st.sampled_from(STEPS))
+    def begin(self, step: str) -> None:
+        model = the_model()
+        self.step = step_of(step)
         self.session = Session(model, FeatureCache(model, 2 * TILE_BYTES))
         self.history = self.start()
 
     def start(self) -> list[int]:
-        return [ImageBlock(1), *words(1, 3)] if self.placement == "prefix" else words(1, 3)
+        return words(1, 3)
 
     @rule(seed=st.integers(0, 50), count=st.integers(1, 6), image=st.none() | st.integers(0, 3))
     def say(self, seed: int, count: int, image: int | None) -> None:
-        if image is not None and self.placement == "placeholder":
+        if image is not None:
             self.history.append(ImageBlock(image))
         self.history += words(seed, count)
         self.done.update(("grow",))
@@ -101,8 +98,7 @@ class Conversations(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def shorten(self, data) -> None:
-        least = 2 if self.placement == "prefix" else 1
-        del self.history[data.draw(st.integers(least, len(self.history))) :]
+        del self.history[data.draw(st.integers(1, len(self.history))) :]
         if all(isinstance(part, ImageBlock) for part in self.history):
             self.history += words(7, 1)
         self.done.update(("rewind",))
@@ -116,7 +112,7 @@ class Conversations(RuleBasedStateMachine):
     def ask(self, new: int, answers: int, cut: int | None) -> None:
         if length_of(self.history) > LONGEST:
             self.history = self.start()
-        inputs = inputs_of(self.history, self.placement == "prefix")
+        inputs = inputs_of(self.history)
         options = {"max_new_tokens": new, "num_return_sequences": answers, "decode_step": self.step}
         columns = []
         for column in self.session.generate_stream(**inputs, **options, **NO_STOP):
@@ -125,9 +121,9 @@ class Conversations(RuleBasedStateMachine):
                 break
         rows = torch.stack(columns, 1).tolist()
         for row in rows:
-            assert_greedy(self.placement, self.history, row)
+            assert_greedy(self.history, row)
         self.history += rows[0]
-        session_holds(self.session, model_of(self.placement), self.history, self.placement == "prefix")
+        session_holds(self.session, the_model(), self.history)
         self.done.update(("answer" if answers == 1 else "fork",))
 
 
@@ -135,18 +131,16 @@ class Conversations(RuleBasedStateMachine):
 @st.composite
 def batches(draw) -> dict:
     """Prompts that begin alike or not, some with images, more of them than slots or fewer."""
-    placement = draw(st.sampled_from(PLACEMENTS))
     beginnings = [[], words(3, 36), words(4, 40), words(3, 36)[:34]]
     prompts = []
     for _ in range(draw(st.integers(1, 7))):
         prompt = list(draw(st.sampled_from(beginnings)))
         image = draw(st.none() | st.integers(0, 2))
         if image is not None:
-            prompt.insert(0 if placement == "prefix" else len(prompt), ImageBlock(image))
+            prompt.append(ImageBlock(image))
         prompt += words(draw(st.integers(0, 20)), draw(st.integers(1, 9)))
         prompts.append((prompt, draw(st.integers(1, 7))))
     return {
-        "placement": placement,
         "prompts": prompts,
         "slots": draw(st.integers(1, 4)),
         "step": draw(st.sampled_from(STEPS)),
@@ -163,7 +157,7 @@ def test_conversations():
 @SETTINGS
 @given(case=batches())
 def test_batches(case: dict) -> None:
-    model, placement = model_of(case["placement"]), case["placement"]
+    model = the_model()
     requests = [
         Request(
             inputs["input_ids"][0],
@@ -172,9 +166,9 @@ def test_batches(case: dict) -> None:
             key=key,
         )
         for key, (prompt, new) in enumerate(case["prompts"])
-        for inputs in [inputs_of(prompt, placement == "prefix")]
+        for inputs in [inputs_of(prompt)]
     ]
-    step = step_of(placement, case["step"])
+    step = step_of(case["step"])
     answers, _ = run_all(model, requests, case["slots"], decode_step=step)
     for key, (prompt, new) in enumerate(case["prompts"]):
         done = answers[key]
@@ -182,4 +176,4 @@ def test_batches(case: dict) -> None:
         ids, stopped = done.token_ids, done.token_ids[-1] in case["stops"]
         assert done.stop_reason == ("stop" if stopped else "length") and (stopped or len(ids) == new)
         assert not {*ids[:-1]} & {*case["stops"]}
-        assert_greedy(placement, prompt, ids)
+        assert_greedy(prompt, ids)

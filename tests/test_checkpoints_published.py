@@ -114,7 +114,7 @@ def test_parameter_counts(parameters, tokens, published):
     assert (
         sum(math.prod(shape) for shape in expected_shapes(VisionLanguageModel, config).values()) == parameters
     )
-    assert config.tokens_per_tile == tokens
+    assert idefics3.positions(config) == tokens
 
 
 @pytest.mark.parametrize("published", [*(config for _, _, config in PUBLISHED.values()), *BARE])

@@ -140,7 +140,7 @@ class TestWholeFolders:
     [
         ({}, "meta"),
         ({"projector_bias": True}, "projector_bias"),
-        ({"image_placement": "prefix", "family": "nanovlm"}, "in front of the text"),
+        ({"image_token_id": 160, "family": "nanovlm"}, "beyond the vocabulary"),
         (
             {
                 "text": TextConfig(vocab_size=160, hidden_size=50, num_attention_heads=4, head_dim=8),

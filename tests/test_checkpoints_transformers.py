@@ -52,19 +52,6 @@ def test_ragged_batch(name, tmp_path):
     assert (logits(ours, inputs)[real] - logits(theirs, inputs)[real]).abs().max() <= BAR
 
 
-@pytest.mark.parametrize("hidden", [(32, 16), (8, 32), (24, 16)], ids=str)
-@pytest.mark.parametrize("name", ["smolvlm-1-tile", "idefics3-2-images"])
-def test_partly_masked_tile(name, hidden, tmp_path):
-    """The features of masked patches go to the language model too, so they have to be theirs."""
-    theirs, inputs = tiny.build(name)
-    ours = VisionLanguageModel.from_pretrained(tiny.save(theirs, tmp_path))
-    inputs["pixel_attention_mask"][:, 0, hidden[0] :] = 0
-    inputs["pixel_attention_mask"][:, 0, :, hidden[1] :] = 0
-    assert (logits(ours, inputs) - logits(theirs, inputs)).abs().max() <= BAR
-    inputs["pixel_attention_mask"][:] = 0
-    assert logits(ours, inputs).isfinite().all()
-
-
 def test_bfloat16_is_kept_and_converted(tmp_path):
     theirs = tiny.hf_model("smolvlm-1-tile").to(torch.bfloat16)
     tiny.save(theirs, tmp_path / "theirs")

@@ -243,7 +243,7 @@ def odd_spelling(kind: str) -> list[int]:
 @pytest.mark.parametrize("kind", MULTI_TURN)
 def test_a_prompt_begins_with_the_last_one_and_its_answer(kind):
     """Whether the answer has a stop token or was stopped before it."""
-    tiled, answer = processor(kind).tile(draw_image(40, 40)), odd_spelling(kind)
+    tiled, answer = processor(kind).cut(draw_image(40, 40)), odd_spelling(kind)
     first = turn_of(kind, "how many?", (tiled,), answer)
     front = encoded(kind, [], (tiled,), "how many?").input_ids + answer
     second = turn_of(kind, "what?", (), [*answer, processor(kind).stop_token_ids[0]], before=[first])
@@ -255,14 +255,14 @@ def test_a_prompt_begins_with_the_last_one_and_its_answer(kind):
 @pytest.mark.parametrize("kind", MULTI_TURN)
 def test_an_answer_in_the_tokenizers_own_tokens_is_as_its_text(kind):
     p = processor(kind)
-    tiled = p.tile(draw_image(40, 40))
+    tiled = p.cut(draw_image(40, 40))
     two = [*p.conversation([tiled], "how many?"), {"role": "assistant", "content": "two red"}]
     whole = p.encode_conversation(two, False)
     answer = [i for i, own in zip(whole.input_ids, whole.assistant_mask) if own]
     expected = p.encode_conversation([*two, *p.conversation([], "why?")], True)
     got = encoded(kind, [turn_of(kind, "how many?", (tiled,), answer)], (), "why?")
     assert (got.input_ids, got.assistant_mask) == (expected.input_ids, expected.assistant_mask)
-    assert got.image_tokens == expected.image_tokens and got.tiles.digests == expected.tiles.digests
+    assert got.image_tokens == expected.image_tokens and got.parts.digests == expected.parts.digests
 
 
 @pytest.mark.parametrize("kind", MULTI_TURN)

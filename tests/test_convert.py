@@ -194,8 +194,8 @@ class TestTransformersToNanoVLM:
                 assert_same(ours.ask(images, question), theirs.ask(images, question))
 
     def test_what_was_trained_since_keeps_its_own_prompts(self, converted, tmp_path, command, monkeypatch):
-        """Saved by Ocelli, or with an adapter merged, it is a model of transformers' prompts. An upload of
-        what was converted is not."""
+        """Saved by Ocelli, with an adapter merged, or trained in transformers, which keeps the record, it has
+        prompts of transformers. An upload of what was converted has not."""
         model = VisionLanguageModel.from_pretrained(converted[CURRENT], dtype="stored")
         processor = Processor.from_pretrained(converted[CURRENT])
         trained = model.save_pretrained(tmp_path / "trained", processor)
@@ -204,7 +204,14 @@ class TestTransformersToNanoVLM:
         get_peft_model(theirs, LoraConfig(target_modules=["q_proj"])).save_pretrained(adapter)
         command(trained, tmp_path / "1", "--to", "nanovlm")
         command(converted[CURRENT], tmp_path / "2", "--to", "nanovlm", "--adapter", adapter)
-        for name in ("1", "2"):
+        shutil.copytree(converted[CURRENT], tmp_path / "kept")
+        theirs = AutoModelForImageTextToText.from_pretrained(tmp_path / "kept")
+        with torch.no_grad():
+            next(theirs.parameters()).mul_(1.001)
+        theirs.save_pretrained(tmp_path / "kept")
+        assert conversion.WAS in json.loads((tmp_path / "kept" / "config.json").read_text())
+        command(tmp_path / "kept", tmp_path / "4", "--to", "nanovlm")
+        for name in ("1", "2", "4"):
             config = json.loads((tmp_path / name / "config.json").read_text())
             assert config["vlm_extra_tokens"]["image_token"] == "<image>"
         with HubServer({}, uploads=tmp_path / "hub") as hub:
@@ -226,11 +233,13 @@ class TestTransformersToNanoVLM:
         shutil.copytree(converted[CURRENT], tmp_path / "source")
         path = tmp_path / "source" / "config.json"
         config = json.loads(path.read_text())
+        held = config[conversion.WAS]
         if isinstance(was, dict) and "renamed" in was:
-            was["config"] = config[conversion.WAS]["config"]
+            was = was | {"config": held["config"]}
         if isinstance(was, dict) and "lm_vocab_size" in was:
-            held = config[conversion.WAS]
             was = held | {"config": json.dumps(json.loads(held["config"]) | was)}
+        if was and isinstance(was, dict):
+            was = {"weights": held["weights"]} | was
         path.write_text(json.dumps(config | {conversion.WAS: was}))
         said = command(tmp_path / "source", tmp_path / "to", "--to", "nanovlm", status=2 if was else 0)
         assert not was or (conversion.WAS in said and said.count("\n") == 1)

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import pytest
 
-from data.images import whole_alone
 from data.processor import Processor
 from generation import draft as draft_module
 from generation import sampling
@@ -217,17 +216,17 @@ def interrupted(*_):
 def test_the_short_prompt_is_that_of_an_image_which_is_not_cut(kind):
     own = processor(kind)
     for image in (WIDE, TALL, draw_image(20, 20)):
-        tiled = own.tile(image)
-        alone = whole_alone(own.images, tiled)
+        tiled = own.cut(image)
+        alone = own.images.whole(tiled)
         if alone is None:
             assert kind.startswith("nanovlm") and own.images.global_token is None
             continue
-        assert len(alone.tiles) == 1 and alone.tiles.digests[0] in tiled.tiles.digests
+        assert len(alone.parts) == 1 and alone.parts.digests[0] in tiled.parts.digests
         row = own.encode_conversation(own.conversation([alone, alone], "what is it?"), True)
         small = draw_image(16, 16) if kind.startswith("nanovlm") else image
         uncut = not_cutting(own)
         expected = uncut.encode_conversation(uncut.conversation([small, small], "what is it?"), True)
-        assert row.input_ids == expected.input_ids and len(row.tiles) == len(expected.tiles) == 2
+        assert row.input_ids == expected.input_ids and len(row.parts) == len(expected.parts) == 2
 
 
 def not_cutting(own: Processor) -> Processor:

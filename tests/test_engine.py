@@ -559,7 +559,7 @@ def test_a_draft_comes_before_an_answer_that_it_does_not_change(model_folder, ph
     monkeypatch.setattr("generation.draft.LIMITS", ALWAYS)  # however small the model
     models = Models([str(model_folder)], device="cpu")
     checkpoint, options = models.open(models.default), GenerationOptions(max_new_tokens=12)
-    tiled = checkpoint.processor.tile(str(photo))
+    tiled = checkpoint.processor.cut(str(photo))
 
     def prompt(checkpoint):
         return encode(checkpoint, [tiled], "how many?"), options
@@ -575,7 +575,7 @@ def test_a_draft_comes_before_an_answer_that_it_does_not_change(model_folder, ph
     pieces = asyncio.run(run())
     engine.close()
     numbers = [piece.answer for piece in pieces]
-    assert numbers == sorted(numbers) and (DRAFT in numbers) == (slots > 1) and len(tiled.tiles) > 1
+    assert numbers == sorted(numbers) and (DRAFT in numbers) == (slots > 1) and len(tiled.parts) > 1
     ids = [one for piece in pieces for one in piece.token_ids if piece.answer == 0]
     assert ids == ask(checkpoint, [photo], "how many?", options).finish()["token_ids"][0]
 

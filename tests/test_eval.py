@@ -126,11 +126,10 @@ def test_an_image_is_encoded_and_prefilled_once_for_all_its_questions(checkpoint
     assert len(list(answers(checkpoint, samples, 7, stats=stats))) == 16
     first = {one.group: one for one in task.samples}.values()
     tiles = [
-        checkpoint.processor.images.tiles(Image.open(one.images()[0]).convert("RGB"))[0].tiles
-        for one in first
+        checkpoint.processor.images.cut(Image.open(one.images()[0]).convert("RGB")).parts for one in first
     ]
     assert len(opened) == len(tiles) == 4 and stats.tiles_encoded == sum(map(len, tiles))
-    assert stats.reused > 12 * checkpoint.model.config.tokens_per_tile  # 12 of 16 have it for nothing
+    assert stats.reused > 12 * checkpoint.processor.images.tile_positions  # 12 of 16 have it for nothing
 
 
 def test_blanked_images_have_the_size_of_the_others(checkpoint, alone, task):

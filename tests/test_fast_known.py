@@ -40,8 +40,8 @@ class GeluMLP(MLP):
 class ScaledBlock(VisionBlock):
     """The branches have a learnt scale."""
 
-    def forward(self, x, mask):
-        x = x + 0.3 * self.self_attn(self.layer_norm1(x), mask)
+    def forward(self, x):
+        x = x + 0.3 * self.self_attn(self.layer_norm1(x))
         return x + 0.3 * self.mlp(self.layer_norm2(x))
 
 
@@ -118,7 +118,7 @@ def needs_compiler():
 def answer(model: VisionLanguageModel, step=None) -> tuple[torch.Tensor, torch.Tensor]:
     """What is seen of an image, and what is said of it."""
     given = inputs_of([7, ImageBlock(1), 9, 30])
-    features = model.encode_images(given["pixel_values"], None).float()
+    features = model.encode_images(given["pixel_values"]).float()
     options = {"max_new_tokens": 8, "stop_token_ids": (), "decode_step": step}
     return features, model.generate(**given, **options)
 

@@ -63,15 +63,9 @@ def make_tower(shape: str, seed: int = 1, **parts) -> VisionTransformer:
     return tower
 
 
-def tiles(tower, count: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pixels, and a mask with a full tile, one in part and one of padding alone."""
+def tiles(tower, count: int = 3) -> torch.Tensor:
     config = tower.config
-    pixels = torch.randn(count, 3, config.image_size, config.image_size, generator=torch.manual_seed(2))
-    mask = torch.ones(count, config.grid, config.grid, dtype=torch.bool)
-    mask[1, config.grid // 2 :] = False
-    mask[1, :, config.grid - 1 :] = False
-    mask[2] = False
-    return pixels, mask
+    return torch.randn(count, 3, config.image_size, config.image_size, generator=torch.manual_seed(2))
 
 
 def in_c(tower, precision: str) -> FastTower:
@@ -91,12 +85,8 @@ def check(features: torch.Tensor, expected: torch.Tensor, precision: str) -> Non
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_equals_the_eager_tower(shape, precision):
     tower = make_tower(shape)
-    native, (pixels, mask) = in_c(tower, precision), tiles(tower)
+    native, pixels = in_c(tower, precision), tiles(tower)
     check(native(pixels), tower(pixels), precision)
-    check(native(pixels, mask), tower(pixels, mask), precision)
-    patch, size = tower.config.patch_size, tower.config.image_size
-    smaller = pixels[:, :, : size - patch, : size - 2 * patch - 1]
-    check(native(smaller), tower(smaller), precision)
 
 
 @torch.inference_mode()
@@ -104,15 +94,12 @@ def test_it_equals_the_eager_tower(shape, precision):
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
 def test_parts_of_other_towers(parts, precision):
     tower = make_tower("odd widths", **parts)
-    native, (pixels, mask) = in_c(tower, precision), tiles(tower)
+    native, pixels = in_c(tower, precision), tiles(tower)
     features = native(pixels)
     check(features, tower(pixels), precision)
     assert native(pixels[1:2])[0].equal(features[1])
     for both in (native, tower):  # its table of positions is of full tiles
-        assert both(pixels[:1], mask[:1]).equal(both(pixels[:1]))
-        with pytest.raises(ValueError, match="full tiles"):
-            both(pixels, mask)
-        with pytest.raises(ValueError, match="full tiles"):
+        with pytest.raises(ValueError):
             both(pixels[:, :, 4:])
 
 
@@ -141,10 +128,10 @@ def test_other_machines(flags, monkeypatch, tmp_path):
     try:
         for shape in ("heads of 72", "odd widths"):
             tower = make_tower(shape)
-            pixels, mask = tiles(tower)
+            pixels = tiles(tower)
             for precision in BOUNDS:
                 native = in_c(tower, precision)
-                check(native(pixels, mask), tower(pixels, mask), precision)
+                check(native(pixels), tower(pixels), precision)
                 assert native(pixels[:1])[0].equal(native(pixels)[0])
     finally:
         build.load_library.cache_clear()
@@ -154,14 +141,14 @@ def test_other_machines(flags, monkeypatch, tmp_path):
 @pytest.mark.parametrize("precision", BOUNDS)
 def test_a_tile_is_the_same_in_any_company(precision):
     tower = make_tower("heads of 72")
-    native, (pixels, mask) = in_c(tower, precision), tiles(tower)
+    native, pixels = in_c(tower, precision), tiles(tower)
     expected = native(pixels)
     try:
         for count in (1, 2, 3):
             choose(count)
             assert native(pixels).equal(expected)
             for i in range(3):
-                assert native(pixels[i : i + 1], mask[:1]).equal(expected[i : i + 1])
+                assert native(pixels[i : i + 1]).equal(expected[i : i + 1])
     finally:
         choose(1)
 
@@ -170,7 +157,7 @@ def test_a_tile_is_the_same_in_any_company(precision):
 @pytest.mark.parametrize("precision", BOUNDS)
 def test_nan_stays_in_its_tile(precision):
     tower = make_tower("heads of 64")
-    native, (pixels, _) = in_c(tower, precision), tiles(tower)
+    native, pixels = in_c(tower, precision), tiles(tower)
     expected = native(pixels)
     pixels[1, 0, 5, 5] = float("nan")
     features = native(pixels)
@@ -195,15 +182,13 @@ def test_copies_and_bad_input_are_refused():
     for pixels in (torch.zeros(1, 1, 64, 64), torch.zeros(1, 3, 4, 64), torch.zeros(1, 3, 128, 64)):
         with pytest.raises(ValueError):
             native(pixels)
-    with pytest.raises(ValueError):
-        native(torch.zeros(2, 3, 64, 64), torch.ones(1, 8, 8, dtype=torch.bool))
 
 
 @torch.inference_mode()
 def test_which_tower_is_chosen(monkeypatch, tmp_path):
     tower = make_tower("heads of 64")
-    pixels, mask = tiles(tower)
-    expected = tower(pixels, mask)
+    pixels = tiles(tower)
+    expected = tower(pixels)
     assert fast_tower(copy.deepcopy(tower).half())[0] is None
     monkeypatch.setenv("OCELLI_CACHE", str(tmp_path))
     build.load_library.cache_clear()
@@ -220,4 +205,4 @@ def test_which_tower_is_chosen(monkeypatch, tmp_path):
     without, why = fast_tower(tower)
     build.load_library.cache_clear()
     assert "no C compiler" in why and isinstance(without.layers[0].mlp.fc1, OneDNNLinear)
-    assert torch.allclose(without(pixels, mask), expected, atol=2e-5)
+    assert torch.allclose(without(pixels), expected, atol=2e-5)

@@ -16,12 +16,14 @@ from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints.weights import export_tensors
 from models.config import VLMConfig
+from tests.prompts import loss_of
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 CURRENT, OLD = "nanovlm-current", "nanovlm-v0.1"
 CASES = [(CURRENT, case) for case in ("single", "batch", "text_only", "end_to_end")]
 CASES += [(OLD, case) for case in ("single", "batch", "end_to_end")]
 BAR = 1e-4
+PER_IMAGE = 4  # positions of an image in v0.1
 
 
 @cache
@@ -51,6 +53,16 @@ def golden_images(folder: str, case: str) -> torch.Tensor | None:
     return stored.get(f"{case}.images")
 
 
+def prompt_ids(folder: str, ids: torch.Tensor, mask: torch.Tensor | None) -> tuple:
+    """Ids and their mask as our model takes them: v0.1 put features in front of a row's text, where ours has
+    placeholders."""
+    if folder == CURRENT:
+        return ids, mask
+    image = torch.full((len(ids), PER_IMAGE), loaded(folder).config.image_token_id)
+    ones = None if mask is None else torch.cat((torch.ones_like(image), mask), 1)
+    return torch.cat((image, ids), 1), ones
+
+
 def comparable(folder: str, case: str) -> list[int]:
     """Rows to compare. A v0.1 row with padding between image and text differs from the same row alone in
     nanoVLM; ours gives it what it gets alone, so only rows without padding are compared.
@@ -74,25 +86,24 @@ def test_vision_projector_and_logits(folder, case):
         features = model.vision_model(images)
         assert difference(features, stored[f"{case}.vision_out"]) <= BAR
         assert difference(model.projector(features), stored[f"{case}.projector_out"]) <= BAR
-    mask = stored.get(f"{case}.attention_mask")
-    got = model(stored[f"{case}.input_ids"], images, attention_mask=mask).logits
+    ids, mask = prompt_ids(folder, stored[f"{case}.input_ids"], stored.get(f"{case}.attention_mask"))
+    got = model(ids, images, attention_mask=mask).logits
     wanted = stored[f"{case}.logits"]
     assert got.shape == wanted.shape
     rows = comparable(folder, case)
     assert rows
     for row in rows:
-        front = wanted.shape[1] - stored[f"{case}.input_ids"].shape[1]
-        real = slice(None) if mask is None else torch.cat((mask.new_ones(front), mask[row])).bool()
+        real = slice(None) if mask is None else mask[row].bool()
         assert difference(got[row, real], wanted[row, real]) <= BAR
 
 
 @pytest.mark.parametrize(("folder", "case"), CASES)
 def test_greedy_ids(folder, case):
     stored = expected(folder)
-    mask = stored.get(f"{case}.attention_mask")
+    ids, mask = prompt_ids(folder, stored[f"{case}.input_ids"], stored.get(f"{case}.attention_mask"))
     wanted = stored[f"{case}.generated_raw"]
     got = loaded(folder).generate(
-        stored[f"{case}.input_ids"],
+        ids,
         golden_images(folder, case),
         attention_mask=mask,
         max_new_tokens=wanted.shape[1],
@@ -115,9 +126,11 @@ def test_training_loss_and_gradient(folder):
         positions = None
     else:
         images = torch.cat((golden_images(OLD, "single"), golden_images(OLD, "end_to_end")))
-        front = model.config.tokens_per_tile
-        positions = torch.arange(front + ids.shape[1]).expand(len(ids), -1)
-    total, count = model.loss(ids, labels, images, attention_mask=mask, position_ids=positions)
+        ids, mask = prompt_ids(folder, ids, mask)
+        labels = torch.nn.functional.pad(labels, (PER_IMAGE, 0), value=-100)
+        positions = torch.arange(ids.shape[1]).expand(len(ids), -1)
+    inputs = {"input_ids": ids, "pixel_values": images, "attention_mask": mask}
+    total, count = loss_of(model, labels, **inputs, position_ids=positions)
     loss = total / count
     assert abs(loss.item() - stored["train.loss"].item()) <= 1e-5
     loss.backward()
@@ -143,13 +156,13 @@ class TestConfig:
         return nanovlm.read_config(stored, {}, {})
 
     def test_generations_are_told_by_keys(self):
-        assert self.config().image_placement == "placeholder"
+        assert self.config().image_token_id == 334
         between = self.config(
             max_img_size=..., resize_to_max_side_len=..., vlm_extra_tokens={"image_token": "<|image|>"}
         )
-        assert between.image_placement == "placeholder" and between.image_token_id == 334
+        assert between.image_token_id == 334
         old = self.config(vlm_extra_tokens=...)
-        assert old.image_placement == "prefix" and old.image_token_id is None
+        assert old.image_token_id == old.text.vocab_size
 
     def test_image_token_follows_the_base_vocabulary(self):
         counted = self.config(lm_base_vocab_size=..., extra_token_amount=66)

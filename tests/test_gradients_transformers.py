@@ -9,6 +9,7 @@ from models import VisionLanguageModel
 from models.checkpoints.save import written
 from models.vision_language_model import IGNORE_INDEX
 from tests import tiny
+from tests.prompts import loss_of
 
 BAR = 1e-4  # of the largest number in each parameter's gradient
 ROWS = ((2, 1), (), (3,))  # tiles of each image of each row; the second row is text alone
@@ -36,7 +37,7 @@ def test_every_gradient_is_theirs(name, tmp_path):
 
     expected_loss = theirs(**batch).loss
     expected_loss.backward()
-    total, count = ours.loss(**batch)
+    total, count = loss_of(ours, **batch)
     loss = total / count
     loss.backward()
     torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=0)

@@ -64,12 +64,12 @@ def test_grow_keeps_contents_and_objects():
     layers, before = list(cache), [layer["key"].clone() for layer in cache]
     for needed, capacity in ((6, 6), (7, 1024)):
         kv.grow(cache, needed)
-        assert kv.capacity(cache) == capacity
+        assert kv.geometry(cache).capacity == capacity
     assert all(layer is old for layer, old in zip(cache, layers))
     assert all(torch.equal(layer["key"][:, :, :6], old) for layer, old in zip(cache, before))
     assert all(not tensor[:, :, 6:].any() for layer in cache for tensor in layer.values())
     kv.grow(cache, 1025, limit=1100)
-    assert kv.capacity(cache) == 1100
+    assert kv.geometry(cache).capacity == 1100
     with pytest.raises(ValueError):
         kv.grow(cache, 1101, limit=1100)
 
@@ -103,7 +103,7 @@ def test_a_change_of_length_cut_short_leaves_layers_alike_and_can_be_tried_again
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(torch.Tensor, "new_zeros", interrupted)
         kv.resize(cache, target)
-    assert kv.capacity(cache) == 6 and kv.even(cache) == (len(fails) == 1)
+    assert kv.geometry(cache).capacity == 6 and kv.even(cache) == (len(fails) == 1)
     for length in (6, target):
         kv.resize(cache, length)
         for layer in cache:
@@ -115,7 +115,7 @@ def test_a_change_of_length_cut_short_leaves_layers_alike_and_can_be_tried_again
 def test_fork_copies_only_what_is_filled():
     source = filled_cache(batch=2)
     forked = kv.fork(source, 4, 3, new_capacity=9)
-    assert kv.rows(forked) == 6 and kv.capacity(forked) == 9
+    assert kv.geometry(forked).rows == 6 and kv.geometry(forked).capacity == 9
     for old, new in zip(source, forked):
         for name in ("key", "value"):
             assert torch.equal(new[name][:, :, :4], old[name][:, :, :4].repeat_interleave(3, 0))

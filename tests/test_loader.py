@@ -25,8 +25,8 @@ from data.loader import (
 from data.order import ShardReader
 from data.packing import IGNORE_INDEX, PADDING
 from data.sources import Mixture
-from data.tiles import Tiles
-from tests.processors import embedded, processor
+from data.tiles import Parts
+from tests.processors import embedded
 from tests.rows import ListStream, flat, loader, mixture, png, rows, source
 from training.rows import grouped
 
@@ -82,9 +82,9 @@ def test_an_epoch_holds_every_sample_once_and_whole():
             labels = batch["labels"][here]
             said = p.decode(labels[labels != IGNORE_INDEX], skip_special_tokens=False)
             assert said.strip() == f"row {i}<end_of_utterance>"
-            pixels += [] if whole.tiles is None else [whole.tiles]
+            pixels += [] if whole.parts is None else [whole.parts]
         if pixels:
-            assert torch.equal(batch.to("cpu")["pixel_values"], Tiles.cat(pixels).to("cpu"))
+            assert torch.equal(batch.to("cpu")["pixel_values"], Parts.cat(pixels).to("cpu"))
 
 
 def test_padding_gives_each_sample_a_row():
@@ -201,7 +201,6 @@ def test_a_stream_that_was_read_in_the_order_of_before_is_not_resumed():
     [
         ({"world_size": 3}, "batch_size 4"),
         ({"micro_batch_size": 3}, "micro_batch_size"),
-        ({"processor": processor("nanovlm-v0.1")}, "packing"),
     ],
 )
 def test_settings_that_do_not_fit(config, field):

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from data.tiles import Tiles
+from data.tiles import Parts
 from generation import kv_cache as kv
 from generation.decoding import GenerationOptions, _Stopwatch, encode_once
 from generation.fast.cuda.graph import GraphStep
@@ -98,10 +98,10 @@ def test_the_eager_step_and_the_choice_mix_no_devices(model, lengths, sampling):
 def test_images_mix_no_devices(model):
     """A processor leaves them on the host, as numbers or as bytes."""
     codes, values = torch.zeros(2, 3, SIDE, SIDE, dtype=torch.uint8), torch.zeros(3, 256)
-    mixed = Tiles.cat((Tiles.of(codes, values), Tiles.of(torch.zeros(1, 3, SIDE, SIDE))))
+    mixed = Parts.cat((Parts.of(codes, values), Parts.of(torch.zeros(1, 3, SIDE, SIDE))))
     for tiles in (torch.zeros(2, 3, SIDE, SIDE), mixed, mixed.to(model.device)):
         with OneDevice():
-            features = model.encode_images(tiles)
+            features = torch.cat(tuple(model.encode_images(tiles)))
         assert features.device == model.device and features.dtype == model.dtype
 
 
@@ -109,14 +109,14 @@ def test_images_mix_no_devices(model):
 @pytest.mark.parametrize("padded", [0, 4])
 def test_nothing_is_read_back_before_the_first_token(model, padded):
     """Ids, their padding and images come from the host, where they are checked."""
-    tiles = Tiles.of(torch.zeros(2, 3, SIDE, SIDE, dtype=torch.uint8), torch.zeros(3, 256))
+    tiles = Parts.of(torch.zeros(2, 3, SIDE, SIDE, dtype=torch.uint8), torch.zeros(3, 256))
     inputs = inputs_of([*words(1, 4), ImageBlock(1), ImageBlock(2), *words(2, 9)])
     ids, mask = inputs["input_ids"].repeat(2, 1), torch.ones(2, inputs["input_ids"].shape[1])
     mask[1, :padded] = 0
     ids[1, :padded] = ids[0, -1]
-    lengths = prompt_lengths(model.config, ids, mask, True, 8)
+    lengths = prompt_lengths(model.config, ids, mask, 8)
     with OneDevice() as seen:  # what reads from the meta device raises
-        x = model.embed(ids, Tiles.cat((tiles, tiles)), encode=partial(encode_once, model))
+        x = model.embed(ids, Parts.cat((tiles, tiles)), encode=partial(encode_once, model))
         rows, position = at_work(model, 2, tuple(lengths), temperature=1.0, repetition_penalty=1.1)
         logits = Step(model.language_model).prefill(
             compact(x, mask, lengths).embeddings, lengths, position.kv_cache

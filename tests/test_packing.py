@@ -23,8 +23,9 @@ from data.packing import (
     pack_indices,
     segment_mask,
 )
-from data.tiles import Tiles
+from data.tiles import Parts
 from models import language_model
+from tests import prompts
 from tests.prompts import IMAGE_ID, PER_TILE, tile, tiny_vlm, words
 from training.rows import RowsLoss
 
@@ -71,11 +72,11 @@ def test_rows_are_full_on_lengths_as_they_come(max_tiles, least):
 
 
 # ------------------------------------------------------------------------ a row as its documents alone
-def document(seed: int, question: int, answer: int, images: int = 0) -> tuple[Sample, Tiles | None]:
+def document(seed: int, question: int, answer: int, images: int = 0) -> tuple[Sample, Parts | None]:
     ids = [1, *[IMAGE_ID] * (PER_TILE * images), *words(seed, question)]
     said = words(100 + seed, answer)
     labels = [IGNORE_INDEX] * len(ids) + said
-    tiles = Tiles.of(torch.stack([tile(10 * seed + i) for i in range(images)])) if images else None
+    tiles = Parts.of(torch.stack([tile(10 * seed + i) for i in range(images)])) if images else None
     return Sample(("toy", seed), ids + said, labels, (None,) * images, (1,) * images), tiles
 
 
@@ -85,10 +86,11 @@ def batch_of(*rows, length=None) -> Batch:
 
 def loss_of(model, batch: Batch) -> torch.Tensor:
     """Summed over the labelled tokens."""
-    total, count = model.loss(
-        batch["input_ids"],
+    total, count = prompts.loss_of(
+        model,
         batch["labels"],
-        batch.get("pixel_values"),
+        input_ids=batch["input_ids"],
+        pixel_values=batch.get("pixel_values"),
         attention_mask=dense_mask(batch["segment_ids"]),
         position_ids=batch["position_ids"],
     )
@@ -175,9 +177,8 @@ def test_one_document_a_row_needs_no_mask():
     batch = batch_of(*[[document(*numbers)] for numbers in DOCUMENTS], [])
     assert segment_mask(batch["segment_ids"]) is None
     with torch.no_grad():
-        total, _ = model.loss(
-            batch["input_ids"], batch["labels"], batch["pixel_values"], position_ids=batch["position_ids"]
-        )
+        inputs = {name: batch[name] for name in ("input_ids", "pixel_values", "position_ids")}
+        total, _ = prompts.loss_of(model, batch["labels"], **inputs)
         torch.testing.assert_close(total, loss_of(model, batch))
 
 
@@ -244,23 +245,12 @@ def test_flex_attention_is_compiled_on_cuda_whatever_the_recipe_says(monkeypatch
     assert compiled == [language_model.flex_attention]  # once, for the device that needs it
 
 
-@pytest.mark.parametrize("placement", ["placeholder", "prefix"])
-def test_training_takes_the_models_loss(placement):
+def test_training_takes_the_models_loss():
     """From places of labels and of placeholders that the host has counted. A row of padding has none."""
-    model = tiny_vlm(placement)
-    if placement == "prefix":
-        lengths = ((1, 6), (2, 3))
-        samples = [
-            Sample(("toy", n), words(n, m), [IGNORE_INDEX, *words(n, m)[1:]], front=4) for n, m in lengths
-        ]
-        rows = [
-            [(replace(one, images=(None,), image_tiles=(1,)), Tiles.of(tile(1)[None]))] for one in samples
-        ]
-        batch = collate([pack(*zip(*row)) for row in rows], PAD).to("cpu")
-    else:
-        rows = [[document(*numbers) for numbers in DOCUMENTS[:3]], None, [document(*DOCUMENTS[4])]]
-        packed = [pack(*zip(*row)) if row else None for row in rows]
-        batch = collate(packed, PAD, image_token_id=IMAGE_ID).to("cpu")
+    model = tiny_vlm()
+    rows = [[document(*numbers) for numbers in DOCUMENTS[:3]], None, [document(*DOCUMENTS[4])]]
+    packed = [pack(*zip(*row)) if row else None for row in rows]
+    batch = collate(packed, PAD, image_token_id=IMAGE_ID).to("cpu")
     losses, gradients = [], []
     for loss in (lambda: RowsLoss(model, blank=False)(**batch)[0], lambda: loss_of(model, batch)):
         losses.append(loss())
@@ -268,23 +258,3 @@ def test_training_takes_the_models_loss(placement):
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
     for one, other in zip(*gradients):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-def test_images_in_front_of_a_row():
-    """Such a model takes one document a row; padding leaves its loss as it is."""
-    model = tiny_vlm("prefix")
-    documents = []
-    for seed, length in ((1, 6), (2, 3)):
-        ids = words(seed, length)
-        sample = Sample(("toy", seed), ids, [*[IGNORE_INDEX] * 2, *ids[2:]], (None,), (1,), front=PER_TILE)
-        documents.append((sample, Tiles.of(tile(seed)[None])))
-    batch = batch_of(*[[one] for one in documents])
-    assert batch["segment_ids"].shape == (2, 10) and batch["input_ids"].shape == (2, 6)
-    with torch.no_grad():
-        alone = sum(
-            model.loss(torch.tensor([s.input_ids]), torch.tensor([s.labels]), pixels)[0]
-            for s, pixels in documents
-        )
-        torch.testing.assert_close(loss_of(model, batch), alone, rtol=0, atol=1e-5)
-    with pytest.raises(ValueError, match="turn packing off"):
-        batch_of(documents)

@@ -16,6 +16,7 @@ from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
 from generation.kv_cache import bytes_per_position
 from generation.options import NotFiniteError
+from generation.prefix import Item
 from generation.prefix_store import TEXT_BLOCK, PrefixStore, cut
 from generation.scheduler import Scheduler
 from generation.session import Session
@@ -25,16 +26,8 @@ from tests.invariants import session_holds
 from tests.prompts import NO_STOP, PER_TILE, ImageBlock, inputs_of, length_of, tiny_vlm, words
 from tests.test_batching import assert_as_alone, request, uneven
 
-PLACEMENTS = ("placeholder", "prefix")
 LAYERS, HEADS, DIM = 2, 1, 2
 BYTES = 2 * LAYERS * HEADS * DIM * 4  # of a position of the small model below
-
-
-def start_of(placement: str) -> list[int]:
-    """A prompt with two tiles, and text before, between and after them where it may stand there."""
-    if placement == "prefix":
-        return [ImageBlock(1), *words(1, TEXT_BLOCK + 5)]
-    return [*words(1, TEXT_BLOCK + 5), ImageBlock(1), 7, ImageBlock(2), *words(2, 2 * TEXT_BLOCK)]
 
 
 def test_kept_prefixes_make_room_for_who_asks_now(monkeypatch):
@@ -57,10 +50,9 @@ def test_kept_prefixes_make_room_for_who_asks_now(monkeypatch):
 # --- the same answers
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("kind", ["eager", "native"])
-def test_answers_are_those_without_a_store(placement, kind):
-    vlm, in_front = tiny_vlm(placement), placement == "prefix"
+def test_answers_are_those_without_a_store(kind):
+    vlm = tiny_vlm()
     step = None
     if kind == "native":
         try:
@@ -68,19 +60,20 @@ def test_answers_are_those_without_a_store(placement, kind):
         except NoCompiler as error:
             pytest.skip(str(error))
     store, options = PrefixStore(vlm), {"max_new_tokens": 6, "decode_step": step, **NO_STOP}
-    start = start_of(placement)
+    # Two tiles, and text before, between and after them.
+    start = [*words(1, TEXT_BLOCK + 5), ImageBlock(1), 7, ImageBlock(2), *words(2, 2 * TEXT_BLOCK)]
     prompts = [[*start, *words(3, 9)], [*start, *words(4, 40)], start[:-7], start]
     plain = []
     for prompt in prompts:
         session = Session(vlm)
-        plain.append((session.generate_detailed(**inputs_of(prompt, in_front), **options), session))
+        plain.append((session.generate_detailed(**inputs_of(prompt), **options), session))
     for number, (prompt, (expected, alone)) in enumerate(zip(prompts, plain)):
         session = Session(vlm, prefixes=store)
-        got = session.generate_detailed(**inputs_of(prompt, in_front), **options)
+        got = session.generate_detailed(**inputs_of(prompt), **options)
         assert torch.equal(got.token_ids, expected.token_ids)
         assert (got.reused > 0) == (number > 0) == (got.tiles_encoded == 0)
         assert got.reused + got.prefilled == length_of(prompt)
-        session_holds(session, vlm, [*prompt, *got.rows()[0]], in_front)
+        session_holds(session, vlm, [*prompt, *got.rows()[0]])
         if kind == "native":
             held = session.held
             for ours, theirs in zip(
@@ -212,36 +205,38 @@ def test_a_prompt_given_up_in_its_middle_leaves_nothing_that_is_not_finite():
 
 
 @st.composite
-def prompts(draw) -> tuple[torch.Tensor, list[bytes]]:
-    """(keys, digests) of a prompt whose parts are few, so that prompts begin alike."""
-    keys, digests = [], []
+def prompts(draw) -> tuple[torch.Tensor, list[Item]]:
+    """(keys, items) of a prompt of few different parts, so that prompts begin alike. Images of two sizes take
+    different numbers of positions, and may follow one another without text."""
+    keys, items = [], []
     for part in draw(st.lists(st.integers(0, 5), max_size=8)):
         if part < 2:  # two tiles whose keys, 62 bits of a digest, are the same
-            keys += [-1 - 77] * PER_TILE
-            digests.append(bytes(8) + bytes([part]) * 24)
+            positions = PER_TILE + 3 * part
+            keys += [-1 - 77] * positions
+            items.append(Item(bytes(8) + bytes([part]) * 24, positions))
         else:
             keys += [part] * (TEXT_BLOCK // 2)
-    return torch.tensor(keys, dtype=torch.int64), digests
+    return torch.tensor(keys, dtype=torch.int64), items
 
 
-def spelled(keys: torch.Tensor, digests: list[bytes]) -> list:
+def spelled(keys: torch.Tensor, items: list[Item]) -> list:
     """Of each position all that it stands for."""
-    tiles = [digest for digest in digests for _ in range(PER_TILE)]
+    tiles = [item.digest for item in items for _ in range(item.positions)]
     return [tiles.pop(0) if key < 0 else key for key in keys.tolist()]
 
 
 @given(prompts(), prompts())
 @settings(max_examples=300, deadline=None)
 def test_two_prompts_share_the_blocks_of_what_they_share(one, other):
-    blocks = [cut(*prompt, PER_TILE, b"root") for prompt in (one, other)]
+    blocks = [cut(*prompt, b"root") for prompt in (one, other)]
     for prompt, own in zip((one, other), blocks):
         assert [block.start for block in own] == [0, *(block.end for block in own)][: len(own)]
-        assert len(prompt[0]) - (own[-1].end if own else 0) < TEXT_BLOCK + PER_TILE
+        assert len(prompt[0]) - (own[-1].end if own else 0) < TEXT_BLOCK + PER_TILE + 3
     written = [spelled(*prompt) for prompt in (one, other)]
     for first, second in zip(*blocks):
         alike = first.end == second.end and written[0][: first.end] == written[1][: first.end]
         assert (first.name == second.name) == alike
-    assert not {b.name for b in blocks[0]} & {b.name for b in cut(*other, PER_TILE, b"another root")}
+    assert not {b.name for b in blocks[0]} & {b.name for b in cut(*other, b"another root")}
 
 
 # --- what is kept, against a list
@@ -250,14 +245,14 @@ def test_two_prompts_share_the_blocks_of_what_they_share(one, other):
 def small_model() -> SimpleNamespace:
     text = SimpleNamespace(num_hidden_layers=LAYERS, num_key_value_heads=HEADS, head_dim=DIM)
     decoder = SimpleNamespace(config=text, cache_dtype=torch.float32)
-    return SimpleNamespace(config=SimpleNamespace(tokens_per_tile=PER_TILE), language_model=decoder)
+    return SimpleNamespace(language_model=decoder)
 
 
-def filled_cache(keys: torch.Tensor, digests: list[bytes], rows: int = 2, row: int = 1) -> kv.KVCache:
+def filled_cache(keys: torch.Tensor, items: list[Item], rows: int = 2, row: int = 1) -> kv.KVCache:
     """A cache whose row holds numbers that depend on all that stands before them, as real ones do."""
     cache = kv.allocate(LAYERS, rows, HEADS, len(keys) + 3, DIM, torch.float32)
     numbers, seen = [], 0
-    for what in spelled(keys, digests):
+    for what in spelled(keys, items):
         seen = hash((seen, what)) % 2**20
         numbers.append(float(seen))
     for index, layer in enumerate(cache):
@@ -266,12 +261,12 @@ def filled_cache(keys: torch.Tensor, digests: list[bytes], rows: int = 2, row: i
     return cache
 
 
-def check_loaded(store: PrefixStore, keys: torch.Tensor, digests: list[bytes], start: int = 0) -> int:
+def check_loaded(store: PrefixStore, keys: torch.Tensor, items: list[Item], start: int = 0) -> int:
     """Load all that is held into an empty row, beside another one, and compare it with what was computed."""
-    held = store.match(keys, digests)
-    expected = filled_cache(keys, digests)
+    held = store.match(keys, items)
+    expected = filled_cache(keys, items)
     cache = kv.allocate(LAYERS, 2, HEADS, len(keys) + 3, DIM, torch.float32)
-    end = store.load(keys, digests, cache, 1, start, held)
+    end = store.load(keys, items, cache, 1, start, held)
     for layer, right in zip(cache, expected):
         for name, tensor in layer.items():
             assert torch.equal(tensor[1, :, start:end], right[name][1, :, start:end])
@@ -305,14 +300,14 @@ class Reference:
 @settings(max_examples=200, deadline=None)
 def test_what_was_used_last_stays_within_the_bytes(steps, max_bytes):
     store, reference = PrefixStore(small_model(), max_bytes), Reference(max_bytes)
-    for save, (keys, digests) in steps:
-        blocks = store._cut(keys, digests)
+    for save, (keys, items) in steps:
+        blocks = store._cut(keys, items)
         chain = [(block.name, (block.end - block.start) * BYTES) for block in blocks]
         if save:
-            store.save(keys, digests, filled_cache(keys, digests), 1)
+            store.save(keys, items, filled_cache(keys, items), 1)
             reference.use(chain, new=True)
         else:
-            held = check_loaded(store, keys, digests)
+            held = check_loaded(store, keys, items)
             expected = [block.end for block in blocks if block.name in reference.sizes]
             assert held == max(expected, default=0)
             reference.use([pair for block, pair in zip(blocks, chain) if block.end <= held], new=False)

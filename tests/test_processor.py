@@ -19,7 +19,7 @@ from data.images import ImageLimits
 from data.packing import SampleEncoder
 from data.processor import Processor, make_processor
 from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
-from families.idefics3 import IdeficsImages, new_images
+from families.idefics3 import IdeficsImages
 from families.nanovlm import NanoVLMImages
 from models.config import TextConfig, VisionConfig, VLMConfig
 from tests.processors import (
@@ -126,10 +126,10 @@ def test_pixels_of_any_size_and_setting_are_those_of_transformers():
         ours, theirs = IdeficsImages(settings), Idefics3ImageProcessorPil(**settings)
         image = draw_image(*size, seed=case)
         expected = theirs([[image]], return_row_col_info=True, return_tensors="pt")
-        tiles, rows, cols = ours.tiles(image)
-        assert torch.equal(tiles.to("cpu"), expected["pixel_values"][0].float()), (size, settings)
-        assert (rows, cols) == (expected["rows"][0][0], expected["cols"][0][0])
-        assert ours.grid(*size) == (len(tiles), rows, cols)
+        visual, planned = ours.cut(image), ours.plan(*size)
+        assert torch.equal(visual.parts.to("cpu"), expected["pixel_values"][0].float()), (size, settings)
+        assert visual.grid == planned.grid == (expected["rows"][0][0], expected["cols"][0][0])
+        assert planned.parts.shape == visual.parts.shape and planned.positions == visual.positions
 
 
 def test_conversations_of_several_turns_are_those_of_transformers():
@@ -205,10 +205,10 @@ def test_a_processor_must_fit_its_model(tmp_path):
     text = TextConfig(vocab_size=400, hidden_size=8, num_attention_heads=1)
     token = embedded().image_token_id
     config = VLMConfig(vision=vision, text=text, scale_factor=1, image_token_id=token)
-    assert Processor.from_pretrained(tmp_path, config).images.tokens_per_tile == 4
+    assert Processor.from_pretrained(tmp_path, config).images.tile_positions == 4
     for change, what in (
         ({"vision": replace(vision, patch_size=8)}, "image tokens per tile"),
-        ({"vision": replace(vision, image_size=64, patch_size=32)}, "pixels per tile side"),
+        ({"vision": replace(vision, image_size=64, patch_size=32)}, "tiles of 64"),
         ({"image_token_id": 3}, "image token id"),
     ):
         with pytest.raises(ProcessorError, match=what):
@@ -331,14 +331,14 @@ def test_tiles_are_counted_before_they_are_made_and_together(monkeypatch):
     p, opened = embedded(split=True), []
     strict = Processor(p.images, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_tiles=40))
     assert len(strict.ask([draw_image(40, 30)] * 2, "what?")["input_ids"]) == 1
-    cut, strict.tile = strict.tile, lambda source: opened.append(source) or cut(source)
+    cut, strict.cut = strict.cut, lambda source: opened.append(source) or cut(source)
     with pytest.raises(ImageError):
         strict.ask([draw_image(40, 30)] * 1000, "what?")
     assert len(opened) < 10
     few = Processor(p.images, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_tiles=16))
-    monkeypatch.setattr(IdeficsImages, "tiles", lambda *_: pytest.fail("cut before it was counted"))
+    monkeypatch.setattr(IdeficsImages, "cut", lambda *_: pytest.fail("cut before it was counted"))
     with pytest.raises(ImageError):
-        few.tile(draw_image(30, 30))
+        few.cut(draw_image(30, 30))
     row = [*p.conversation(draw_image(30, 30), "how many?"), {"role": "assistant", "content": "two"}]
     with pytest.raises(BadRow) as caught:
         SampleEncoder(few, 100_000).encode(row, ("toy", 0))
@@ -347,22 +347,20 @@ def test_tiles_are_counted_before_they_are_made_and_together(monkeypatch):
 
 @pytest.mark.parametrize("longest", [32, 50, 64, 75, 100])
 def test_tiles_are_counted_as_cut_whatever_the_longest_side(longest):
-    images = new_images(
+    images = make_processor(
         embedded().tokenizer, image_size=32, image_seq_len=4, longest_edge=longest, split=True
-    )
+    ).images
     for width, height in ((40, 24), (9, 31), (33, 32), (64, 5), (32, 32), (100, 51), (77, 300), (1000, 500)):
-        tiles, rows, columns = images.tiles(draw_image(width, height))
-        assert images.grid(width, height) == (len(tiles), rows, columns), (width, height)
+        visual, planned = images.cut(draw_image(width, height)), images.plan(width, height)
+        assert planned.parts.shape == visual.parts.shape and planned.grid == visual.grid, (width, height)
 
 
 @pytest.mark.parametrize("size", [0, -1, 10**9, 10**30, 2.5, True, None, "512", [512], float("nan")])
 def test_sizes_of_a_checkpoint_are_bounded(size):
     p = embedded(split=True)
-    for name in ("longest_side", "tile_size"):
-        images = IdeficsImages(p.images.settings)
-        setattr(images, name, size)
+    for name in ("size", "max_image_size"):
         with pytest.raises(ProcessorError):
-            Processor(images, p.tokenizer, p.chat.chat_template)
+            IdeficsImages(p.images.settings | {name: {"longest_edge": size}})
     if size is not None:  # which is how nanoVLM's older configs say that there are no tiles
         tokenizer = processor("nanovlm-current").tokenizer
         with pytest.raises(ProcessorError):

@@ -176,7 +176,7 @@ def test_labels_are_the_answers_with_their_end_of_turn(kind):
         (stop,) = [stop for stop in stops if part.endswith(stop)]
         assert part.removesuffix(stop).strip() == answer
     assert [i for i, label in zip(sample.input_ids, sample.labels) if label not in (i, IGNORE_INDEX)] == []
-    assert len(sample.labels) == len(sample.input_ids) == sample.tokens - sample.front
+    assert len(sample.labels) == len(sample.input_ids) == sample.tokens
 
 
 def test_a_sample_waits_undecoded_and_has_its_tiles_in_order():
@@ -184,7 +184,7 @@ def test_a_sample_waits_undecoded_and_has_its_tiles_in_order():
     encoder, talk = SampleEncoder(p, 1000), conversation("how many?", "two", images=2)
     sample, whole = encoder.encode(talk, ("toy", 7)), p.encode_conversation(talk)
     assert sample.input_ids == whole.input_ids
-    assert sample.tiles == len(whole.tiles) and encoder.tiles(sample).digests == whole.tiles.digests
+    assert sample.tiles == len(whole.parts) and encoder.tiles(sample).digests == whole.parts.digests
 
 
 def test_samples_that_are_too_large_or_broken_are_left_out_whole():

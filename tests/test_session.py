@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from generation.prefix import FeatureCache, tile_digests
+from generation.prefix import FeatureCache, digests_of
 from generation.session import Session
 from generation.steps import Step
 from tests.invariants import assert_close, session_holds
@@ -71,19 +71,18 @@ def test_a_tile_is_encoded_once_for_all_its_prompts(vlm, monkeypatch):
         assert torch.equal(result.token_ids, vlm.generate(**inputs_of(prompt), max_new_tokens=3, **NO_STOP))
 
 
-def test_equal_pixels_with_another_mask_are_not_confused(vlm):
-    session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
-    inputs, results = inputs_of([1, ImageBlock(1), 2, ImageBlock(2), 3]), []
-    for real in (SIDE, SIDE // 2, SIDE // 4, SIDE):
-        mask = torch.zeros(1, 2, SIDE, SIDE, dtype=torch.int64)
-        mask[0, 0, : SIDE // 2] = 1
-        mask[0, 1, :, :real] = 1
-        options = {"pixel_attention_mask": mask, "max_new_tokens": 8, **NO_STOP}
-        results.append(session.generate_detailed(**inputs, **options))
-        assert torch.equal(results[-1].token_ids, vlm.generate(**inputs, **options))
-    assert [r.reused for r in results] == [0, 6, 6, 6]
-    assert [r.tiles_encoded for r in results] == [2, 1, 1, 0]
-    assert len({tuple(r.rows()[0]) for r in results}) == 3  # the mask can be told from the answer
+def test_a_tile_that_is_real_in_part_is_refused(vlm):
+    """No processor makes one: a mask is all ones, or hides a tile of padding."""
+    session, inputs = Session(vlm), inputs_of([1, ImageBlock(1), 2, ImageBlock(2), 3])
+    mask = torch.ones(1, 2, SIDE, SIDE, dtype=torch.int64)
+    options = {"max_new_tokens": 2, **NO_STOP}
+    assert torch.equal(
+        session.generate(**inputs, pixel_attention_mask=mask, **options), vlm.generate(**inputs, **options)
+    )
+    mask[0, 1, :, SIDE // 2 :] = 0
+    for answerer in (session, vlm):
+        with pytest.raises(ValueError):
+            answerer.generate(**inputs, pixel_attention_mask=mask, **options)
 
 
 # --- interrupts
@@ -176,7 +175,7 @@ def test_what_a_session_cannot_do_is_refused_and_changes_nothing(vlm):
         (one, {"use_cache": False}, "use_cache"),
         ({"input_ids": torch.ones(2, 3, dtype=torch.int64)}, {}, "batch of 2"),
         ({"input_ids": torch.tensor([[10**6]])}, {}, "input_ids"),
-        (one | {"pixel_values": one["pixel_values"][..., :8]}, {}, "pixel_values"),
+        (one | {"pixel_values": one["pixel_values"][..., :8]}, {}, "tiles of"),
     ):
         with pytest.raises(ValueError, match=field):
             session.generate_stream(**inputs, **options)
@@ -216,30 +215,28 @@ def test_threads_that_share_a_session_wait_for_each_other(vlm):
 # --- features by content
 
 
-def test_digests_tell_pixels_shape_dtype_and_mask_apart():
-    one, ones = tile(1)[None], torch.ones(1, SIDE, SIDE)
-    half = ones.clone()
-    half[:, :, 8:] = 0
+def test_digests_tell_pixels_shape_and_dtype_apart():
+    one = tile(1)[None]
     changed = one.clone()
     changed[0, 2, -1, -1] += 1e-6
     different = [
-        tile_digests(one),
-        tile_digests(changed),
-        tile_digests(one.view(1, 3, SIDE // 2, SIDE * 2)),
-        tile_digests(one.view(torch.int32)),
-        tile_digests(one.bfloat16()),
-        tile_digests(one, half),
+        digests_of(one),
+        digests_of(changed),
+        digests_of(one.view(1, 3, SIDE // 2, SIDE * 2)),
+        digests_of(one.view(torch.int32)),
+        digests_of(one.bfloat16()),
     ]
     assert len({digest for (digest,) in different}) == len(different)
-    # A row of a batch, a channels-last copy, a mask that hides nothing: the same tile.
+    # A row of a batch, a channels-last copy: the same tile.
     batch = torch.stack([tile(2), tile(1)])
-    assert tile_digests(batch)[1] == tile_digests(one)[0] == tile_digests(one, ones.bool())[0]
-    assert tile_digests(batch.to(memory_format=torch.channels_last))[1] == tile_digests(one)[0]
+    assert digests_of(batch)[1] == digests_of(one)[0]
+    assert digests_of(batch.to(memory_format=torch.channels_last))[1] == digests_of(one)[0]
 
 
 def encode(kept: FeatureCache, *seeds: int) -> tuple[torch.Tensor, int]:
     tiles = torch.stack([tile(seed) for seed in seeds])
-    return kept.encode(tiles, None, tile_digests(tiles))
+    features, encoded = kept.encode(tiles, digests_of(tiles))
+    return torch.stack(features), encoded
 
 
 def test_features_are_kept_within_bounds_and_go_by_last_use(vlm):

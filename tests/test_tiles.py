@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from data.tiles import Tiles
+from data.tiles import Parts
 from generation.decoding import encode_once, first_alike
 from generation.options import GenerationOptions
 from generation.requests import Request
@@ -38,12 +38,12 @@ def noise(count: int) -> torch.Tensor:
     return torch.rand(count, 3, 16, 16, generator=torch.Generator().manual_seed(7))
 
 
-def mixed() -> tuple[Tiles, torch.Tensor]:
+def mixed() -> tuple[Parts, torch.Tensor]:
     """Tiles of both kinds, the bytes' values in several tensors, and their numbers."""
     parts = (codes(2, 0), codes(1, 1))
-    tiles = [Tiles.of(part, VALUES.clone()) for part in parts]
+    tiles = [Parts.of(part, VALUES.clone()) for part in parts]
     return (
-        Tiles.cat((Tiles.of(noise(1)), tiles[0], Tiles.of(noise(2)), tiles[1])),
+        Parts.cat((Parts.of(noise(1)), tiles[0], Parts.of(noise(2)), tiles[1])),
         torch.cat((noise(1), numbers(parts[0]), noise(2), numbers(parts[1]))),
     )
 
@@ -69,7 +69,7 @@ def test_where_shared_memory_is_short_images_go_through_the_pipe(monkeypatch, me
     """Docker gives 64 MB of it, and a process that writes more is killed."""
     space = SimpleNamespace(f_bavail=megabytes * 2**8, f_frsize=2**12)
     monkeypatch.setattr("data.tiles.os.statvfs", lambda path: space)
-    tiles = Tiles.of(codes(6, 1, side=512), VALUES)
+    tiles = Parts.of(codes(6, 1, side=512), VALUES)
     sent = ForkingPickler.dumps(tiles)
     assert (len(sent) > tiles.nbytes) == piped
     assert torch.equal(pickle.loads(sent).to("cpu"), tiles.to("cpu"))
@@ -81,13 +81,13 @@ def test_where_shared_memory_is_short_images_go_through_the_pipe(monkeypatch, me
 @pytest.mark.parametrize("kind", KINDS)
 def test_processors_cut_bytes_and_know_equal_tiles(kind):
     """A photograph has no equal tiles; a blank page has few different ones, its whole view perhaps."""
-    tiles = processor(kind).images.tiles(draw_image(150, 90))[0]
+    tiles = processor(kind).images.cut(draw_image(150, 90)).parts
     assert len(set(tiles.digests)) == len(tiles)
     assert sum(tile.values is None for tile in tiles) <= 1  # nanoVLM's whole image is computed with
     assert tiles.nbytes < 0.5 * tiles.to("cpu").nbytes
-    again = processor(kind).images.tiles(draw_image(150, 90))[0]
+    again = processor(kind).images.cut(draw_image(150, 90)).parts
     assert again.digests == tiles.digests
-    blank = processor(kind).images.tiles(Image.new("RGB", (150, 90), (250, 250, 250)))[0]
+    blank = processor(kind).images.cut(Image.new("RGB", (150, 90), (250, 250, 250))).parts
     assert len(set(blank.digests)) <= 2 and not set(blank.digests) & set(tiles.digests)
 
 
@@ -102,15 +102,10 @@ def prompt_of(tiles: list[int], *text: int) -> dict:
     return inputs_of([*map(ImageBlock, tiles), *text])
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_equal_tiles_of_a_batch_are_encoded_once(vlm, monkeypatch, masked):
+def test_equal_tiles_of_a_batch_are_encoded_once(vlm, monkeypatch):
     rows = [prompt_of(tiles, *words(sum(tiles), 4)) for tiles in ([1, 2, 1], [2, 2, 3], [1, 4, 3])]
     inputs = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
     options = {"max_new_tokens": 6, **NO_STOP}
-    if masked:  # the tile 2 of the first row has less that is real
-        mask = torch.ones(3, 3, SIDE, SIDE, dtype=torch.int64)
-        mask[0, 1, 8:] = 0
-        inputs["pixel_attention_mask"] = mask
     with torch.no_grad():
         each = vlm.embed(**inputs)
     with monkeypatch.context() as patch:
@@ -118,9 +113,9 @@ def test_equal_tiles_of_a_batch_are_encoded_once(vlm, monkeypatch, masked):
         with torch.no_grad():
             once = vlm.embed(**inputs, encode=partial(encode_once, vlm))
         answers = vlm.generate(**inputs, **options)
-    assert images == [4 + masked] * 2
+    assert images == [4] * 2
     torch.testing.assert_close(once, each, atol=1e-6, rtol=0)
-    monkeypatch.setattr("generation.decoding.first_alike", lambda tiles, masks: list(range(len(tiles))))
+    monkeypatch.setattr("generation.decoding.first_alike", lambda tiles: list(range(len(tiles))))
     assert torch.equal(answers, vlm.generate(**inputs, **options))
 
 
@@ -130,16 +125,13 @@ def test_only_wholly_equal_tiles_are_alike():
     last[-1, -1, -1] += 1  # none of the pixels that are compared first
     tiles = torch.stack([one, last, one, zero, last, zero, one])
     assert first_alike(tiles) == [0, 1, 0, 3, 1, 3, 0]
-    masks = torch.ones(7, 32, 32)
-    masks[2, 5, 5] = 0
-    assert first_alike(tiles, masks) == [0, 1, 2, 3, 1, 3, 0]
     assert first_alike(tiles[:0]) == []
 
 
 @pytest.mark.parametrize("entrance", ["model", "session", "scheduler"])
 def test_bytes_give_the_answer_of_their_numbers(vlm, monkeypatch, entrance):
     pixels = codes(3, 8, SIDE)
-    tiles = Tiles.cat([Tiles.of(pixels, VALUES), Tiles.of(pixels[1:2], VALUES)])
+    tiles = Parts.cat([Parts.of(pixels, VALUES), Parts.of(pixels[1:2], VALUES)])
     ids = prompt_of([1, 2, 3, 4], *words(1, 5))["input_ids"]
     options = {"max_new_tokens": 8, **NO_STOP}
     expected = vlm.generate(ids, tiles.to("cpu"), **options)

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import train
 from benchmarks.common import SHAPES
 from data.packing import Batch, dense_mask
+from families import FAMILIES
 from models.config import VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes.settings import total_steps, vision_steps
@@ -57,7 +58,7 @@ def model_of(config: VLMConfig, frozen=()) -> VisionLanguageModel:
 def batch_of(config: VLMConfig, segments: int = 1) -> dict[str, torch.Tensor]:
     """Rows with TILES tiles each, the last quarter labelled; cut into segments of one length."""
     ids = torch.randint(1, 190, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
-    ids[:, : TILES * config.tokens_per_tile] = config.image_token_id
+    ids[:, : TILES * FAMILIES[config.family].positions(config)] = config.image_token_id
     labels = ids.clone()
     labels[:, : int(LENGTH * (1 - LABELLED))] = IGNORE_INDEX
     side = config.vision.image_size

@@ -12,7 +12,7 @@ From nanoVLM to transformers, weights need more than other names:
 - Pixels. nanoVLM's run from 0 to 1, Idefics3's from -1 to 1. The difference goes into the first convolution,
   W x + b = (W / 2)(2 x - 1) + (b + sum(W) / 2): halves and doubles are exact, the bias is rounded once.
   (Pixels of 0 to 1 would do in transformers too, but for black tiles: all zeros there, as padding is.)
-- Placeholders. nanoVLM v0.1 has none; in transformers' layout `<image>` needs an id, and its processor three
+- Placeholders. nanoVLM v0.1 has none; in transformers' layout `<image>` needs a row, and its processor three
   more names. Ids beyond the vocabulary get rows that are the mean of the old ones: their logits are means of
   logits, so no greedy answer changes.
 """
@@ -35,12 +35,12 @@ from torch import Tensor, nn
 from data.errors import ProcessorError
 from data.processor import Processor
 from data.processor_conversion import as_idefics, as_it_was, as_nanovlm
-from families import idefics3, nanovlm
+from families import FAMILIES, idefics3, nanovlm
 from families.text import section, text_family
 from messages import one_line
 from models.checkpoints.backbones import with_mean_rows
 from models.checkpoints.folder import check_replaceable, replace_folder
-from models.checkpoints.hub import WEIGHTS, CheckpointError, locate, read_json, snapshot
+from models.checkpoints.hub import WEIGHTS, CheckpointError, describe, locate, read_json, snapshot
 from models.checkpoints.load import choose_family, one_version
 from models.checkpoints.save import (
     CARD,
@@ -51,15 +51,23 @@ from models.checkpoints.save import (
     write_checkpoint,
     write_json,
 )
-from models.checkpoints.weights import FLOATS, export_tensors, read_header, rename, stored_entries, write_file
+from models.checkpoints.weights import (
+    FLOATS,
+    digest_of,
+    export_tensors,
+    read_header,
+    rename,
+    stored_entries,
+    write_file,
+)
 from models.config import VLMConfig
 from models.language_model import rope_frequencies
 from models.vision_language_model import VisionLanguageModel
 
 HUB, NANOVLM = "hub", "nanovlm"
 # What config.json in transformers' layout says of the nanoVLM checkpoint it was: its own "config.json" as
-# text, since ids follow from its order, and the changes to its tokens. Ocelli leaves this out when it saves a
-# model, which may have been trained since.
+# text, since ids follow from its order, the changes to its tokens, and a digest of the weights. Ocelli leaves
+# this out when it saves a model; transformers keeps it, and the digest tells whether it was trained since.
 WAS = "was_nanovlm"
 TOKENIZER_FOLDER = "tokenizer"
 _WORDS = 12  # in the test prompt
@@ -75,10 +83,7 @@ _TO_NANOVLM = (
     "lm_tokenizer in config.json to a repository. "
 )
 _OTHER_PROMPTS = "It writes images into prompts in its own way, which this model was not trained with"
-_AS_IT_WAS = (
-    "Tokens, image settings and lengths are again those that it had in nanoVLM, as config.json says under "
-    f"{WAS}: if it was trained in transformers' layout since, remove that"
-)
+_AS_IT_WAS = "Tokens, image settings and lengths are again those that it had in nanoVLM"
 Log = Callable[[str], None]
 
 
@@ -125,6 +130,9 @@ def convert(
 
     # An adapter was trained on prompts of transformers' layout.
     was = section(files.config, WAS) if adapter is None else {}
+    if was and was.get("weights") != digest_of(stored_entries(files)):
+        was = {}
+        log(f"note: its weights changed since it was nanoVLM's: {WAS} of config.json is not used")
 
     def read() -> tuple[VisionLanguageModel, Any, dict[str, Any]]:
         model = VisionLanguageModel.from_pretrained(source, revision, dtype=wide)
@@ -147,8 +155,6 @@ def convert(
     image_token_id = model.config.image_token_id
     if from_nanovlm and processor is not None:
         image_token_id = processor.image_token_id
-    elif image_token_id is None:  # v0.1
-        image_token_id = model.config.text.vocab_size
     probe = Probe.of(model.config, avoid=image_token_id)
     reference = probe.ours(model, around_zero=not from_nanovlm)
     if adapter is not None:
@@ -167,8 +173,8 @@ def convert(
 
     def note_origin(folder: Path) -> None:
         if to_hub and fields:
-            path = folder / "config.json"
-            write_json(path, read_json(path) | {WAS: fields})
+            path, weights = folder / "config.json", digest_of(stored_entries(describe(folder)))
+            write_json(path, read_json(path) | {WAS: fields | {"weights": weights}})
 
     with replace_folder(target, _is_replaced) as new:
         if to_hub:
@@ -240,7 +246,7 @@ def _as_nanovlm(folder: Path, was: dict[str, Any], config: VLMConfig, log: Log) 
             if extra := section(kept, "vlm_extra_tokens"):
                 tokenizer, fields = as_it_was(folder, was, extra), kept | {"lm_tokenizer": TOKENIZER_FOLDER}
             elif "lm_max_length" in kept:  # v0.1, which counted no image tokens
-                fields["lm_max_length"] = kept["lm_max_length"] + config.tokens_per_tile
+                fields["lm_max_length"] = kept["lm_max_length"] + nanovlm.positions(config)
         rows = fields.get("lm_vocab_size", 1)
         if type(rows) is not int or rows < 1:
             raise ValueError(f"lm_vocab_size: expected a positive whole number, got {rows!r}")
@@ -290,7 +296,7 @@ def _put_placeholders(model: Any, image_token_id: int, vocab_size: int) -> None:
     model.config = replace(
         config,
         text=replace(config.text, vocab_size=vocab_size),
-        image_placement="placeholder",
+        family=idefics3.NAME,
         image_token_id=image_token_id,
     )
 
@@ -349,9 +355,7 @@ def check_nanovlm(config: VLMConfig) -> None:
     """Refuse a model that nanoVLM's config has no fields for."""
     text, vision = config.text, config.vision
     problem = None
-    if config.image_placement != "placeholder":
-        problem = "image features in front of the text (v0.1) are not in today's layout"
-    elif config.projector_bias:
+    if config.projector_bias:
         problem = "its projector has a bias, nanoVLM's has none"
     elif text.rope_scaling is not None:
         problem = f"nanoVLM has no {text.rope_scaling.rope_type} rotary scaling"
@@ -378,16 +382,14 @@ def nanovlm_config(config: VLMConfig, inputs: Mapping) -> dict:
     """config.json of today's nanoVLM, every field written out. `inputs` are the fields about tokens and
     images, which a model alone does not tell: `data.processor_conversion.as_nanovlm`."""
     check_nanovlm(config)
-    written = {
-        key: getattr(getattr(config, value[0]), value[1]) if isinstance(value, tuple) else value
-        for key, value in nanovlm.FIELDS.items()
-    }
     return {
-        **written,
+        **{key: getattr(getattr(config, part), field) for key, (part, field, _) in nanovlm.FIELDS.items()},
+        **{"vit_dropout": 0.0, "vit_cls_flag": False, "lm_dropout": 0.0, "lm_attn_scaling": 1.0},
+        "lm_use_tokens": False,
         "lm_max_length": config.text.max_position_embeddings,
         "lm_tie_weights": config.tie_word_embeddings,
         "mp_pixel_shuffle_factor": config.scale_factor,
-        "mp_image_token_length": config.tokens_per_tile,
+        "mp_image_token_length": nanovlm.positions(config),
         "vlm_load_backbone_weights": False,
         **inputs,
     }
@@ -426,8 +428,8 @@ class Probe:
 
     def input_ids(self, config: VLMConfig) -> Tensor:
         """(1, T), for a model of any config that the original became."""
-        places = config.tokens_per_tile if config.image_placement == "placeholder" else 0
-        return torch.tensor([[config.image_token_id] * places + list(self.words)])
+        image = [config.image_token_id] * FAMILIES[config.family].positions(config)
+        return torch.tensor([image + list(self.words)])
 
     @torch.no_grad()
     def ours(self, model: Any, around_zero: bool) -> Tensor:

@@ -14,12 +14,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from data.errors import ProcessorError
-from data.images import TiledImage, check_sides, load_image
+from data.images import check_sides, load_image
 from data.processor import Processor
-from data.tiles import Tiles
 from models.checkpoints.backbones import TEXT, VISION, Backbone
 from models.checkpoints.hub import CheckpointError, describe, read_json, snapshot
 from models.checkpoints.load import choose_family, expected_shapes
@@ -54,7 +51,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
             vision, text = (part, None) if kind in VISION else (None, part)
             # The other tower of this model is not counted.
             towers = vision or VisionConfig(), text or TextConfig()
-            config = VLMConfig(*towers, scale_factor=1, image_placement="prefix", tie_word_embeddings=tied)
+            config = VLMConfig(*towers, scale_factor=1, image_token_id=0, tie_word_embeddings=tied)
             prefix = "vision_model." if vision else "language_model."
         else:
             config = reader.read_config(files.config, files.generation_config, {})
@@ -71,8 +68,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     if vision is not None:
         tile = {"pixels": vision.image_size, "patches": vision.num_patches}
         if text is not None:
-            tile |= {"scale_factor": config.scale_factor, "tokens": config.tokens_per_tile}
-            tile["placement"] = config.image_placement
+            tile |= {"scale_factor": config.scale_factor, "tokens": reader.positions(config)}
     cache = _cache(text)
     memory = {}
     for dtype, size in _CACHE_BYTES.items():
@@ -150,19 +146,16 @@ def inspect_image(report: Mapping[str, Any], image: str | tuple[int, int], quest
     described = read_json(folder / "config.json")
     config = choose_family(described, report["source"]).read_config(described, {}, {})
     processor = Processor.from_pretrained(folder, config=config)  # refused where it is not this model's
-    count, rows, columns = processor.images.grid(width, height)
-    side = processor.images.tile_size
-    # Tiles of shape alone: the prompt depends on how many there are, not on what they show.
-    tiles = torch.empty(count, 3, side, side, device="meta")
-    blank = TiledImage(Tiles.of(tiles), rows, columns, f"an image of {width} x {height}", (width, height))
-    encoded = processor.encode_conversation(processor.conversation(blank, question), True)
-    prompt = len(encoded.input_ids) + (encoded.image_tokens if processor.image_token_id is None else 0)
+    # No pixels: the prompt depends on how many tiles there are, not on what they show.
+    planned = processor.images.plan(width, height)
+    encoded = processor.encode_conversation(processor.conversation(planned, question), True)
+    prompt = len(encoded.input_ids)
     return {
         "width": width,
         "height": height,
-        "rows": rows,
-        "columns": columns,
-        "tiles": count,
+        "rows": planned.grid[0],
+        "columns": planned.grid[1],
+        "tiles": len(planned.parts),
         "image_tokens": encoded.image_tokens,
         "prompt_tokens": prompt,
         "question": question,

@@ -19,6 +19,7 @@ from torch import nn
 
 from data.sources import DatasetConfig, count_rows
 from data.tokenizer import SPECIAL_TOKENS
+from families import FAMILIES
 from families.text import checked
 from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.hub import describe as describe_checkpoint
@@ -312,7 +313,8 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
     """The plan of a run on rows, and what it assumes."""
     shape, longest_edge = network(config)
     tiles = options.plan_tiles if options.plan_tiles != -1 else _tiles(longest_edge, shape.vision.image_size)
-    tokens = tiles * (shape.tokens_per_tile + _TAGS) + options.plan_text
+    positions = FAMILIES[shape.family].positions(shape)
+    tokens = tiles * (positions + _TAGS) + options.plan_text
     most = config.max_tiles or config.sequence_length
     if tokens > config.sequence_length or tiles > most:
         raise ValueError(
@@ -336,7 +338,7 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
     )
     device = choose_device(config, options)
     return make_plan(config, options, device, shape, row), (
-        f"assumed: a sample is {tiles:g} tiles of {shape.tokens_per_tile} positions and {options.plan_text} "
+        f"assumed: a sample is {tiles:g} tiles of {positions} positions and {options.plan_text} "
         f"tokens of text, {options.plan_labelled:.0%} of them answers (--plan-tiles, --plan-text, "
         f"--plan-labelled); {device.name} (--plan-device)"
     )

@@ -20,6 +20,7 @@ from data.packing import Batch, segment_mask
 from data.processor import Processor, make_processor
 from data.sources import Mixture, open_datasets
 from data.tokenizer import SPECIAL_TOKENS
+from families import FAMILIES
 from models.checkpoints.hub import locate, snapshot
 from models.checkpoints.save import public_name, transformers_processor, written
 from models.losses import summed_cross_entropy
@@ -50,29 +51,24 @@ class RowsLoss(nn.Module):
         position_ids: Tensor,
         segment_ids: Tensor,
         labelled: Tensor,
-        placeholders: Tensor | None = None,
+        placeholders: Tensor,
         pixel_values: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         language_model = self.model.language_model
-        x = language_model.embed_tokens(input_ids)  # (B, T, D)
+        x = self.model.embed_tokens(input_ids)  # (B, T, D)
         if pixel_values is not None:
-            features = self.model.encode_images(pixel_values)  # (N, S, D)
-            if placeholders is None:  # in front
-                x = torch.cat((features, x), dim=1)  # (B, F + T, D)
-            else:
-                flat = x.flatten(0, 1).index_copy(0, placeholders, features.flatten(0, 1).to(x.dtype))
-                x = flat.view_as(x)
+            features = torch.cat(tuple(self.model.encode_images(pixel_values)))  # (P, D)
+            x = x.flatten(0, 1).index_copy(0, placeholders, features.to(x.dtype)).view_as(x)
         elif self.blank:
             # Before the language model, because sharded ranks gather weights in one order.
             vision = self.model.config.vision
             shape = (1, vision.num_channels, vision.image_size, vision.image_size)
             blank = torch.ones(shape, device=self.model.device, dtype=self.model.dtype)
-            x = x + 0.0 * self.model.encode_images(blank).sum()
+            x = x + 0.0 * torch.cat(tuple(self.model.encode_images(blank))).sum()
         mask = segment_mask(segment_ids)  # (B, T, T), or blocks on CUDA
         hidden, _ = language_model(x, mask, position_ids=position_ids)
-        length, front = labels.shape[1], hidden.shape[1] - labels.shape[1]
-        before = labelled - 1 + (labelled // length + 1) * front  # the positions that predict labels
-        hidden, targets = hidden.flatten(0, 1).index_select(0, before), labels.flatten()[labelled]
+        # The positions before labels predict them.
+        hidden, targets = hidden.flatten(0, 1).index_select(0, labelled - 1), labels.flatten()[labelled]
         return summed_cross_entropy(hidden, targets, language_model.lm_head), {}
 
 
@@ -272,7 +268,7 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
     processor = make_processor(
         tokenizer,
         image_size=model.config.vision.image_size,
-        image_seq_len=model.config.tokens_per_tile,
+        image_seq_len=FAMILIES[model.config.family].positions(model.config),
         longest_edge=config.longest_edge or None,
         split=config.longest_edge > model.config.vision.image_size,
         config=model.config,

@@ -12,8 +12,8 @@ import gradio as gr
 from PIL import Image
 
 from data.errors import ImageError
-from data.images import TiledImage
 from data.processor import EncodedConversation
+from data.tiles import Visual
 from generation.decoding import GenerationOptions
 from inference.answer import answer_text, encode
 from inference.attribution import METHODS
@@ -152,7 +152,7 @@ class AttributionTab:
 
     def _request(self, visitor: Visitor, asked: AskRequest, method: str) -> EngineRequest:
         """The answer, then its maps, in short steps between those of other visitors' answers."""
-        images, tiled, rows = list[Image.Image](), list[TiledImage](), list[EncodedConversation]()
+        images, tiled, rows = list[Image.Image](), list[Visual](), list[EncodedConversation]()
         options, question = GenerationOptions(max_new_tokens=asked.max_new_tokens), asked.question
 
         def prompt(checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:

@@ -42,7 +42,7 @@ from generation.decoding import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
 from generation.scheduler import Scheduler
-from inference.answer import AnswerText, prompt_tokens, requests_for
+from inference.answer import AnswerText, requests_for
 from inference.checkpoint import Checkpoint, spoken_form
 from inference.conversation import ContextFullError
 from inference.errors import RequestError, user_errors
@@ -566,7 +566,7 @@ class Engine:
         if ticket.form is not None:
             options = replace(options, constraint=ticket.form)
         ticket.image_size, ticket.generation_config = row.image_size, checkpoint.model.generation_config
-        ticket.prompt_tokens = prompt_tokens(checkpoint, row)
+        ticket.prompt_tokens = len(row.input_ids)
         if (room := checkpoint.context - ticket.prompt_tokens) < 1:
             got = f"{ticket.prompt_tokens} ({row.image_tokens} of images)"
             raise ContextFullError(f"expected a prompt of fewer than {checkpoint.context} tokens, got {got}")

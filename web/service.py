@@ -32,7 +32,7 @@ from PIL import Image
 from torch import OutOfMemoryError
 
 from data.errors import ImageError, PromptError
-from data.images import ImageLimits, TiledImage, load_image
+from data.images import ImageLimits, Visual, load_image
 from data.processor import EncodedConversation
 from generation.kv_cache import bytes_per_position
 from generation.options import CacheMemoryError, GenerationOptions
@@ -241,7 +241,7 @@ class Question:
         """The prompt of a draft."""
         return encode_short(checkpoint, None, (), self._images(checkpoint), self._request.question)
 
-    def _images(self, checkpoint: Checkpoint) -> tuple[TiledImage, ...]:
+    def _images(self, checkpoint: Checkpoint) -> tuple[Visual, ...]:
         return tuple(self._service.tiled(checkpoint, image) for image in self._request.images)
 
     def _before(self, checkpoint: Checkpoint) -> list[Turn]:
@@ -283,7 +283,7 @@ class Service:
         self.engine, self.models, self.limits = engine, engine.models, limits or ServiceLimits()
         self._visitors: OrderedDict[str, Visitor] = OrderedDict()  # the latest to ask stands last
         self._open: Counter[str] = Counter()  # connections of open pages, by session
-        self._tiled: OrderedDict[tuple[Origin | None, str], TiledImage] = OrderedDict()
+        self._tiled: OrderedDict[tuple[Origin | None, str], Visual] = OrderedDict()
         self._lock = threading.Lock()  # of the tiled images
         self._looking = threading.Lock()  # one upload at a time: it may hold a large image's pixels
 
@@ -347,20 +347,20 @@ class Service:
             f"The model is shown all {count} images, in this order."
         )
 
-    def tiled(self, checkpoint: Checkpoint, path: str) -> TiledImage:
+    def tiled(self, checkpoint: Checkpoint, path: str) -> Visual:
         """An uploaded image, opened and cut into tiles. In any thread."""
         key = checkpoint.model.origin, path
         with self._lock:
             if key in self._tiled:
                 self._tiled.move_to_end(key)
                 return self._tiled[key]
-        tiled = checkpoint.processor.tile(self.load(path))
+        tiled = checkpoint.processor.cut(self.load(path))
         tiled = replace(tiled, size=original_size(path, tiled.size))
         with self._lock:
             self._tiled[key] = tiled
-            size = sum(one.tiles.nbytes for one in self._tiled.values())
+            size = sum(one.parts.nbytes for one in self._tiled.values())
             while size > self.limits.max_tiled_bytes:
-                size -= self._tiled.popitem(last=False)[1].tiles.nbytes
+                size -= self._tiled.popitem(last=False)[1].parts.nbytes
         return tiled
 
     async def ask(self, visitor: Visitor, request: AskRequest) -> AsyncGenerator[View, None]:

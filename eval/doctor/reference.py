@@ -18,7 +18,6 @@ from data.processor import EncodedConversation
 from eval.doctor.cases import MISTAKES, Messages, Mistake, misread
 from eval.doctor.client import Answer, CannotAnswer
 from generation import kv_cache as kv
-from inference.answer import prompt_tokens
 from inference.checkpoint import RequestError, open_checkpoint
 from messages import one_line
 
@@ -87,14 +86,14 @@ class Reference:
     @torch.inference_mode()
     def _compare(self, row: EncodedConversation, answer: Answer) -> Difference | None:
         """Follow the server's text token by token: each has to be the likeliest, within the tolerance."""
-        expected = prompt_tokens(self._checkpoint, row)
+        expected = len(row.input_ids)
         more = expected if answer.prompt_tokens is None else answer.prompt_tokens
         if more := more - expected:
             fewer = "more" if more > 0 else "fewer"
             return Difference(f"the prompt has {abs(more)} tokens {fewer} ({expected} expected)")
         model, tokenizer = self._checkpoint.model, self._checkpoint.processor.tokenizer
         language_model = model.language_model
-        x = model.embed(torch.tensor([row.input_ids]), row.tiles)
+        x = model.embed(torch.tensor([row.input_ids]), row.parts)
         room, text = x.shape[1] + self._tokens, answer.first.text.strip()
         if room > self._checkpoint.context:
             raise CannotAnswer(f"the prompt has {x.shape[1]} tokens, more than the model's context holds")
@@ -149,5 +148,5 @@ class Reference:
 
 def _same(one: EncodedConversation, other: EncodedConversation) -> bool:
     """Whether two prompts have the same tokens and the same pixels."""
-    tiles = [[] if row.tiles is None else row.tiles.digests for row in (one, other)]
+    tiles = [[] if row.parts is None else row.parts.digests for row in (one, other)]
     return one.input_ids == other.input_ids and tiles[0] == tiles[1]

@@ -1,9 +1,9 @@
 """A vision tower's forward pass in C: tower.c, compiled once for this machine and called with addresses.
 
     tower, how = fast_tower(model.vision_model)       # or None, and why there is none
-    features = tower(pixel_values, patch_mask)        # as the eager tower: (N, C, H, W) -> (N, P, D_v)
+    features = tower(pixel_values)                    # as the eager tower: (N, C, M, M) -> (N, P, D_v)
 
-Tiles are encoded one after the other, each by all threads, so that a tile's features have the same bits in
+Parts are encoded one after the other, each by all threads, so that a tile's features have the same bits in
 any company. Activations meet int8 weights as 8-bit numbers with one scale a patch where the processor has dot
 products of bytes (VNNI), else as 16-bit ones. They meet bfloat16 weights, and each other in the attention of
 both, as bfloat16 where there are dot products of it (AVX512_BF16), else as float32.
@@ -254,31 +254,19 @@ class FastTower(nn.Module):
         """What copying and pickling ask for."""
         raise TypeError("a vision tower in C can be neither copied nor pickled: load the checkpoint again")
 
-    def forward(self, pixel_values: Tensor, patch_mask: Tensor | None = None) -> Tensor:
-        """(N, C, H, W) normalised tiles -> (N, P, D_v) float32 features; see the eager tower."""
-        count, channels, height, width = pixel_values.shape
-        side = self.config.patch_size
-        grid = (height // side, width // side)
-        if channels != self.config.num_channels or not min(grid):
-            expected = f"(N, {self.config.num_channels}, H, W) with H and W of at least {side}"
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """(N, C, M, M) normalised tiles -> (N, P, D_v) float32 features; see the eager tower."""
+        side, patches = self.config.image_size, self.config.num_patches
+        if pixel_values.shape[1:] != (self.config.num_channels, side, side):
+            expected = f"(N, {self.config.num_channels}, {side}, {side})"
             raise ValueError(f"pixel_values: expected {expected}, got {tuple(pixel_values.shape)}")
-        if patch_mask is not None and tuple(patch_mask.shape) != (count, *grid):
-            raise ValueError(f"patch_mask: expected {(count, *grid)}, got {tuple(patch_mask.shape)}")
-        front = int(self.config.class_token)
-        places = self.tower.position_ids((height, width), patch_mask, "cpu")[..., front:] - front
         pixels = pixel_values.detach().float().contiguous()
-        places = places.expand(count, -1).contiguous()
-        features = torch.empty(count, grid[0] * grid[1], self.config.hidden_size)
-        everything = torch.arange(features.shape[1] + front)
+        features = torch.empty(len(pixels), patches, self.config.hidden_size)
+        every = torch.arange(patches + self.config.class_token)  # rows of the table, and keys
         with self._turns:
-            for i in range(count):
-                whole = patch_mask is None or front
-                real = everything if whole else patch_mask[i].flatten().nonzero().flatten()
-                keys = real if len(real) else everything  # padding alone looks at all of itself
-                tile = _Tile(
-                    pixels[i].data_ptr(), height, width, places[i].data_ptr(), len(keys), keys.data_ptr()
-                )
-                make_pass(self._paces, features.shape[1], partial(self._encode, tile, features[i]))
+            for one, own in zip(pixels, features):
+                tile = _Tile(one.data_ptr(), side, side, every.data_ptr(), len(every), every.data_ptr())
+                make_pass(self._paces, patches, partial(self._encode, tile, own))
         return features
 
     def _encode(self, tile: _Tile, features: Tensor, made: Pass) -> None:

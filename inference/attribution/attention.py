@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from data.images import TiledImage
+from data.tiles import Visual
 from inference.attribution.teacher_forcing import (
     ForcedAnswer,
     Rope,
@@ -78,7 +78,7 @@ def attention_steps(
     layers: Indices = None,
     heads: Indices = None,
     system: str | None = None,
-    tiled: Sequence[TiledImage] | None = None,
+    tiled: Sequence[Visual] | None = None,
 ) -> Generator[tuple[int, int], None, AttentionMaps]:
     """Each answer token's attention to the images' tokens, put in place on the images: at least one image,
     anything that `load_image` takes, with `tiled` as in `ForcedAnswer`. A token's attention is that of the
@@ -86,17 +86,16 @@ def attention_steps(
     """
     check_layers(checkpoint, layers, heads)
     forced = ForcedAnswer(checkpoint, images, question, answer_ids, system, tiled)
-    tiles = sum(len(image.tiles) for image in forced.tiled)
+    tiles = sum(len(image.parts) for image in forced.tiled)
     steps = tiles + len(checkpoint.model.language_model.layers)
     features = yield from saying((0, steps), forced.features())
-    reading = attention_rows(
-        checkpoint.model.language_model, forced.embed(features[None]), forced.queries, layers, heads
-    )
+    x = forced.embed(torch.cat(features)[None])
+    reading = attention_rows(checkpoint.model.language_model, x, forced.queries, layers, heads)
     rows = yield from saying((tiles, steps), reading)
-    counts = [len(image.tiles) * checkpoint.model.config.tokens_per_tile for image in forced.tiled]
+    counts = [image.positions for image in forced.tiled]
     by_image = rows[:, forced.image_positions].split(counts, dim=1)
-    whole_first = checkpoint.processor.images.whole_first
-    maps = [place_on_image(weights, image, whole_first) for weights, image in zip(by_image, forced.tiled)]
+    cells = checkpoint.processor.images.cells
+    maps = [place_on_image(weights, image, cells(image)) for weights, image in zip(by_image, forced.tiled)]
     setting = ", ".join(
         f"all {name}" if chosen is None else f"{name} {', '.join(map(str, sorted(set(chosen))))}"
         for name, chosen in (("layers", layers), ("heads", heads))

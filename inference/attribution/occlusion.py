@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +21,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from data.images import TiledImage
-from data.tiles import Tiles
+from data.tiles import Parts, Visual
 from inference.attribution import MIN_WINDOW, WINDOW
 from inference.attribution.teacher_forcing import ForcedAnswer, Steps, saying
 from inference.checkpoint import Checkpoint, RequestError
@@ -118,7 +118,7 @@ def occlusion_steps(
     answer_ids: Sequence[int],
     window: float = WINDOW,
     system: str | None = None,
-    tiled: Sequence[TiledImage] | None = None,
+    tiled: Sequence[Visual] | None = None,
 ) -> Generator[tuple[int, int], None, OcclusionMaps]:
     """How much the answer's probability falls when a window is greyed, for windows all over the images, in
     short steps: yields (windows done, all windows), returns the maps.
@@ -143,8 +143,9 @@ def occlusion_steps(
         box = _box(image, Region(number, 0, 0, min(_STEPS, height), min(_STEPS, width)), shapes[-1])
         sizes.append(f"{box[2]} x {box[3]} of {image.width} x {image.height} pixels")
     at_once = max(1, _POSITIONS_AT_ONCE // forced.queries.stop)
-    features = yield from saying((0, len(regions)), forced.features())  # (n, S, D)
-    (base,) = yield from saying((0, len(regions)), forced.log_probabilities(features[None]))
+    features = yield from saying((0, len(regions)), forced.features())
+    whole = torch.cat(features)[None]
+    (base,) = yield from saying((0, len(regions)), forced.log_probabilities(whole))
     occluded: list[Tensor] = []
     for begin in range(0, len(regions), at_once):
         done = begin, len(regions)
@@ -163,24 +164,26 @@ def greyed(image: Image.Image, region: Region, shape: tuple[int, int]) -> Image.
 
 
 def _without(
-    forced: ForcedAnswer, features: Tensor, regions: list[Region], shapes: list[tuple[int, int]]
+    forced: ForcedAnswer, features: list[Tensor], regions: list[Region], shapes: list[tuple[int, int]]
 ) -> Steps[Tensor]:
-    """Features with each of the regions greyed, (R, n, S, D), from those of the images (n, S, D)."""
-    versions = features.repeat(len(regions), 1, 1, 1)
-    changed: list[Tiles] = []
+    """Features with each of the regions greyed, (R, P, D), from those of the images' parts."""
+    versions = torch.cat(features).repeat(len(regions), 1, 1)
+    ends = list(accumulate(map(len, features)))
+    changed: list[Parts] = []
     places: list[tuple[int, int]] = []
     for version, region in enumerate(regions):
         image = greyed(forced.images[region.image], region, shapes[region.image])
-        tiles = forced.checkpoint.processor.tile(image).tiles
-        pairs = zip(tiles.digests, forced.tiled[region.image].tiles.digests, strict=True)
+        parts = forced.checkpoint.processor.cut(image).parts
+        pairs = zip(parts.digests, forced.tiled[region.image].parts.digests, strict=True)
         differs = [place for place, (new, old) in enumerate(pairs) if new != old]
-        changed.append(tiles[differs])
-        before = sum(len(tiled.tiles) for tiled in forced.tiled[: region.image])
-        places += [(version, before + tile) for tile in differs]
+        changed.append(parts[differs])
+        before = sum(len(visual.parts) for visual in forced.tiled[: region.image])
+        places += [(version, before + part) for part in differs]
         yield
     if places:
-        rows, columns = torch.tensor(places, device=features.device).T
-        versions[rows, columns] = yield from forced.encode(changed)
+        new = yield from forced.encode(changed)
+        for (version, part), own in zip(places, new, strict=True):
+            versions[version, ends[part] - len(own) : ends[part]] = own
     return versions
 
 

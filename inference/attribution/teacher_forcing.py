@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from data.images import TiledImage, load_image
-from data.tiles import Tiles
-from inference.answer import TextStream, encode, prompt_tokens
+from data.images import Cell, load_image
+from data.tiles import Parts, Visual
+from inference.answer import TextStream, encode
 from inference.checkpoint import Checkpoint, RequestError
 from models.language_model import DecoderBlock, LanguageModel, rope_tables
 
@@ -67,7 +67,7 @@ class ForcedAnswer:
         question: str,
         answer_ids: Sequence[int],
         system: str | None = None,
-        tiled: Sequence[TiledImage] | None = None,
+        tiled: Sequence[Visual] | None = None,
     ):
         vocab = checkpoint.model.config.text.vocab_size
         self.checkpoint, self.answer = checkpoint, list(answer_ids)
@@ -76,9 +76,9 @@ class ForcedAnswer:
         if not self.answer or not 0 <= min(self.answer) <= max(self.answer) < vocab:
             raise RequestError(f"answer_ids: expected ids from 0 to {vocab - 1}, got {self.answer}")
         self.images = [load_image(image) for image in images]
-        self.tiled = list(tiled or map(checkpoint.processor.tile, self.images))
+        self.tiled = list(tiled or map(checkpoint.processor.cut, self.images))
         row = encode(checkpoint, self.tiled, question, system)
-        prompt = prompt_tokens(checkpoint, row)
+        prompt = len(row.input_ids)
         if prompt + len(self.answer) > checkpoint.context:
             raise RequestError(
                 f"context too long: expected at most {checkpoint.context} tokens, "
@@ -89,47 +89,43 @@ class ForcedAnswer:
 
     @property
     def image_positions(self) -> Tensor:
-        """Positions of the image tokens, tile by tile, (n · S,)."""
-        config = self.checkpoint.model.config
-        if config.image_placement == "prefix":
-            return torch.arange(config.tokens_per_tile, device=self._input_ids.device)
-        assert config.image_token_id is not None, "placeholders have an id"
-        return (self._input_ids[0] == config.image_token_id).nonzero()[:, 0]
+        """Positions of the image tokens, part by part, (P,)."""
+        return (self._input_ids[0] == self.checkpoint.model.config.image_token_id).nonzero()[:, 0]
 
-    def features(self) -> Steps[Tensor]:
-        """Of the images' tiles, (n, S, D): those that the answer was made from, where they are still kept."""
+    def features(self) -> Steps[list[Tensor]]:
+        """Of each part of the images, (its positions, D): those that the answer was made from, where they are
+        still kept."""
         kept = self.checkpoint.features
-        encode = lambda tile: kept.encode(tile, None, tile.digests)[0]
-        return self.encode([image.tiles for image in self.tiled], encode)
+        encode = lambda part: kept.encode(part, part.digests)[0]
+        return self.encode([image.parts for image in self.tiled], encode)
 
     @torch.no_grad()
     def encode(
-        self, parts: Sequence[Tiles], encode: Callable[[Tiles], Tensor] | None = None
-    ) -> Steps[Tensor]:
-        """Tiles, n in all in several parts → image features (n, S, D), each different tile in a step. By
-        default nothing is kept of them."""
+        self, images: Sequence[Parts], encode: Callable[[Parts], Sequence[Tensor]] | None = None
+    ) -> Steps[list[Tensor]]:
+        """Parts → features of each, every different part in a step. By default nothing is kept of them."""
         encode = encode or self.checkpoint.model.encode_images
-        tiles, found = Tiles.cat(parts), dict[bytes, Tensor]()
-        for place, digest in enumerate(tiles.digests):
+        parts, found = Parts.cat(images), dict[bytes, Tensor]()
+        for place, digest in enumerate(parts.digests):
             if digest not in found:
-                found[digest] = encode(tiles[place : place + 1])
+                found[digest] = encode(parts[place : place + 1])[0]
                 yield
-        return torch.cat([found[digest] for digest in tiles.digests])
+        return [found[digest] for digest in parts.digests]
 
     @torch.no_grad()
     def embed(self, features: Tensor) -> Tensor:
-        """R versions of the image features (R, n, S, D) → prompt and answer (R, P + A - 1, D)."""
+        """R versions of the image features (R, P, D) → prompt and answer (R, T + A - 1, D)."""
         model, versions = self.checkpoint.model, len(features)
-        table = model.language_model.embed_tokens
         ids = self._input_ids.expand(versions, -1)
-        x = model.place_features(ids, table(ids), features.flatten(0, 1))
+        x = model.place_features(ids, features.flatten(0, 1))
         # The answer apart: if it holds the placeholder's id, that is no image.
         answer = torch.tensor(self.answer[:-1], dtype=torch.int64, device=ids.device)
+        table = model.language_model.embed_tokens
         return torch.cat((x, table(answer).to(x.dtype).expand(versions, -1, -1)), dim=1)
 
     @torch.no_grad()
     def log_probabilities(self, features: Tensor) -> Steps[Tensor]:
-        """Of each answer token given those before it, (R, A) float32, for R versions of the features."""
+        """Of each answer token given those before it, (R, A) float32, for features (R, P, D)."""
         language_model = self.checkpoint.model.language_model
         hidden = yield from saying(None, through_blocks(language_model, self.embed(features)))
         scores = language_model.logits(hidden[:, self.queries.start :]).float().log_softmax(-1)  # (R, A, V)
@@ -152,25 +148,22 @@ def through_blocks(
     return language_model.norm(x)
 
 
-def place_on_image(weights: Tensor, image: TiledImage, whole_first: bool) -> Tensor:
-    """Weights of an image's tokens (T, tiles · s²) → a map of the image (T, h, w) with the same sum.
+def place_on_image(weights: Tensor, image: Visual, cells: Sequence[Cell]) -> Tensor:
+    """Weights of an image's tokens (T, parts · s²) → a map of the image (T, h, w) with the same sum.
 
     A processor stretches an image to whole tiles, without crop or padding, so cells divide the image evenly.
-    (If patches do not fill a tile, as in SmolVLM-2.2B, they lie at most 1.6 % of a tile too far out.) Often
-    the whole image stands first or last as one more tile: each of its tokens is divided evenly among the
-    rows · columns cells that it covers.
+    (If patches do not fill a tile, as in SmolVLM-2.2B, they lie at most 1.6 % of a tile too far out.) `cells`
+    are what each part shows; each token of a part that covers several, such as the whole image as one more
+    tile, is divided evenly among those.
     """
-    rows, columns, tiles = max(1, image.rows), max(1, image.columns), len(image.tiles)
-    side = math.isqrt(weights.shape[1] // tiles)
-    grid = weights.reshape(len(weights), tiles, side, side)
-    spread: Tensor | float = 0.0
-    if tiles > rows * columns:
-        whole = grid[:, 0 if whole_first else -1]
-        grid = grid[:, 1:] if whole_first else grid[:, :-1]
-        spread = whole.repeat_interleave(rows, 1).repeat_interleave(columns, 2) / (rows * columns)
-    # (T, rows · columns, s, s) → (T, rows, s, columns, s) → (T, h, w)
-    grid = grid.unflatten(1, (rows, columns)).transpose(2, 3)
-    return grid.reshape(len(weights), rows * side, columns * side) + spread
+    side = math.isqrt(weights.shape[1] // len(cells))
+    rows, columns = (max(cell[place] for cell in cells) for place in (2, 3))
+    placed = weights.new_zeros(len(weights), rows * side, columns * side)
+    for part, (top, left, bottom, right) in zip(weights.split(side**2, dim=1), cells, strict=True):
+        high, wide = bottom - top, right - left
+        grid = part.reshape(-1, side, side).repeat_interleave(high, 1).repeat_interleave(wide, 2)
+        placed[:, top * side : bottom * side, left * side : right * side] += grid / (high * wide)
+    return placed
 
 
 class Word(NamedTuple):

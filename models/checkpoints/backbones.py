@@ -198,6 +198,8 @@ def from_backbones(
         raise CheckpointError(
             f"extra_tokens must be at least 1 without an image_token_id, got {extra_tokens}"
         )
+    if image_token_id is not None and image_token_id >= rows + extra_tokens:
+        raise CheckpointError(f"image_token_id: expected one of {rows + extra_tokens}, got {image_token_id}")
     tied = resolve_tying(
         bool(stored.get("tie_word_embeddings", False)),
         speaking.tensor_map,

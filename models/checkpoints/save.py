@@ -9,23 +9,24 @@ A folder is written beside its target and moved into its place as a whole.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from families import FAMILIES
 from families.text import write_ids
 from models.checkpoints.folder import replace_folder
 from models.checkpoints.hub import INDEX, WEIGHTS, CheckpointError, client, fetched, one_sentence, read_json
 from models.checkpoints.load import choose_family
-from models.checkpoints.weights import write_file
+from models.checkpoints.weights import Pending, write_file
 from models.config import VLMConfig
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -101,28 +102,46 @@ def written(config: VLMConfig, dtype: str = "float32") -> tuple[dict, Callable[[
     return described, lambda name: places(name).name
 
 
-def stored_tensors(model: Any) -> dict[str, Tensor]:
+def stored_tensors(model: Any) -> dict[str, Pending]:
     """A model's tensors by name, a tied head once, as the embedding. Of one that was rearranged for decoding
-    they are what it was loaded with, to the bit. Raises CheckpointError for weights that are not there, on
-    the meta device or rounded to int8."""
-    tensors = model.state_dict()
+    they are what it was loaded with, to the bit, and each is made when it is written. Raises CheckpointError
+    for weights that are not there, on the meta device or rounded to int8."""
+    found: dict[str, Pending] = {}
+    for read in _parts_of(model):
+        for name, tensor in read().items():
+            make = lambda read=read, name=name: read()[name]
+            found[name] = Pending(tuple(tensor.shape), tensor.dtype, make)
+            if tensor.is_meta:
+                raise CheckpointError("the model has no weights yet: its parameters are on the meta device")
+            if tensor.dtype == torch.int8:
+                raise CheckpointError(
+                    "the model's weights were rounded to int8, which no checkpoint holds: load it in another "
+                    "dtype to save it"
+                )
     if model.config.tie_word_embeddings:
-        tensors.pop("language_model.lm_head.weight", None)
-        tensors.pop("language_model.lm_head.scale", None)
-    if any(tensor.is_meta for tensor in tensors.values()):
-        raise CheckpointError("the model has no weights yet: its parameters are on the meta device")
-    dtypes = {tensor.dtype for tensor in tensors.values()}
-    if torch.int8 in dtypes:
-        raise CheckpointError(
-            "the model's weights were rounded to int8, which no checkpoint holds: load it in another dtype "
-            "to save it"
-        )
-    if dtypes == {torch.float32, torch.bfloat16}:
+        del found["language_model.lm_head.weight"]
+    if {one.dtype for one in found.values()} == {torch.float32, torch.bfloat16}:
         # Rearranging makes all that is small float32: what loses nothing by it is bfloat16 again.
-        wide = {name: tensor for name, tensor in tensors.items() if tensor.dtype == torch.float32}
-        narrow = {name: tensor.bfloat16() for name, tensor in wide.items()}
-        tensors |= {name: one for name, one in narrow.items() if torch.equal(one.float(), wide[name])}
-    return tensors
+        for name, one in found.items():
+            if one.dtype == torch.float32 and torch.equal((wide := one.make()).bfloat16().float(), wide):
+                found[name] = Pending(one.shape, torch.bfloat16, lambda one=one: one.make().bfloat16())
+    return found
+
+
+def _parts_of(module: nn.Module, prefix: str = "") -> Iterator[Callable[[], dict[str, Tensor]]]:
+    """What gives a module's tensors by name, in as small parts as it has: rearranged ones are copies."""
+    if type(module).state_dict is not nn.Module.state_dict:  # a tower in C
+        yield lambda: module.state_dict(prefix=prefix)
+        return
+
+    def own() -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        module._save_to_state_dict(tensors, prefix, keep_vars=False)
+        return tensors
+
+    yield own
+    for name, child in module.named_children():
+        yield from _parts_of(child, f"{prefix}{name}.")
 
 
 def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:
@@ -139,9 +158,9 @@ def _with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:
     return replace(config, eos_token_ids=tuple(sorted(stops)), pad_token_id=pad, bos_token_id=bos)
 
 
-def write_weights(tensors: Mapping[str, Tensor], folder: Path, max_shard_bytes: int) -> None:
+def write_weights(tensors: Mapping[str, Pending], folder: Path, max_shard_bytes: int) -> None:
     """model.safetensors, or as many shards as needed and their index."""
-    shards: list[dict[str, Tensor]] = [{}]
+    shards: list[dict[str, Pending]] = [{}]
     filled = 0
     for name, tensor in tensors.items():
         if shards[-1] and filled + tensor.nbytes > max_shard_bytes:
@@ -158,7 +177,7 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, max_shard_bytes: 
         write_file(folder / file, shard)
         weight_map |= dict.fromkeys(shard, file)
     metadata = {
-        "total_parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "total_parameters": sum(math.prod(tensor.shape) for tensor in tensors.values()),
         "total_size": sum(tensor.nbytes for tensor in tensors.values()),
     }
     write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
@@ -186,9 +205,10 @@ def transformers_processor(processor):
 
 
 def _check_processor(processor, config: VLMConfig) -> None:
+    positions = FAMILIES[config.family].positions(config)
     for what, got, expected in (
         ("image token id", processor.image_token_id, config.image_token_id),
-        ("tokens per tile (image_seq_len)", processor.image_seq_len, config.tokens_per_tile),
+        ("tokens per tile (image_seq_len)", processor.image_seq_len, positions),
     ):
         if got != expected:
             raise CheckpointError(
@@ -282,7 +302,7 @@ def push(
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
             held = api.list_repo_files(repo_id, revision=revision)
             if card is None and CARD not in held:
-                parameters = sum(tensor.numel() for tensor in stored_tensors(model).values())
+                parameters = sum(math.prod(tensor.shape) for tensor in stored_tensors(model).values())
                 text = model_card(repo_id, model.config, parameters, with_processor=with_processor)
                 (folder / CARD).write_text(text, encoding="utf-8")
             replaced = [path for path in held if is_checkpoint_file(path.split("/")[0], with_processor)]
@@ -325,7 +345,7 @@ _CARD = """# {name}
 |---|---|
 | parameters | {parameters:,} |
 | vision | {vision.num_hidden_layers} layers of {vision.hidden_size}, tiles of {vision.image_size} px in \
-patches of {vision.patch_size} px, {config.tokens_per_tile} tokens a tile |
+patches of {vision.patch_size} px, {positions} tokens a tile |
 | language | {text.num_hidden_layers} layers of {text.hidden_size}, {text.num_attention_heads} heads over \
 {text.num_key_value_heads}, {text.vocab_size:,} tokens |
 
@@ -402,7 +422,7 @@ def model_card(
         in_transformers=in_transformers.format(repo_id=repo_id),
         summary=summary,
         parameters=parameters,
-        config=config,
+        positions=FAMILIES[config.family].positions(config),
         vision=config.vision,
         text=config.text,
         training_data=training_data,

@@ -7,6 +7,7 @@ from the file into memory of its own.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -238,7 +239,22 @@ def read_tensor(
     return tensor.to(device, dtype or stored)
 
 
-def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+@dataclass(frozen=True)
+class Pending:
+    """A tensor that is made when it is written."""
+
+    shape: Shape
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_file(
+    path: Path, tensors: Mapping[str, Tensor | Pending], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write a safetensors file: `file_header`, then each tensor.
 
     One tensor at a time is on the CPU; the library's `save_file` wants all of them there, and gives the
@@ -248,12 +264,14 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
     with path.open("wb") as file:
         file.write(header)
         for name in names:
-            file.write(memory_of(tensors[name].detach().cpu().contiguous()))
+            tensor = tensors[name]
+            made = tensor.make() if isinstance(tensor, Pending) else tensor
+            file.write(memory_of(made.detach().cpu().contiguous()))
     path.chmod(0o644)
 
 
 def file_header(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    tensors: Mapping[str, Tensor | Pending], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes, list[str]]:
     """The first bytes of a safetensors file with metadata {"format": "pt"} and what is given besides, and the
     order of the tensors after it."""
@@ -269,6 +287,17 @@ def file_header(
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     return len(raw).to_bytes(8, "little") + raw, names
+
+
+def digest_of(entries: Mapping[str, Entry]) -> str:
+    """A SHA-256 of all stored tensors, in whatever files and order, but for a head: a tied one may be left
+    out."""
+    digest = hashlib.sha256()
+    for name, entry in sorted(entries.items()):
+        if name != "lm_head.weight":
+            digest.update(f"{name} {entry.dtype} {entry.shape}".encode())
+            digest.update(memory_of(read_tensor(entry)))
+    return digest.hexdigest()
 
 
 def memory_of(tensor: Tensor) -> memoryview:

@@ -139,11 +139,9 @@ class WorldStream(ShapesStream):
             for name, at in (("pixel_values", 2), ("dense", 3))
         }
         row["places"] = np.concatenate(
-            [self._places(scene, rows, columns) for scene, _, _, _, rows, columns in shown]
+            [self._places(scene, *visual.grid) for scene, _, _, _, visual in shown]
         )
-        prompt = "".join(
-            images.prompt(rows, columns, i, len(shown)) for i, (*_, rows, columns) in enumerate(shown)
-        )
+        prompt = "".join(images.prompt(visual, i, len(shown)) for i, (*_, visual) in enumerate(shown))
         scene, only_words = shown[0][:2]
         if len(shown) > 1:
             questions, scene = self._of_two([one[0] for one in shown], rng), None
@@ -191,11 +189,12 @@ class WorldStream(ShapesStream):
                 else:
                     scene = sample_drawing(rng, config.split, difficulty, aspect)
                 image = paint(scene, rng, 160 if only_words else looks.SMALLEST_IMAGE)
-            tiles, rows, columns = images.tiles(image)
+            visual = images.cut(image)
+            rows, columns = visual.grid
             if min(rows, columns) == (across if most > 1 else 0):
                 break  # else the pixels of a small image, which are whole, made it longer or shorter
-        pixels = np.stack([tile.pixels.numpy() for tile in tiles.tiles])
-        return scene, only_words, pixels, self._dense_tiles(scene, rows, columns), rows, columns
+        pixels = np.stack([tile.pixels.numpy() for tile in visual.parts])
+        return scene, only_words, pixels, self._dense_tiles(scene, rows, columns), visual
 
     def _dense_tiles(self, scene: Scene | None, rows: int, columns: int) -> np.ndarray:
         """`dense_map` for each tile, (n, P, DENSE), with lengths in eighths of a tile."""

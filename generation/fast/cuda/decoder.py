@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from generation.fast.cuda import kernels
 from generation.fast.native.step import DECODER
 from generation.fast.quantized import PackedLinear
-from generation.kv_cache import KVCache, even
+from generation.kv_cache import KVCache, even, geometry
 
 MOST_ROWS: int = kernels.MANY.value
 MOST_PROGRAMS = 1024  # of a kernel
@@ -162,11 +162,11 @@ class TritonDecoder:
 
         Nothing is read back, and a CUDA graph of it serves every position in the same cache.
         """
-        rows, like = len(token), kv_cache[0]["key"]
+        rows, strides = len(token), geometry(kv_cache).strides
         assert rows <= MOST_ROWS, f"{rows} rows, expected up to {MOST_ROWS}"
-        assert like.stride()[2:] == (self._width, 1), f"positions side by side, got strides {like.stride()}"
+        assert strides[2:] == (self._width, 1), f"positions side by side, got strides {strides}"
         if not even(kv_cache):
-            raise ValueError(f"kv_cache: expected layers alike, strides {like.stride()}, got others")
+            raise ValueError(f"kv_cache: expected layers alike, strides {strides}, got others")
         device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
         with device:
             self._launch(token, kv_cache, position, rows)
@@ -177,8 +177,8 @@ class TritonDecoder:
         splits, warps = self._splits(rows), {"num_warps": 8 if rows == 1 else 4}
         x, qkv, attended, h = self._x, self._qkv, self._attended, self._h
         most = 8 * self._programs
-        like = kv_cache[0]["key"]
-        at = like.shape[2], like.stride(0), like.stride(1)
+        held = geometry(kv_cache)
+        at = held.capacity, *held.strides[:2]
 
         def grid(height: int, block: int) -> tuple[int]:
             return (min(-(-height // block), most, MOST_PROGRAMS),)

@@ -175,17 +175,20 @@ class StaticCache:
         The list and its dicts stay the same objects and get other tensors, so nobody else may hold on to
         the old ones.
         """
-        config, like, rows = self._config, kv_cache[0]["key"], kv.rows(kv_cache)
+        config, held = self._config, kv.geometry(kv_cache)
         each = kv.bytes_per_token(
-            config.num_hidden_layers, config.num_key_value_heads, config.head_dim, like.dtype
+            config.num_hidden_layers, config.num_key_value_heads, config.head_dim, held.dtype
         )
-        positions = min(self._max_bytes // (each * rows) // BUCKET * BUCKET, config.max_position_embeddings)
+        positions = min(
+            self._max_bytes // (each * held.rows) // BUCKET * BUCKET, config.max_position_embeddings
+        )
         if needed > positions or (self._user is not None and self._user() is not None):
             return
-        if self.cache is None or kv.rows(self.cache) != rows or self.cache[0]["key"].dtype != like.dtype:
+        mine = self.cache and kv.geometry(self.cache)
+        if not mine or (mine.rows, mine.dtype) != (held.rows, held.dtype):
             self.cache = None  # the old memory is freed before the new one is taken
             try:
-                self.cache = kv.allocate_for(config, rows, positions, like=like)
+                self.cache = kv.allocate_for(config, held.rows, positions, like=kv_cache[0]["key"])
             except torch.OutOfMemoryError:  # the user's own cache serves as well
                 return
         # Tensors of their own, which live as long as the user's cache.
@@ -279,8 +282,9 @@ class GraphStep(Step):
         """Positions that a recording for some rows reads at most: the bucket of the `longest`, or all of a
         view of fitting length; in Triton all of the buffer, so that it serves every view of that."""
         if self.decoder(rows) is not None:
-            return kv_cache[0]["key"].stride(1) // kv_cache[0]["key"].stride(2)
-        capacity = kv.capacity(kv_cache)
+            _, head, position, _ = kv.geometry(kv_cache).strides
+            return head // position
+        capacity = kv.geometry(kv_cache).capacity
         return capacity if longest is None else min(bucket_of(longest), capacity)
 
     def _check_weights(self) -> None:
@@ -372,6 +376,6 @@ def first_line(error: Exception) -> str:
 
 def buffer_addresses(kv_cache: KVCache) -> tuple:
     """The addresses of all of a cache: a new one may reuse part of an old one's freed memory."""
-    key = kv_cache[0]["key"]
+    held = kv.geometry(kv_cache)
     addresses = tuple(tensor.data_ptr() for layer in kv_cache for tensor in layer.values())
-    return addresses, key.stride(), key.dtype
+    return addresses, held.strides, held.dtype

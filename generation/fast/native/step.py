@@ -36,7 +36,7 @@ from generation.fast.native.build import (
     to_panels,
     unfit,
 )
-from generation.kv_cache import KVCache
+from generation.kv_cache import KVCache, geometry
 from generation.steps import Step
 from generation.threads import CROWD, Paces, Turns
 
@@ -253,9 +253,9 @@ class NativeStep(Step):
         """Tokens, T ids or embeddings (T, D): of each of the cache's rows so many, from a position on. The
         logits of those `wanted`, in order, go to logits (n, V). Lists, because a tensor's every operation
         takes as long as a small model's layer."""
-        key = kv_cache[0]["key"]
-        capacity, strides = key.shape[2], key.stride()
-        head_stride = strides[1] // key.shape[3]
+        held = geometry(kv_cache)
+        capacity, strides = held.capacity, held.strides
+        head_stride = strides[1] // held.head_dim
         # C reads and writes where it is told to.
         if isinstance(tokens, list) and (min(tokens) < 0 or max(tokens) >= self._vocab):
             got = f"{min(tokens)} to {max(tokens)}"
@@ -264,9 +264,9 @@ class NativeStep(Step):
             raise ValueError(f"kv_cache: expected room for position {last}, got {capacity} positions")
         if min(starts) < 0:
             raise ValueError(f"start_pos: expected 0 or more, got {min(starts)}")
-        if len(lengths) > len(key):
-            raise ValueError(f"kv_cache: expected {len(lengths)} rows, got {len(key)}")
-        library = load_step(self._weight_bits, BITS[key.dtype])
+        if len(lengths) > held.rows:
+            raise ValueError(f"kv_cache: expected {len(lengths)} rows, got {held.rows}")
+        library = load_step(self._weight_bits, BITS[held.dtype])
         rows = [row for row, length in enumerate(lengths) for _ in range(length)]
         positions = [start + step for start, length in zip(starts, lengths) for step in range(length)]
         with self._turns:
