@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from generation.prefix import FeatureCache, digests_of
+from generation.prefix import FeatureCache, Item, KeyedPrompt, digests_of, embed_after, first_part
 from generation.session import Session
 from generation.steps import Step
 from tests.invariants import assert_close, session_holds
@@ -26,6 +26,7 @@ from tests.prompts import (
     tiny_vlm,
     words,
 )
+from tests.tiny import IMAGE_ID
 from tests.waiting import PATIENCE
 
 
@@ -237,6 +238,19 @@ def encode(kept: FeatureCache, *seeds: int) -> tuple[torch.Tensor, int]:
     tiles = torch.stack([tile(seed) for seed in seeds])
     features, encoded = kept.encode(tiles, digests_of(tiles))
     return torch.stack(features), encoded
+
+
+def test_the_rest_of_a_prompt_whatever_its_parts_take(vlm):
+    """Images whose parts take different numbers of positions, one right after another."""
+    ids = torch.tensor([1, *[IMAGE_ID] * 11, 2, *[IMAGE_ID] * 3, 4])
+    items = [Item(bytes([number]) * 32, positions) for number, positions in enumerate((4, 7, 3))]
+    keys = ids.masked_fill(ids == IMAGE_ID, -9)
+    prompt, features = KeyedPrompt(ids, None, items, keys), [torch.randn(n, 48) for _, n in items]
+    whole = embed_after(vlm, prompt, 0, features)
+    assert torch.equal(whole[0, ids == IMAGE_ID], torch.cat(features))
+    for reused in range(len(ids)):
+        rest = embed_after(vlm, prompt, reused, features[first_part(prompt, reused)[0] :])
+        assert torch.equal(rest, whole[:, reused:]), reused
 
 
 def test_features_are_kept_within_bounds_and_go_by_last_use(vlm):
