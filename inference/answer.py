@@ -163,7 +163,8 @@ class TextStream:
     """The text of token ids as they arrive, cut only where a character is complete.
 
     A token may hold part of a character, and its text may depend on the token before. So text is decoded from
-    the first token of the last piece on, and the part that was returned already is cut off.
+    the first token of the last piece on, and the part that was returned already is cut off. (The library's
+    `DecodeStream` raises where bytes that are no text come before, as a sampler may have it.)
     """
 
     def __init__(self, tokenizer, skip_special_tokens: bool = True):
