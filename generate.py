@@ -40,6 +40,7 @@ from generation.options import GenerationOptions
 from inference import cli
 from inference.errors import user_errors, user_message
 from inference.results import to_json
+from inference.terminal import GreyText
 from models.checkpoints.hub import for_terminal
 
 # torch takes seconds to import, Pillow a tenth. What needs them is imported inside functions, after all
@@ -129,7 +130,9 @@ def answer_questions(args: argparse.Namespace) -> None:
 
 def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dict[str, Any]:
     """Print the answers of a reply, a single one while it is made. Returns the result, without `about`."""
-    pieces = reply.after_draft(not args.json, args.json or args.stats) if args.draft else reply
+    pieces = reply
+    if args.draft:
+        pieces = reply.after_draft(GreyText(not args.json), args.json or args.stats)
     pixels = partial(reply.checkpoint.pixels, reply.row, not (args.json or args.grammar), args.box_format)
     if args.num_answers == 1 and locator is None:
         cli.say(pixels().each(piece for _, piece in pieces))

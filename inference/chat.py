@@ -34,7 +34,6 @@ from generation.options import MAX_SEED
 from inference.checkpoint import Checkpoint, PixelText, RequestError
 from inference.cli import check_image_name, is_image_name, log, shown, stats_table
 from inference.conversation import Conversation
-from inference.draft import after_draft
 from inference.errors import user_errors, user_message
 from inference.results import to_json
 from inference.terminal import GreyText
@@ -150,7 +149,7 @@ class Chat:
         with conversation.send(question, images, options, self.draft) as reply:
             text, always = reply.pixels(lines=options.constraint is None), self.draft and self.stats
             try:
-                pieces = after_draft(reply, grey, reply.pixels(), always)
+                pieces = reply.after_draft(grey, always)
                 for piece in shown(text.each(piece for _, piece in pieces)):
                     print(piece, end="", flush=True)
                     seen = piece or seen

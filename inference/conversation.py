@@ -24,11 +24,10 @@ from typing import Any
 from data.processor import EncodedConversation, Processor
 from data.tiles import Visual
 from generation.decoding import GenerationOptions, TokenStream
-from generation.draft import DraftStream
 from generation.session import Session
-from inference.answer import Reply, answers_of, start
+from inference.answer import answers_of, start
 from inference.checkpoint import Checkpoint, PixelText, RequestError
-from inference.draft import draft_result, draft_text, start_drafted, wholes
+from inference.draft import DraftedReply, start_drafted, wholes
 
 PLACEHOLDER = "ok"  # the text of each answer while a prompt is tokenized
 TAIL = 4  # tokens before an answer that must be the same as when it was generated
@@ -136,7 +135,7 @@ class Conversation:
             self._pending.close()
 
 
-class TurnReply(Reply):
+class TurnReply(DraftedReply):
     """The answers to the next question of a conversation.
 
     `close`, leaving a `with`, and whatever is done to the conversation next end the answer. The history then
@@ -156,11 +155,8 @@ class TurnReply(Reply):
         return self.checkpoint.pixels(self.row, lines)
 
     def draft(self) -> Iterator[str]:
-        """The pieces of the draft's text, "" for a token that completes none: before the answer is begun, and
-        only where `send` was to let it have one."""
-        if self._result is None and isinstance(self.stream, DraftStream):
-            self._times = self._times or [time.perf_counter()]
-            yield from draft_text(self.checkpoint, self.stream, self.options)
+        """See `DraftedReply.draft`; only where `send` was to let it have one."""
+        return super().draft() if self._result is None else iter(())
 
     def __enter__(self) -> TurnReply:
         return self
@@ -203,9 +199,6 @@ class TurnReply(Reply):
             result[field] = getattr(reuse, name, 0)
         result["tiles_encoded"] = reuse.tiles_encoded if reuse else 0
         result["kv_cache_bytes"] = session.kv_cache_bytes
-        if isinstance(self.stream, DraftStream):
-            self.stream.end_draft()
-            result["draft"] = draft_result(self.checkpoint, self.stream, self.ids[0], self.options)
         del self.stream  # with it, the memory of several answers
         self._result, self._conversation._pending = result, None
         self.kept = all(self.ids)

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 from data.processor import EncodedConversation, Processor
 from data.tiles import Visual
+from generation.decoding import GenerationOutput
 from generation.draft import DraftStream
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.session import Session
 from inference.answer import AnswerText, Reply, answer_text, encode
-from inference.checkpoint import Checkpoint, PixelText, RequestError
+from inference.checkpoint import Checkpoint, RequestError
 from inference.terminal import GreyText, wrapped
 
 
@@ -80,78 +81,52 @@ def start_drafted(
         raise RequestError(error) from error
 
 
-def draft_text(checkpoint: Checkpoint, stream: DraftStream, options: GenerationOptions) -> Iterator[str]:
-    """The text of a draft while it is made, "" for a token that completes none."""
-    text = AnswerText(checkpoint, options)
-    for ids in stream.draft():
-        yield text.put(int(ids))
-    yield text.finish()
-
-
-def draft_result(
-    checkpoint: Checkpoint, stream: DraftStream, answer: Sequence[int], options: GenerationOptions
-) -> dict[str, Any] | None:
-    """What a result says about a draft: its text, how many tokens it has and with how many of them the answer
-    begins, seconds of work until the first one and until the last. None where none was made."""
-    if (draft := stream.drafted) is None:
-        return None
-    return {
-        "text": answer_text(checkpoint, draft.token_ids, options),
-        "tokens": len(draft.token_ids),
-        "accepted": draft.accepted(answer),
-        "first_token_seconds": draft.first_token_seconds,
-        "draft_seconds": draft.seconds,
-    }
-
-
-@dataclass
 class DraftedReply(Reply):
     """A reply that may have a draft, if `draft` is iterated first."""
 
-    stream: DraftStream
-
     def draft(self) -> Iterator[str]:
-        """The pieces of the draft's text; none where no draft helps."""
-        return draft_text(self.checkpoint, self.stream, self.options)
+        """The pieces of the draft's text, "" for a token that completes none; no pieces where no draft helps,
+        or the answer has begun."""
+        if isinstance(self.stream, DraftStream):
+            self._times = self._times or [time.perf_counter()]
+            text = AnswerText(self.checkpoint, self.options)
+            for ids in self.stream.draft():
+                yield text.put(int(ids))
+            yield text.finish()
 
-    def after_draft(self, shown: bool, always: bool) -> Iterator[tuple[int, str]]:
-        """`after_draft` with grey text if it is to be `shown`."""
-        return after_draft(self, GreyText(shown), self.checkpoint.pixels(self.row), always)
+    def after_draft(self, grey: GreyText, always: bool = False) -> Iterator[tuple[int, str]]:
+        """What iterating gives, once the draft was made and shown; that goes when the answer comes.
 
-    def finish(self) -> dict[str, Any]:
-        """`Reply.finish`, and "draft", see `draft_result`."""
-        result = super().finish()
-        draft = draft_result(self.checkpoint, self.stream, result["token_ids"][0], self.options)
-        return result | {"draft": draft}
+        A draft that cannot be shown is not made, unless `always`. Ctrl-C leaves on the screen what is there.
+        """
+        if grey.possible or always:
+            for piece in wrapped(self.checkpoint.pixels(self.row).each(self.draft())):
+                grey.put(piece)
 
-
-# ------------------------------------------------------------------------------------------ the terminal
-class MayHaveDraft(Protocol):
-    """A `DraftedReply`, or the reply to a turn of a conversation."""
-
-    def draft(self) -> Iterator[str]: ...
-    def __iter__(self) -> Iterator[tuple[int, str]]: ...
-
-
-def after_draft(
-    reply: MayHaveDraft, grey: GreyText, pixels: PixelText, always: bool = False
-) -> Iterator[tuple[int, str]]:
-    """What iterating a reply gives, once its draft was made and shown; that goes when the answer comes.
-
-    A draft that cannot be shown is not made, unless `always`. Ctrl-C leaves on the screen what is there.
-    """
-    if grey.possible or always:
-        for piece in wrapped(pixels.each(reply.draft())):
-            grey.put(piece)
-    return _replacing(grey, reply)
-
-
-def _replacing(grey: GreyText, reply: MayHaveDraft) -> Iterator[tuple[int, str]]:
-    try:
-        for number, piece in reply:
+        def replacing() -> Iterator[tuple[int, str]]:
+            try:
+                for number, piece in self:
+                    grey.clear()
+                    yield number, piece
+            except Exception:  # an answer that failed leaves no draft
+                grey.clear()
+                raise
             grey.clear()
-            yield number, piece
-    except Exception:  # an answer that failed leaves no draft
-        grey.clear()
-        raise
-    grey.clear()
+
+        return replacing()
+
+    def describe(self, output: GenerationOutput | None) -> dict[str, Any]:
+        """`Reply.describe`, and "draft": its text, how many tokens it has and with how many of them the
+        answer begins, seconds of work until the first one and until the last. None where none was made."""
+        result = super().describe(output)
+        if isinstance(self.stream, DraftStream):
+            self.stream.end_draft()
+            draft = self.stream.drafted
+            result["draft"] = draft and {
+                "text": answer_text(self.checkpoint, draft.token_ids, self.options),
+                "tokens": len(draft.token_ids),
+                "accepted": draft.accepted(self.ids[0]),
+                "first_token_seconds": draft.first_token_seconds,
+                "draft_seconds": draft.seconds,
+            }
+        return result

@@ -17,7 +17,7 @@ from inference.answer import AnswerText
 from inference.boxes import Locator
 from inference.checkpoint import PixelText
 from inference.cli import log
-from inference.draft import after_draft
+from inference.draft import DraftedReply
 from inference.results import to_json
 from inference.terminal import GreyText, wrapped
 from models.checkpoints.hub import for_terminal
@@ -91,8 +91,9 @@ def test_a_word_is_shown_as_soon_as_it_is_complete(show):
 def test_no_word_of_a_draft_is_cut_either(show, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     shown, text = show(), TEXTS["words"][:100]
-    reply, pixels = SimpleNamespace(draft=lambda: iter(text)), PixelText({}, None)
-    after_draft(reply, GreyText(), pixels)
+    checkpoint = SimpleNamespace(pixels=lambda row: PixelText({}, None))
+    reply = SimpleNamespace(draft=lambda: iter(text), checkpoint=checkpoint, row=None)
+    DraftedReply.after_draft(reply, GreyText())
     lines = re.sub(r"\x1b\[\d*m", "", shown.getvalue()).split("\n")
     assert len(lines) == 3 and max(map(len, lines)) <= 40
     assert [word for line in lines for word in line.split()] == text.split()
