@@ -187,20 +187,11 @@ class CachePosition:
         self.start_pos: int | Tensor = self.longest if shared else to_device(torch.tensor(lengths), device)
         self._view: KVCache | None = None
 
-    @property
-    def full(self) -> bool:
-        """Whether the cache has to grow for the next token."""
-        return bool(self.kv_cache) and self.longest >= geometry(self.kv_cache).capacity
-
-    def reserve(self, count: int = 1) -> None:
-        """Make room for `count` more positions in each row; called once before each decode step."""
+    def advance(self, count: int = 1) -> tuple[KVCache, int | Tensor]:
+        """(cache, start_pos) for the next `count` tokens of each row."""
         if self.kv_cache:
             grow(self.kv_cache, self.longest + count, self.limit)  # a view is too short by then as well
         self.longest += count
-
-    def advance(self, count: int = 1) -> tuple[KVCache, int | Tensor]:
-        """(cache, start_pos) for the next `count` tokens of each row."""
-        self.reserve(count)
         start_pos = self.start_pos
         self.start_pos = start_pos + count
         if not self.kv_cache or isinstance(start_pos, int):

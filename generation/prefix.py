@@ -339,7 +339,6 @@ class SlotCache:
 
     def append(self, slot: int, keys: Tensor) -> None:
         """Note tokens that were computed at the end of a slot."""
-        self.reserve(0)  # keys for what the decode loop has grown the cache by
         end = self.filled[slot] + len(keys)
         self._keys[slot, self.filled[slot] : end] = keys
         self.filled[slot] = end

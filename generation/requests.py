@@ -116,6 +116,10 @@ class SlotRow(Row):
     until: float = math.inf
     limits: DraftLimits = field(default_factory=DraftLimits)
 
+    def __post_init__(self):
+        super().__post_init__()
+        self.length = len(self.prompt)  # positions
+
     @property
     def waits(self) -> bool:
         """Whether its draft has its turn before it."""
@@ -124,12 +128,12 @@ class SlotRow(Row):
     @property
     def position(self) -> int:
         """Where the last chosen token goes."""
-        return len(self.prompt) + self.launched - 1
+        return self.length + self.launched - 1
 
     @property
     def room(self) -> int:
         """Positions that it needs in its slot."""
-        return len(self.prompt) + self.options.max_new_tokens - 1
+        return self.length + self.options.max_new_tokens - 1
 
     @property
     def decodes(self) -> bool:

@@ -169,13 +169,15 @@ class Row:
 
 @dataclass(eq=False)
 class Chosen:
-    """Tokens (k, 1) of k rows, on the device, and what is read of them: `ids` (k,), `BAD` where logits are
-    not finite; `chosen_logprobs` (2, k) where a row asks for its confidence; the likeliest tokens of rows
-    that report them, by their number, None for a token that was forced."""
+    """Tokens (k, 1) of k rows, on the device, and what is read of them: `ids` (k,), and the largest logits
+    (k,), or None where ids are `BAD` if these are not finite; `chosen_logprobs` (2, k) where a row asks for
+    its confidence; the likeliest tokens of rows that report them, by their number, None for a token that was
+    forced."""
 
     rows: Sequence[Row]
     token: Tensor
     ids: Tensor
+    largest: Tensor | None = None
     chosen: Tensor | None = None
     reports: dict[int, tuple[Tensor, Tensor] | None] = field(default_factory=dict)
     copied: torch.cuda.Event | None = None
@@ -188,6 +190,7 @@ class Chosen:
         """Begin to copy to the host what `read` waits for; on a CPU it is there."""
         if (device := self.ids.device).type == "cuda":
             self.ids = _sent(self.ids)
+            self.largest = None if self.largest is None else _sent(self.largest)
             self.chosen = None if self.chosen is None else _sent(self.chosen)
             self.reports = {
                 number: None if own is None else (_sent(own[0]), _sent(own[1]))
@@ -202,6 +205,9 @@ class Chosen:
         if self.copied is not None:
             self.copied.synchronize()
         ids: list[int] = self.ids.tolist()
+        if self.largest is not None:
+            # The maximum is NaN or +inf if any logit is; -inf alone is a banned token.
+            ids = [own if math.isfinite(top) else BAD for own, top in zip(ids, self.largest.tolist())]
         chosen = None if self.chosen is None else self.chosen.T.tolist()
         for number, row in enumerate(self.rows):
             if row.stop_reason:
@@ -255,13 +261,7 @@ def choose(rows: Sequence[Row], logits: Tensor) -> Chosen:
         reports[number] = values[0], ids[0]
     confident = any(row.options.confidence for row in rows)
     chosen = chosen_logprobs(logits, token) if confident else None
-    return Chosen(rows, token, readable(token, logits), chosen, reports)
-
-
-def readable(token: Tensor, logits: Tensor) -> Tensor:
-    """Tokens (k, 1) from logits (k, V) -> (k,), `BAD` where these are not finite."""
-    # The maximum is NaN or +inf if any logit is; -inf alone is a banned token.
-    return token[:, 0].masked_fill(~logits.amax(-1).isfinite(), BAD)
+    return Chosen(rows, token, token[:, 0], logits.amax(-1), chosen, reports)
 
 
 def recordable(
@@ -280,7 +280,7 @@ def recordable(
         tokens.copy_(token)
         if logprobs is not None:
             logprobs.copy_(chosen_logprobs(logits, token))
-        ids.copy_(readable(token, logits))
+        ids.copy_(token[:, 0].masked_fill(~logits.amax(-1).isfinite(), BAD))
         counters[::2] += 1
 
     return choose_in_place
@@ -288,11 +288,11 @@ def recordable(
 
 def draw_each(rows: Sequence[Row], logits: Tensor) -> Tensor:
     """One token for each row, which may want different things: (k, V) -> (k, 1)."""
+    if all(row.params == rows[0].params for row in rows):  # no copy of the logits
+        return _draw_alike(rows, logits)
     alike: dict[SamplingParams, list[int]] = {}
     for number, row in enumerate(rows):
         alike.setdefault(row.params, []).append(number)
-    if len(alike) == 1:  # no copy of the logits
-        return _draw_alike(rows, logits)
     token = torch.empty(len(rows), 1, dtype=torch.int64, device=logits.device)
     for members in alike.values():
         index = to_device(torch.tensor(members), logits.device)
@@ -315,7 +315,8 @@ def _draw_alike(rows: Sequence[Row], logits: Tensor) -> Tensor:
                 row.seen = seen_ids[:-1]
         seen = torch.stack([row.seen for row in rows if row.seen is not None])  # (k, V)
     token = sample(logits, params, uniform, seen)
-    for row, own in zip(rows, token, strict=True):
-        if row.seen is not None:
-            row.seen.scatter_(0, own, True)
+    if seen is not None:
+        for row, own in zip(rows, token, strict=True):
+            if row.seen is not None:
+                row.seen.scatter_(0, own, True)
     return token

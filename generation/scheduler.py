@@ -254,7 +254,7 @@ class Scheduler:
 
     def _drafts(self, row: SlotRow, short: KeyedPrompt, limits: DraftLimits) -> int:
         """How many tiles are to be encoded after a draft from the short prompt; 0 for no draft."""
-        reused = min(self.reusable(row.prompt), len(row.prompt) - 1)
+        reused = min(self.reusable(row.prompt), row.length - 1)
         return tiles_left(self.model, self._features, row.prompt, short, reused, limits)
 
     def reusable(self, prompt: KeyedPrompt) -> int:
@@ -398,7 +398,7 @@ class Scheduler:
     def _place(self, row: SlotRow) -> bool:
         """Choose a free slot for a prompt and copy there what it shares with another one; False if it waits
         to share what is still to be computed."""
-        last = len(row.prompt) - 1  # always computed, because its logits are not kept
+        last = row.length - 1  # always computed, because its logits are not kept
         common = [min(shared, last) for shared in self._cache.in_common(row.prompt.keys)]
         ready = [min(shared, filled) for shared, filled in zip(common, self._cache.filled)]
         coming = max((common[other.slot] for other in self._waiting), default=0)
@@ -499,9 +499,9 @@ class Scheduler:
             assert row.embeds is not None
             row.embeds = row.embeds[:, length:] if length < row.embeds.shape[1] else None
             row.start += length
-            self._cache.filled[row.slot] = max(self._cache.filled[row.slot], min(row.start, len(row.prompt)))
+            self._cache.filled[row.slot] = max(self._cache.filled[row.slot], min(row.start, row.length))
             self.stats.prefilled += length
-            self.stats.reused += row.reused if row.start == len(row.prompt) else 0
+            self.stats.reused += row.reused if row.start == row.length else 0
         return logits
 
     # ------------------------------------------------------------------------------------------- tokens
@@ -513,23 +513,26 @@ class Scheduler:
         if not rows:
             self._collect(0)
             return
-        with self._timed("decode"):
-            span = [row for row in self._rows[: 1 + rows[-1].slot] if row is not None]
-            positions = [self._place_of(row) for row in span]
-            self.stats.decode_steps += 1
-            proposals: list[list[int]] = []
-            if any(row.proposer is not None for row in rows):
-                free = self._cache.capacity - 1 - max(positions)
-                proposals = [own[:free] for own in self.speculation.propose(rows)]
-            if any(proposals):
-                self._several(rows, span, positions, proposals)
-            else:
-                self._one_token(rows, span, positions, proposals)
-            self._collect(self._lag)
+        began = time.perf_counter()
+        span = [row for row in self._rows[: 1 + rows[-1].slot] if row is not None]
+        positions = [self._place_of(row) for row in span]
+        self.stats.decode_steps += 1
+        proposals: list[list[int]] = []
+        if any(row.proposer is not None for row in rows):
+            free = self._cache.capacity - 1 - max(positions)
+            proposals = [own[:free] for own in self.speculation.propose(rows)]
+        if any(proposals):
+            self._several(rows, span, positions, proposals)
+        else:
+            self._one_token(rows, span, positions, proposals)
+        self._collect(self._lag)
+        self.stats.seconds["decode"] += time.perf_counter() - began
 
     @property
     def _lag(self) -> int:
         """Steps whose tokens may be unread: none where these say what is proposed or allowed next."""
+        if not self.lag:
+            return 0
         rows = (row for row in self._rows if row is not None)
         return 0 if any(row.proposer or row.constraint for row in rows) else self.lag
 
@@ -552,7 +555,8 @@ class Scheduler:
             self._recorded(count, cache, params, confident)()
             own = self._index([row.slot for row in rows]) if len(rows) < count else slice(count)
             chosen = self._logprobs[:, own].clone() if confident else None
-            self._launched.append(Chosen(rows, tokens, self._counters[3, own].clone(), chosen).send())
+            ids = self._counters[3, own].clone()
+            self._launched.append(Chosen(rows, tokens, ids, chosen=chosen).send())
         else:
             began = time.perf_counter()
             logits = self._step(tokens, cache, start_pos)
@@ -617,7 +621,7 @@ class Scheduler:
             tokens, counters = self._tokens[:count], self._counters[:, :count]
             choice = recordable(tokens, counters, params, self._logprobs[:, :count] if sure else None)
             state = [self._tokens, self._counters, self._logprobs]
-            replay = self._step.recorded(tokens, cache, counters[0], choice, state, (count, params, sure))
+            replay = self._step.bind(tokens, cache, counters[0], choice, state, (count, params, sure))
             self._replay = cache, (params, sure), replay
         return self._replay[2]
 
@@ -667,7 +671,7 @@ class Scheduler:
             self.stats.completed += 1
             self.stats.new_tokens += len(row.tokens)
             sure = confidence_of(*row.sums) if row.options.confidence else None
-            output = RequestOutput(row.key, row.tokens, row.stop_reason, len(row.prompt), row.reused, sure)
+            output = RequestOutput(row.key, row.tokens, row.stop_reason, row.length, row.reused, sure)
             self._events.append(output)
 
     def _leave(self, row: SlotRow, kept: bool = True) -> None:
@@ -677,7 +681,7 @@ class Scheduler:
             self._waiting.remove(row)
         if not kept:
             self._cache.clear(row.slot)
-        elif row.tokens and self._cache.filled[row.slot] == len(row.prompt):
+        elif row.tokens and self._cache.filled[row.slot] == row.length:
             self._cache.append(row.slot, torch.tensor(row.tokens[:-1], dtype=torch.int64))
         if kept and self.prefixes is not None:
             keys = self._cache.keys(row.slot)

@@ -30,7 +30,7 @@ class Step:
     chunks: whether it can run several positions of a row at once, so that proposed tokens are verified
         together.
     alone: whether `prefill` computes each row by itself: padding costs nothing, and company changes no bit.
-    records: whether `recorded` is there.
+    records: whether `bind` and `adopt` are worth it: what they give is recorded, and launched as a whole.
     """
 
     same_bits, chunks, alone, records = False, True, False, False
@@ -74,7 +74,7 @@ class Step:
         """A loop will decode on this cache, which has so many filled positions and will have `needed`. A step
         that is bound to addresses may put other tensors into its dicts."""
 
-    def recorded(
+    def bind(
         self,
         token: Tensor,
         kv_cache: KVCache,
@@ -89,12 +89,12 @@ class Step:
             token, positions: (B, 1) ids and where they go, (B,): buffers that stay, read anew by each run.
             kv_cache: whose buffers stay; a view of it must hold every position that is run.
             choose: operations on the device that read nothing back.
-            state: every tensor that `choose` changes, which recording must not.
+            state: every tensor that `choose` changes, which binding must not.
             key: equal only where `choose` does the same to the same tensors.
 
-        Ask again where any of these or the weights may have changed; what is known is not recorded again.
+        Ask again where any of these or the weights may have changed; a step that records does so once.
         """
-        raise NotImplementedError
+        return lambda: choose(self(token, kv_cache, positions))
 
 
 class FunctionStep(Step):

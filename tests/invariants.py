@@ -143,7 +143,8 @@ def session_holds(session: Session, vlm, prompt: list[int]) -> None:
 ENTRANCES = (
     "cached", "left padding", "right padding", "session", "session backwards", "one slot", "three slots",
     "graph", "graph padded", "graph session", "graph slots", "native", "native padded", "native session",
-    "native slots",
+    "native slots", "chunks right padding", "chunks session", "chunks native padded", "lookup three slots",
+    "lookup native slots",
 )  # fmt: skip
 MODELS = {
     "placeholder": {},
@@ -186,6 +187,10 @@ def case(model: str, sampling: str) -> tuple:
 def answers(vlm, entrance: str, rows: Sequence[dict], **options) -> list[list[int]]:
     """The answers to each row, of several answers side by side, by one of the `ENTRANCES`, or "recomputed",
     the slow reference. Raises the error of a request that fails."""
+    more = entrance.partition(" ")[0]
+    if more in ("chunks", "lookup"):
+        entrance = entrance[len(more) + 1 :]
+        options |= {"prefill_chunk": 3} if more == "chunks" else {"lookup": "on"}
     step, kind, way = None, entrance.split()[0], entrance
     if kind in ("native", "graph"):
         step, way = (

@@ -181,7 +181,7 @@ def test_a_caller_s_choice_is_recorded_with_the_step(vlm):
         positions.add_(1)
 
     for number in range(6):
-        replay = step.recorded(token, view, positions, choose, [token, positions, total], ("greedy",))
+        replay = step.bind(token, view, positions, choose, [token, positions, total], ("greedy",))
         place = torch.tensor([number, 7 + number])
         assert torch.equal(positions, place) and torch.equal(token, expected_token)
         replay()

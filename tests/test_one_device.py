@@ -72,7 +72,7 @@ def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, monkeypa
     )
     choose_all = recordable(tokens, counters, rows[0].params, logprobs)
     step, state = GraphStep(model.language_model), [tokens, counters, logprobs]
-    replay = step.recorded(tokens, position.kv_cache, counters[0], choose_all, state, ())
+    replay = step.bind(tokens, position.kv_cache, counters[0], choose_all, state, ())
     monkeypatch.setattr(torch, "tensor", None)  # made on the host and copied
     with OneDevice(recording=True) as seen:
         replay()

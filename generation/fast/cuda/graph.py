@@ -329,7 +329,7 @@ class GraphStep(Step):
         return logits.clone()
 
     @torch.no_grad()
-    def recorded(
+    def bind(
         self,
         token: Tensor,
         kv_cache: KVCache,
