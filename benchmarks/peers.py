@@ -167,14 +167,14 @@ class Ours:
 def build_transformers(shape: str, dtype: torch.dtype, device: str):
     """transformers' model of a shape, with its sdpa attention, in eval mode."""
     prepare_device(device)
-    described, stored_name = written(SHAPES[shape])
+    described, places = written(SHAPES[shape])
     config = Idefics3Config.from_dict(described)
     config._attn_implementation = "sdpa"
     with no_init_weights():
         model: Any = Idefics3ForConditionalGeneration(config)
     with meta_init():
         ours = [name for name, _ in VisionLanguageModel(SHAPES[shape]).named_parameters()]
-    fill_weights(model, [stored_name(name) for name in ours])  # the same numbers in the same places
+    fill_weights(model, [places(name).name for name in ours])  # the same numbers in the same places
     model = model.to(device, dtype).eval()
     model.generation_config.eos_token_id = None  # answers are as long as they are asked to be
     return model

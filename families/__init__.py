@@ -16,12 +16,13 @@ none by name:
     build(config)                  -> tower, projector, text: blocks of models/, chosen by the config's fields
     open_images(folder, config)    -> image rule (`data.images.Images`), tokenizer, chat template
     write(config, dtype)           -> config.json, or a CheckpointError that says why it cannot be saved
+    PROCESSOR                      transformers' classes of a saved processor and of its images
 """
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from families import idefics3, nanovlm
+from families import idefics3, internvl, nanovlm
 
-FAMILIES: dict[str, ModuleType] = {family.NAME: family for family in (idefics3, nanovlm)}
+FAMILIES: dict[str, ModuleType] = {family.NAME: family for family in (idefics3, nanovlm, internvl)}

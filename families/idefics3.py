@@ -34,6 +34,7 @@ from models.language_model import LanguageModel
 from models.vision_transformer import ModalityProjector, VisionTransformer
 
 NAME = "idefics3"
+PROCESSOR = ("Idefics3Processor", "Idefics3ImageProcessor")
 TITLE = "transformers Idefics3 / SmolVLM / SmolVLM2"
 # Buffers that old transformers versions stored follow from the config, and a tied head is the embedding.
 IGNORABLE = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)|lm_head\.weight")

@@ -48,6 +48,7 @@ HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
 IGNORABLE = re.compile(re.escape(INV_FREQ) + "|" + re.escape(HEAD))
 # The same network. It is saved in transformers' layout; nanoVLM's own is written by `tools.convert`.
 build, positions, write = idefics3.build, idefics3.positions, idefics3.write
+PROCESSOR = idefics3.PROCESSOR
 
 # Keys of config.json -> (section, field, default) of ours.
 FIELDS: dict[str, tuple[str, str, Any]] = {

@@ -135,14 +135,15 @@ def _read_rope(stored: Mapping, max_positions: int) -> dict[str, Any]:
     if rotary_share not in (None, 1, 1.0):
         raise CheckpointError(f"config.json: partial_rotary_factor must be 1, got {rotary_share!r}")
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
+    if kind in ("default", "dynamic"):  # which sets in beyond max_position_embeddings, where no prompt goes
         return {"rope_theta": theta, "rope_scaling": None}
     names = ["factor"]
     if kind == "llama3":
         names += ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
     elif kind != "linear":
         raise CheckpointError(
-            f"config.json: rotary scaling {kind!r} is not supported, expected default, linear or llama3"
+            f"config.json: rotary scaling {kind!r} is not supported, expected default, linear, llama3 or "
+            "dynamic"
         )
     values = {name: rope.get(name) for name in names}
     if kind == "llama3" and values["original_max_position_embeddings"] is None:

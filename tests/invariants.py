@@ -157,7 +157,7 @@ MODELS = {
         "rope_scaling": RopeScaling(factor=8.0, original_max_position_embeddings=16),
     },
     "biases on q, k, v": {"attention_bias": True, "qkv_bias_only": True},
-    "norms of queries and keys": {"qk_norm": True, "head_dim": 20},
+    "InternVL, norms of queries and keys": {"family": "internvl", "qk_norm": True, "head_dim": 20},
 }
 SAMPLINGS = {
     "greedy": {},

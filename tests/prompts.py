@@ -17,8 +17,9 @@ TILE_BYTES = PER_TILE * 48 * 4  # of one tile's features
 NO_STOP = {"stop_token_ids": ()}
 
 
-def tiny_vlm(image_token_id: int = IMAGE_ID, **text) -> VisionLanguageModel:
+def tiny_vlm(image_token_id: int = IMAGE_ID, family: str = "idefics3", **text) -> VisionLanguageModel:
     """Its placeholder may follow the vocabulary, as nanoVLM v0.1's does."""
+    parts = {"class_token": True, "layer_scale": True, "last_norm": False} if family == "internvl" else {}
     fields = {
         "vocab_size": VOCAB,
         "hidden_size": 48,
@@ -36,8 +37,10 @@ def tiny_vlm(image_token_id: int = IMAGE_ID, **text) -> VisionLanguageModel:
             num_attention_heads=2,
             image_size=SIDE,
             patch_size=4,
+            **parts,
         ),
         text=TextConfig(**fields | text),
+        family=family,
         image_token_id=image_token_id,
         eos_token_ids=(5,),
         pad_token_id=PAD_ID,

@@ -85,7 +85,7 @@ BUDGETS = {
     "*.py": (970, 850),  # the entry points, and what errors say
     "models": (1_155, 1_900),
     "models/checkpoints": (2_122, 1_400),
-    "families": (890, 1_000),
+    "families": (1_240, 1_000),
     "generation": (4_260, 2_700),
     "generation/fast": (4_010, 4_300),
     "tools": (812, 600),
@@ -97,7 +97,7 @@ BUDGETS = {
     "eval": (3_820, 3_400),
     "benchmarks": (2_445, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (29_600, 20_000),
+    "tests": (29_820, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -7,14 +7,14 @@ The adapter's folder is what peft writes for the transformers model, so that
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from models.checkpoints.weights import write_file
+from models.checkpoints.weights import StoredTensorOf, write_file
 from training.config import TrainConfig
 
 ADAPTER = "adapter"  # the folder of a run's adapter, in its output
@@ -67,18 +67,18 @@ def merged(tensors: Mapping[str, Tensor], config: TrainConfig) -> dict[str, Tens
 
 
 def save_adapter(
-    tensors: Mapping[str, Tensor], config: TrainConfig, stored_name: Callable[[str], str], output: Path
+    tensors: Mapping[str, Tensor], config: TrainConfig, places: StoredTensorOf, output: Path
 ) -> None:
     """Write adapter_model.safetensors and adapter_config.json, under transformers' names, to a new folder.
 
-    stored_name: our tensors' names -> transformers', of `models.checkpoints.save.written`.
+    places: where transformers has our tensors, of `models.checkpoints.save.written`.
     """
     named = {}
     for name, value in tensors.items():
         if match := _FACTOR.fullmatch(name):
-            layer = stored_name(f"{match[1]}.weight").removesuffix(".weight")
+            layer = places(f"{match[1]}.weight").name.removesuffix(".weight")
             named[f"base_model.model.{layer}.lora_{match[2]}.weight"] = value.contiguous()
-    inside = stored_name("language_model.layers.0.weight").split(".layers.")[0].rsplit(".", 1)[-1]
+    inside = places("language_model.layers.0.weight").name.split(".layers.")[0].rsplit(".", 1)[-1]
     described = lora_config(config, inside)
     described.base_model_name_or_path = config.init_from
     described.inference_mode = True

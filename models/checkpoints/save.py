@@ -26,7 +26,7 @@ from families.text import write_ids
 from models.checkpoints.folder import replace_folder
 from models.checkpoints.hub import INDEX, WEIGHTS, CheckpointError, client, fetched, one_sentence, read_json
 from models.checkpoints.load import choose_family
-from models.checkpoints.weights import Pending, write_file
+from models.checkpoints.weights import Pending, StoredTensorOf, write_file
 from models.config import VLMConfig
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -84,22 +84,24 @@ def write_checkpoint(
     written(config)  # refused before anything is unpacked
     tensors = stored_tensors(model)
     dtype = min({tensor.dtype for tensor in tensors.values()}, key=lambda one: one == torch.bfloat16)
-    described, stored_name = written(config, str(dtype).removeprefix("torch."))
+    described, places = written(config, str(dtype).removeprefix("torch."))
     write_json(folder / "config.json", described)
     # Greedy, unless what was loaded says otherwise.
     generation = {"do_sample": False, **model.generation_config, **write_ids(config)}
     write_json(folder / "generation_config.json", generation)
-    write_weights({stored_name(name): tensor for name, tensor in tensors.items()}, folder, max_shard_bytes)
+    stored = {}
+    for place, tensor in ((places(name), tensor) for name, tensor in tensors.items()):
+        stored[place.name] = replace(tensor, shape=place.stored_shape(tensor.shape))
+    write_weights(stored, folder, max_shard_bytes)
     if processor is not None:
-        _write_processor(processor, folder)
+        _write_processor(processor, folder, *FAMILIES[config.family].PROCESSOR)
 
 
-def written(config: VLMConfig, dtype: str = "float32") -> tuple[dict, Callable[[str], str]]:
-    """What saving a model writes: config.json, and our tensors' names -> those in it. A CheckpointError says
-    why it cannot be saved: a trainer asks before the first step, not after the last."""
+def written(config: VLMConfig, dtype: str = "float32") -> tuple[dict, StoredTensorOf]:
+    """What saving a model writes: config.json, and where each of our tensors goes. A CheckpointError says why
+    it cannot be saved: a trainer asks before the first step, not after the last."""
     described = FAMILIES[config.family].write(config, dtype)
-    places = choose_family(described, "config.json").tensor_map(())
-    return described, lambda name: places(name).name
+    return described, choose_family(described, "config.json").tensor_map(())
 
 
 def stored_tensors(model: Any) -> dict[str, Pending]:
@@ -221,26 +223,25 @@ def _check_processor(processor, config: VLMConfig) -> None:
         )
 
 
-def _write_processor(processor, folder: Path) -> None:
-    """Processor, tokenizer and chat template of a transformers Idefics3Processor, so that transformers 4.57
-    and 5 both open them.
+def _write_processor(processor, folder: Path, kind: str, kind_of_images: str) -> None:
+    """What transformers 4.57 and 5 both open as processors of these classes.
 
     v5 alone writes a tokenizer class, a list of extra special tokens and nested image settings that 4.57 does
     not know; the older forms written here are read by both.
     """
     processor.save_pretrained(folder)
     settings = read_json(folder / "processor_config.json")
-    settings["processor_class"] = "Idefics3Processor"
+    settings["processor_class"] = kind
     image = settings.pop("image_processor", None)
     if image is not None:
-        image |= {"image_processor_type": "Idefics3ImageProcessor", "processor_class": "Idefics3Processor"}
+        image |= {"image_processor_type": kind_of_images, "processor_class": kind}
         write_json(folder / "preprocessor_config.json", image)
     write_json(folder / "processor_config.json", settings)
     tokenizer = read_json(folder / "tokenizer_config.json")
-    write_json(folder / "tokenizer_config.json", _portable_tokenizer(tokenizer))
+    write_json(folder / "tokenizer_config.json", _portable_tokenizer(tokenizer, kind))
 
 
-def _portable_tokenizer(config: dict) -> dict:
+def _portable_tokenizer(config: dict, processor: str) -> dict:
     """tokenizer_config.json with the class and the dictionary of extra special tokens that 4.57 expects."""
     config = {name: value for name, value in config.items() if name not in ("backend", "is_local")}
     extra = config.get("extra_special_tokens") or {}
@@ -257,7 +258,7 @@ def _portable_tokenizer(config: dict) -> dict:
         "extra_special_tokens": named,
         # Without it 4.57 also returns token_type_ids, which the model does not take.
         "model_input_names": ["input_ids", "attention_mask"],
-        "processor_class": "Idefics3Processor",
+        "processor_class": processor,
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
 

@@ -1,0 +1,412 @@
+"""InternVL3 and 3.5: of a checkpoint in either layout Ocelli computes what transformers does, and what it
+saves transformers opens."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import InternVLConfig, InternVLForConditionalGeneration
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.internvl.processing_internvl import InternVLProcessor
+
+from data.errors import ProcessorError
+from data.processor import Processor
+from data.tokenizer import build_tokenizer
+from families import internvl
+from generation.fast.native import build
+from generation.fast.native.step import NativeStep
+from generation.fast.tower import FastTower
+from inference.checkpoint import speed_up
+from models import VisionLanguageModel
+from models.checkpoints.hub import CheckpointError
+from models.checkpoints.load import expected_shapes
+from models.checkpoints.weights import check_shapes
+from tests.processors import draw_image
+from tests.prompts import loss_of
+from tests.rows import WORDS
+from tests.tiny import randomize
+
+BAR = 1e-4
+SIDE, PATCH, VOCAB = 28, 7, 352  # pixels of a tile and a patch; 2 x 2 positions a tile
+TEXTS = {
+    "qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": False},
+}
+# The layers of InternVL3.5 1B, 2B and 4B: width, inner width, layers, heads; 8 key heads of 128 everywhere.
+PUBLISHED = {"1B": (1024, 3072, 28, 16), "2B": (2048, 6144, 28, 16), "4B": (2560, 9728, 36, 32)}
+SIZES = ((30, 30), (90, 50), (40, 120))  # one tile, 2 x 4 and the image, 3 x 1 and the image
+OTHER_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def tokenizer():
+    made = build_tokenizer(WORDS, vocab_size=300)
+    made.add_special_tokens({"additional_special_tokens": [*internvl.ROLES.values()]})
+    made._set_model_specific_special_tokens(special_tokens=internvl.ROLES)
+    return made
+
+
+def hf_config(kind: str, **vision) -> InternVLConfig:
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {"hidden_size": 48, "intermediate_size": 80, "vocab_size": VOCAB, "eos_token_id": None}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    seen = {"hidden_size": 32, "intermediate_size": 56, "attention_bias": True}
+    seen |= {"image_size": [SIDE, SIDE], "patch_size": [PATCH, PATCH]}
+    return InternVLConfig(
+        text_config=layers | text | TEXTS[kind],
+        vision_config=layers | seen | vision,
+        image_token_id=tokenizer().convert_tokens_to_ids(internvl.IMAGE),
+        tie_word_embeddings=TEXTS[kind]["tie_word_embeddings"],
+    )
+
+
+def write_processor(folder: Path) -> None:
+    tokenizer().save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(internvl.TEMPLATE)
+    sizes = {"size": {"height": SIDE, "width": SIDE}}
+    GotOcr2ImageProcessorPil(**internvl.CHAT_PIXELS, **sizes).save_pretrained(folder)
+    (folder / "processor_config.json").write_text('{"image_seq_length": 4}')
+
+
+def save_hf(kind: str, folder: Path, **vision) -> InternVLForConditionalGeneration:
+    model = InternVLForConditionalGeneration(hf_config(kind, **vision)).eval()
+    randomize(model, seed=0)
+    model.save_pretrained(folder)
+    write_processor(folder)
+    return model
+
+
+@pytest.fixture(scope="module", params=TEXTS)
+def both(request, tmp_path_factory):
+    """transformers' model, its folder, and what Ocelli makes of that."""
+    folder = tmp_path_factory.mktemp("internvl") / request.param
+    theirs = save_hf(request.param, folder)
+    ours = VisionLanguageModel.from_pretrained(folder)
+    return theirs, folder, ours, Processor.from_pretrained(folder, ours.config)
+
+
+@pytest.fixture
+def reference(monkeypatch):
+    """transformers' processor of a folder; it would want torchvision, for videos."""
+    monkeypatch.setattr(InternVLProcessor, "check_argument_for_proper_class", lambda *given: None)
+
+    def opened(folder: Path) -> InternVLProcessor:
+        images = GotOcr2ImageProcessorPil.from_pretrained(folder)
+        return InternVLProcessor(images, tokenizer(), image_seq_length=4, chat_template=internvl.TEMPLATE)
+
+    return opened
+
+
+def user(*content) -> list[dict]:
+    parts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in content]
+    return [{"role": "user", "content": parts}]
+
+
+def seen(size: tuple[int, int], seed: int = 0) -> dict:
+    return {"type": "image", "image": draw_image(*size, seed)}
+
+
+CONVERSATIONS = {
+    **{f"{size[0]} x {size[1]}": [user(seen(size), "how many red squares")] for size in SIZES},
+    "two images": [user(seen(SIZES[0]), "and", seen(SIZES[1], 1), "circles are there three of them")],
+    "ragged": [
+        user(seen(SIZES[2]), "how many"),
+        user("are there two squares and three red circles"),
+        user(seen(SIZES[0]), seen(SIZES[1], 1), "red"),
+    ],
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_prompts_logits_and_answers_are_theirs(both, batch, reference):
+    theirs, folder, ours, processor = both
+    said = reference(folder)
+    images = [part["image"] for row in batch for part in row[0]["content"] if part["type"] == "image"]
+    texts = [said.apply_chat_template(row, add_generation_prompt=True) for row in batch]
+    expected = said(images=images, text=texts, return_tensors="pt", padding=True)
+    inputs = processor.prepare(batch)
+    real = inputs["attention_mask"].bool()
+    assert torch.equal(real, expected["attention_mask"].bool())
+    assert torch.equal(inputs["input_ids"][real], expected["input_ids"][real])
+    assert torch.equal(inputs["pixel_values"], expected["pixel_values"])
+    logits, others = ours(**inputs).logits, theirs(**expected).logits
+    assert (logits - others)[real].abs().max() <= BAR
+    options = {"max_new_tokens": 12, "stop_token_ids": ()}
+    answers = theirs.generate(**expected, max_new_tokens=12, do_sample=False)
+    assert torch.equal(ours.generate(**inputs, **options), answers[:, inputs["input_ids"].shape[1] :])
+
+
+@pytest.mark.parametrize(
+    ("side", "count", "most"), [(SIDE, 300, 12), (SIDE, 9, 4), (SIDE, 3, 1), (448, 3, 12)]
+)
+def test_pixels_are_theirs(side, count, most):
+    rng = np.random.default_rng(side)
+    settings = {"size": {"height": side, "width": side}, "max_patches": most, **internvl.CHAT_PIXELS}
+    theirs, ours = GotOcr2ImageProcessorPil(**settings), internvl.InternVLImages(settings, 4)
+    grids = set()
+    for _ in range(count):
+        width, height = (int(one) for one in rng.integers(1, 6 * side, 2))
+        image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+        visual = ours.cut(image)
+        expected = theirs(image, crop_to_patches=True, return_tensors="pt")["pixel_values"]
+        assert torch.equal(visual.parts.to("cpu"), expected), (width, height)
+        assert ours.plan(width, height).parts.shape == visual.parts.shape
+        grids.add(visual.grid)
+    assert len(grids) > count / 15 or most == 1
+
+
+@torch.no_grad()
+def test_transformers_opens_what_is_saved(both, tmp_path):
+    _, folder, ours, processor = both
+    saved = ours.save_pretrained(tmp_path / "saved", processor)
+    theirs, loading = InternVLForConditionalGeneration.from_pretrained(saved, output_loading_info=True)
+    assert not any(loading.values())
+    inputs = processor.prepare(CONVERSATIONS["two images"])
+    original = InternVLForConditionalGeneration.from_pretrained(folder)(**inputs).logits
+    assert torch.equal(theirs(**inputs).logits, original)
+    again = Processor.from_pretrained(saved, ours.config).prepare(CONVERSATIONS["two images"])
+    assert all(torch.equal(again[name], inputs[name]) for name in inputs)
+    images = GotOcr2ImageProcessorPil.from_pretrained(saved)
+    assert (images.size.height, images.max_patches) == (SIDE, 12)
+    config = json.loads((saved / "tokenizer_config.json").read_text())
+    assert config["extra_special_tokens"].items() >= internvl.ROLES.items()
+    described = json.loads((saved / "preprocessor_config.json").read_text())
+    assert described["image_processor_type"] == "GotOcr2ImageProcessor"
+
+
+# ---------------------------------------------------------------------------- the layout of InternVLChatModel
+def chat_name(name: str) -> str:
+    """transformers' name of a tensor -> InternVLChatModel's, by the rules of transformers' own conversion."""
+    if name.startswith("model.vision_tower."):
+        for theirs, chat in (
+            ("model.vision_tower", "vision_model"),
+            ("encoder.layer.", "encoder.layers."),
+            ("cls_token", "class_embedding"),
+            ("position_embeddings", "position_embedding"),
+            ("patch_embeddings.projection", "patch_embedding"),
+            ("lambda_", "ls"),
+            ("attention.projection_layer", "attn.proj"),
+            ("attention.", "attn."),
+            ("layernorm_before", "norm1"),
+            ("layernorm_after", "norm2"),
+        ):
+            name = name.replace(theirs, chat)
+        return name
+    name = name.replace("model.multi_modal_projector.layer_norm", "mlp1.0")
+    name = name.replace("model.multi_modal_projector.linear_1", "mlp1.1")
+    name = name.replace("model.multi_modal_projector.linear_2", "mlp1.3")
+    name = name.replace("model.language_model.", "language_model.model.")
+    return name.replace("lm_head.", "language_model.lm_head.") if name.startswith("lm_head") else name
+
+
+def as_chat(folder: Path, target: Path) -> Path:
+    """A checkpoint of transformers' layout in that of InternVLChatModel."""
+    target.mkdir()
+    config = json.loads((folder / "config.json").read_text())
+    vision, tensors = config["vision_config"], {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        tensors[chat_name(name)] = tensor
+    for name in [name for name in tensors if ".attn.q_proj." in name]:
+        parts = [tensors.pop(name.replace("q_proj", f"{one}_proj")) for one in "qkv"]
+        tensors[name.replace("q_proj", "qkv")] = torch.cat(parts)
+    save_file(tensors, target / "model.safetensors")
+    chat = {
+        "auto_map": {"AutoModel": "modeling_internvl_chat.InternVLChatModel"},
+        "model_type": "internvl_chat",
+        "img_context_token_id": config["image_token_id"],
+        "llm_config": config["text_config"],
+        "vision_config": {
+            **{name: vision[name] for name in internvl._VISION},
+            "image_size": SIDE,
+            "patch_size": PATCH,
+            "model_type": "intern_vit_6b",
+            "norm_type": vision["norm_type"],
+            "qkv_bias": vision["attention_bias"],
+            "qk_normalization": vision["use_qk_norm"],
+        },
+        "force_image_size": SIDE,
+        "max_dynamic_patch": 12,
+        "min_dynamic_patch": 1,
+        "ps_version": "v2",
+        "use_thumbnail": True,
+    }
+    (target / "config.json").write_text(json.dumps(chat))
+    tokenizer().save_pretrained(target)
+    (target / "chat_template.jinja").write_text(OTHER_TEMPLATE)
+    return target
+
+
+@torch.no_grad()
+def test_the_other_layout_is_the_same_model(both, tmp_path):
+    _, folder, ours, processor = both
+    target = as_chat(folder, tmp_path / "chat")
+    other = VisionLanguageModel.from_pretrained(target)
+    assert other.config == ours.config
+    inputs = Processor.from_pretrained(target, other.config).prepare(CONVERSATIONS["ragged"])
+    expected = processor.prepare(CONVERSATIONS["ragged"])
+    assert all(torch.equal(inputs[name], expected[name]) for name in expected)
+    assert torch.equal(other(**inputs).logits, ours(**expected).logits)
+    saved = other.save_pretrained(tmp_path / "saved")
+    assert InternVLForConditionalGeneration.from_pretrained(saved)(**inputs).logits.isfinite().all()
+
+
+def test_names_of_older_versions(both, tmp_path):
+    """Before transformers 4.52 the parts were outside of `model`, and text and head inside of one."""
+    _, folder, ours, _ = both
+    shutil.copytree(folder, tmp_path / "old")
+    path, tensors = tmp_path / "old/model.safetensors", {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        name = re.sub(r"^model\.language_model\.", "language_model.model.", name)
+        name = re.sub(r"^lm_head\.", "language_model.lm_head.", name).removeprefix("model.")
+        tensors[name] = tensor
+    save_file(tensors, path)
+    old = VisionLanguageModel.from_pretrained(tmp_path / "old").state_dict()
+    assert all(torch.equal(tensor, old[name]) for name, tensor in ours.state_dict().items())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "vision",
+    [{"norm_type": "rms_norm", "attention_bias": False}, {"use_qk_norm": True}],
+    ids=["as in InternViT-6B", "norms of queries and keys"],
+)
+def test_other_towers(vision, tmp_path):
+    theirs = save_hf("qwen2", tmp_path / "hf", **vision)
+    ours = VisionLanguageModel.from_pretrained(tmp_path / "hf")
+    inputs = Processor.from_pretrained(tmp_path / "hf").prepare(CONVERSATIONS["two images"])
+    assert (ours(**inputs).logits - theirs(**inputs).logits).abs().max() <= BAR
+    chat = VisionLanguageModel.from_pretrained(as_chat(tmp_path / "hf", tmp_path / "chat"))
+    assert torch.equal(chat(**inputs).logits, ours(**inputs).logits)
+    saved = ours.save_pretrained(tmp_path / "saved")
+    again = InternVLForConditionalGeneration.from_pretrained(saved)
+    assert torch.equal(again(**inputs).logits, theirs(**inputs).logits)
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_published_shapes(size):
+    """Every tensor of transformers' model has its place in ours, and nothing else has one; so in the other
+    layout."""
+    width, inner, layers, heads = PUBLISHED[size]
+    text = {"model_type": "qwen3", "hidden_size": width, "intermediate_size": inner, "vocab_size": 151_936}
+    text |= {"num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": 8}
+    config = InternVLConfig(
+        text_config=text | {"head_dim": 128, "max_position_embeddings": 40_960},
+        vision_config={"attention_bias": True},
+        image_token_id=151_671,
+        tie_word_embeddings=False,
+    )
+    with torch.device("meta"):
+        theirs = InternVLForConditionalGeneration(config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    ours = internvl.read_config(json.loads(config.to_json_string(use_diff=False)), {}, {})
+    assert internvl.positions(ours) == 256
+    expected = expected_shapes(VisionLanguageModel, ours)
+    check_shapes(expected, internvl.tensor_map(shapes), shapes, internvl.IGNORABLE, size)
+    chat = {chat_name(name): shape for name, shape in shapes.items() if "k_proj" not in name}
+    fused = {name: (3 * shape[0], *shape[1:]) for name, shape in chat.items() if ".attn.q_proj." in name}
+    for name, shape in fused.items():
+        del chat[name], chat[name.replace("q_proj", "v_proj")]
+        chat[name.replace("q_proj", "qkv")] = shape
+    chat |= {chat_name(name): shape for name, shape in shapes.items() if "language_model" in name}
+    check_shapes(expected, internvl.tensor_map(chat), chat, internvl.IGNORABLE, size)
+    assert internvl.read_config(internvl.write(ours, "bfloat16"), {}, {}) == ours
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vision_feature_layer": -2},
+        {"downsample_ratio": 0.4},
+        {"vision_config": {"use_mean_pooling": False}},
+        {"vision_config": {"norm_type": "batch_norm"}},
+        {"vision_config": {"use_qk_norm": True, "layer_norm_eps": 1e-5}},
+        {"model_type": "internvl_chat", "ps_version": "v1"},
+        {"model_type": "internvl_chat", "ps_version": "v2", "select_layer": -4},
+        {"model_type": "internvl_chat", "ps_version": "v2", "use_thumbnail": False},
+        {"text_config": {"model_type": "internlm2"}},
+    ],
+)
+def test_what_it_has_no_code_for_is_refused(change):
+    with pytest.raises(CheckpointError):
+        internvl.read_config({"model_type": "internvl"} | change, {}, {})
+
+
+def test_dynamic_scaling_is_none_within_the_context():
+    """InternVL3's text models ask for it; it sets in beyond max_position_embeddings, where no prompt goes."""
+    plain = {"model_type": "qwen2", "rope_theta": 1e6}
+    scaled = plain | {"rope_scaling": {"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"}}
+    first, second = (
+        internvl.read_config({"model_type": "internvl", "text_config": text}, {}, {})
+        for text in (plain, scaled)
+    )
+    assert first == second and first.text.rope_theta == 1e6
+
+
+@pytest.mark.parametrize("settings", [{"size": {"height": 28, "width": 56}}, {"do_resize": False}])
+def test_images_that_are_not_cut_so_are_refused(settings):
+    with pytest.raises(ProcessorError):
+        internvl.InternVLImages({"size": {"height": SIDE, "width": SIDE}} | settings, 4)
+
+
+# ----------------------------------------------------------------------------------- answers and training
+@torch.no_grad()
+def test_c_serves_it(both):
+    try:
+        build.find_compiler()
+    except build.NoCompiler:
+        pytest.skip("no C compiler on this machine")
+    _, folder, ours, processor = both
+    inputs, options = processor.prepare(CONVERSATIONS["ragged"]), {"max_new_tokens": 12, "stop_token_ids": ()}
+    model = VisionLanguageModel.from_pretrained(folder)
+    step = speed_up(model).step
+    assert isinstance(step, NativeStep) and isinstance(model.vision_model, FastTower)
+    features = [torch.cat(tuple(one.encode_images(inputs["pixel_values"]))) for one in (model, ours)]
+    torch.testing.assert_close(*features, atol=BAR, rtol=BAR)
+    alone = model.vision_model(inputs["pixel_values"][3:4])
+    assert torch.equal(alone, model.vision_model(inputs["pixel_values"])[3:4])
+    assert torch.equal(
+        model.generate(**inputs, decode_step=step, **options), ours.generate(**inputs, **options)
+    )
+
+
+def test_every_gradient_is_theirs(both):
+    theirs, _, ours, processor = both
+    inputs = processor.prepare(CONVERSATIONS["ragged"], add_generation_prompt=False)
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    labels = labels.masked_fill(labels == ours.config.image_token_id, -100)
+    labels[:, :-4] = -100
+    for model in (theirs, ours):
+        model.train().requires_grad_(True).zero_grad()
+    expected = theirs(**inputs, labels=labels).loss
+    expected.backward()
+    total, count = loss_of(ours, labels, **inputs)
+    (total / count).backward()
+    torch.testing.assert_close(total / count, expected, rtol=1e-5, atol=0)
+    places, others = internvl.tensor_map(()), dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        other = others[places(name).name].grad.view_as(parameter)
+        rounding = (
+            1e-7 if name.endswith("k_proj.bias") else 0
+        )  # a softmax does not see a constant added to all
+        assert (parameter.grad - other).abs().max() <= BAR * other.abs().max() + rounding, name
+    for model in (theirs, ours):
+        model.eval().requires_grad_(False)
+
+
+def test_the_command_line_answers(both, as_json, tmp_path):
+    _, folder, ours, processor = both
+    draw_image(90, 50).save(tmp_path / "photo.png")
+    ask = (tmp_path / "photo.png", "-q", "how many circles are there", "--max-new-tokens", 6)
+    (made,) = as_json(*ask, model=folder)
+    inputs = processor.ask(tmp_path / "photo.png", "how many circles are there")
+    expected = ours.generate(**inputs, max_new_tokens=6)[0].tolist()
+    assert made["token_ids"][0] == expected[: len(made["token_ids"][0])]
+    assert made["image_tokens"] == 4 * 9
