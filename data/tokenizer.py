@@ -543,9 +543,7 @@ def _vocabulary(tokenizer: AnyTokenizer, added: list[dict[str, Any]]) -> set[str
 
 
 # -------------------------------------------------------------------------------------------- a new tokenizer
-def build_tokenizer(
-    texts: Iterable[str], vocab_size: int = 1024, model_max_length: int = 8192
-) -> PreTrainedTokenizerFast:
+def build_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
     """Train a tokenizer of at most `vocab_size` entries on `texts`; ids depend on the texts alone.
 
     Any text can be typed: all 256 bytes are in the vocabulary. Digits stand alone, so that counts are read
@@ -564,10 +562,10 @@ def build_tokenizer(
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return with_roles(backend, model_max_length)
+    return with_roles(backend)
 
 
-def with_roles(backend: Tokenizer, model_max_length: int = 8192) -> PreTrainedTokenizerFast:
+def with_roles(backend: Tokenizer) -> PreTrainedTokenizerFast:
     """A tokenizer of bytes that has the special tokens, with SmolVLM's roles for them: its saved folder opens
     as an Idefics3 processor."""
     from transformers import PreTrainedTokenizerFast
@@ -575,7 +573,7 @@ def with_roles(backend: Tokenizer, model_max_length: int = 8192) -> PreTrainedTo
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        model_max_length=model_max_length,
+        model_max_length=8192,
         clean_up_tokenization_spaces=False,
         bos_token="<|im_start|>",
         eos_token=END,

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def tiny_checkpoint(folder: Path) -> Path:
     model = VisionLanguageModel(config)
     model.init_weights(torch.Generator().manual_seed(0))
     model.save_pretrained(folder, processor)
+    return folder
+
+
+def embedded_of_one_tile(folder: Path) -> Path:
+    """The embedded model without cutting images: one costs a fifth of the time."""
+    shutil.copytree(DEFAULT_MODEL, folder)
+    path = folder / "preprocessor_config.json"
+    uncut = {"do_image_splitting": False, "size": {"longest_edge": 128}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | uncut))
     return folder
 
 

@@ -185,14 +185,6 @@ def test_whatever_is_drawn_stays_in_the_image(box, size):
     assert np.asarray(image).std() == 0  # a copy was drawn on
 
 
-def test_labels_have_colours_of_their_own():
-    image = Image.new("RGB", (200, 200), "black")
-    boxes = [Box(label, (10, y, 190, y + 30)) for label, y in (("a", 20), ("b", 70), ("a", 120))]
-    drawn = draw_things(image, boxes, [])
-    first, second, third = (drawn.getpixel((150, y)) for y in (20, 70, 120))
-    assert first == third != second
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -9,7 +9,6 @@ import os
 import random
 import re
 import shlex
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import generate
 import train
-from tests.runs import FORK, metrics
+from tests.runs import FORK, embedded_of_one_tile, metrics
 from tests.waiting import PATIENCE, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,10 +67,7 @@ def here(tmp_path_factory):
     """A folder in which the page's four lines were run, the first of them interrupted."""
     folder, rng = tmp_path_factory.mktemp("finetune"), random.Random(0)
     (folder / "configs").symlink_to(ROOT / "configs")
-    shutil.copytree(ROOT / MODEL, folder / MODEL)
-    settings = json.loads((folder / MODEL / "preprocessor_config.json").read_text())
-    settings |= {"do_image_splitting": False, "size": {"longest_edge": 128}}
-    (folder / MODEL / "preprocessor_config.json").write_text(json.dumps(settings))
+    embedded_of_one_tile(folder / MODEL)
     write_lights(folder, "rows", 60, rng)
     write_lights(folder, "heldout", 12, rng)
     draw_light(rng, "red").save(folder / "photo.jpg")

@@ -24,7 +24,6 @@ from data.loader import LoaderConfig, Shard
 from data.order import ShardReader
 from data.sources import (
     DatasetConfig,
-    LibraryStream,
     Stream,
     all_rows,
     count_rows,
@@ -191,15 +190,6 @@ def test_a_stream_whose_files_have_grown_is_not_resumed(tmp_path):
         loader(open_datasets([entry])).load_state_dict(state)
 
 
-def test_a_stream_of_the_library_is_read_file_by_file():
-    rows = datasets.Dataset.from_dict({"question": [f"{i}" for i in range(10)], "answer": ["a"] * 10})
-    stream = LibraryStream(rows.to_iterable_dataset(num_shards=3))
-    seen = [row["question"] for row in all_rows(stream)]
-    assert stream.num_files == 3 and sorted(seen) == sorted(rows["question"])
-    assert [row["question"] for _, row in stream.open(0, 0, 2)] == seen[2:4]
-    assert next(stream.place(1, number) for number, _ in stream.open(1, 0, 1)) == "file 2 of 3, row 1"
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_shards_read_their_own_parts_of_a_file(tmp_path, monkeypatch, kind):
     """Ranges of bytes, also where a line is longer than one, and row groups: each row once, and few twice."""
@@ -355,18 +345,6 @@ def answers(path, split: str, streaming: bool = False) -> str:
     rows, _ = open_rows(str(path), None, split, streaming)
     found = all_rows(rows) if streaming else rows
     return "".join(row["answer"] for row in found)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("train", ["train/metadata.jsonl", "my-train-1/rows.jsonl"])
-def test_images_lie_beside_the_rows_of_their_split(tmp_path, train, streaming):
-    column = "file_name" if train.endswith("metadata.jsonl") else "image"
-    write(tmp_path / train, "a", **{column: "a.png"})
-    (tmp_path / train).with_name("a.png").write_bytes(png())
-    write(tmp_path / "test" / "rows.jsonl", "b")
-    mixture = open_datasets([{"path": str(tmp_path), "streaming": streaming}])
-    (batch,) = loader(mixture, epochs=1, batch_size=1)
-    assert "pixel_values" in batch
 
 
 @pytest.mark.parametrize(
