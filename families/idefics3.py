@@ -1,10 +1,9 @@
 """Idefics3, SmolVLM and SmolVLM2 as transformers has them: the checkpoint layout that we also write, and the
-image rule, bit for bit that of transformers' own image processor (its PIL backend), with its prompt.
+image rule, bit for bit that of transformers' own image processor (its PIL backend), which takes seconds to
+import.
 
 Config keys and tensor names are those of transformers 5.23 and of the older checkpoints on the Hub; absent
-keys take the defaults of transformers' Idefics3Config (the two model types share all of them). The image
-rule is ours, because transformers' takes seconds to import; `IdeficsImages.transformers` makes that one, for
-saving.
+keys take the defaults of transformers' Idefics3Config (the two model types share all of them).
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ NAMES = {
 
 # transformers' settings where a file does not say.
 DEFAULTS = {
-    "do_convert_rgb": True,
     "do_resize": True,
     "size": {"longest_edge": 4 * 364},
     "resample": int(Image.Resampling.LANCZOS),
@@ -61,9 +59,7 @@ DEFAULTS = {
     "do_normalize": True,
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
-    "do_pad": True,
 }
-_TILE_POSITIONS = 169
 # Idefics3Processor marks these as special in any tokenizer.
 SPECIAL = {"additional_special_tokens": [FAKE, IMAGE, END]}
 
@@ -79,8 +75,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     Only the top-level tie_word_embeddings counts, as in transformers.
     """
     text = shared.section(config, "text_config")
-    # In transformers rms_norm_eps is 1e-5 where there is no text_config at all, and LlamaConfig's 1e-6
-    # otherwise.
+    # transformers' rms_norm_eps is 1e-5 where there is no text_config at all, LlamaConfig's 1e-6 otherwise.
     defaults = {} if config.get("text_config") is not None else {"rms_norm_eps": 1e-5}
     decoder = shared.text_config(text, defaults)
     return shared.checked(
@@ -112,26 +107,21 @@ def positions(config: VLMConfig, *size: int) -> int:
     size, which is meant where none is given; others are a ValueError."""
     side = config.vision.image_size
     if size and size != (side, side):
-        raise ValueError(
-            f"expected tiles of {side} x {side} pixels, got {' x '.join(map(str, size))}: resize or split "
-            "the image with the checkpoint's processor"
-        )
+        got = " x ".join(map(str, size))
+        raise ValueError(f"expected tiles of {side} x {side} pixels, as the processor cuts them, got {got}")
     return (config.vision.grid // config.scale_factor) ** 2
 
 
 def write(config: VLMConfig, dtype: str) -> dict:
     """config.json, in which nothing is left to a reader's defaults. A CheckpointError says why this layout
     cannot hold the model."""
-    text, problem = config.text, None
+    text, problem = config.text, ""
     if config.image_token_id >= text.vocab_size:
         problem = "its image placeholder is beyond the vocabulary (nanoVLM v0.1): `tools convert` mends it"
     elif config.projector_bias:
         problem = "its projector has no bias: build the model with projector_bias=False"
     elif shared.text_family(text) == "llama" and text.hidden_size % text.num_attention_heads:
-        problem = (
-            f"transformers wants hidden_size ({text.hidden_size}) to be a multiple of num_attention_heads "
-            f"({text.num_attention_heads})"
-        )
+        problem = f"its hidden_size must be a multiple of num_attention_heads ({text.num_attention_heads})"
     if problem:
         raise CheckpointError(f"the model cannot be saved in the transformers Idefics3 layout: {problem}")
     vision = {"model_type": "idefics3_vision", **shared.write_vision(config.vision), "attention_dropout": 0.0}
@@ -159,7 +149,7 @@ class IdeficsImages:
     add_special_tokens = True
     flat = False  # tiles are padded per row: (B, n, 3, M, M) with a pixel mask, as transformers gives them
 
-    def __init__(self, settings: Mapping[str, Any], tile_positions: int = _TILE_POSITIONS):
+    def __init__(self, settings: Mapping[str, Any], tile_positions: int = 169):
         self.settings = dict(settings)
         known: dict[str, Any] = DEFAULTS | self.settings
         self.tile_positions = tile_positions
@@ -179,9 +169,8 @@ class IdeficsImages:
         from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
         from transformers.models.idefics3.processing_idefics3 import Idefics3Processor  # takes seconds
 
-        pictures = Idefics3ImageProcessorPil(**self.settings)
-        positions, template = self.tile_positions, chat_template
-        return Idefics3Processor(pictures, tokenizer, image_seq_len=positions, chat_template=template)
+        pictures, seen = Idefics3ImageProcessorPil(**self.settings), self.tile_positions
+        return Idefics3Processor(pictures, tokenizer, image_seq_len=seen, chat_template=chat_template)
 
     def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
         """Images stay where the conversation has them."""
@@ -194,10 +183,7 @@ class IdeficsImages:
             cols, rows = (side // self.tile_size for side in cut)
         rows, cols = (0, 0) if rows <= 1 and cols <= 1 else (rows, cols)
         parts = Parts.planned(rows * cols + 1, self.tile_size)
-        return self._visual(parts, (rows, cols), (width, height))
-
-    def _visual(self, parts: Parts, grid: tuple[int, int], size: tuple[int, int]) -> Visual:
-        return Visual(parts, len(parts) * self.tile_positions, grid, size)
+        return Visual(parts, len(parts) * self.tile_positions, (rows, cols), (width, height))
 
     def _cut_size(self, width: int, height: int) -> tuple[int, int]:
         """(width, height) in whole tiles."""
@@ -214,7 +200,8 @@ class IdeficsImages:
         The image is resampled up to three times, each time rounded to bytes: so transformers does.
         """
         tile, size = self.tile_size, image.size
-        rows, cols = self.plan(*size).grid
+        planned = self.plan(*size)
+        rows, cols = planned.grid
         image = image.resize(_resized(*size, self.longest_side), self._resample)
         cells = np.empty((0, 3, tile, tile), np.uint8)
         if self.splits:
@@ -224,7 +211,7 @@ class IdeficsImages:
             cells = grid.transpose(0, 2, 4, 1, 3).reshape(-1, 3, tile, tile)
         whole = np.asarray(image.resize((tile, tile), self._resample)).transpose(2, 0, 1)
         pixels = torch.from_numpy(np.concatenate((cells, whole[None])))  # (n, 3, M, M) uint8
-        return self._visual(Parts.of(pixels, self._values), (rows, cols), size)
+        return replace(planned, parts=Parts.of(pixels, self._values))
 
     def prompt(self, visual: Visual, index: int, count: int) -> str:
         """A tag that the tokenizer does not have (in Idefics3-8B, `<global-img>` and all of `<row_r_col_c>`)
@@ -253,8 +240,7 @@ def _resized(width: int, height: int, longest_side: int) -> tuple[int, int]:
 
 
 def open_images(folder: Path, config: Mapping) -> tuple[IdeficsImages, AnyTokenizer, str | None]:
-    """The image rule, tokenizer and chat template of a checkpoint folder, in today's layout or the older
-    one."""
+    """The image rule, tokenizer and chat template of a checkpoint folder, in today's layout or the older."""
     if not any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
         raise PromptError("expected processor_config.json or preprocessor_config.json, found neither")
     check_files(folder)
@@ -265,5 +251,5 @@ def open_images(folder: Path, config: Mapping) -> tuple[IdeficsImages, AnyTokeni
     tokenizer.add_special_tokens(SPECIAL)
     settings = read_object(folder / "processor_config.json")
     image_settings = settings.get("image_processor") or read_object(folder / "preprocessor_config.json")
-    images = IdeficsImages(image_settings, settings.get("image_seq_len", _TILE_POSITIONS))
+    images = IdeficsImages(image_settings, settings.get("image_seq_len", 169))
     return images, tokenizer, chat_template(folder)

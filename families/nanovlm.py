@@ -230,43 +230,35 @@ class NanoVLMImages:
         return text
 
     def plan(self, width: int, height: int) -> Visual:
-        rows, cols = grid = self._grid(width, height)
-        count = rows * cols + self._has_whole(grid)
-        return self._visual(Parts.planned(count, self.tile_size), grid, (width, height))
-
-    def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of tiles."""
-        if self.max_side is None:
-            return 1, 1
-        height, width = resized_size(height, width, self.tile_size, self.max_side, self.to_max_side)
-        if height % self.tile_size or width % self.tile_size:
-            raise ProcessorError(
-                "config.json: expected max_img_size to be a multiple of vit_img_size "
-                f"({self.tile_size}), got {self.max_side}"
-            )
-        return height // self.tile_size, width // self.tile_size
+        side, size, most = self.tile_size, (width, height), self.max_side
+        rows = cols = 1
+        if most is not None:
+            height, width = resized_size(height, width, side, most, self.to_max_side)
+            if height % side or width % side:
+                told = f"expected max_img_size to be a multiple of vit_img_size ({side}), got {most}"
+                raise ProcessorError(f"config.json: {told}")
+            rows, cols = height // side, width // side
+        count = rows * cols + self._has_whole((rows, cols))
+        return Visual(Parts.planned(count, side), count * self.tile_positions, (rows, cols), size)
 
     def _has_whole(self, grid: tuple[int, int]) -> bool:
-        """Whether the whole image is one more tile."""
+        """Whether the whole image is one more tile, the first."""
         return self.global_token is not None and grid != (1, 1)
 
-    def _visual(self, tiles: Parts, grid: tuple[int, int], size: tuple[int, int]) -> Visual:
-        return Visual(tiles, len(tiles) * self.tile_positions, grid, size)
-
     def cut(self, image: Image.Image) -> Visual:
-        """Tiles with numbers from 0 to 1 and the whole image first; grid (1, 1) where there is one tile."""
-        side, size = self.tile_size, image.size
-        rows, cols = self._grid(*size)
-        shape = (side * cols, side * rows)
+        """Tiles with numbers from 0 to 1; grid (1, 1) where there is one tile."""
+        side, planned = self.tile_size, self.plan(*image.size)
+        rows, cols = planned.grid
         resample = Image.Resampling.BILINEAR if self.max_side is None else Image.Resampling.BICUBIC
-        pixels = torch.from_numpy(np.array(image.resize(shape, resample))).permute(2, 0, 1)  # (3, H, W)
-        grid = pixels.reshape(3, rows, side, cols, side).permute(1, 3, 0, 2, 4).reshape(-1, 3, side, side)
+        resized = np.array(image.resize((side * cols, side * rows), resample))
+        pixels = torch.from_numpy(resized).permute(2, 0, 1).contiguous()  # (3, H, W)
+        grid = pixels.view(3, rows, side, cols, side).permute(1, 3, 0, 2, 4).reshape(-1, 3, side, side)
         tiles = Parts.of(grid, _VALUES)
-        if self._has_whole((rows, cols)):
-            numbers = pixels.contiguous()[None].float() / 255
+        if self._has_whole(planned.grid):
+            numbers = pixels[None].float() / 255
             whole = F.interpolate(numbers, (side, side), mode="bilinear", antialias=True)
             tiles = Parts.cat((Parts.of(whole), tiles))
-        return self._visual(tiles, (rows, cols), size)
+        return replace(planned, parts=tiles)
 
     def prompt(self, visual: Visual, index: int, count: int) -> str:
         tile, (rows, cols) = self.image_token * self.tile_positions, visual.grid

@@ -81,7 +81,8 @@ class Geometry(NamedTuple):
 def geometry(kv_cache: KVCache) -> Geometry:
     """The only place that looks into a cache for it: not every kind of layer may have keys."""
     key = kv_cache[0]["key"]
-    return Geometry(*key.shape, key.stride(), key.dtype, key.device)
+    rows, heads, capacity, width = key.shape
+    return Geometry(rows, heads, capacity, width, key.stride(), key.dtype, key.device)
 
 
 def size_in_bytes(kv_cache: KVCache) -> int:

@@ -15,6 +15,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from families import FAMILIES
 from families.text import write_ids
 from models.checkpoints.folder import replace_folder
-from models.checkpoints.hub import INDEX, WEIGHTS, CheckpointError, client, fetched, one_sentence, read_json
+from models.checkpoints.hub import INDEX, CheckpointError, client, fetched, one_sentence, read_json
 from models.checkpoints.load import choose_family
 from models.checkpoints.weights import Pending, StoredTensorOf, write_file
 from models.config import VLMConfig
@@ -111,8 +112,7 @@ def stored_tensors(model: Any) -> dict[str, Pending]:
     found: dict[str, Pending] = {}
     for read in _parts_of(model):
         for name, tensor in read().items():
-            make = lambda read=read, name=name: read()[name]
-            found[name] = Pending(tuple(tensor.shape), tensor.dtype, make)
+            found[name] = Pending(tuple(tensor.shape), tensor.dtype, partial(_one_of, read, name))
             if tensor.is_meta:
                 raise CheckpointError("the model has no weights yet: its parameters are on the meta device")
             if tensor.dtype == torch.int8:
@@ -126,7 +126,7 @@ def stored_tensors(model: Any) -> dict[str, Pending]:
         # Rearranging makes all that is small float32: what loses nothing by it is bfloat16 again.
         for name, one in found.items():
             if one.dtype == torch.float32 and torch.equal((wide := one.make()).bfloat16().float(), wide):
-                found[name] = Pending(one.shape, torch.bfloat16, lambda one=one: one.make().bfloat16())
+                found[name] = Pending(one.shape, torch.bfloat16, partial(_narrow, one))
     return found
 
 
@@ -146,6 +146,14 @@ def _parts_of(module: nn.Module, prefix: str = "") -> Iterator[Callable[[], dict
         yield from _parts_of(child, f"{prefix}{name}.")
 
 
+def _one_of(read: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
+    return read()[name]
+
+
+def _narrow(wide: Pending) -> Tensor:
+    return wide.make().bfloat16()
+
+
 def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:
     """Whether a new checkpoint in a folder replaces this file of the old one."""
     return bool(_REPLACED.fullmatch(name) or (with_processor and _PROCESSOR.fullmatch(name)))
@@ -162,27 +170,18 @@ def _with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:
 
 def write_weights(tensors: Mapping[str, Pending], folder: Path, max_shard_bytes: int) -> None:
     """model.safetensors, or as many shards as needed and their index."""
-    shards: list[dict[str, Pending]] = [{}]
-    filled = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and filled + tensor.nbytes > max_shard_bytes:
-            shards.append({})
-            filled = 0
-        shards[-1][name] = tensor
-        filled += tensor.nbytes
-    if len(shards) == 1:
-        write_file(folder / WEIGHTS, shards[0])
-        return
-    weight_map: dict[str, str] = {}
-    for index, shard in enumerate(shards, start=1):
-        file = f"model-{index:05d}-of-{len(shards):05d}.safetensors"
-        write_file(folder / file, shard)
-        weight_map |= dict.fromkeys(shard, file)
-    metadata = {
-        "total_parameters": sum(math.prod(tensor.shape) for tensor in tensors.values()),
-        "total_size": sum(tensor.nbytes for tensor in tensors.values()),
-    }
-    write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
+    split = client().split_state_dict_into_shards_factory(
+        tensors,
+        get_storage_size=lambda tensor: tensor.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
+    for file, names in split.filename_to_tensors.items():
+        write_file(folder / file, {name: tensors[name] for name in names})
+    if split.is_sharded:
+        total = sum(math.prod(tensor.shape) for tensor in tensors.values())
+        metadata = {"total_parameters": total, **split.metadata}
+        write_json(folder / INDEX, {"metadata": metadata, "weight_map": split.tensor_to_filename})
 
 
 def write_json(path: Path, value: dict, sort_keys: bool = True) -> None:

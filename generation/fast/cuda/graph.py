@@ -184,8 +184,7 @@ class StaticCache:
         )
         if needed > positions or (self._user is not None and self._user() is not None):
             return
-        mine = self.cache and kv.geometry(self.cache)
-        if not mine or (mine.rows, mine.dtype) != (held.rows, held.dtype):
+        if self.cache is None or not _serves(kv.geometry(self.cache), held):
             self.cache = None  # the old memory is freed before the new one is taken
             try:
                 self.cache = kv.allocate_for(config, held.rows, positions, like=kv_cache[0]["key"])
@@ -372,6 +371,10 @@ def addresses(language_model) -> list[int]:
 def first_line(error: Exception) -> str:
     """The message without the C++ stack."""
     return (str(error).strip() or type(error).__name__).split("\n")[0]
+
+
+def _serves(own: kv.Geometry, user: kv.Geometry) -> bool:
+    return (own.rows, own.dtype) == (user.rows, user.dtype)
 
 
 def buffer_addresses(kv_cache: KVCache) -> tuple:
