@@ -60,7 +60,8 @@ def ask_each(
     """`ask` several questions about the same images, each after the reply before it has ended. `keep`: the
     images' features will be needed again, as by `inference.attribution`."""
     images = [checkpoint.processor.cut(image) for image in images]
-    keep = options.use_cache and (keep or len(questions) > 1 or checkpoint.prefixes is not None)
+    keep = keep or len(questions) > 1 or checkpoint.prefixes is not None
+    keep = options.use_cache and (keep or options.lookup == "on")  # of several answers too
     session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes) if keep else None
     for question in questions:
         yield ask(checkpoint, images, question, options, system, session)

@@ -131,7 +131,7 @@ def test_a_stream_gives_the_same_tokens_and_then_the_result(vlm):
 
 
 def test_how_often_the_device_is_waited_for(vlm):
-    """Once a token, while the next step runs; twice to place images."""
+    """Once a token, for it and the largest logit, while the next step runs; twice to place images."""
     counts = []
     with count_reads() as reads:
         for stops in ((VOCAB + 1,), ()):
@@ -144,7 +144,7 @@ def test_how_often_the_device_is_waited_for(vlm):
         reads.clear()
         vlm.embed(batch["input_ids"], batch["pixel_values"])
         assert len(reads) == 2  # which tiles are padding, and how many placeholders each row has
-    assert counts[1] - counts[0] == counts[3] - counts[2] == 10
+    assert counts[1] - counts[0] == counts[3] - counts[2] == 2 * 10
 
 
 @pytest.mark.parametrize("kept", [False, True])
