@@ -63,7 +63,7 @@ soak: $(INSTALLED)
 	$(PY) -m tests.soak.fuzz
 	$(PY) -m tests.soak.kills
 	$(PY) -m tests.soak.load
-	$(PY) -m tests.soak.drafts
+	OCELLI_QUESTIONS=1000 OCELLI_SEQUENCES=1000 $(PY) -m pytest tests/test_draft.py tests/test_cache_properties.py
 
 train: $(INSTALLED)
 	$(PY) train.py

@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cache
+from itertools import zip_longest
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
+from generation.confidence import TokenLogprobs
+from generation.decoding import GenerationOutput
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
@@ -184,7 +188,21 @@ def case(model: str, sampling: str) -> tuple:
     return vlm, rows, options, answers(vlm, "recomputed", rows, **options)
 
 
+class Answer(NamedTuple):
+    """`confidence` and `logprobs` are None where they were not asked for; a scheduler reports `logprobs` with
+    each token and not with the answer."""
+
+    token_ids: list[int]
+    confidence: float | None
+    logprobs: list[TokenLogprobs] | None
+
+
 def answers(vlm, entrance: str, rows: Sequence[dict], **options) -> list[list[int]]:
+    """The ids of `details`."""
+    return [answer.token_ids for answer in details(vlm, entrance, rows, **options)]
+
+
+def details(vlm, entrance: str, rows: Sequence[dict], **options) -> list[Answer]:
     """The answers to each row, of several answers side by side, by one of the `ENTRANCES`, or "recomputed",
     the slow reference. Raises the error of a request that fails."""
     more = entrance.partition(" ")[0]
@@ -207,18 +225,22 @@ def answers(vlm, entrance: str, rows: Sequence[dict], **options) -> list[list[in
         for output in outputs.values():
             if output.error is not None:
                 raise output.error
-        return [outputs[key].token_ids for key in sorted(outputs)]
+        return [Answer(outputs[key].token_ids, outputs[key].confidence, None) for key in sorted(outputs)]
     options |= {"decode_step": step, "use_cache": entrance != "recomputed"}
     if "pad" in way:
-        return vlm.generate_detailed(**collate(rows, way.partition(" ")[0]), **options).rows()
+        return _each(vlm.generate_detailed(**collate(rows, way.partition(" ")[0]), **options))
     if "session" not in way:
-        return [ids for row in rows for ids in vlm.generate_detailed(**row, **options).rows()]
+        return [one for row in rows for one in _each(vlm.generate_detailed(**row, **options))]
     session, order = Session(vlm, FeatureCache(vlm, 2**16)), list(enumerate(rows))
     found = {}
     for index, row in reversed(order) if way.endswith("backwards") else order:
         for _ in range(2):  # again, when the prompt is there already
-            found[index] = session.generate_detailed(**row, **options).rows()
-    return [ids for index in sorted(found) for ids in found[index]]
+            found[index] = _each(session.generate_detailed(**row, **options))
+    return [one for index in sorted(found) for one in found[index]]
+
+
+def _each(output: GenerationOutput) -> list[Answer]:
+    return [Answer(*one) for one in zip_longest(output.rows(), output.confidences, output.logprobs)]
 
 
 def fast_step(vlm, kind: type[NativeStep] | type[GraphStep]) -> NativeStep | GraphStep:

@@ -82,18 +82,6 @@ def vlm():
 # ------------------------------------------------------------------------------------------ the same tokens
 
 
-@pytest.mark.parametrize("slots, shuffle", [(1, 1), (3, None), (8, 3), (20, None)])
-def test_every_request_as_alone(vlm, slots, shuffle):
-    requests = uneven()
-    if shuffle is not None:
-        random.Random(shuffle).shuffle(requests)
-    results, _ = run(vlm, requests, slots)
-    assert_as_alone(vlm, requests, results)
-    assert {done.stop_reason for done in results.values()} == {"stop", "length"}
-    lengths = {one.key: len(one.input_ids) for one in requests}
-    assert {key: done.prompt_tokens for key, done in results.items()} == lengths
-
-
 def test_a_longer_request_grows_the_cache():
     """Past one step of 1,024 positions, with rows in the middle of their answers; views are outlived, too."""
     model = tiny_vlm(max_position_embeddings=1500, num_hidden_layers=1)

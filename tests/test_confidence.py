@@ -1,4 +1,4 @@
-"""The confidence of an answer: that of its definition, from every way to decode it."""
+"""Confidence and log-probabilities: those of their definitions, from every way to an answer."""
 
 from __future__ import annotations
 
@@ -9,139 +9,98 @@ import pytest
 import torch
 
 from generation.fast.cuda import graph
-from generation.fast.cuda.graph import Graphs, GraphStep
-from generation.fast.native.step import NativeStep
+from generation.fast.cuda.graph import Graphs
 from generation.options import GenerationOptions
-from generation.requests import NewTokens, Request
+from generation.requests import NewTokens, Request, RequestOutput
 from generation.scheduler import Scheduler
-from generation.session import Session
-from tests.graph_cases import batch, record_on_tape, stops_for
-from tests.invariants import fast_step, run_all
+from tests import invariants
+from tests.graph_cases import record_on_tape
 from tests.prompts import NO_STOP, some_rows, tiny_vlm
 from tests.test_scheduler_steps import Pattern
 
-SAMPLINGS = ({}, {"temperature": 1.5, "top_k": 20, "repetition_penalty": 1.3, "seed": 3})
-TOKENS = {"max_new_tokens": 20, "confidence": True}
-CLOSE = {"rel": 1e-5, "abs": 1e-9}
+CLOSE = {"rel": 1e-4, "abs": 1e-6}
 
 
-@pytest.fixture(scope="module")
-def vlm():
-    return tiny_vlm()
-
-
-@pytest.fixture(params=[None, NativeStep, GraphStep])
-def step(request, vlm, monkeypatch):
-    """The graph's with a tape for a graph."""
+@pytest.fixture(autouse=True)
+def taped(monkeypatch):
+    """A tape for a graph."""
     always = property(lambda self: True, lambda self, value: None)
     monkeypatch.setattr(graph, "no_triton", lambda language_model, rows: "it is a test")
     monkeypatch.setattr(Graphs, "_record", record_on_tape)
     monkeypatch.setattr(Graphs, "capture", always, raising=False)
-    return None if request.param is None else fast_step(vlm, request.param)
 
 
-def by_definition(vlm, inputs: dict, ids: list[int], stops=(), constraint=None) -> float:
-    """The geometric mean of probabilities from one pass over prompt and answer."""
-    held = [inputs.get(key) for key in ("pixel_values", "pixel_attention_mask")]
+def logprobs_of(vlm, inputs: dict, ids: list[int], constraint=None) -> tuple[torch.Tensor, list[bool]]:
+    """(T, V) log-probabilities from one pass over prompt and answer, within a constraint; and whether it left
+    a choice."""
     start = inputs["input_ids"].shape[1]
     with torch.no_grad():
-        x = vlm.embed(torch.cat((inputs["input_ids"], torch.tensor([ids])), 1), *held)
+        x = vlm.embed(torch.cat((inputs["input_ids"], torch.tensor([ids])), 1), inputs.get("pixel_values"))
         hidden, _ = vlm.language_model(x)
-        scores = vlm.language_model.logits(hidden)[0, start - 1 : -1]
-    probabilities = []
-    for number, token_id in enumerate(ids):
-        forced = False
-        if constraint is not None:
-            forced = bool(constraint.forced())
-            constraint.mask(scores[number])
-            constraint.accept(token_id)
-        if not forced and (token_id not in stops or len(ids) == 1):
-            probabilities.append(float(scores[number].double().softmax(-1)[token_id]))
-    return math.prod(probabilities) ** (1 / len(probabilities))
+        scores, free = vlm.language_model.logits(hidden)[0, start - 1 : -1].double(), [True] * len(ids)
+    for number, token_id in enumerate(ids) if constraint is not None else ():
+        free[number] = not constraint.forced()
+        constraint.mask(scores[number])
+        constraint.accept(token_id)
+    return scores.log_softmax(-1), free
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_one_prompt(vlm, step, sampling):
-    for inputs in some_rows(3):
-        options = TOKENS | NO_STOP | sampling
-        stops = stops_for(vlm, inputs, max_new_tokens=20, **sampling)
-        for more in ({}, {"stop_token_ids": stops}):
-            plain = vlm.generate_detailed(**inputs, **options | more)
-            expected = by_definition(vlm, inputs, plain.rows()[0], more.get("stop_token_ids", ()))
-            ways = [{"decode_step": step}, {"lookup": "on"}, {"use_cache": False}]
-            outputs = [vlm.generate_detailed(**inputs, **options | more | way) for way in ways]
-            outputs.append(Session(vlm).generate_detailed(**inputs, **options | more, decode_step=step))
-            for output in (plain, *outputs):
-                assert output.confidences == pytest.approx([expected], **CLOSE)
+def assert_told(reports: list, ids: list[int], expected: torch.Tensor, free: list[bool]) -> None:
+    """The model's own, whatever the sampler filters out; of what a constraint forced there are none."""
+    assert len(reports) == len(ids)
+    for report, token_id, row, asked in zip(reports, ids, expected, free, strict=True):
+        assert report.logprob == (pytest.approx(row[token_id].item(), **CLOSE) if asked else None)
+        likeliest = row.topk(len(report.top))
+        assert [one for one, _ in report.top] == likeliest.indices.tolist()
+        assert [value for _, value in report.top] == pytest.approx(likeliest.values.tolist(), **CLOSE)
+        assert len(report.top) == 2 * asked
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_several_prompts(vlm, step, sampling):
-    """Together and in a scheduler, where rows stop one after another and each has the number that it has
-    alone."""
-    rows, options = some_rows(4), TOKENS | sampling
-    options["stop_token_ids"] = stops_for(vlm, batch(4), max_new_tokens=20, **sampling)
-    alone = [vlm.generate_detailed(**one, **options) for one in rows]
-    assert len({output.lengths[0] for output in alone}) > 1
-    expected = [output.confidences[0] for output in alone]
-    together = vlm.generate_detailed(**batch(4), **options, decode_step=step)
-    assert together.confidences == pytest.approx(expected, **CLOSE)
-    requests = [
-        Request(one["input_ids"][0], one.get("pixel_values"), options=GenerationOptions(**options), key=key)
-        for key, one in enumerate(rows)
-    ]
-    unasked = GenerationOptions(**options | {"confidence": False})
-    requests.append(Request(requests[0].input_ids, requests[0].pixel_values, options=unasked, key="unasked"))
-    outputs, _ = run_all(vlm, requests, 3, decode_step=step)
-    assert outputs.pop("unasked").confidence is None
-    assert [outputs[key].confidence for key in range(4)] == pytest.approx(expected, **CLOSE)
-
-
-def test_what_a_constraint_leaves_no_choice_about_does_not_count(vlm, step):
-    inputs = some_rows(1)[0]
-    options = GenerationOptions(**TOKENS | NO_STOP, constraint=Pattern, decode_step=step)
-    output = vlm.generate_detailed(**inputs, options=options)
-    expected = by_definition(vlm, inputs, output.rows()[0], constraint=Pattern())
-    assert output.confidences == pytest.approx([expected], **CLOSE)
-    own = GenerationOptions(**TOKENS | NO_STOP, constraint=Pattern)
-    outputs, _ = run_all(vlm, [Request(inputs["input_ids"][0], inputs["pixel_values"], options=own)])
-    assert outputs[None].confidence == pytest.approx(expected, **CLOSE)
-
-
-def reported(vlm, options: GenerationOptions, inputs: dict) -> list:
-    """What a scheduler reports of each token."""
-    scheduler = Scheduler(vlm, 2)
-    scheduler.add(Request(inputs["input_ids"][0], inputs.get("pixel_values"), options=options))
-    events = []
-    while not scheduler.idle:
-        events += scheduler.step()
-    return [one for event in events if isinstance(event, NewTokens) for one in event.logprobs]
+@pytest.mark.parametrize("sampling", invariants.SAMPLINGS)
+@pytest.mark.parametrize("entrance", ["recomputed", *invariants.ENTRANCES])
+def test_every_way_to_an_answer_tells_how_likely_it_is(entrance, sampling):
+    """An answer's end does not count, but for one that is nothing else."""
+    vlm, rows, options, ids = invariants.case("placeholder", sampling)
+    found = invariants.details(vlm, entrance, rows, **options, confidence=True, logprobs=2)
+    assert [answer.token_ids for answer in found] == ids
+    prompts = [row for row in rows for _ in range(options.get("num_return_sequences", 1))]
+    for inputs, answer in zip(prompts, found, strict=True):
+        expected, free = logprobs_of(vlm, inputs, answer.token_ids)
+        counted = len(answer.token_ids)
+        counted -= answer.token_ids[-1] in options["stop_token_ids"] and counted > 1
+        own = expected[range(counted), answer.token_ids[:counted]]
+        assert answer.confidence == pytest.approx(math.exp(own.mean()), **CLOSE)
+        if answer.logprobs is not None:
+            assert_told(answer.logprobs, answer.token_ids, expected, free)
+    unasked = invariants.details(vlm, entrance, rows, **options)
+    assert all(one.confidence is None and one.logprobs is None for one in unasked)
 
 
 @pytest.mark.parametrize("constraint", [None, Pattern])
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_log_probabilities_of_tokens(vlm, step, sampling, constraint):
-    """The model's own, whatever the sampler filters out, and the same from every way to decode; of what a
-    constraint forced there are none."""
-    inputs = some_rows(1)[0]
-    options = GenerationOptions(max_new_tokens=20, logprobs=3, constraint=constraint, **NO_STOP, **sampling)
-    expected = reported(vlm, options, inputs)
-    assert len(expected) == 20 and any(one.logprob is None for one in expected) == (constraint is not None)
-    ways = [{}, {"decode_step": step}, {"use_cache": False}]
-    ways += [] if constraint else [{"lookup": "on"}, {"lookup": "on", "decode_step": step}]
-    outputs = [vlm.generate_detailed(**inputs, options=options, **way) for way in ways]
-    outputs.append(Session(vlm).generate_detailed(**inputs, options=options, decode_step=step))
-    for output in outputs:
-        (own,) = output.logprobs
-        assert [[one for one, _ in report.top] for report in own] == [
-            [one for one, _ in report.top] for report in expected
-        ]
-        for report, other in zip(own, expected, strict=True):
-            assert (report.logprob is None) == (other.logprob is None)
-            assert [report.logprob or 0, *(value for _, value in report.top)] == pytest.approx(
-                [other.logprob or 0, *(value for _, value in other.top)], **CLOSE
-            )
-    assert vlm.generate_detailed(**inputs, max_new_tokens=2).logprobs == []
+def test_a_scheduler_reports_each_token_and_what_is_forced_does_not_count(constraint):
+    vlm, inputs = tiny_vlm(), some_rows(1)[0]
+    more = {"confidence": True, "logprobs": 2, "constraint": constraint, **NO_STOP}
+    options = GenerationOptions(max_new_tokens=20, **more)
+    scheduler, reports = Scheduler(vlm, 2), []
+    scheduler.add(Request(inputs["input_ids"][0], inputs.get("pixel_values"), options=options))
+    while not scheduler.idle:
+        for event in scheduler.step():
+            if isinstance(event, NewTokens):
+                reports += event.logprobs
+            elif isinstance(event, RequestOutput):
+                output = event
+    alone = vlm.generate_detailed(**inputs, options=options)
+    assert alone.rows() == [output.token_ids]
+    made = None if constraint is None else constraint()
+    expected, free = logprobs_of(vlm, inputs, output.token_ids, made)
+    assert all(free) == (constraint is None)
+    own = expected[range(20), output.token_ids][torch.tensor(free)]
+    for confidence, told in ((output.confidence, reports), (alone.confidences[0], alone.logprobs[0])):
+        assert confidence == pytest.approx(math.exp(own.mean()), **CLOSE)
+        if constraint is None:
+            assert_told(told, output.token_ids, expected, free)
+        else:
+            assert [one.logprob is not None for one in told] == free
 
 
 def test_json_has_log_probabilities(as_json, photo):

@@ -4,36 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
+import os
+import random
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
 
 import pytest
+import torch
 
 from data.processor import Processor
 from generation import draft as draft_module
 from generation import sampling
-from generation.decoding import GenerationOptions
-from generation.draft import DraftLimits
+from generation.draft import DraftLimits, DraftStream
 from generation.fast.native.step import NativeStep
-from generation.options import CacheMemoryError
+from generation.options import CacheMemoryError, GenerationOptions
 from generation.prefix import FeatureCache
 from generation.requests import NewTokens, Request
 from generation.scheduler import Scheduler
 from generation.session import Session
+from generation.speculation import MOST_DRAFTED
+from generation.steps import DecodeStep, Step
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
 from inference.terminal import ERASE, GREY, GreyText
 from tests.invariants import collate, fast_step
 from tests.pages import make_service
 from tests.processors import KINDS, draw_image, processor
-from tests.prompts import NO_STOP, inputs_of, record
-from tests.soak.drafts import ALWAYS, SAMPLINGS, OneByOne, check, drafted, hasty_vlm, new_session, prompts
+from tests.prompts import NO_STOP, ImageBlock, inputs_of, record, tiny_vlm, words
 from web.page import _messages
 from web.service import AskRequest, Visitor
 
+QUESTIONS = int(os.environ.get("OCELLI_QUESTIONS", "24"))  # of each kind of step
+ALWAYS = DraftLimits(share=math.inf, least_wait=0, most_prompt=math.inf)
+SAMPLINGS = (
+    {},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3},
+    {"temperature": 1.2, "min_p": 0.05, "repetition_penalty": 1.3, "seed": 11},
+    {"repetition_penalty": 1.2},
+)
 WIDE, TALL = draw_image(70, 40), draw_image(30, 60, seed=1)
 SHORT = {"max_new_tokens": 6, **NO_STOP}
 
@@ -55,21 +68,94 @@ def always(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------- the answer
-def test_the_answer_is_the_one_without_a_draft():
-    """Of few questions: `python -m tests.soak.drafts` asks a thousand."""
+class OneByOne(Step):
+    """A step whose chunks have the bits of single steps, because they are single steps."""
+
+    same_bits = True
+
+    def __call__(self, token_ids, kv_cache, start_pos):
+        return super().chunk(token_ids, kv_cache, start_pos)[:, -1]
+
+    def chunk(self, token_ids, kv_cache, start_pos):
+        ids = enumerate(token_ids.split(1, dim=1))
+        return torch.stack([self(one, kv_cache, start_pos + place) for place, one in ids], dim=1)
+
+
+def hasty_vlm():
+    """A tiny model that goes by its last token more than by its image: drafts are right now and then."""
+    model = tiny_vlm()
+    with torch.no_grad():
+        for layer in model.language_model.layers:
+            layer.self_attn.o_proj.weight *= 0.05
+    return model
+
+
+def prompts(seed: int, tiles: int, question: int = 4) -> tuple[dict, dict]:
+    """Inputs of a prompt with all tiles of an image, the whole one last, and with that alone."""
+    before, after = words(seed, 3), words(seed + 1, question)
+    cut = [part for n in range(tiles - 1) for part in (ImageBlock(100 * seed + n), *words(n, 1))]
+    whole = ImageBlock(100 * seed + 99)
+    return inputs_of([*before, *cut, whole, *after]), inputs_of([*before, whole, *after])
+
+
+def drafted(
+    session: Session, full: dict, short: dict | None, most: int, limits: DraftLimits = ALWAYS, **options
+) -> tuple[DraftStream, list[int]]:
+    """A stream at its end, after a draft of at most so many tokens, and the answer's ids."""
+    stream = session.draft_stream(full, short, GenerationOptions(**options), limits)
+    for number, _ in enumerate(stream.draft(), 1):
+        if number == most:
+            break
+    return stream, [int(ids) for ids in stream]
+
+
+def check(vlm, seeds: Iterable[int], step: DecodeStep | None, sampling: dict) -> Counter[str]:
+    """Ask the questions with these numbers: what their drafts were like. An AssertionError says where a draft
+    shows in an answer."""
+    session, kinds = new_session(vlm), Counter[str]()
+    for seed in seeds:
+        chance = random.Random(seed)
+        full, short = prompts(seed, chance.randint(5, 17), chance.randint(1, 9))
+        options = {"max_new_tokens": chance.randint(1, 24), "lookup": "off", "decode_step": step, **sampling}
+        free = vlm.generate_detailed(**full, **options, **NO_STOP).rows()[0]
+        stops = (chance.choice(free),) if chance.random() < 0.5 else ()
+        expected = free[: free.index(stops[0]) + 1] if stops else free
+        if seed % 3 == 0:
+            session = new_session(vlm)
+        most = chance.randint(1, 30)
+        stream, answer = drafted(session, full, short, most, **options, stop_token_ids=stops)
+        assert answer == expected == stream.result.rows()[0], f"question {seed}: {expected}, {answer}"
+        ids, right = stream.drafted.token_ids, stream.accepted
+        # Neither the prefill's token nor the last saves a pass, nor the one after a chunk that is all right.
+        saved = max(0, min(right, len(answer) - 1) - 1)
+        saved -= saved // (MOST_DRAFTED + 1)
+        verified = step is not None and step.same_bits
+        assert stream.result.accepted_tokens == saved * verified, f"question {seed}"
+        kinds["questions"] += 1
+        kinds["wrong at once"] += right == 0
+        kinds["wrong later"] += 0 < right < min(len(ids), len(answer))
+        kinds["right"] += right == len(answer)
+        kinds["longer than the answer"] += len(ids) > len(answer)
+        kinds["stopped"] += ids[-1] in stops
+        kinds["left early"] += len(ids) == most
+    return kinds
+
+
+def new_session(vlm) -> Session:
+    return Session(vlm, FeatureCache(vlm, 2**20))
+
+
+@pytest.mark.parametrize("kind", ["eager", "one by one", "native"])
+def test_the_answer_is_the_one_without_a_draft(kind):
+    """`make soak` asks thousands, in sessions of three questions each, with drafts that are left early, stop
+    early, go on for too long, are right and are wrong."""
     kinds = Counter[str]()
     for place, how in enumerate(SAMPLINGS):
         vlm = hasty_vlm()
-        kinds += check(vlm, range(place, 16, 8), None, how)
-        kinds += check(vlm, range(4 + place, 32, 8), OneByOne(vlm.language_model), how)
-    assert kinds["questions"] == 24 and min(kinds.values()) > 0 and len(kinds) == 7, kinds
-
-
-def test_the_answer_in_c_is_the_one_without_a_draft():
-    vlm = hasty_vlm()
-    step = fast_step(vlm, NativeStep)
-    for place, how in enumerate(SAMPLINGS):
-        assert check(vlm, range(place, 16, 4), step, how)["questions"] == 4
+        step = None if kind == "eager" else OneByOne(vlm.language_model)
+        step = fast_step(vlm, NativeStep) if kind == "native" else step
+        kinds += check(vlm, range(place, QUESTIONS, len(SAMPLINGS)), step, how)
+    assert kinds["questions"] == QUESTIONS and min(kinds.values()) > 0 and len(kinds) == 7, kinds
 
 
 def test_the_whole_image_is_encoded_once_and_before_the_others(vlm, monkeypatch):

@@ -26,7 +26,7 @@ from inference.draft import wholes
 from inference.grammar import choice_grammar
 from inference.prefix_files import PrefixFolder
 from tests.documents import ROOT
-from tests.soak.drafts import ALWAYS
+from tests.test_draft import ALWAYS
 from tests.waiting import PATIENCE, wait_for
 from web import engine as engine_module
 from web.engine import (

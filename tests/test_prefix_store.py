@@ -86,7 +86,7 @@ def test_answers_are_those_without_a_store(kind):
 # --- through a scheduler
 
 
-@pytest.mark.parametrize("slots, chunk", [(1, None), (1, 7), (3, None), (3, 64)])
+@pytest.mark.parametrize("slots, chunk", [(1, 7), (3, None)])
 def test_every_request_as_alone_with_a_store(slots, chunk):
     vlm, requests, encoded = tiny_vlm(), uneven(), []
     store = PrefixStore(vlm)
