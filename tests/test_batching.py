@@ -136,19 +136,6 @@ def test_a_slot_is_used_again_at_once_and_the_tail_runs_narrow(vlm):
     assert scheduler.stats.new_tokens == sum(limits) and scheduler.stats.completed == len(limits)
 
 
-def test_requests_are_taken_when_there_is_a_slot(vlm):
-    taken = []
-
-    def endless():
-        for key in range(1_000_000):
-            taken.append(key)
-            yield LazyRequest(key, lambda key=key: request(words(key, 4), None, max_new_tokens=3, **NO_STOP))
-
-    results = Scheduler(vlm, 2).run(endless())
-    first = [next(results) for _ in range(5)]
-    assert [done.key for done in first] == [0, 1, 2, 3, 4] and len(taken) <= 6
-
-
 @pytest.mark.parametrize("slots", [1, 3])
 def test_questions_about_one_image_encode_and_prefill_it_once(vlm, monkeypatch, slots):
     head = [*words(1, 3), ImageBlock(1), ImageBlock(2)]

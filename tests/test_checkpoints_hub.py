@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
@@ -226,15 +225,6 @@ def test_a_visitor_s_model_is_not_told_what_lies_here(hub, tmp_path, monkeypatch
     assert "private" not in complaint(hub_module.describe, "other/boats", "0" * 40)
 
 
-@pytest.mark.parametrize(("code", "token"), [(401, None), (403, "hf_wrong")])
-@pytest.mark.parametrize("ask", [load, hub_module.measure])
-def test_a_mirror_that_wants_a_login_and_says_no_more(hub, monkeypatch, code, token, ask):
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
-    hub.fault = status(code)
-    text = complaint(ask, PLAIN)
-    assert "hf auth login" in text and hub.url in text and ("token" in text) == bool(token)
-
-
 def test_environment_variables(repos, tmp_path, local):
     """The same once in a process of its own, with the variables that users set; and nothing is imported that
     takes seconds."""
@@ -345,13 +335,6 @@ def test_a_body_that_breaks_off_or_differs(faulty, repos, count):
     halved, flipped = lambda b: b[: len(b) // 2], lambda b: b[:-1] + bytes([b[-1] ^ 1])
     faulty.fault = times(count, body(repos[PLAIN], flipped if count == 1 else halved))
     assert WEIGHTS in complaint(load, PLAIN)
-
-
-def test_a_page_of_a_proxy_instead_of_a_file(faulty, repos, tmp_path, monkeypatch):
-    page = body(repos[PLAIN], lambda whole: b"<html>".ljust(len(whole)))
-    faulty.fault = times(10**6, page, of="config.json")
-    assert "config.json" in complaint(load, PLAIN)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "other"))  # text has no hash to be held to
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b"[1,2]", b"null", b"{}"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
-import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +18,6 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, pipeline
 from data.processor import Processor
 from models import TextConfig, VisionLanguageModel
 from models.checkpoints import CheckpointError, save
-from models.checkpoints import folder as folder_module
 from models.checkpoints.save import model_card, public_name
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
@@ -81,23 +78,6 @@ class TestWholeFolders:
             other.save_pretrained(folder)
         assert content(folder) == before
         assert [path.name for path in folder.parent.iterdir()] == ["saved"]
-
-    def test_a_kill_leaves_the_old_one_and_the_next_save_works(self, model, other, tmp_path):
-        """The process ends, without any clean-up, when all but the exchange is done."""
-        folder = model.save_pretrained(tmp_path / "saved")
-        before = content(folder)
-
-        def save_and_die():
-            folder_module._exchange = lambda *paths: os._exit(9)
-            other.save_pretrained(folder)
-
-        child = multiprocessing.get_context("fork").Process(target=save_and_die)
-        child.start()
-        child.join(600)
-        assert child.exitcode == 9 and content(folder) == before
-        other.save_pretrained(folder)
-        assert same_weights(load(folder), other)
-        assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
     def test_places_that_are_somebody_elses(self, model, tmp_path, monkeypatch):
         home, foreign, here = tmp_path / "homes" / "me", tmp_path / "photos", tmp_path / "in" / "here"
@@ -182,19 +162,6 @@ def test_what_generation_config_says_besides_ids_is_carried(model, tmp_path):
 
 class TestProcessor:
     """The saved folder in transformers: AutoProcessor, AutoModelForImageTextToText, pipeline."""
-
-    def test_portable_files(self, with_processor):
-        """In the forms that 4.57 reads, too."""
-        folder = with_processor[2]
-        read = lambda name: json.loads((folder / name).read_text())
-        tokenizer, config = read("tokenizer_config.json"), read("config.json")
-        assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
-        assert tokenizer["extra_special_tokens"]["image_token"] == "<image>"
-        for name in ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
-            assert read(name)["processor_class"] == "Idefics3Processor"
-        text = config["text_config"]
-        assert text["rope_theta"] == text["rope_parameters"]["rope_theta"] == 100_000.0
-        assert config["dtype"] == config["torch_dtype"] == text["dtype"] == text["torch_dtype"] == "float32"
 
     def test_same_inputs_and_same_answer(self, with_processor):
         _, processor, folder = with_processor
@@ -296,19 +263,6 @@ class TestUpload:
         parameters = sum(parameter.numel() for parameter in ours.parameters())
         assert f"{parameters:,}" in card and ModelCard(card).data.tags
         assert same_weights(ours, load("me/small"))
-
-    def test_which_card(self, model, hub, tmp_path):
-        """The one given; that of the folder, renamed in its commands; the repository's; a new one."""
-        card = lambda: self.held(hub)["README.md"].decode()
-        model.push_to_hub("me/small")
-        assert "AutoModelForImageTextToText" in card() and hub.branches == ["main"]
-        model.push_to_hub("me/small", card="# theirs\n")
-        model.push_to_hub("me/small", revision="v2")
-        assert card() == "# theirs\n" and hub.branches == ["main", "v2"]
-        made = model_card("them/base", model.config, 1, summary="Better than them/base.")
-        folder = model.save_pretrained(tmp_path / "saved", card=made)
-        load(folder).push_to_hub("me/small")
-        assert card() == model_card("me/small", model.config, 1, summary="Better than them/base.")
 
     @pytest.mark.parametrize("with_processor", [False, True])
     def test_what_is_replaced_is_deleted_in_the_same_commit(self, model_folder, hub, with_processor):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 from data.processor import Processor
@@ -222,29 +222,6 @@ class TestTransformersToNanoVLM:
         assert config["vlm_extra_tokens"]["image_token"] == "<|image|>"
 
     @pytest.mark.parametrize(
-        "was",
-        [
-            *({"config": "{"}, {"config": "{}", "renamed": 3}, 7, {}),
-            {"lm_vocab_size": "x"},
-        ],
-    )
-    def test_a_damaged_record_is_one_sentence(self, converted, tmp_path, command, was):
-        """None at all is no damage."""
-        shutil.copytree(converted[CURRENT], tmp_path / "source")
-        path = tmp_path / "source" / "config.json"
-        config = json.loads(path.read_text())
-        held = config[conversion.WAS]
-        if isinstance(was, dict) and "renamed" in was:
-            was = was | {"config": held["config"]}
-        if isinstance(was, dict) and "lm_vocab_size" in was:
-            was = held | {"config": json.dumps(json.loads(held["config"]) | was)}
-        if was and isinstance(was, dict):
-            was = {"weights": held["weights"]} | was
-        path.write_text(json.dumps(config | {conversion.WAS: was}))
-        said = command(tmp_path / "source", tmp_path / "to", "--to", "nanovlm", status=2 if was else 0)
-        assert not was or (conversion.WAS in said and said.count("\n") == 1)
-
-    @pytest.mark.parametrize(
         ("name", "named"),
         [("idefics3-llama3-rope", "llama3"), ("idefics3-own-head-dim", "16"), ("idefics3-biases", "biases")],
     )
@@ -281,18 +258,6 @@ def without_differences(printed: str) -> list[str]:
     return re.sub(r"difference of logits \S+, tolerance \S+", "", printed).splitlines()
 
 
-class TestDtype:
-    @pytest.mark.parametrize("dtype", ["bfloat16"])
-    def test_every_weight_is_rounded_once(self, bare, tmp_path, command, dtype):
-        """And not at all the second time."""
-        command(bare, tmp_path / "to", "--dtype", dtype)
-        before, after = (load_file(folder / WEIGHTS) for folder in (bare, tmp_path / "to"))
-        assert all(torch.equal(after[name], before[name].to(getattr(torch, dtype))) for name in after)
-        assert json.loads((tmp_path / "to" / "config.json").read_text())["dtype"] == dtype
-        command(tmp_path / "to", tmp_path / "again")
-        assert (tmp_path / "again" / WEIGHTS).read_bytes() == (tmp_path / "to" / WEIGHTS).read_bytes()
-
-
 TEXT_LAYERS = r".*text_model\..*\.(q_proj|down_proj)"  # as train.py trains them
 
 
@@ -320,23 +285,6 @@ class TestAdapter:
         merged, plain = load_file(tmp_path / "to" / WEIGHTS), load_file(bare / WEIGHTS)
         assert all(torch.equal(merged[name], tensor) for name, tensor in theirs.state_dict().items())
         assert sum(not torch.equal(merged[name], plain[name]) for name in plain) == layers
-
-    def test_adapters_that_do_not_fit(self, bare, tmp_path, command):
-        """None at all, one for other shapes or other layers, one for another layout."""
-        adapter, renamed = make_adapter(tmp_path / "made"), tmp_path / "renamed"
-        other = tiny.save(tiny.hf_model("idefics3-own-head-dim"), tmp_path / "other")
-        shutil.copytree(adapter, renamed)
-        tensors = load_file(adapter / "adapter_model.safetensors")
-        tensors = {name.replace("layers.1", "layers.7"): tensor for name, tensor in tensors.items()}
-        save_file(tensors, renamed / "adapter_model.safetensors")
-        for source, given, named in (
-            (bare, bare, "adapter_config.json"),
-            (GOLDEN / CURRENT, adapter, str(GOLDEN / CURRENT)),
-            (other, adapter, "size mismatch"),
-            (bare, renamed, "layers.1"),
-        ):
-            assert named in command(source, tmp_path / "to", "--adapter", given, status=2)
-        assert not (tmp_path / "to").exists()
 
 
 def test_what_transformers_computes_otherwise_is_refused(tmp_path, command):

@@ -19,7 +19,6 @@ import torch
 
 from data.processor import Processor
 from generation import draft as draft_module
-from generation import sampling
 from generation.draft import DraftLimits, DraftStream
 from generation.fast.native.step import NativeStep
 from generation.options import CacheMemoryError, GenerationOptions
@@ -282,17 +281,6 @@ def test_what_is_wrong_is_refused_before_any_work(vlm, monkeypatch):
     assert not passes and not images
 
 
-def test_an_interrupted_draft_leaves_its_session_as_it_was(vlm, monkeypatch):
-    full, short = prompts(2, 5)
-    session = new_session(vlm)
-    stream = session.draft_stream(full, short, GenerationOptions(**SHORT), ALWAYS)
-    next(iter(stream.draft()))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sampling, "draw_each", interrupted)
-        list(stream.draft())
-    assert session.generate(**full, **SHORT).tolist() == vlm.generate(**full, **SHORT).tolist()
-
-
 def interrupted(*_):
     raise KeyboardInterrupt
 
@@ -361,21 +349,6 @@ def test_on_a_terminal_the_draft_is_grey_until_the_answer_comes(cli, terminal, p
     assert status == 0 and shown.startswith(GREY) and found and rest == answer
     assert terminal(cli, *ask) == (0, answer)
     assert terminal(cli, *ask, "--draft", "--json")[1].startswith("{")
-
-
-@pytest.mark.parametrize("after", [1, 3, 14])
-def test_ctrl_c_leaves_what_is_there(cli, terminal, photo, always, monkeypatch, after):
-    """While the first token is chosen, then some others of the draft, then one of the answer."""
-    sample, calls = sampling.draw_each, []
-
-    def sometimes(rows, logits):
-        calls.append(1)
-        return interrupted() if len(calls) == after else sample(rows, logits)
-
-    monkeypatch.setattr(sampling, "draw_each", sometimes)
-    status, shown = terminal(cli, photo, "-q", "how many?", "--max-new-tokens", 12, "--draft")
-    assert status == 130
-    assert (GREY in shown, ERASE in shown) == {1: (False, False), 3: (True, False), 14: (True, True)}[after]
 
 
 @pytest.mark.parametrize(

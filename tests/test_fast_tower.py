@@ -153,18 +153,6 @@ def test_a_tile_is_the_same_in_any_company(precision):
         choose(1)
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("precision", BOUNDS)
-def test_nan_stays_in_its_tile(precision):
-    tower = make_tower("heads of 64")
-    native, pixels = in_c(tower, precision), tiles(tower)
-    expected = native(pixels)
-    pixels[1, 0, 5, 5] = float("nan")
-    features = native(pixels)
-    assert features[1].isnan().all()
-    assert features[0].equal(expected[0]) and features[2].equal(expected[2])
-
-
 def test_no_second_copy_of_the_weights():
     tower = make_tower("heads of 64")
     weights = sum(parameter.nbytes for parameter in tower.parameters())

@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from tests.soak.kills import kill_batch, kill_evaluation, kill_saving
+from tests.soak.kills import kill_answers, kill_saving
 
 
 @pytest.mark.parametrize(
     "part",
-    [partial(kill_evaluation, images=6), partial(kill_batch, images=6), kill_saving],
+    [*(partial(kill_answers, command, images=6) for command in ("evaluation", "batch")), kill_saving],
     ids=["evaluation", "batch", "saving"],
 )
 def test_nothing_is_lost_and_nothing_twice(part, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -130,23 +129,6 @@ def test_pixels_of_any_size_and_setting_are_those_of_transformers():
         assert torch.equal(visual.parts.to("cpu"), expected["pixel_values"][0].float()), (size, settings)
         assert visual.grid == planned.grid == (expected["rows"][0][0], expected["cols"][0][0])
         assert planned.parts.shape == visual.parts.shape and planned.positions == visual.positions
-
-
-def test_conversations_of_several_turns_are_those_of_transformers():
-    p = embedded(split=True)
-    image = {"type": "image", "image": draw_image(40, 90)}
-    messages = [
-        {"role": "user", "content": [image, {"type": "text", "text": "how many?"}, image]},
-        {"role": "assistant", "content": [{"type": "text", "text": "2 of them"}]},
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "and in"}, image, {"type": "text", "text": "this?"}],
-        },
-    ]
-    assert_same(p.prepare(messages), transformers_inputs(p.hf_processor, messages))
-    # SmolVLM's template would drop content that is a string without a word.
-    parts = [{"role": "user", "content": [{"type": "text", "text": "how many?"}]}]
-    assert_same(p.prepare([{"role": "user", "content": "how many?"}]), p.prepare(parts))
 
 
 def test_tags_that_a_tokenizer_lacks_are_text_as_in_transformers(tmp_path):
@@ -289,12 +271,6 @@ def test_assistant_mask_is_what_generation_would_have_to_say(kind: str):
         assert not any(prompt.assistant_mask)
 
 
-def test_a_processor_can_be_sent_to_another_process():
-    p = embedded(split=True)
-    copy = pickle.loads(pickle.dumps(p))
-    assert_same(copy.ask(draw_image(50, 20), "why <image>?"), p.ask(draw_image(50, 20), "why <image>?"))
-
-
 # ---------------------------------------------------------------------------------------------- refusals
 def test_refused_conversations(tmp_path):
     p = embedded()
@@ -365,15 +341,6 @@ def test_sizes_of_a_checkpoint_are_bounded(size):
         tokenizer = processor("nanovlm-current").tokenizer
         with pytest.raises(ProcessorError):
             Processor(NanoVLMImages(nano_config(max_img_size=size), tokenizer), tokenizer, "{{ messages }}")
-
-
-def test_placeholders_are_counted_against_tiles(monkeypatch):
-    p = embedded(split=True)
-    image = draw_image(50, 20)
-    honest = type(p.images).prompt
-    monkeypatch.setattr(type(p.images), "prompt", lambda self, *a: honest(self, *a).replace("<image>", "", 1))
-    with pytest.raises(PromptError):
-        p.ask(image, "how many?")
 
 
 def test_a_template_that_loses_text_or_images_is_refused():

@@ -141,16 +141,6 @@ def test_looked_up_tokens_are_those_of_single_steps(way, sampling, new):
         outputs(way, prompt, max_new_tokens=new, **SAMPLINGS[sampling])
 
 
-def test_the_context_may_end_with_the_answer(way):
-    vlm = way[0]
-    room = vlm.config.text.max_position_embeddings - len(words(1, 350))
-    answer = vlm.generate(**inputs_of(words(1, 350)), max_new_tokens=room, **NO_STOP)[0].tolist()
-    _, offered = outputs(
-        way, words(1, 350), Guess(lambda ids: answer[len(ids) :][:7]), max_new_tokens=room, **NO_STOP
-    )
-    assert offered.accepted_tokens > room / 2
-
-
 def test_a_session_goes_on_after_proposals(way):
     """Also where a streamed answer was left in the middle of what was verified together."""
     vlm, make_step = way

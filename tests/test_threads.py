@@ -25,7 +25,7 @@ from generation.fast.native import step as native_step
 from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
-from generation.threads import Crowd, Pace, choose, processors, quota, watch
+from generation.threads import Crowd, Pace, choose, quota, watch
 from inference.checkpoint import open_checkpoint
 from inference.cli import generate_parser
 from tests.test_fast_decode import make_model
@@ -95,13 +95,6 @@ def tree(root: Path, mounts: list[str], cgroups: str, files: dict[str, str]) -> 
 )
 def test_quotas_of_made_up_machines(tmp_path, mounts, cgroups, files, expected):
     assert quota(tree(tmp_path, mounts, cgroups, files)) == expected
-
-
-def test_a_quota_limits_what_the_affinity_allows(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(3), raising=False)
-    assert processors(tree(tmp_path, [V2], "0::/", {"cpu.max": "80000 100000"})) == 0.8
-    assert processors(tree(tmp_path, [V2], "0::/", {"cpu.max": "max 100000"})) == 3
-    assert processors(tmp_path / "nothing") == 3
 
 
 def test_who_says_how_many_threads(monkeypatch):
@@ -196,18 +189,6 @@ def test_what_tries_cost_is_bounded_where_stalls_are_long():
     machine.run(5.0)
     began, count = machine.now, len(machine.run(10.0))
     assert machine.now - began < 1.1 * count * machine.one
-
-
-@pytest.mark.parametrize("one", [1e-3, 16e-3])
-def test_a_first_pass_under_load_is_soon_forgotten(one):
-    """A leader without a processor waits for helpers with open eyes: both are counted, at the same time."""
-    machine = Machine(one=one, several=0.6 * one)
-    count, _ = machine.pace.plan(2, machine.now)
-    seconds = 0.6 * one + 0.02
-    machine.now += seconds
-    machine.pace.settle(count, 1, seconds, machine.now, waited=0.02, off=0.02)
-    machine.run(0.5)
-    assert machine.run(60 * one).count(2) > 50
 
 
 @pytest.mark.parametrize("off", [0.0, 0.5])

@@ -175,18 +175,6 @@ def test_a_cache_that_is_part_of_a_larger_one():
             assert changed == [[1, 20], [2, 9]], "the new positions and nothing else"
 
 
-def test_nothing_is_written_past_the_end_of_the_cache():
-    model = make(layers=1)
-    large = cache_of(model, 2, 64)
-    part = [{name: tensor[:1, :, :30] for name, tensor in layer.items()} for layer in large]
-    before = copy.deepcopy(large)
-    for place in (30, 1000):
-        logits = TritonDecoder(model)(torch.tensor([[3]]), part, torch.tensor([place]))
-        assert logits.isfinite().all()
-    for layer, old in zip(large, before, strict=True):
-        assert all(torch.equal(layer[name], old[name]) for name in layer)
-
-
 def test_a_row_knows_nothing_of_the_others():
     """Garbage in one row, or after a row's position, does not reach another."""
     model, token, position = make(), torch.tensor([[3], [4], [5]]), torch.tensor([20, 33, 7])

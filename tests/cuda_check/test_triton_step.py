@@ -11,16 +11,13 @@ import torch
 triton = pytest.importorskip("triton")
 
 from generation import kv_cache as kv  # noqa: E402
-from generation.fast.cuda import decoder as decoder_module  # noqa: E402
 from generation.fast.cuda import graph  # noqa: E402
 from generation.fast.cuda.decoder import MOST_ROWS  # noqa: E402
 from generation.fast.cuda.graph import GraphStep  # noqa: E402
-from generation.fast.quantized import pack  # noqa: E402
 from generation.options import NotFiniteError  # noqa: E402
-from generation.session import Session  # noqa: E402
 from generation.steps import Step  # noqa: E402
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, stops_for  # noqa: E402
-from tests.prompts import NO_STOP, inputs_of, tiny_vlm, words  # noqa: E402
+from tests.prompts import NO_STOP, tiny_vlm  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 is not set")
 
@@ -54,32 +51,12 @@ def test_a_cache_that_is_outlived(vlm, monkeypatch, kept):
     assert_as_eager(vlm, GraphStep(vlm.language_model), batch(2), max_new_tokens=8, **NO_STOP)
 
 
-def test_a_session_goes_on_behind_a_stop(vlm, step):
-    session, prompt = Session(vlm), words(1, 9)
-    for _ in range(2):
-        inputs = inputs_of(prompt)
-        expected = vlm.generate(**inputs, max_new_tokens=6, **NO_STOP)[0].tolist()
-        stops = {"max_new_tokens": 6, "stop_token_ids": (expected[2],)}
-        answer = session.generate(**inputs, decode_step=step, **stops)
-        assert torch.equal(answer, vlm.generate(**inputs, **stops))
-        prompt = [*prompt, *answer[0].tolist(), *words(len(prompt), 4)]
-    assert session.reuse.reused > 0
-
-
 def test_more_rows_than_the_kernels_take_are_the_eager_step_s(vlm):
     step, inputs = GraphStep(vlm.language_model), batch(4)
     options = {"max_new_tokens": 3, "num_return_sequences": 3, "temperature": 0.9, "seed": 4, **NO_STOP}
     assert MOST_ROWS < 4 * 3
     assert_as_eager(vlm, step, inputs, **options)
     assert step.decoder(12) is None and step.decoder(4) is not None
-
-
-def test_int8_weights_are_read_as_they_are():
-    vlm = small()
-    pack(vlm, "int8")
-    step = GraphStep(vlm.language_model)
-    assert_as_eager(vlm, step, batch(2), max_new_tokens=6, **NO_STOP)
-    assert step.decoder(2) is not None
 
 
 def test_one_recording_serves_every_view_of_a_cache(vlm, monkeypatch):
@@ -111,34 +88,3 @@ def test_logits_that_are_not_finite_are_an_error():
     vlm.language_model.norm.weight.data[0] = torch.nan
     with pytest.raises(NotFiniteError):
         vlm.generate(**batch(1), decode_step=GraphStep(vlm.language_model), max_new_tokens=3, **NO_STOP)
-
-
-def test_kernels_of_a_greedy_token(vlm, monkeypatch):
-    """Besides the launches of the decoder, a recording has the copy of its logits alone."""
-    recorded: list = []
-    replayed: list = []
-
-    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), named=None):
-            recorded.append(function)
-            return function(*arguments, **(named or {}))
-
-    get = graph.Graphs.get
-
-    def counted(self, key, shape, make, state):
-        replay = get(self, key, shape, make, state)
-
-        def run():
-            replayed.append(key)
-            with Counting():
-                replay()
-
-        return run
-
-    monkeypatch.setattr(graph.Graphs, "get", counted)
-    monkeypatch.setattr(decoder_module.TritonDecoder, "__call__", lambda self, *_: self._logits[:1])
-    step = GraphStep(vlm.language_model)
-    list(vlm.generate_stream(**batch(1), decode_step=step, max_new_tokens=4, **NO_STOP))
-    views = {torch.ops.aten.slice.Tensor, torch.ops.aten.view.default, torch.ops.aten.detach.default}
-    assert len(replayed) == 3, "a token comes from the prompt, and the others from a recording each"
-    assert not set(recorded) - views - {torch.ops.aten.copy_.default}

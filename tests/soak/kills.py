@@ -181,36 +181,28 @@ def begun_saves(output: Path) -> set[tuple]:
     return found
 
 
-def kill_evaluation(folder: Path, kills: int, seed: int = 0, images: int = 30) -> Outcome:
-    """`python -m eval` on rows of images; progress is the lines of samples.jsonl."""
-    rows, whole = write_rows(folder, images, EACH), folder / "eval-whole"
-
-    def start(output: Path) -> Start:
-        arguments = ["--data", str(rows), "--output", str(output), "--compile", "off"]
-        return forked(lambda: evaluate([*arguments, "--batch-size", "4"]))
-
-    progress = lambda output: lines(output / "samples.jsonl")
-    killed, reached = kill_rounds(folder / "eval-killed", start, progress, kills, f"{seed}")
-    to_the_end(start(whole))
-    expected = answered(whole)
-    same = len(expected) == images * EACH and all(answered(output) == expected for output in killed)
-    return Outcome("evaluation", len(reached), reached, same)
-
-
-def kill_batch(folder: Path, kills: int, seed: int = 0, images: int = 30) -> Outcome:
-    """`generate.py --batch` on the same questions; progress is the lines of its results."""
-    rows, whole = write_rows(folder, images, EACH), folder / "whole.jsonl"
+def kill_answers(command: str, folder: Path, kills: int, seed: int = 0, images: int = 30) -> Outcome:
+    """`python -m eval`, or `generate.py --batch`, on rows of images; progress is the lines of its results."""
+    rows = write_rows(folder, images, EACH)
+    few, results = ["--compile", "off", "--batch-size", "4"], {"evaluation": "samples.jsonl", "batch": ""}
 
     def start(out: Path) -> Start:
-        arguments = ["--batch", str(rows), "--out", str(out), "--compile", "off", "--max-new-tokens", "32"]
-        return forked(lambda: generate.main([*arguments, "--batch-size", "4"]))
+        if command == "evaluation":
+            return forked(lambda: evaluate(["--data", str(rows), "--output", str(out), *few]))
+        given = ["--batch", str(rows), "--out", str(out), "--max-new-tokens", "32"]
+        return forked(lambda: generate.main([*given, *few]))
 
-    killed, reached = kill_rounds(folder / "killed.jsonl", start, lines, kills, f"{seed}")
-    to_the_end(start(whole))
-    expected = sorted(whole.read_text().splitlines())
-    same = sorted(json.loads(line)["line"] for line in expected) == list(range(1, images * EACH + 1))
-    same &= all(sorted(out.read_text().splitlines()) == expected for out in killed)
-    return Outcome("batch", len(reached), reached, same)
+    def answers(out: Path) -> list:
+        if command == "evaluation":
+            return sorted(answered(out).items())
+        return sorted(out.read_text().splitlines())
+
+    progress = lambda out: lines(out / results[command])
+    killed, reached = kill_rounds(folder / f"killed-{command}", start, progress, kills, f"{seed}")
+    to_the_end(start(whole := folder / f"whole-{command}"))
+    expected = answers(whole)
+    same = len(expected) == len(set(expected)) == images * EACH
+    return Outcome(command, len(reached), reached, same and all(answers(out) == expected for out in killed))
 
 
 def kill_saving(folder: Path, kills: int, seed: int = 0) -> Outcome:
@@ -242,8 +234,8 @@ PARTS: dict[str, Callable[[Path, int, int], Outcome]] = {
     "map": kill_training,
     "streaming": partial(kill_training, style="streaming"),
     "ranks": partial(kill_training, style="ranks"),
-    "evaluation": kill_evaluation,
-    "batch": kill_batch,
+    "evaluation": partial(kill_answers, "evaluation"),
+    "batch": partial(kill_answers, "batch"),
     "saving": kill_saving,
 }
 
