@@ -5,7 +5,7 @@
 #   make demo                                            # ask in the browser
 #   make serve                                           # answer programs, in OpenAI's protocol
 #   make test
-#   make cuda-check                                      # CUDA's kernels without a GPU: installs 1 GB
+#   make cuda-check                                      # CUDA's kernels without a GPU: installs PyTorch once more
 #   make soak                                            # damaged inputs, kills and load, for an hour
 #   make train                                           # a model of plain drawings from nothing: hours on a CPU
 
@@ -78,8 +78,8 @@ $(INSTALLED): requirements.txt
 
 $(CUDA_INSTALLED): requirements.txt requirements-cuda-check.txt
 	@test -x $(CUDA_VENV)/bin/pip || $(PYTHON) -m venv $(CUDA_VENV)
-	@grep -v '^numpy==' requirements.txt > $(CUDA_VENV)/requirements.txt
-	@$(CUDA_PY) -m pip install --quiet --disable-pip-version-check -r $(CUDA_VENV)/requirements.txt -r requirements-cuda-check.txt
+	@$(CUDA_PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(CUDA_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-cuda-check.txt
 	@cp requirements-cuda-check.txt $@
 
 clean:
