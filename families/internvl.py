@@ -50,7 +50,7 @@ PROCESSOR = ("InternVLProcessor", "GotOcr2ImageProcessor")
 TITLE = "InternVL3 / InternVL3.5 (transformers' layout, and that of InternVLChatModel)"
 # What follows from the config, a tied head, and a token that only pre-training used.
 IGNORABLE = re.compile(r".*rotary_emb\.inv_freq|(language_model\.)?lm_head\.weight|.*\.mask_token")
-# Ours; transformers' today; before its version 4.52; InternVLChatModel's: what names of a part begin with,
+# Ours; those of transformers' modules; of the files that it writes; InternVLChatModel's: how names begin,
 _OWNERS = {
     "vision_model": ("model.vision_tower.", "vision_tower.", "vision_model."),
     "projector": ("model.multi_modal_projector.", "multi_modal_projector.", "mlp1."),
@@ -195,8 +195,8 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
 def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
     """Where each of our tensors lies, in the layout that the stored names are of."""
     chat = any(name.startswith("mlp1.") for name in stored_names)
-    old = any(name.startswith("vision_tower.") for name in stored_names)
-    layout = 3 if chat else 2 if old else 1
+    in_files = any(name.startswith("vision_tower.") for name in stored_names)
+    layout = 3 if chat else 2 if in_files else 1
     names, block = ({row[0]: row[layout] for row in rows} for rows in (_NAMES, _BLOCK))
 
     def stored_tensor(name: str) -> StoredTensor:
