@@ -34,7 +34,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from data.errors import ImageError, ProcessorError
-from data.tiles import Visual
+from data.tiles import Parts, Visual
 from messages import one_line
 
 Cell: TypeAlias = tuple[int, int, int, int]
@@ -554,9 +554,52 @@ def check_tiles(side: Any, longest_side: Any, positions: Any) -> None:
             raise ProcessorError(f"{what}: expected an integer from 1 to {most}, got {str(got)[:80]}")
 
 
-def row_major(rows: int, columns: int) -> list[Cell]:
-    """The cells of a grid, in order."""
-    return [(row, col, row + 1, col + 1) for row in range(rows) for col in range(columns)]
+class TiledImages:
+    """What image rules of square tiles share: an image that is cut is a grid of tiles and, `with_whole`, all
+    of it as one more, the last or the first.
+
+    tile_size, tile_positions: of a tile, pixels along its side and positions in a prompt.
+    uncut: the grid of an image that is not cut.
+    """
+
+    string_content, add_special_tokens, flat = False, True, False
+    with_whole, whole_first, uncut = True, False, (1, 1)
+    tile_size: int
+    tile_positions: int
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of tiles."""
+        raise NotImplementedError
+
+    def plan(self, width: int, height: int) -> Visual:
+        rows, columns = grid = self.grid(width, height)
+        count = 1 if grid == self.uncut else rows * columns + self.with_whole
+        parts = Parts.planned(count, self.tile_size)
+        return Visual(parts, count * self.tile_positions, grid, (width, height))
+
+    def whole(self, visual: Visual) -> Visual | None:
+        if visual.grid == self.uncut or not self.with_whole:
+            return visual if visual.grid == self.uncut else None
+        shown = visual.parts[:1] if self.whole_first else visual.parts[-1:]
+        return replace(visual, parts=shown, positions=self.tile_positions, grid=self.uncut)
+
+    def cells(self, visual: Visual) -> list[Cell]:
+        if visual.grid == self.uncut:
+            return [(0, 0, 1, 1)]
+        rows, columns = visual.grid
+        tiles = [(row, col, row + 1, col + 1) for row in range(rows) for col in range(columns)]
+        whole = [(0, 0, rows, columns)] * self.with_whole
+        return [*whole, *tiles] if self.whole_first else [*tiles, *whole]
+
+    def normalise_messages(self, messages: list[Any], label: str) -> list[Any]:
+        """Images stay where the conversation has them."""
+        return messages
+
+
+def tiles_of(image: Image.Image, side: int) -> np.ndarray:
+    """An RGB image of whole tiles → (n, 3, side, side) uint8, row by row."""
+    grid = np.asarray(image).reshape(image.height // side, side, image.width // side, side, 3)
+    return np.ascontiguousarray(grid.transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side))
 
 
 def byte_values(settings: Mapping[str, Any]) -> torch.Tensor:

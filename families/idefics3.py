@@ -20,9 +20,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from data.chat import Message, chat_template
+from data.chat import chat_template
 from data.errors import ProcessorError, PromptError
-from data.images import Cell, byte_values, check_tiles, row_major
+from data.images import TiledImages, byte_values, check_tiles, tiles_of
 from data.tiles import Parts, Visual
 from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer, check_files, open_tokenizer, read_object
 from families import text as shared
@@ -140,14 +140,12 @@ def write(config: VLMConfig, dtype: str) -> dict:
 
 
 # -------------------------------------------------------------------------------------------------- images
-class IdeficsImages:
+class IdeficsImages(TiledImages):
     """How a transformers Idefics3Processor cuts images and writes them into a prompt. `settings` are what
     preprocessor_config.json has, `tile_positions` is its `image_seq_len`."""
 
     image_token = IMAGE
-    string_content = False
-    add_special_tokens = True
-    flat = False  # tiles are padded per row: (B, n, 3, M, M) with a pixel mask, as transformers gives them
+    uncut = (0, 0)
 
     def __init__(self, settings: Mapping[str, Any], tile_positions: int = 169):
         self.settings = dict(settings)
@@ -172,18 +170,12 @@ class IdeficsImages:
         pictures, seen = Idefics3ImageProcessorPil(**self.settings), self.tile_positions
         return Idefics3Processor(pictures, tokenizer, image_seq_len=seen, chat_template=chat_template)
 
-    def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
-        """Images stay where the conversation has them."""
-        return messages
-
-    def plan(self, width: int, height: int) -> Visual:
-        rows = cols = 0
-        if self.splits:
-            cut = self._cut_size(*_resized(width, height, self.longest_side))
-            cols, rows = (side // self.tile_size for side in cut)
-        rows, cols = (0, 0) if rows <= 1 and cols <= 1 else (rows, cols)
-        parts = Parts.planned(rows * cols + 1, self.tile_size)
-        return Visual(parts, len(parts) * self.tile_positions, (rows, cols), (width, height))
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        if not self.splits:
+            return self.uncut
+        width, height = self._cut_size(*_resized(width, height, self.longest_side))
+        rows, cols = height // self.tile_size, width // self.tile_size
+        return (rows, cols) if max(rows, cols) > 1 else self.uncut
 
     def _cut_size(self, width: int, height: int) -> tuple[int, int]:
         """(width, height) in whole tiles."""
@@ -195,23 +187,15 @@ class IdeficsImages:
         return math.ceil(int(height * aspect) / tile) * tile, height
 
     def cut(self, image: Image.Image) -> Visual:
-        """Tiles with the whole image last; grid (0, 0) where it is not split.
-
-        The image is resampled up to three times, each time rounded to bytes: so transformers does.
-        """
-        tile, size = self.tile_size, image.size
-        planned = self.plan(*size)
-        rows, cols = planned.grid
-        image = image.resize(_resized(*size, self.longest_side), self._resample)
-        cells = np.empty((0, 3, tile, tile), np.uint8)
+        """The image is resampled up to three times, each time rounded to bytes: so transformers does."""
+        tile, planned = self.tile_size, self.plan(*image.size)
+        image = image.resize(_resized(*image.size, self.longest_side), self._resample)
         if self.splits:
             image = image.resize(self._cut_size(*image.size), self._resample)
-        if rows:
-            grid = np.asarray(image).reshape(rows, tile, cols, tile, 3)
-            cells = grid.transpose(0, 2, 4, 1, 3).reshape(-1, 3, tile, tile)
-        whole = np.asarray(image.resize((tile, tile), self._resample)).transpose(2, 0, 1)
-        pixels = torch.from_numpy(np.concatenate((cells, whole[None])))  # (n, 3, M, M) uint8
-        return replace(planned, parts=Parts.of(pixels, self._values))
+        pixels = tiles_of(image.resize((tile, tile), self._resample), tile)  # (n, 3, M, M)
+        if planned.grid != self.uncut:
+            pixels = np.concatenate((tiles_of(image, tile), pixels))
+        return replace(planned, parts=Parts.of(torch.from_numpy(pixels), self._values))
 
     def prompt(self, visual: Visual, index: int, count: int) -> str:
         """A tag that the tokenizer does not have (in Idefics3-8B, `<global-img>` and all of `<row_r_col_c>`)
@@ -220,13 +204,6 @@ class IdeficsImages:
         for r in range(1, rows + 1):
             prompt += "".join(f"{FAKE}<row_{r}_col_{c}>{tile}" for c in range(1, cols + 1)) + "\n"
         return (prompt + "\n" if prompt else "") + FAKE + GLOBAL + tile + FAKE
-
-    def whole(self, visual: Visual) -> Visual:
-        return replace(visual, parts=visual.parts[-1:], positions=self.tile_positions, grid=(0, 0))
-
-    def cells(self, visual: Visual) -> list[Cell]:
-        rows, cols = visual.grid
-        return [*row_major(rows, cols), (0, 0, max(1, rows), max(1, cols))]
 
 
 def _resized(width: int, height: int, longest_side: int) -> tuple[int, int]:

@@ -23,9 +23,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from data.chat import Message, chat_template
+from data.chat import chat_template
 from data.errors import ProcessorError, PromptError
-from data.images import Cell, byte_values, check_tiles, row_major
+from data.images import TiledImages, byte_values, check_tiles, tiles_of
 from data.tiles import Parts, Visual
 from data.tokenizer import AnyTokenizer, check_files, open_tokenizer, read_object
 from families.idefics3 import positions
@@ -243,13 +243,11 @@ def _grids(least: int, most: int) -> list[tuple[int, int]]:
     return sorted((one for one in every if math.prod(one) >= least), key=math.prod)
 
 
-class InternVLImages:
+class InternVLImages(TiledImages):
     """How transformers' InternVLProcessor cuts images and writes them into a prompt. `settings` are what
     preprocessor_config.json has, `tile_positions` is its `image_seq_length`."""
 
     image_token = IMAGE
-    string_content = False
-    add_special_tokens = True
     flat = True
 
     def __init__(self, settings: Mapping[str, Any], tile_positions: int):
@@ -272,11 +270,7 @@ class InternVLImages:
     def transformers(self, tokenizer: Any, chat_template: str) -> _ForSaving:
         return _ForSaving(self, tokenizer, chat_template)
 
-    def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
-        """Images stay where the conversation has them."""
-        return messages
-
-    def _grid(self, width: int, height: int) -> tuple[int, int]:
+    def grid(self, width: int, height: int) -> tuple[int, int]:
         """(rows, columns) that relate most like the image's sides. Of two that do alike, and here only then,
         the one of more tiles is taken unless they would be more than twice the image."""
         best, nearest = (1, 1), math.inf
@@ -287,34 +281,16 @@ class InternVLImages:
                 best, nearest = (rows, columns), distance
         return best
 
-    def plan(self, width: int, height: int) -> Visual:
-        rows, columns = self._grid(width, height)
-        count = rows * columns + (rows * columns > 1)
-        parts = Parts.planned(count, self.tile_size)
-        return Visual(parts, count * self.tile_positions, (rows, columns), (width, height))
-
     def cut(self, image: Image.Image) -> Visual:
-        """Tiles, and where they are several the whole image last."""
-        side, (rows, columns) = self.tile_size, self._grid(*image.size)
-        tiled = np.asarray(image.resize((columns * side, rows * side), self._resample))
-        tiled = tiled.reshape(rows, side, columns, side, 3).transpose(0, 2, 4, 1, 3)
-        cells = tiled.reshape(-1, 3, side, side)
-        if len(cells) > 1:
-            whole = np.asarray(image.resize((side, side), self._resample)).transpose(2, 0, 1)
-            cells = np.concatenate((cells, whole[None]))
-        parts = Parts.of(torch.from_numpy(np.ascontiguousarray(cells)), self._values)
-        return Visual(parts, len(parts) * self.tile_positions, (rows, columns), image.size)
+        side, planned = self.tile_size, self.plan(*image.size)
+        rows, columns = planned.grid
+        pixels = tiles_of(image.resize((columns * side, rows * side), self._resample), side)
+        if len(planned.parts) > 1:
+            pixels = np.concatenate((pixels, tiles_of(image.resize((side, side), self._resample), side)))
+        return replace(planned, parts=Parts.of(torch.from_numpy(pixels), self._values))
 
     def prompt(self, visual: Visual, index: int, count: int) -> str:
         return START + IMAGE * visual.positions + END
-
-    def whole(self, visual: Visual) -> Visual:
-        return replace(visual, parts=visual.parts[-1:], positions=self.tile_positions, grid=(1, 1))
-
-    def cells(self, visual: Visual) -> list[Cell]:
-        rows, columns = visual.grid
-        tiles = row_major(rows, columns)
-        return tiles if len(tiles) == 1 else [*tiles, (0, 0, rows, columns)]
 
 
 class _ForSaving:

@@ -30,7 +30,7 @@ from PIL import Image
 
 from data.chat import CHATML_TEMPLATE, V01_IMAGE, V01_TEMPLATE, Message, tokenizer_template
 from data.errors import ProcessorError, PromptError
-from data.images import Cell, check_tiles, row_major
+from data.images import TiledImages, check_tiles, tiles_of
 from data.tiles import Parts, Visual
 from data.tokenizer import AnyTokenizer, check_files, folder_of, open_tokenizer
 from families import idefics3
@@ -180,11 +180,10 @@ def _with_stored_theta(text: TextConfig, entries: Mapping[str, Entry]) -> TextCo
 
 
 # -------------------------------------------------------------------------------------------------- images
-class NanoVLMImages:
+class NanoVLMImages(TiledImages):
     """How a nanoVLM checkpoint (its config.json as a dict) cuts images and writes them into a prompt."""
 
-    string_content = True
-    flat = True
+    string_content = flat = whole_first = True
 
     def __init__(self, config: Mapping, tokenizer: AnyTokenizer):
         # Absent keys are what `read_config` takes them to be.
@@ -196,6 +195,7 @@ class NanoVLMImages:
         self.in_front = not extra  # v0.1
         self.image_token: str = extra.get("image_token") if extra else V01_IMAGE
         self.global_token: str | None = extra.get("global_image_token")
+        self.with_whole = self.global_token is not None
         self.max_side: int | None = config.get("max_img_size")
         self.longest_side: int = self.tile_size if self.max_side is None else self.max_side
         self.to_max_side = bool(config.get("resize_to_max_side_len", False))
@@ -229,33 +229,25 @@ class NanoVLMImages:
             text[first] = Message("user", (*images, *text[first].parts))
         return text
 
-    def plan(self, width: int, height: int) -> Visual:
-        side, size, most = self.tile_size, (width, height), self.max_side
-        rows = cols = 1
-        if most is not None:
-            height, width = resized_size(height, width, side, most, self.to_max_side)
-            if height % side or width % side:
-                told = f"expected max_img_size to be a multiple of vit_img_size ({side}), got {most}"
-                raise ProcessorError(f"config.json: {told}")
-            rows, cols = height // side, width // side
-        count = rows * cols + self._has_whole((rows, cols))
-        return Visual(Parts.planned(count, side), count * self.tile_positions, (rows, cols), size)
-
-    def _has_whole(self, grid: tuple[int, int]) -> bool:
-        """Whether the whole image is one more tile, the first."""
-        return self.global_token is not None and grid != (1, 1)
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        side, most = self.tile_size, self.max_side
+        if most is None:
+            return self.uncut
+        height, width = resized_size(height, width, side, most, self.to_max_side)
+        if height % side or width % side:
+            told = f"expected max_img_size to be a multiple of vit_img_size ({side}), got {most}"
+            raise ProcessorError(f"config.json: {told}")
+        return height // side, width // side
 
     def cut(self, image: Image.Image) -> Visual:
-        """Tiles with numbers from 0 to 1; grid (1, 1) where there is one tile."""
+        """Tiles with numbers from 0 to 1."""
         side, planned = self.tile_size, self.plan(*image.size)
         rows, cols = planned.grid
         resample = Image.Resampling.BILINEAR if self.max_side is None else Image.Resampling.BICUBIC
-        resized = np.array(image.resize((side * cols, side * rows), resample))
-        pixels = torch.from_numpy(resized).permute(2, 0, 1).contiguous()  # (3, H, W)
-        grid = pixels.view(3, rows, side, cols, side).permute(1, 3, 0, 2, 4).reshape(-1, 3, side, side)
-        tiles = Parts.of(grid, _VALUES)
-        if self._has_whole(planned.grid):
-            numbers = pixels[None].float() / 255
+        image = image.resize((side * cols, side * rows), resample)
+        tiles = Parts.of(torch.from_numpy(tiles_of(image, side)), _VALUES)
+        if len(planned.parts) > len(tiles):
+            numbers = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()[None].float() / 255
             whole = F.interpolate(numbers, (side, side), mode="bilinear", antialias=True)
             tiles = Parts.cat((Parts.of(whole), tiles))
         return replace(planned, parts=tiles)
@@ -271,15 +263,6 @@ class NanoVLMImages:
         if self.global_token is None:
             return numbered + cells
         return numbered + self.global_token + tile + ("" if (rows, cols) == (1, 1) else cells)
-
-    def whole(self, visual: Visual) -> Visual | None:
-        if visual.grid != (1, 1) and not self._has_whole(visual.grid):
-            return None
-        return replace(visual, parts=visual.parts[:1], positions=self.tile_positions, grid=(1, 1))
-
-    def cells(self, visual: Visual) -> list[Cell]:
-        rows, cols = visual.grid
-        return [(0, 0, rows, cols)] * self._has_whole(visual.grid) + row_major(rows, cols)
 
 
 def resized_size(height: int, width: int, tile: int, max_side: int, to_max_side: bool) -> tuple[int, int]:
