@@ -211,8 +211,7 @@ class Speculation:
             return
         if row.constraint is not None:
             row.proposer = ForcedTokens(row.constraint)
-            return
-        if options.lookup == "on" or (options.lookup == "auto" and step.same_bits):
+        elif options.lookup == "on" or (options.lookup == "auto" and step.same_bits):
             # A draft that was wrong somewhere may be right after that: it is looked up like a prompt.
             known = torch.cat((row.prompt_ids, torch.tensor(drafted, dtype=row.prompt_ids.dtype)))
             lookup = _PromptLookup(known if drafted else row.prompt_ids, self._image_token_id)
