@@ -422,7 +422,10 @@ def _of_transformers(folder: Path) -> PreTrainedTokenizerBase:
             continue
         if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerBase)):
             raise PromptError(f"expected tokenizer_class to name a tokenizer, got {name[:80]!r}")
-    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    if model.get("model_type") not in (None, *transformers.CONFIG_MAPPING):
+        options["config"] = transformers.PreTrainedConfig()  # else a type that it does not know is warned of
+    return transformers.AutoTokenizer.from_pretrained(folder, **options)
 
 
 def _roles(folder: Path, config: dict[str, Any], spec: dict[str, Any]) -> dict[str, str] | None:

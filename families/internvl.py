@@ -50,50 +50,51 @@ PROCESSOR = ("InternVLProcessor", "GotOcr2ImageProcessor")
 TITLE = "InternVL3 / InternVL3.5 (transformers' layout, and that of InternVLChatModel)"
 # What follows from the config, a tied head, and a token that only pre-training used.
 IGNORABLE = re.compile(r".*rotary_emb\.inv_freq|(language_model\.)?lm_head\.weight|.*\.mask_token")
-# Ours; those of transformers' modules; of the files that it writes; InternVLChatModel's: how names begin,
+# How our names begin, those of the files that transformers writes, and InternVLChatModel's;
 _OWNERS = {
-    "vision_model": ("model.vision_tower.", "vision_tower.", "vision_model."),
-    "projector": ("model.multi_modal_projector.", "multi_modal_projector.", "mlp1."),
-    "language_model": ("", "language_model.", "language_model."),
+    "vision_model": ("vision_tower.", "vision_model."),
+    "projector": ("multi_modal_projector.", "mlp1."),
+    "language_model": ("language_model.", "language_model."),
 }
 # how they go on (the first that fits),
+_PLACES = "vision_model.position_embedding.weight"
 _NAMES = (
-    ("vision_model.class_token", *["embeddings.cls_token"] * 2, "embeddings.class_embedding"),
-    (
-        "vision_model.position_embedding.weight",
-        *["embeddings.position_embeddings"] * 2,
-        "embeddings.position_embedding",
-    ),
+    ("vision_model.class_token", "embeddings.cls_token", "embeddings.class_embedding"),
+    (_PLACES, "embeddings.position_embeddings", "embeddings.position_embedding"),
     (
         "vision_model.patch_embedding.",
-        *["embeddings.patch_embeddings.projection."] * 2,
+        "embeddings.patch_embeddings.projection.",
         "embeddings.patch_embedding.",
     ),
-    ("vision_model.layers.", *["encoder.layer."] * 2, "encoder.layers."),
-    ("projector.norm.", *["layer_norm."] * 2, "0."),
-    ("projector.fc1.", *["linear_1."] * 2, "1."),
-    ("projector.fc2.", *["linear_2."] * 2, "3."),
-    ("language_model.lm_head.", *["lm_head."] * 3),
-    ("language_model.", "model.language_model.", "model.", "model."),
+    ("vision_model.layers.", "encoder.layer.", "encoder.layers."),
+    ("projector.norm.", "layer_norm.", "0."),
+    ("projector.fc1.", "linear_1.", "1."),
+    ("projector.fc2.", "linear_2.", "3."),
+    ("language_model.lm_head.", "lm_head.", "lm_head."),
+    ("language_model.", "model.", "model."),
 )
 # and within a block of the tower.
 _BLOCK = (
-    ("layer_norm1.", *["layernorm_before."] * 2, "norm1."),
-    ("layer_norm2.", *["layernorm_after."] * 2, "norm2."),
-    ("layer_scale", *["lambda_"] * 2, "ls"),
-    ("self_attn.out_proj.", *["attention.projection_layer."] * 2, "attn.proj."),
-    ("self_attn.", *["attention."] * 2, "attn."),
-    ("mlp.", *["mlp."] * 3),
+    ("layer_norm1.", "layernorm_before.", "norm1."),
+    ("layer_norm2.", "layernorm_after.", "norm2."),
+    ("layer_scale", "lambda_", "ls"),
+    ("self_attn.out_proj.", "attention.projection_layer.", "attn.proj."),
+    ("self_attn.", "attention.", "attn."),
+    ("mlp.", "mlp.", "mlp."),
 )
-_LEADING = ("vision_model.class_token", "vision_model.position_embedding.weight")
+# Names of transformers' files -> of its modules: it opens both, and adapters name these, so we write these.
+_MODULES = {
+    "language_model.model.": "model.language_model.",
+    "language_model.lm_head.": "lm_head.",
+    "": "model.",
+}
+_LEADING = ("vision_model.class_token", _PLACES)
 _LAYER = re.compile(r"(vision_model\.layers\.)(\d+\.)(.+)")
 _FUSED = re.compile(r"self_attn\.([qkv])_proj\.(weight|bias)")
 # Keys of config.json and of its vision_config whose other values would need code that is not here.
 _PLAIN = {
-    "vision_feature_layer": -1,
-    "vision_feature_select_strategy": "default",
-    "projector_hidden_act": "gelu",
-}
+    "vision_feature_layer": -1, "vision_feature_select_strategy": "default", "projector_hidden_act": "gelu",
+}  # fmt: skip
 _PLAIN_VISION = {"use_absolute_position_embeddings": True, "use_mean_pooling": True}
 # Defaults of transformers' InternVLVisionConfig.
 _VISION = {
@@ -195,18 +196,19 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
 def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
     """Where each of our tensors lies, in the layout that the stored names are of."""
     chat = any(name.startswith("mlp1.") for name in stored_names)
-    in_files = any(name.startswith("vision_tower.") for name in stored_names)
-    layout = 3 if chat else 2 if in_files else 1
-    names, block = ({row[0]: row[layout] for row in rows} for rows in (_NAMES, _BLOCK))
+    in_modules = not chat and not any(name.startswith("vision_tower.") for name in stored_names)
+    names, block = ({row[0]: row[1 + chat] for row in rows} for rows in (_NAMES, _BLOCK))
 
     def stored_tensor(name: str) -> StoredTensor:
-        front = _OWNERS[name.partition(".")[0]][layout - 1]
-        if not (found := _LAYER.fullmatch(name)):
-            return StoredTensor(front + rename(name, names), leading_axis=name in _LEADING)
-        layer = front + rename(found[1], names) + found[2]
-        if chat and (fused := _FUSED.fullmatch(found[3])):  # rows: all of q, then all of k, then all of v
-            return StoredTensor(f"{layer}attn.qkv.{fused[2]}", "qkv".index(fused[1]), 3)
-        return StoredTensor(layer + rename(found[3], block))
+        front = _OWNERS[name.partition(".")[0]][chat]
+        if found := _LAYER.fullmatch(name):
+            layer = front + rename(found[1], names) + found[2]
+            if chat and (fused := _FUSED.fullmatch(found[3])):  # rows: all of q, then all of k, then all of v
+                return StoredTensor(f"{layer}attn.qkv.{fused[2]}", "qkv".index(fused[1]), 3)
+            place = layer + rename(found[3], block)
+        else:
+            place = front + rename(name, names)
+        return StoredTensor(rename(place, _MODULES) if in_modules else place, leading_axis=name in _LEADING)
 
     return stored_tensor
 
