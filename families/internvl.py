@@ -321,7 +321,7 @@ def open_images(folder: Path, config: Mapping) -> tuple[InternVLImages, AnyToken
     known = read_config(config, {}, {})
     if config["model_type"] != NAME:
         side, most = known.vision.image_size, config.get("max_dynamic_patch", 12)
-        settings = CHAT_PIXELS | {"size": {"height": side, "width": side}}
+        settings: dict[str, Any] = CHAT_PIXELS | {"size": {"height": side, "width": side}}
         settings["min_patches"] = config.get("min_dynamic_patch", 1)
         settings["max_patches"] = most if config.get("dynamic_image_size", True) else 1
     else:

@@ -91,7 +91,7 @@ def test_native_equals_eager(shape, rows):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 def test_a_row_is_the_same_to_the_bit_in_any_company(precision):
     """Greedy answers may not depend on the batch, not even where two tokens are nearly as likely."""
-    lm = make_model().language_model
+    lm = make_model(qk_norm=True).language_model
     if precision != "float32":
         pack(lm, precision)
     step, text = NativeStep(lm), lm.config
@@ -120,7 +120,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision):
     """Prompts of several passes, chunks across the lengths at which attention changes its chunks."""
-    lm = make_model().language_model
+    lm = make_model(qk_norm=True).language_model
     if precision != "float32":
         pack(lm, precision)
     step, text, lengths = NativeStep(lm), lm.config, (540, 3, 130)
