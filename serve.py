@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -65,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--queue", type=positive, default=64, metavar="N",
         help="requests that may wait for a model; the next one is refused with status 429 (default 64)")
     add("--prefill-chunk", type=positive, default=256, metavar="N",
-        help="positions of a prompt after which the others' next tokens are made (default 256)")
+        help="prompt tokens computed between two decode steps of the others (default 256)")
     add("--prefix-cache", type=Path, metavar="DIR",
         help="folder that keeps what was computed about images and conversations across restarts")
     add("--prefix-bytes", type=positive, default=1_000_000_000, metavar="N",
@@ -122,13 +123,13 @@ def start(settings: argparse.Namespace, uploads: str):
         allow_paths=settings.allow_paths,
     )
     bounds = engine.EngineLimits(
-        settings.slots,
-        settings.queue,
-        settings.prefill_chunk,
-        settings.prefix_bytes,
-        settings.prefix_cache,
-        settings.max_images,
-        settings.max_tokens,
+        slots=settings.slots,
+        max_queue=settings.queue,
+        prefill_chunk=settings.prefill_chunk,
+        prefix_bytes=settings.prefix_bytes,
+        prefix_folder=settings.prefix_cache,
+        max_images=settings.max_images,
+        max_new_tokens=settings.max_tokens,
         lookup=settings.lookup,
     )
     hosts = guard.Hosts(settings.host, settings.allowed_host)
@@ -143,16 +144,13 @@ def start(settings: argparse.Namespace, uploads: str):
     return server, listening
 
 
-def uploads_folder() -> TemporaryDirectory:
-    return TemporaryDirectory(prefix="ocelli-page-", ignore_cleanup_errors=True)
-
-
 def main(arguments: list[str] | None = None) -> int:
     settings = build_parser().parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("ocelli.server").setLevel(logging.INFO)
     try:
-        with uploads_folder() if settings.page else nullcontext("") as uploads:
+        kept = partial(TemporaryDirectory, prefix="ocelli-page-", ignore_cleanup_errors=True)
+        with kept() if settings.page else nullcontext("") as uploads:
             server, listening = start(settings, uploads)
             url = address(settings.host, settings.port)
             page = f" and the page at {url}" if settings.page else ""

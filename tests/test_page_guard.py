@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import gradio
@@ -32,10 +33,10 @@ from tests.pages import (
     never_stopping,
     served,
 )
-from tests.soak.load import is_sound, run
 from tests.waiting import PATIENCE, wait_for
 from web import connections, guard
-from web.guard import LEAST_BYTES, Refused, Uploads
+from web.errors import Refused
+from web.guard import LEAST_BYTES, Uploads
 
 pytestmark = pytest.mark.usefixtures("uploads")
 
@@ -110,16 +111,6 @@ def look(page, *images: str, question="What colour is the star?", method="attent
     return client.submit(message, method, Path(page.service.models.default).name, api_name="/look")
 
 
-@pytest.mark.parametrize(
-    "images, question, expected",
-    [((), "Hm?", "image"), ((EXAMPLE,), "  ", "question"), ((EXAMPLE,) * 9, "Hm?", "at most 8")],
-)
-def test_an_attribution_that_cannot_be_made_is_one_sentence(page, images, question, expected):
-    answer, sheet, notice, _ = look(page, *images, question=question).result()
-    assert expected in notice and 'role="alert"' in notice
-    assert not isinstance(answer, str) and not isinstance(sheet, str)  # what is shown stays
-
-
 def test_an_attribution_can_be_stopped(page):
     with full(page.service):
         client = client_of(page)
@@ -173,17 +164,11 @@ def test_nobody_learns_where_this_repository_lies(page):
     [
         ("GET", "gradio_api/file=http://example.org/x.png"),
         ("HEAD", "gradio_api/file=http%3A//example.org/x.png"),
-        ("GET", "gradio_api/file/http://example.org/x.png"),
         ("GET", "gradio_api/file=app.py"),
         ("GET", "gradio_api/file=/etc/passwd"),
         ("GET", "gradio_api/proxy=https://example.hf.space/x"),
-        ("GET", "gradio_api/deep_link?session_hash=x"),
-        ("GET", "gradio_api/stream/x/y/1/playlist-file"),
-        ("GET", "gradio_api/custom_component/x/client/y/z"),
         ("POST", "gradio_api/component_server"),
-        ("POST", "gradio_api/process_recording"),
         ("POST", "gradio_api/vibe-edit"),
-        ("GET", "gradio_api/dev/reload"),
         ("GET", "monitoring"),
     ],
 )
@@ -204,11 +189,8 @@ def test_the_server_fetches_and_reads_nothing_for_strangers(page, monkeypatch, m
     [
         ({}, 200),
         ({"Host": "localhost:7860"}, 200),
-        ({"Host": "[::1]:7860"}, 200),
-        ({"Host": "192.0.2.7"}, 200),  # nobody can point a number elsewhere
-        ({"Host": "127.0.0.1.evil.example:7860"}, 403),
+        ({"Host": "[::1]:7860"}, 200),  # nobody can point a number elsewhere
         ({"Host": "localhost.evil.example"}, 403),
-        ({"Host": ""}, 403),
         ({"Host": "localhost:7860", "Origin": "http://localhost:7860"}, 200),
         ({"Host": "localhost:7860", "Origin": "http://localhost:3000"}, 403),
         ({"Origin": "http://evil.example"}, 403),
@@ -228,47 +210,38 @@ def test_only_its_own_pages_ask_it_and_only_by_its_names(page, headers, status):
     assert not (foreign and "access-control-allow-origin" in {**got.headers, **preflight.headers})
 
 
+@pytest.mark.parametrize("drips", [False, True])
 @pytest.mark.parametrize("route", ["queue/join", "upload"])
-def test_a_body_that_does_not_come_is_not_waited_for(page, monkeypatch, route):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
-    head = f"POST /gradio_api/{route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"
-    form = "application/json" if route == "queue/join" else "multipart/form-data; boundary=a"
-    with socket.create_connection(("127.0.0.1", httpx.URL(page.url).port), timeout=PATIENCE) as one:
-        one.sendall(f"{head}Content-Type: {form}\r\n\r\n".encode())
-        with suppress(ConnectionResetError):
-            assert one.recv(2**16) == b""
-
-
-@pytest.mark.parametrize("route", ["queue/join", "upload"])
-def test_a_body_that_comes_byte_by_byte_has_its_time(page, monkeypatch, route):
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.5)
+def test_a_body_that_does_not_come_or_byte_by_byte_is_not_waited_for(page, monkeypatch, route, drips):
+    monkeypatch.setattr(*((guard, "BODY_SECONDS", 0.5) if drips else (connections, "HEAD_SECONDS", 0.2)))
+    form, begin = "application/json", "{"
+    if route == "upload":
+        form = "multipart/form-data; boundary=a"
+        begin = '--a\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
     head = f"POST /gradio_api/{route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n"
-    file = '--a\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
-    form, begin = (
-        ("application/json", "{") if route == "queue/join" else ("multipart/form-data; boundary=a", file)
-    )
     with socket.create_connection(("127.0.0.1", httpx.URL(page.url).port), timeout=PATIENCE) as one:
         one.sendall(f"{head}Content-Type: {form}\r\n\r\n{begin}".encode())
-        one.settimeout(0.1)
+        one.settimeout(0.1 if drips else PATIENCE)
         for _ in range(50):
-            one.sendall(b"-")
-            with suppress(TimeoutError):
-                assert b" 408 " in one.recv(2**16)
+            with suppress(TimeoutError, ConnectionResetError):
+                assert b" 408 " in one.recv(2**16) if drips else one.recv(2**16) == b""
                 return
+            one.sendall(b"-")
     pytest.fail("it was waited for")
 
 
-def test_invented_sessions_do_not_displace_an_open_page(page):
+def test_invented_sessions_do_not_displace_an_open_page(page, monkeypatch):
+    monkeypatch.setattr(page.service, "limits", replace(page.service.limits, max_visitors=5))
     client = client_of(page)
     assert ask(client, EXAMPLE, "What colour is the star?")[0][-1] == "blue"
     assert wait_for(lambda: client.session_hash in page.service._open)
     with httpx.Client(base_url=page.url, timeout=PATIENCE) as stranger:
-        for number in range(110):
+        for number in range(9):
             body = {"data": [], "session_hash": f"invented{number}"}
             assert stranger.post("gradio_api/run/stop", json=body).status_code == 200
     texts, _ = ask(client, "", "What word do you see?")
     assert texts[-1] == "tree" and "What colour is the star?" in texts
-    assert len(page.service._visitors) <= 100 + len(page.service._open)
+    assert len(page.service._visitors) <= 5 + len(page.service._open)
 
 
 def test_uploads_stay_within_their_bounds_and_the_page_keeps_its_own(page, tmp_path):
@@ -290,16 +263,6 @@ def test_uploads_stay_within_their_bounds_and_the_page_keeps_its_own(page, tmp_p
     assert uploads.holds(str(files[2])) and uploads.holds(str(files[0]))  # it was there
     outside = (str(tmp_path), str(files[2].parent), "/etc/passwd", f"{tmp_path}/../x", "http://a/b", "a\0b")
     assert not any(map(uploads.holds, outside))
-    guest, copy = tmp_path / "guest" / "guest.png", tmp_path / "guest" / "guest.jpg"
-    guest.parent.mkdir()
-    guest.write_bytes(b"1")
-    uploads.uploaded([str(guest)], "a guest")  # a flood of others' files takes the flood's
-    guest.rename(copy)  # a smaller copy takes the place of what was uploaded
-    for number in range(6):
-        time.sleep(0.01)
-        (tmp_path / f"flood{number}.png").write_bytes(b"1")
-        uploads.make_room()
-    assert copy.exists() and (tmp_path / "flood5.png").exists() and not files[2].exists()
 
 
 # ----------------------------------------------------------------------------------------------- goodbyes
@@ -379,14 +342,6 @@ def test_a_port_in_use_is_an_error_and_another_one_is_found(page, capsys):
     assert str(port) in capsys.readouterr().err
     with app.listen("127.0.0.1", port, port + app.PORTS) as listening:
         assert port < listening.getsockname()[1] < port + app.PORTS
-
-
-def test_the_page_of_app_py_under_a_little_load():
-    """`python -m tests.soak.load` does it for minutes. Nobody gets a wrong answer, and the page stays up."""
-    found = run("page", clients=2, seconds=1)
-    assert is_sound(found), found
-    assert found["too_large"] >= 2 and found["asked"] >= 2
-    assert found["exit_status"] == 0 and found["files_left"] == []  # no image of theirs
 
 
 def test_the_readme_says_what_a_space_needs():

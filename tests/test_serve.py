@@ -44,9 +44,10 @@ from tests.waiting import PATIENCE, free_port, wait_for
 from web import api, connections, guard
 from web.api import ApiLimits, Server
 from web.engine import Engine, EngineLimits
+from web.errors import Refused
 from web.guard import Hosts
 from web.models import Models
-from web.protocol import HARMLESS, NEUTRAL, ApiError, read_request
+from web.protocol import HARMLESS, NEUTRAL, read_request
 
 FOLDER, EXAMPLE, CUP = serve.DEFAULT_MODEL, ROOT / "assets/example.png", ROOT / "assets/cup.png"
 NAME = FOLDER.name
@@ -147,11 +148,13 @@ def events(response: httpx.Response) -> list[dict]:
 @pytest.mark.parametrize(
     ("question", "images", "system", "options"),
     [
-        (STAR, [EXAMPLE], None, {}),
         (SHAPES, [ROOT / "assets/three.png", EXAMPLE], "Be short.", {}),
-        (SHAPES, [EXAMPLE], None, {"temperature": 1.5, "top_p": 0.95, "seed": 7, "n": 3}),
-        (STAR, [CUP], None, {"temperature": 0.9, "top_k": 4, "min_p": 0.01, "seed": 3, "n": 2}),
-        ("Describe the picture.", [EXAMPLE], None, {"max_completion_tokens": 3}),
+        (
+            SHAPES,
+            [CUP],
+            None,
+            {"temperature": 1.5, "top_p": 0.95, "top_k": 9, "min_p": 0.01, "seed": 7, "n": 3},
+        ),
         ("Describe the picture.", [EXAMPLE], None, {"max_tokens": 5, "repetition_penalty": 1.3}),
     ],
 )
@@ -205,15 +208,10 @@ def read_stream(chunks: list[dict]) -> tuple[list[str], list[str], dict]:
     return [texts[n] for n in sorted(texts)], [reasons[n] for n in sorted(reasons)], last["usage"]
 
 
-ASKED = (STAR, SHAPES, "What is in the picture?", "Describe the picture.", "Where is the star?",
-         "Is there a red circle?", "What word do you see?")  # fmt: skip
-
-
-@pytest.mark.parametrize("image", [EXAMPLE, CUP, ROOT / "assets/three.png"])
-def test_the_text_may_stand_before_the_image(here, image):
+def test_the_text_may_stand_before_the_image(here):
     """As in OpenAI's own examples. What the server keeps of an image serves both orders."""
-    for question in ASKED:
-        asked = body(question, image, temperature=0)
+    for question in (STAR, "What is in the picture?", "Is there a red circle?"):
+        asked = body(question, CUP, temperature=0)
         first = here.send("POST", json=asked).json()
         asked["messages"][0]["content"].reverse()
         second = here.send("POST", json=asked).json()
@@ -234,28 +232,13 @@ def test_earlier_turns_count(here):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_nothing_of_a_stop_string_is_shown(here, stream):
-    whole = here.ask("Describe the picture.").json()["choices"][0]["message"]["content"]
-    stop = whole[4:9]  # not where a token begins
-    answer = here.ask("Describe the picture.", stop=["no such text", stop], stream=stream)
-    if stream:
-        choices = [chunk["choices"][0] for chunk in events(answer)]
-        text = "".join(choice["delta"].get("content", "") for choice in choices)
-        reason = choices[-1]["finish_reason"]
-    else:
-        (choice,) = answer.json()["choices"]
-        text, reason = choice["message"]["content"], choice["finish_reason"]
-    assert text == whole[: whole.index(stop)] and reason == "stop"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("place", [1, 4, 9, 14])
+@pytest.mark.parametrize("place", [1, 4, 14])
 def test_logprobs_and_usage_end_where_the_text_ends_at_a_stop_string(here, stream, place):
     asked = {"logprobs": True, "stream": stream, "stream_options": {"include_usage": True}}
     whole = here.ask("Describe the picture.", logprobs=True).json()["choices"][0]
     tokens = [entry["token"] for entry in whole["logprobs"]["content"]]
     stop = whole["message"]["content"][place : place + 12]  # which spans several tokens
-    answer = here.ask("Describe the picture.", stop=stop, **asked)
+    answer = here.ask("Describe the picture.", stop=["no such text", stop], **asked)
     if stream:
         *chunks, last = events(answer)
         usage, choices = last["usage"], [chunk["choices"][0] for chunk in chunks]
@@ -263,6 +246,7 @@ def test_logprobs_and_usage_end_where_the_text_ends_at_a_stop_string(here, strea
     else:
         usage, choices = answer.json()["usage"], answer.json()["choices"]
         text = choices[0]["message"]["content"]
+    assert text == whole["message"]["content"].partition(stop)[0] and choices[-1]["finish_reason"] == "stop"
     got = [entry["token"] for one in choices if one["logprobs"] for entry in one["logprobs"]["content"]]
     assert got == tokens[: len(got)] and usage["completion_tokens"] == len(got)
     said = "".join(got).strip()
@@ -400,13 +384,9 @@ def text_only(text: object) -> dict:
     ("fields", "status", "param"),
     [
         ({"temprature": 1}, 400, "temprature"),
-        ({"tools": [{"type": "function"}]}, 400, "tools"),
         ({"presence_penalty": 0.5}, 400, "presence_penalty"),
         ({"logit_bias": {"7": 5}}, 400, "logit_bias"),
         ({"temperature": "hot"}, 400, "temperature"),
-        ({"temperature": True}, 400, "temperature"),
-        ({"temperature": -1}, 400, "temperature"),
-        ({"top_p": 0}, 400, "top_p"),
         ({"seed": 2**64}, 400, "seed"),
         ({"n": 0}, 400, "n"),
         ({"n": 99}, 400, "n"),
@@ -418,12 +398,7 @@ def text_only(text: object) -> dict:
         ({"response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"response_format": {"type": "json_object", "schema": {}}}, 400, "response_format.schema"),
         ({"tools": [TOOL]}, 400, "tools"),
-        ({"tools": [TOOL], "tool_choice": "auto"}, 400, "tools"),
-        (
-            {"guided_json": {}},
-            400,
-            "guided_json",
-        ),  # vLLM's, without which its clients get what they cannot read
+        ({"guided_json": {}}, 400, "guided_json"),  # vLLM's: else its clients get what they cannot read
         ({"format": "json"}, 400, "format"),  # Ollama's
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "messages[0].images"),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
@@ -437,11 +412,6 @@ def text_only(text: object) -> dict:
         ({"messages": [{"role": "user"}]}, 400, "messages[0]"),
         (text_only([{"type": "audio"}]), 400, "messages[0].content[0].type"),
         (text_only([{"type": "text"}]), 400, "messages[0].content[0]"),
-        (
-            text_only([{"type": "image_url", "image_url": {"url": 5}}]),
-            400,
-            "messages[0].content[0].image_url.url",
-        ),
         (text_only("   "), 400, None),
         ({"messages": [{"role": "assistant", "content": "x"}]}, 400, None),
         ({"messages": [message("x", EXAMPLE) | {"role": "system"}]}, 400, "messages[0]"),
@@ -473,12 +443,6 @@ def test_an_answer_gets_the_tokens_that_the_context_has_left(tmp_path):
     assert error["code"] == longest["code"] == "context_length_exceeded"
 
 
-def test_a_text_that_is_no_field_is_not_quoted(here):
-    """A refusal names fields; what somebody asks is theirs."""
-    for fields in ({"temperature": "secret"}, text_only([{"type": "secret"}]), {"stop": [["secret"]]}):
-        assert "secret" not in refused(here.ask(**fields), 400)["message"]
-
-
 @pytest.mark.parametrize("content", [
     b"", b"{", b"[1]", b"null", b"\xde\xad", b"[" * 99_999, b'{"a":' * 9_999, b'{"model": "\\ud800"}',
     b'{"model": NaN}', b'{"seed": 1' + b"0" * 9_999 + b"}", b'"' + b"x" * 9_999,
@@ -492,13 +456,11 @@ def test_a_body_that_is_no_json_object(here, content):
     [
         ("GET", CHAT, {}, 405),
         ("DELETE", "v1/models", {}, 405),
-        ("POST", "health", {"json": {}}, 405),
         ("POST", "", {"json": {}}, 405),
         ("GET", "redoc", {}, 404),
         ("POST", "v1/completions", {"json": {}}, 404),
         ("GET", "v1/models/../../etc/passwd", {}, 404),
         ("POST", CHAT, {"content": b"{}"}, 415),
-        ("POST", CHAT, {"data": {"model": NAME}}, 415),
         ("POST", CHAT, {"content": b"{}", "headers": {"content-type": "application/jsonp"}}, 415),
         ("POST", CHAT, {"json": "x" * 2**21}, 413),
         ("GET", "health", {"headers": {"host": "evil.example"}}, 403),
@@ -520,17 +482,17 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from(sorted(api.ChatRequest.model_fields)) | st.text(max_size=9), JSON, st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_value_of_any_field_is_taken_or_refused(name, value, strict):
-    with suppress(ApiError):
+    with suppress(Refused):
         asked, headers = read_request(json.dumps(body() | {name: value}).encode(), 100, strict)
         assert all(re.fullmatch(r"[ -~]+", text) for text in headers.values())
-        with suppress(ApiError):
+        with suppress(Refused):
             assert asked.options(100, 4).max_new_tokens <= 100
 
 
 def test_a_body_of_very_many_values_is_refused_before_they_are_looked_at():
-    with pytest.raises(ApiError):
+    with pytest.raises(Refused):
         read_request(json.dumps(body(metadata=[0] * 60_000)).encode(), 100)
     assert read_request(json.dumps(body(metadata=[0] * 40_000)).encode(), 100)[0].n == 1
 
@@ -551,6 +513,7 @@ OF_OTHERS = {
     "chat_id": "7", "session_id": "8", "features": {}, "model_item": {},  # Open WebUI
     "stream_options": {"include_usage": True}, "user": "me",
 }  # fmt: skip
+NEUTRAL_NOW = {name: values[0] if values else None for name, values in NEUTRAL.items()}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -570,6 +533,11 @@ def test_what_changes_no_answer_is_ignored_and_named(here, stream):
     assert ignored <= {*first, "messages[0].timestamp", "messages[0].content[0].image_url.format", "..."}
     assert len(ignored) == 21 and "keep_alive" in ignored  # of a long list the beginning is told
     assert "x-ocelli-ignored" not in here.ask().headers
+    # And OpenAI's own that ask for nothing, as tools do that may not be called.
+    asked = body(**dict.fromkeys(HARMLESS, "x"), **NEUTRAL_NOW, stop=None, seed=None, n=None)
+    assert here.send("POST", json=asked).status_code == 200
+    answer = here.ask(tools=[TOOL], tool_choice="none")
+    assert answer.headers["x-ocelli-ignored"] == "tools, tool_choice" and answer.status_code == 200
 
 
 def test_more_tokens_than_the_server_makes_are_clipped_and_that_is_said(here):
@@ -579,12 +547,6 @@ def test_more_tokens_than_the_server_makes_are_clipped_and_that_is_said(here):
     assert "x-ocelli-clipped" not in here.ask(max_tokens=300).headers
     babble = here.ask("Describe the picture.", max_completion_tokens=10**9, temperature=2, seed=3).json()
     assert babble["usage"]["completion_tokens"] <= 300
-
-
-def test_tools_that_may_not_be_called_ask_for_nothing(here):
-    answer = here.ask(tools=[TOOL], tool_choice="none")
-    assert answer.json()["choices"][0]["message"]["content"] == "blue"
-    assert answer.headers["x-ocelli-ignored"] == "tools, tool_choice"
 
 
 def test_a_mistyped_field_does_not_go_unnoticed(here):
@@ -602,24 +564,9 @@ def test_a_strict_server_refuses_what_others_ignore():
             ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
             ({"tools": [TOOL], "tool_choice": "none"}, "tools"),
             ({"reasoning_effort": "low"}, "reasoning_effort"),
-            (
-                {"messages": [{"role": "user", "content": "x", "tool_call_id": "7"}]},
-                "messages[0].tool_call_id",
-            ),
         ):
             assert refused(served.ask(**fields), 400)["param"] == param
         assert served.ask(user="me").status_code == 200
-
-
-def test_a_model_that_knows_json_may_write_any(tmp_path):
-    """The advice is for those whose file says that they write none."""
-    folder = tmp_path / "model"
-    shutil.copytree(FOLDER, folder)
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"json": True}))
-    with running(Models([str(folder)], device="cpu")) as served:
-        answer = served.ask(model="model", response_format={"type": "json_object"}, max_tokens=5)
-    assert answer.status_code == 200
 
 
 def test_the_server_explains_itself_without_a_network(here):
@@ -635,12 +582,6 @@ def test_the_server_explains_itself_without_a_network(here):
         assert in_browser.text == page.text
 
 
-def test_openais_harmless_fields_are_taken(here):
-    neutral = {name: values[0] if values else None for name, values in NEUTRAL.items()}
-    asked = body(**dict.fromkeys(HARMLESS, "x"), **neutral, stop=None, seed=None, n=None, stream=None)
-    assert here.send("POST", json=asked).status_code == 200
-
-
 # -------------------------------------------------------------------------------------------------- strangers
 def test_the_server_looks_nothing_up_and_reads_nothing(here, tmp_path, monkeypatch):
     looked_up, look_up = [], socket.getaddrinfo
@@ -651,14 +592,7 @@ def test_the_server_looks_nothing_up_and_reads_nothing(here, tmp_path, monkeypat
     )
     own = tmp_path / "own.png"
     own.write_bytes(EXAMPLE.read_bytes())
-    for url in (
-        "http://example.org/x.png",
-        "https://127.0.0.1/x",
-        "ftp://example.org/x",
-        str(own),
-        f"file://{own}",
-        "x" * 9999,
-    ):
+    for url in ("http://example.org/x.png", "ftp://example.org/x", str(own), f"file://{own}", "x" * 9999):
         refused(here.send("POST", json=body("Hm?", url)), 400)
     assert set(looked_up) <= {"127.0.0.1"}
 
@@ -678,16 +612,8 @@ def test_files_are_read_below_one_folder_only(tmp_path):
     with running(allow_paths=folder) as served:
         answer = served.send("POST", json=body(STAR, "file:///in%20side.png"))
         assert answer.json()["choices"][0]["message"]["content"] == "blue"
-        for name in (
-            "../outside.png",
-            "%2e%2e/outside.png",
-            "link.png",
-            str(tmp_path / "outside.png"),
-            "",
-            "no.png",
-            "%00",
-            "x" * 9999,
-        ):
+        outside = str(tmp_path / "outside.png")
+        for name in ("../outside.png", "%2e%2e/outside.png", "link.png", outside, "", "no.png", "%00"):
             said = refused(served.send("POST", json=body(STAR, f"file:///{name}")), 400)["message"]
             assert str(tmp_path) not in said and str(Path.cwd()) not in said
         for url in ("file://[", "file://[x/in%20side.png"):
@@ -773,7 +699,6 @@ def by_pydantic_ai(served: Running, question: str, form: type[BaseModel]) -> Bas
         (STAR, Named, str),
         (STAR, Chosen, Colour),
         ("Describe the picture.", Things, lambda said: said.split(", ")),
-        ("Is there a star?", Answer, "yes".__eq__),
         ("Is there a cross?", Answer, "yes".__eq__),
     ],
 )
@@ -819,12 +744,7 @@ def test_only_who_has_the_key_asks():
     with running(api_key="sésame") as served:
         for sent in (None, b"Bearer", b"Bearer sesame", b"Basic s\xc3\xa9same", b"Bearer s\xc3\xa9same2"):
             headers = {} if sent is None else {"authorization": sent}
-            for method, path in (
-                ("POST", CHAT),
-                ("GET", "v1/models"),
-                ("GET", "metrics"),
-                ("GET", "nothing"),
-            ):
+            for method, path in (("POST", CHAT), ("GET", "v1/models"), ("GET", "nothing")):
                 answer = served.send(method, path, headers=headers)
                 assert refused(answer, 401)["code"] == "invalid_api_key"
         assert served.send("GET", "health").status_code == 200  # for balancers
@@ -866,13 +786,7 @@ def test_a_body_without_an_end_is_cut_off_at_the_limit(here):
 
 
 @pytest.mark.parametrize(
-    "garbage",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00",
-        b"hello\r\n\r\n",
-        b"GET / HTTP/9\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"a" * 99_999,
-    ],
+    "garbage", [b"\x16\x03\x01\x02\x00", b"GET / HTTP/9\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a" * 99_999]
 )
 def test_what_is_no_http_is_refused_in_json(here, garbage):
     with connect(here) as connection:
@@ -937,12 +851,12 @@ def test_a_body_that_does_not_come_is_not_waited_for(here, monkeypatch):
 
 
 def test_a_body_that_comes_slowly_is_waited_for(here, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 2.0)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.8)
     with connect(here) as connection:
         head = f"POST /{CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         connection.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n".encode())
         for _ in range(9):
-            time.sleep(0.35)  # several looks, all together
+            time.sleep(0.14)  # several looks, all together
             connection.sendall(b"1")
         assert b" 400 " in heard(connection).splitlines()[0]  # no object, but all of it has come
 
@@ -968,12 +882,14 @@ def test_the_log_has_a_line_for_a_request_without_its_content(here, caplog):
     with caplog.at_level(logging.INFO, "ocelli.server"):
         here.ask("Is the secret out?", user="secret")
         here.ask(**{"secret": 1})
-        here.ask(n="secret")
+        for fields in ({"n": "secret"}, text_only([{"type": "secret"}]), {"stop": [["secret"]]}):
+            assert "secret" not in refused(here.ask(**fields), 400)["message"]
         here.send("GET", "nothing%0A?secret")
-        assert wait_for(lambda: len(caplog.messages) == 4)
+        assert wait_for(lambda: len(caplog.messages) == 6)
     assert "secret" not in caplog.text
     assert all(len(line.splitlines()) == 1 for line in caplog.messages)
-    assert [re.search(r" (\d{3}) ", line)[1] for line in caplog.messages] == ["200", "200", "400", "404"]
+    statuses = [re.search(r" (\d{3}) ", line)[1] for line in caplog.messages]
+    assert statuses == ["200", "200", "400", "400", "400", "404"]
 
 
 def test_a_fault_of_ours_says_nothing_and_the_server_goes_on(here, monkeypatch, caplog):
@@ -1071,18 +987,16 @@ def process(tmp_path):
         one.communicate()
 
 
-@pytest.mark.parametrize("announces", [False, True], ids=["silent", "without its body"])
-@pytest.mark.parametrize("program", ["serve.py", "app.py"])
-def test_idle_connections_beyond_the_descriptors_lock_nobody_out(process, program, announces):
+@pytest.mark.parametrize("announces", [False, True], ids=["silent", "without a body"])
+def test_idle_connections_beyond_the_descriptors_lock_nobody_out(process, announces):
     """The longest silent ones give way, and the log has a line of it, not thousands."""
-    port, path = free_port(), "health" if program == "serve.py" else "config"
-    head = (
-        f"POST /{CHAT if program == 'serve.py' else 'gradio_api/queue/join'} HTTP/1.1\r\nHost: localhost\r\n"
-    )
-    head = f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n" if announces else ""
-    start = f"ulimit -n 64; exec {sys.executable} {program} --port {port} --device cpu"
+    port, head = free_port(), ""
+    if announces:
+        head = f"POST /{CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+        head += "Content-Type: application/json\r\n\r\n"
+    start = f"ulimit -n 64; exec {sys.executable} serve.py --port {port} --device cpu --drain 1"
     server, _ = process(command=["sh", "-c", start])
-    url = f"http://127.0.0.1:{port}/{path}"
+    url = f"http://127.0.0.1:{port}/health"
     assert wait_for(lambda: answers(url))
     idle = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(70)]
     for one in idle:
@@ -1093,8 +1007,8 @@ def test_idle_connections_beyond_the_descriptors_lock_nobody_out(process, progra
     assert any(heard(one) == b"" for one in idle[:2])  # closed, long before its time
     server.send_signal(signal.SIGTERM)
     said = server.communicate(timeout=PATIENCE)[1]
-    own = [line for line in said.splitlines() if " POST " not in line]  # a request has a line of its own
-    assert "Traceback" not in said and len(own) < 10 and "ulimit" in said
+    told = [line for line in said.splitlines() if " POST " not in line]  # a request has a line of its own
+    assert "Traceback" not in said and len(told) < 10 and "ulimit" in said
     for one in idle:
         one.close()
 

@@ -19,54 +19,45 @@ import logging
 import os
 import secrets
 import time
-import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
-from fastapi import FastAPI
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.sse import EventSourceResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from torch import OutOfMemoryError
 
 from data import chat
-from data.errors import ImageError, ProcessorError, PromptTooLong
+from data.errors import ImageError
 from data.images import ImageLimits, image_size, read_bytes
-from data.processor import EncodedConversation
-from generation.options import CacheMemoryError, GenerationOptions, NotFiniteError
 from inference.boxes import located
-from inference.checkpoint import Checkpoint, PixelText
-from inference.conversation import ContextFullError
-from inference.errors import FormError, user_errors
-from messages import one_line, printable
-from models.checkpoints.hub import CheckpointError
+from inference.checkpoint import PixelText
+from messages import printable
+from models import __version__
 from web.connections import BoundedServer
-from web.engine import Engine, EngineRequest, Piece, QueueFull, Ticket, encode_messages
-from web.explain import ABOUT, CHAT, explanation, openapi
-from web.guard import FOR_PROGRAMS, Hosts, Refused, Room, read_body
+from web.engine import Engine, EngineRequest, Piece, Ticket, prepare_messages
+from web.errors import Refused, log_fault, refusal
+from web.explain import ABOUT, CHAT, QUESTION, described, explanation
+from web.guard import Hosts, Room, read_body
 from web.models import model_ids
-from web.protocol import ApiError, ChatRequest, Head, chunk, completion, read_request, usage
+from web.protocol import ChatRequest, read_request
 
 log = logging.getLogger("ocelli.server")
 
 KEPT_SECONDS = 75  # that a connection is kept for the next request: longer than most clients keep theirs
 LINGER_SECONDS, LINGER_BYTES = 5, 2**25  # for what is still sent of a request that was refused
 FETCHES = 8  # images of the internet that are fetched at a time
-STREAM_HEADERS = [  # the last one is for nginx, which would collect events
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx would collect events
 OPEN = ("/", "/docs", "/openapi.json", "/health")  # without a key: a browser can send none, nor can balancers
 PATHS = ("/v1", "/health", "/metrics", "/docs", "/openapi.json")  # of the server for programs, beside a page
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
@@ -92,44 +83,9 @@ class ApiLimits:
     allow_paths: Path | None = None
 
 
-def api_error(error: Exception) -> ApiError:
-    """What a client is told of an error. Our own faults stay here, and so do paths of this machine."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, QueueFull):
-        return ApiError(429, one_line(error), code="queue_full", retry_after=error.retry_after)
-    if isinstance(error, Refused):
-        codes = {403: "forbidden", 408: "timeout", 413: "request_too_large", 503: "overloaded"}
-        return ApiError(error.status, str(error), code=codes.get(error.status), retry_after=error.retry_after)
-    if isinstance(error, HTTPException):
-        phrase = HTTPStatus(error.status_code).phrase.lower()
-        return ApiError(error.status_code, f"{phrase}: see GET /v1/models, POST {CHAT} and GET /docs")
-    if isinstance(error, ClientDisconnect):
-        return ApiError(499, "the client has gone", code="client_gone")
-    if isinstance(error, TimeoutError):
-        return ApiError(504, "this took longer than a request may take here", code="timeout")
-    if isinstance(error, CacheMemoryError | MemoryError | OutOfMemoryError):
-        message = "there is not enough memory: ask for fewer or shorter answers, or about smaller images"
-        return ApiError(503, message, code="out_of_memory", retry_after=10)
-    theirs = isinstance(error, user_errors())
-    if not theirs or isinstance(error, OSError | CheckpointError | ProcessorError | NotFiniteError):
-        return ApiError(500, "something went wrong on the server: other requests are not affected",
-                        code="internal_error")  # fmt: skip
-    param = "messages" if isinstance(error, ImageError) else None
-    param = "response_format" if isinstance(error, FormError) else param
-    too_long = isinstance(error, ContextFullError | PromptTooLong)
-    code = "context_length_exceeded" if too_long else "invalid_value"
-    return ApiError(400, FOR_PROGRAMS.sub("", one_line(error)), param, code)
-
-
 def client_of(scope: Scope) -> str:
     """The address of a client. What a proxy says of it is a stranger's text."""
     return printable((scope.get("client") or ("", 0))[0], 60)
-
-
-def log_fault(error: BaseException) -> None:
-    """Where it went wrong, without its message, which may quote a request."""
-    log.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)).rstrip())
 
 
 # ---------------------------------------------------------------------------------------------------- metrics
@@ -218,12 +174,13 @@ class Images:
         return None
 
 
-# ------------------------------------------------------------------------------------------- chat completions
+# ----------------------------------------------------------------------------------- what endpoints depend on
 @dataclass
 class Record:
-    """What the log says of a request."""
+    """What the log and the metrics say of a request."""
 
     read: bool = False  # the whole body
+    sent: bool = False  # the whole response
     model: str = "-"
     images: int = 0
     ticket: Ticket | None = None
@@ -237,170 +194,191 @@ class Record:
         return " ".join([*said, *self.details])
 
 
-class ChatCompletions:
-    """POST /v1/chat/completions, as an ASGI application."""
+class Api:
+    """What the endpoints share."""
 
     def __init__(self, engine: Engine, limits: ApiLimits, metrics: Metrics):
         self.engine, self.limits, self.metrics = engine, limits, metrics
-        self.names = model_ids(engine.models.names)
-        self._images, self._room = Images(limits, engine.limits.image), Room(limits.max_held)
+        self.names, self.created = model_ids(engine.models.names), int(time.time())
+        self.images, self.room = Images(limits, engine.limits.image), Room(limits.max_held)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, record = Headers(scope=scope), scope["state"]["record"]
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise ApiError(415, "expected a body of content-type application/json", code="unsupported_media")
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > 20 or int(length) > self.limits.max_body:
-            raise Refused(413, f"expected at most {self.limits.max_body:,} bytes in a request, got more")
-        with self._room.taken() as take:  # what is only announced takes no room from others
-            body = await read_body(receive, self.limits.max_body, take)
-            record.read = True
-            began = time.monotonic()
-            answering = asyncio.create_task(self._answer(body, scope, send, record))
-            leaving = asyncio.create_task(_left(receive))
-            try:
-                await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if not answering.done():
-                    raise ClientDisconnect
-                await answering
-            finally:
-                for task in (answering, leaving):
-                    task.cancel()
-                await asyncio.gather(answering, leaving, return_exceptions=True)
-                if (ticket := record.ticket) is not None:
-                    ticket.cancel()  # in vain after its end
-                    self.metrics.seconds.add(time.monotonic() - began)
-                    if ticket.first_token_seconds is not None:
-                        self.metrics.first.add(ticket.first_token_seconds)
-
-    async def _answer(self, body: bytes, scope: Scope, send: Send, record: Record) -> None:
-        bounds = self.engine.limits
-        asked, said = read_request(body, bounds.max_new_tokens, self.limits.strict)
-        name = self.names.get(asked.model)
-        if name is None:
-            known = ", ".join(dict.fromkeys(self.names))
-            message = f"there is no model {asked.model[:100]!r} here: expected one of {known}"
-            raise ApiError(404, message, "model", "model_not_found")
-        record.model = asked.model
-        options, grammar = asked.options(bounds.max_new_tokens, bounds.slots), asked.grammar
-        started = False
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                messages = await self._messages(asked, record)
-
-                def prompt(checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:
-                    return encode_messages(checkpoint, messages), options
-
-                client = client_of(scope)
-                question = EngineRequest(name, prompt, options, tuple(asked.stop), asked.top, client, grammar)
-                record.ticket = ticket = self.engine.submit(question)
-                head = Head(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), asked.model)
-                answer = Answer(ticket, asked, head, Vocabulary(self.engine, name))
-                if not asked.stream:
-                    await JSONResponse(await answer.whole(), headers=said)(scope, _never, send)
-                    return
-                events = answer.events()
-                event: dict[str, Any] | None = await anext(events)  # errors until here have a status
-                started = True
-                headers = [*STREAM_HEADERS, *((name.encode(), text.encode()) for name, text in said.items())]
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-                while event is not None:
-                    await _send_event(send, event)
-                    event = await anext(events, None)
-                await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
-        except Exception as error:
-            if not started:
-                raise
-            told = api_error(error)
-            if told.status == 500:
-                log_fault(error)
-            record.details.append(f"error={told.code}")
-            async with asyncio.timeout(1):  # it may be a client that does not read
-                await _send_event(send, told.body)
-                await send({"type": "http.response.body", "body": b""})
-
-    async def _messages(self, asked: ChatRequest, record: Record) -> list[chat.Message]:
-        """The conversation with its images as bytes. Raises ApiError and ImageError."""
-        parts = [part for message in asked.messages for part in message.content or ()]
-        urls = [part.image_url.url for part in parts if part.image_url is not None]
-        record.images = len(urls)
-        if len(urls) > (most := self.engine.limits.max_images):
-            raise ApiError(400, f"messages: expected at most {most} images, got {len(urls)}", "messages")
-        opening = [self._images.open(url, f"image {number}") for number, url in enumerate(urls, start=1)]
-        opened = iter(await asyncio.gather(*opening))
-        return [
-            chat.Message(
-                "system" if message.role == "developer" else message.role,
-                tuple(
-                    ("text", part.text) if part.image_url is None else ("image", next(opened))
-                    for part in message.content or ()
-                ),
-            )
-            for message in asked.messages
-        ]
+    def listed(self, name: str) -> dict[str, Any]:
+        """A model as the protocol lists it. Raises Refused for one that is not here."""
+        if name not in self.names:
+            known = ", ".join(self.names)
+            message = f"there is no model {name[:100]!r} here: expected one of {known}"
+            raise Refused(404, message, "model", "model_not_found")
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "ocelli"}
 
 
-async def _left(receive: Receive) -> None:
-    """Until the client has gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def api_of(request: Request) -> Api:
+    return request.app.state.api
 
 
-async def _swallow(receive: Receive) -> None:
-    """What else comes of a request that was refused: a client that still sends would not read the refusal if
-    the connection were closed upon it."""
-    left = LINGER_BYTES
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_SECONDS):
-            while left > 0 and (message := await receive()).get("more_body", False):
-                left -= len(message["body"])
+def record_of(request: Request) -> Record:
+    return request.state.record
 
 
-async def _never() -> Message:
-    return await asyncio.Future()
+Shared = Annotated[Api, Depends(api_of)]
+Logged = Annotated[Record, Depends(record_of)]
 
 
-async def _send_event(send: Send, event: dict[str, Any]) -> None:
-    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-    await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+async def json_body(request: Request, api: Shared, record: Logged) -> AsyncIterator[bytes]:
+    """The body of a request, which takes room from others until the response has been sent."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused(415, "expected a body of content-type application/json")
+    with api.room.taken() as take:  # what is only announced takes none
+        body = await read_body(request, api.limits.max_body, take)
+        record.read = True
+        yield body
 
 
-class Vocabulary:
-    """Tokens as the protocol shows them beside their logprobs."""
+async def body_in_time(
+    request: Request, api: Shared, record: Logged, body: Annotated[bytes, Depends(json_body)]
+) -> AsyncIterator[bytes]:
+    """The body of a request that ends when its client goes away or its time is over."""
 
-    def __init__(self, engine: Engine, model: str):
-        self._engine, self._model = engine, model
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        if not record.sent:
+            bound.reschedule(0)  # asyncio.timeout ends what runs inside of it
 
-    def logprobs(self, piece: Piece) -> dict[str, Any] | None:
-        """Those of a piece, without the token that ends an answer."""
-        if piece.logprobs is None or (checkpoint := self._engine.models.held(self._model)) is None:
-            return None
-        stops, tokenizer = set(checkpoint.stop_token_ids), checkpoint.processor.tokenizer
+    leaving = None
+    try:
+        async with asyncio.timeout(api.limits.seconds) as bound:
+            leaving = asyncio.create_task(gone())
+            yield body
+    except TimeoutError:
+        raise ClientDisconnect if leaving is not None and leaving.done() else TimeoutError from None
+    finally:
+        if leaving is not None:
+            leaving.cancel()
 
-        def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
-            text = tokenizer.decode([token_id], skip_special_tokens=False)
-            part = "\ufffd" in text  # of a character: its bytes are not known here
-            shown = None if part else list(text.encode())
-            sure = 0.0 if logprob is None else max(logprob, LEAST_LOGPROB)  # None: a schema left no choice
-            return {"token": text, "logprob": sure, "bytes": shown}
 
-        content = [
-            entry(token_id, own.logprob) | {"top_logprobs": [entry(*one) for one in own.top]}
-            for token_id, own in zip(piece.token_ids, piece.logprobs, strict=True)
-            if token_id not in stops
-        ]
-        return {"content": content, "refusal": None}
+Body = Annotated[bytes, Depends(body_in_time)]
+
+
+# ------------------------------------------------------------------------------------------------- endpoints
+router = APIRouter()
+
+
+@router.post(CHAT, summary="Ask about images", openapi_extra=QUESTION)
+async def chat_completions(request: Request, api: Shared, record: Logged, body: Body) -> Response:
+    bounds = api.engine.limits
+    asked, headers = read_request(body, bounds.max_new_tokens, api.limits.strict)
+    record.model = api.listed(asked.model)["id"]
+    options = asked.options(bounds.max_new_tokens, bounds.slots)
+    messages = await opened(api, asked, record)
+
+    question = EngineRequest(
+        api.names[asked.model],
+        partial(prepare_messages, messages, options),
+        asked.n,
+        tuple(asked.stop),
+        asked.top,
+        client_of(request.scope),
+        asked.grammar,
+    )
+    record.ticket = ticket = api.engine.submit(question)
+    answer = Answer(api.engine, ticket, asked)
+    if not asked.stream:
+        return JSONResponse(await answer.whole(), headers=headers)
+    events = answer.events()
+    first = await anext(events)  # errors until here have a status
+    return EventSourceResponse(encoded(first, events), headers=STREAM_HEADERS | headers)
+
+
+async def opened(api: Api, asked: ChatRequest, record: Record) -> list[chat.Message]:
+    """The conversation with its images as bytes. Raises Refused and ImageError."""
+    parts = [part for message in asked.messages for part in message.content or ()]
+    urls = [part.image_url.url for part in parts if part.image_url is not None]
+    record.images = len(urls)
+    if len(urls) > (most := api.engine.limits.max_images):
+        raise Refused(400, f"messages: expected at most {most} images, got {len(urls)}", "messages")
+    opening = [api.images.open(url, f"image {number}") for number, url in enumerate(urls, start=1)]
+    images = iter(await asyncio.gather(*opening))
+    return [
+        chat.Message(
+            "system" if message.role == "developer" else message.role,
+            tuple(
+                ("text", part.text) if part.image_url is None else ("image", next(images))
+                for part in message.content or ()
+            ),
+        )
+        for message in asked.messages
+    ]
+
+
+async def encoded(first: dict[str, Any], events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """A stream of the protocol."""
+    yield event_of(first)
+    async for event in events:
+        yield event_of(event)
+    yield b"data: [DONE]\n\n"
+
+
+def event_of(value: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+@router.get("/v1/models", summary="The models that can be asked")
+async def models(api: Shared) -> Response:
+    return JSONResponse({"object": "list", "data": [api.listed(name) for name in api.names]})
+
+
+@router.get("/v1/models/{name:path}", summary="One of them")
+async def model(api: Shared, name: str) -> Response:
+    return JSONResponse(api.listed(name))
+
+
+@router.get("/health", summary="Whether the server runs")
+async def health() -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/metrics", summary="Counts for Prometheus")
+async def metrics(api: Shared) -> Response:
+    return PlainTextResponse(api.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+@router.get("/openapi.json", include_in_schema=False)
+async def description(request: Request) -> Response:
+    return JSONResponse(described(request.app))
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> Response:
+    return HTMLResponse(explanation(described(request.app)))
+
+
+@router.get("/", include_in_schema=False)
+@router.get("/v1", include_in_schema=False)
+async def index(request: Request) -> Response:
+    if "text/html" in request.headers.get("accept", ""):  # a browser
+        return RedirectResponse("/docs")
+    paths = {"chat": CHAT, "models": "/v1/models", "docs": "/docs", "description": "/openapi.json"}
+    return JSONResponse({"name": "Ocelli", "about": ABOUT, **paths})
 
 
 class Answer:
     """The answers to one request in the protocol's form."""
 
-    def __init__(self, ticket: Ticket, asked: ChatRequest, head: Head, vocabulary: Vocabulary):
-        self.ticket, self.asked, self.head, self._vocabulary = ticket, asked, head, vocabulary
+    def __init__(self, engine: Engine, ticket: Ticket, asked: ChatRequest):
+        self.engine, self.ticket, self.asked = engine, ticket, asked
+        self._id, self._created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())  # since 1970
+
+    def _object(self, kind: str, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
+        head = {"id": self._id, "object": kind, "created": self._created, "model": self.asked.model}
+        return {**head, "choices": choices, **more}
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self.ticket.prompt_tokens, self.ticket.cached_tokens, self.ticket.completion_tokens)
+        """Positions of the prompt with its images, how many of them were kept from before, and new tokens."""
+        prompt, new = self.ticket.prompt_tokens, self.ticket.completion_tokens
+        cached = {"cached_tokens": self.ticket.cached_tokens}
+        counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+        return {**counts, "prompt_tokens_details": cached}
 
     def _pixels(self) -> PixelText:
         return PixelText(self.ticket.generation_config, self.ticket.image_size, lines=False)
@@ -409,19 +387,41 @@ class Answer:
         """What an answer locates, beside its text, from what the model wrote."""
         return located(self.ticket.generation_config, self.ticket.image_size, text)
 
-    async def whole(self) -> dict[str, Any]:
-        texts = [""] * self.asked.n
-        messages = [dict[str, Any]() for _ in texts]
-        logprobs: list[Any] = [
-            {"content": [], "refusal": None} if self.asked.logprobs else None for _ in texts
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        """Those of a piece, without the token that ends an answer."""
+        model = self.ticket.request.model
+        if piece.logprobs is None or (checkpoint := self.engine.models.held(model)) is None:
+            return None
+        stops, tokenizer = set(checkpoint.stop_token_ids), checkpoint.processor.tokenizer
+
+        def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
+            text = tokenizer.decode([token_id], skip_special_tokens=False)
+            part = "\ufffd" in text  # of a character: its bytes are not known here
+            shown = None if part else list(text.encode())
+            # None: a schema left no choice.
+            number = 0.0 if logprob is None else max(logprob, LEAST_LOGPROB)
+            return {"token": text, "logprob": number, "bytes": shown}
+
+        content = [
+            entry(token_id, token.logprob) | {"top_logprobs": [entry(*one) for one in token.top]}
+            for token_id, token in zip(piece.token_ids, piece.logprobs, strict=True)
+            if token_id not in stops
         ]
+        return {"content": content, "refusal": None}
+
+    async def whole(self) -> dict[str, Any]:
+        texts, tokens = [""] * self.asked.n, [list[Any]() for _ in range(self.asked.n)]
         async for piece in self.ticket:
             texts[piece.answer] += piece.text
-            if (own := self._vocabulary.logprobs(piece)) is not None:
-                logprobs[piece.answer]["content"] += own["content"]
-        for message, text in zip(messages, texts):
-            message |= {"content": self._pixels().whole(text), **self._located(text)}
-        return completion(self.head, messages, self.ticket.finish_reasons, logprobs, self._usage())
+            tokens[piece.answer] += (self._logprobs(piece) or {"content": []})["content"]
+        choices = []
+        for index, (text, content) in enumerate(zip(texts, tokens)):
+            said = {"content": self._pixels().whole(text), **self._located(text)}
+            message = {"role": "assistant", **said, "refusal": None}
+            logprobs = {"content": content, "refusal": None} if self.asked.logprobs else None
+            choice = {"index": index, "message": message, "logprobs": logprobs}
+            choices.append(choice | {"finish_reason": self.ticket.finish_reasons[index]})
+        return self._object("chat.completion", choices, usage=self._usage())
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a stream: each answer begins with its role and ends with its reason."""
@@ -429,82 +429,52 @@ class Answer:
         extra = {"usage": None} if options is not None and options.include_usage else {}
         silent = set(range(self.asked.n))
 
+        def chunk(
+            index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
+        ) -> dict[str, Any]:
+            choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+            return self._object("chat.completion.chunk", [choice], **extra)
+
         def role(index: int) -> dict[str, Any]:
             silent.discard(index)
-            return chunk(self.head, index, {"role": "assistant", "content": ""}) | extra
+            return chunk(index, {"role": "assistant", "content": ""})
 
         texts, pixels = [""] * self.asked.n, dict[int, PixelText]()
         async for piece in self.ticket:
-            logprobs = self._vocabulary.logprobs(piece)
+            logprobs = self._logprobs(piece)
             if piece.answer in silent:
                 pixels[piece.answer] = self._pixels()
                 yield role(piece.answer)
             texts[piece.answer] += piece.text
             shown = pixels[piece.answer].put(piece.text)
             if shown or (logprobs and logprobs["content"]):
-                yield chunk(self.head, piece.answer, {"content": shown}, logprobs) | extra
+                yield chunk(piece.answer, {"content": shown}, logprobs)
         for index in sorted(silent):
             yield role(index)
         for index, reason in enumerate(self.ticket.finish_reasons):
             if index in pixels and (left := pixels[index].finish()):
-                yield chunk(self.head, index, {"content": left}) | extra
-            yield chunk(self.head, index, self._located(texts[index]), finish=reason) | extra
+                yield chunk(index, {"content": left})
+            yield chunk(index, self._located(texts[index]), finish=reason)
         if extra:
-            yield self.head.of("chat.completion.chunk") | {"choices": [], "usage": self._usage()}
+            yield self._object("chat.completion.chunk", [], usage=self._usage())
 
 
 # --------------------------------------------------------------------------------------------------- the app
 def make_app(engine: Engine, limits: ApiLimits, metrics: Metrics) -> FastAPI:
-    """The routes. Errors pass through to the `Door`."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    completions, created = ChatCompletions(engine, limits, metrics), int(time.time())
-    listed = {
-        own: {"id": own, "object": "model", "created": created, "owned_by": "ocelli"}
-        for own in completions.names
-    }
-    app.router.routes.append(Route(CHAT, completions, methods=["POST"]))
-
-    @app.get("/openapi.json", include_in_schema=False)
-    async def description() -> Response:
-        return JSONResponse(openapi(app))
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return HTMLResponse(explanation(openapi(app)))
-
-    @app.get("/", include_in_schema=False)
-    @app.get("/v1", include_in_schema=False)
-    async def index(request: Request) -> Response:
-        if "text/html" in request.headers.get("accept", ""):  # a browser
-            return RedirectResponse("/docs")
-        paths = {"chat": CHAT, "models": "/v1/models", "docs": "/docs", "description": "/openapi.json"}
-        return JSONResponse({"name": "Ocelli", "about": ABOUT, **paths})
-
-    @app.get("/v1/models", summary="The models that can be asked")
-    async def models() -> Response:
-        return JSONResponse({"object": "list", "data": list(listed.values())})
-
-    @app.get("/v1/models/{name:path}", summary="One of them")
-    async def model(name: str) -> Response:
-        if name not in listed:
-            raise ApiError(404, f"there is no model {name[:100]!r} here", "model", "model_not_found")
-        return JSONResponse(listed[name])
-
-    @app.get("/health", summary="Whether the server runs")
-    async def health() -> Response:
-        return JSONResponse({"status": "ok"})
-
-    @app.get("/metrics", summary="Counts for Prometheus")
-    async def shown() -> Response:
-        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
+    """The endpoints."""
+    app = FastAPI(
+        title="Ocelli", version=__version__, description=ABOUT, openapi_url=None, redirect_slashes=False
+    )
 
     async def refuse(request: Request, error: Exception) -> Response:
-        told = api_error(error)
+        told = refusal(error)
         allow = (error.headers if isinstance(error, HTTPException) else None) or {}  # of a 405
         return JSONResponse(told.body, told.status, {**told.headers, **allow})
 
     app.add_exception_handler(HTTPException, refuse)
     app.add_exception_handler(Exception, refuse)  # is raised again for the `Door`
+    app.state.api = Api(engine, limits, metrics)
+    app.include_router(router)
     return app
 
 
@@ -512,14 +482,15 @@ def beside(door: ASGIApp, page: ASGIApp) -> ASGIApp:
     """The server for programs at its own paths, and a page at all others."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        own = scope["type"] == "http" and scope["path"].startswith(PATHS)
-        await (door if own else page)(scope, receive, send)
+        for_programs = scope["type"] == "http" and scope["path"].startswith(PATHS)
+        await (door if for_programs else page)(scope, receive, send)
 
     return app
 
 
 class Door:
-    """ASGI middleware around everything: who may ask, what is logged, and an answer whatever happens.
+    """ASGI middleware around everything: who may ask, what is logged and counted, and an answer whatever
+    happens. A request's `Record` is in its state.
 
     Args:
         api_key: what clients have to send as a bearer token, except for what is OPEN; None asks for none.
@@ -534,19 +505,23 @@ class Door:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # there are no web sockets
-        began, status, record = time.monotonic(), 0, Record()
+        began, status, streams, record = time.monotonic(), 0, False, Record()
         scope.setdefault("state", {})["record"] = record
 
         async def heard(message: Message) -> None:
-            nonlocal status
+            nonlocal status, streams
             status = message.get("status", status)
             unread = status >= 400 and not record.read
-            if message["type"] == "http.response.start" and unread:
-                message["headers"] = [*message["headers"], (b"connection", b"close")]
-            if message["type"] == "http.response.body" and unread and not message.get("more_body"):
-                await send({**message, "more_body": True})
-                await _swallow(receive)
-                message = {"type": "http.response.body", "body": b""}
+            if message["type"] == "http.response.start":
+                streams = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
+                close = [(b"connection", b"close")] if unread else []
+                message["headers"] = [*message["headers"], *close]
+            elif not message.get("more_body"):
+                record.sent = True
+                if unread:
+                    await send({**message, "more_body": True})
+                    await _swallow(receive)
+                    message = {"type": "http.response.body", "body": b""}
             await send(message)
 
         try:
@@ -555,26 +530,48 @@ class Door:
             self._check_key(headers, scope["path"])
             await self.app(scope, receive, heard)
         except Exception as error:
-            told = api_error(error)
+            told = refusal(error)
             if told.status == 500:
                 log_fault(error)
             if isinstance(error, ClientDisconnect):
                 record.details.append("left")
             elif not status:
                 await JSONResponse(told.body, told.status, told.headers)(scope, receive, heard)
+            elif streams and not record.sent:
+                record.details.append(f"error={told.code}")
+                async with asyncio.timeout(1):  # it may be a client that does not read
+                    await heard({"type": "http.response.body", "body": event_of(told.body)})
         finally:
-            status = status or 499
-            self.metrics.responses[status] += 1
+            status, seconds = status or 499, time.monotonic() - began
+            self._count(record, status, seconds)
             client, path = client_of(scope) or "-", printable(scope["path"], 80)
-            line = f"{client} {scope['method']} {path} {status} {time.monotonic() - began:.3f}s {record}"
+            line = f"{client} {scope['method']} {path} {status} {seconds:.3f}s {record}"
             log.info("%s", line.rstrip())
+
+    def _count(self, record: Record, status: int, seconds: float) -> None:
+        self.metrics.responses[status] += 1
+        if (ticket := record.ticket) is not None:
+            ticket.cancel()  # in vain after its end
+            self.metrics.seconds.add(seconds)
+            if ticket.first_token_seconds is not None:
+                self.metrics.first.add(ticket.first_token_seconds)
 
     def _check_key(self, headers: Headers, path: str) -> None:
         if self._key is None or path in OPEN:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), self._key):
-            raise ApiError(401, "expected this server's API key as a bearer token", code="invalid_api_key")
+            raise Refused(401, "expected this server's API key as a bearer token", code="invalid_api_key")
+
+
+async def _swallow(receive: Receive) -> None:
+    """Read and discard the rest of a refused request: else a client that is still sending sees a reset, and
+    not the refusal."""
+    left = LINGER_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while left > 0 and (message := await receive()).get("more_body", False):
+                left -= len(message["body"])
 
 
 # ------------------------------------------------------------------------------------------------ the server

@@ -12,8 +12,6 @@ import gradio as gr
 from PIL import Image
 
 from data.errors import ImageError
-from data.processor import EncodedConversation
-from data.tiles import Visual
 from generation.decoding import GenerationOptions
 from inference.answer import answer_text, encode
 from inference.attribution import METHODS
@@ -22,9 +20,9 @@ from inference.attribution.draw import draw_maps
 from inference.attribution.occlusion import OcclusionMaps, occlusion_steps
 from inference.attribution.teacher_forcing import Word, answer_words
 from inference.checkpoint import Checkpoint, RequestError
-from web.engine import EngineRequest
+from web.engine import EngineRequest, Prepared
 from web.parts import add_images, message_box, model_choice, notice, visitor_of
-from web.service import AskRequest, Service, Visitor, queue_notice, user_message
+from web.service import AskRequest, Service, Visitor, queue_notice, told
 
 MAX_NEW_TOKENS = 64  # of an answer: every word gets a map
 _STEPS: dict[str, tuple[Callable[..., Iterator[tuple[int, int]]], str]] = {
@@ -133,7 +131,7 @@ class AttributionTab:
                 sheet = await asyncio.to_thread(draw_maps, now.maps, now.words, question)
                 yield self._shown(Progress(now.answer, sheet=sheet))
         except Exception as error:  # the page goes on in any case
-            failed = {self.notice: notice(user_message(error), True)}
+            failed = {self.notice: notice(told(error), True)}
             # A request that was refused before it began changes nothing else: another one may be in work.
             yield self._shown(Progress(), busy=False) | failed if began else failed
 
@@ -152,28 +150,28 @@ class AttributionTab:
 
     def _request(self, visitor: Visitor, asked: AskRequest, method: str) -> EngineRequest:
         """The answer, then its maps, in short steps between those of other visitors' answers."""
-        images, tiled, rows = list[Image.Image](), list[Visual](), list[EncodedConversation]()
         options, question = GenerationOptions(max_new_tokens=asked.max_new_tokens), asked.question
 
-        def prompt(checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:
-            images.extend(map(self.service.load, asked.images))
-            tiled.extend(self.service.tiled(checkpoint, image) for image in asked.images)
-            rows.append(encode(checkpoint, tiled, question))
-            return rows[0], options
+        def prepare(checkpoint: Checkpoint) -> Prepared:
+            images = [self.service.load(image) for image in asked.images]
+            tiled = [self.service.tiled(checkpoint, image) for image in asked.images]
+            row = encode(checkpoint, tiled, question)
 
-        def steps(checkpoint: Checkpoint, ids: list[int]) -> Iterator[Progress]:
-            words = tuple(answer_words(checkpoint, ids))
-            answer = checkpoint.pixels(rows[0]).whole(answer_text(checkpoint, ids))
-            if not words:
-                raise RequestError("The answer has no word to draw a map for.")
-            looking, doing = _STEPS[method]
-            places = looking(checkpoint, images, question, ids, tiled=tiled)
-            while True:
-                try:
-                    done, of = next(places)
-                except StopIteration as end:
-                    yield Progress(answer, "Drawing …", end.value, words)
-                    return
-                yield Progress(answer, doing.format(done, of))
+            def steps(ids: list[int]) -> Iterator[Progress]:
+                words = tuple(answer_words(checkpoint, ids))
+                answer = checkpoint.pixels(row).whole(answer_text(checkpoint, ids))
+                if not words:
+                    raise RequestError("The answer has no word to draw a map for.")
+                looking, doing = _STEPS[method]
+                places = looking(checkpoint, images, question, ids, tiled=tiled)
+                while True:
+                    try:
+                        done, of = next(places)
+                    except StopIteration as end:
+                        yield Progress(answer, "Drawing …", end.value, words)
+                        return
+                    yield Progress(answer, doing.format(done, of))
 
-        return EngineRequest(asked.model, prompt, options, client=visitor.client, then=steps)
+            return Prepared(row, options, then=steps)
+
+        return EngineRequest(asked.model, prepare, client=visitor.client)

@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from web.protocol import ApiError
+from web.errors import Refused
 
 log = logging.getLogger("ocelli.server")
 
@@ -90,7 +90,7 @@ class BoundedProtocol(H11Protocol):
             min(silent, key=lambda one: one._heard).transport.abort()
         else:
             message = "too many connections are open here just now: try again in a moment"
-            self._refuse(ApiError(503, message, code="overloaded", retry_after=1))
+            self._refuse(Refused(503, message, retry_after=1))
 
     def _look_after(self, before: Any) -> None:
         """Cut a connection that has brought no request since the last look, nothing of its request's body, or
@@ -104,9 +104,9 @@ class BoundedProtocol(H11Protocol):
         self._look = self.loop.call_later(HEAD_SECONDS / 2, self._look_after, now)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(ApiError(400, "expected an HTTP request, got something else"))
+        self._refuse(Refused(400, "expected an HTTP request, got something else"))
 
-    def _refuse(self, error: ApiError) -> None:
+    def _refuse(self, error: Refused) -> None:
         """The last that this connection hears."""
         body = json.dumps(error.body).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

@@ -1,7 +1,8 @@
 """Answers to many at a time: one thread in which all models work, behind one bounded and fair queue.
 
     engine = Engine(Models(["checkpoints/ocelli-shapes"]))
-    ticket = engine.submit(EngineRequest("checkpoints/ocelli-shapes", messages, options))  # in an event loop
+    request = EngineRequest("checkpoints/ocelli-shapes", partial(prepare_messages, messages, options))
+    ticket = engine.submit(request)  # in an event loop
     async for piece in ticket:
         print(piece.text, end="")
     print(ticket.finish_reasons, ticket.cached_tokens)
@@ -98,32 +99,39 @@ class EngineLimits:
     lookup: str = "auto"
 
 
-@dataclass(frozen=True, eq=False)
-class EngineRequest:
-    """A question to a model.
+class Prepared(NamedTuple):
+    """What a request is to a model.
 
-    messages: a conversation whose last turn is the user's, or what makes the prompt for a checkpoint and the
-        options for it, in a worker thread. Images are bytes, files or `PIL.Image`s.
-    options: `num_return_sequences` is the number of answers.
-    grammar: what answers are held to (see `inference.grammar`); None for anything.
-    stop: texts before which an answer ends; they are not shown.
-    logprobs: see `GenerationOptions`.
-    client: who takes turns with the others.
-    draft: after `messages`, makes a shorter prompt, or None. Its answer may come first, as pieces of answer
-        DRAFT (see `generation.draft`).
+    draft: a shorter prompt, whose answer may come first, as pieces of answer DRAFT (see `generation.draft`).
     then: other work in the models' thread after the (one) answer with these ids, step by step between those
         of other answers; what it yields comes out of the ticket as `Piece.made`.
     """
 
-    model: str
-    messages: list[Message] | Callable[[Checkpoint], tuple[EncodedConversation, GenerationOptions]]
+    row: EncodedConversation
     options: GenerationOptions
+    draft: EncodedConversation | None = None
+    then: Callable[[list[int]], Iterator[Any]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class EngineRequest:
+    """A question to a model.
+
+    prepare: makes the prompt for a checkpoint, in a worker thread.
+    answers: how many; `num_return_sequences` of the options that are prepared.
+    grammar: what answers are held to (see `inference.grammar`); None for anything.
+    stop: texts before which an answer ends; they are not shown.
+    logprobs: see `GenerationOptions`.
+    client: who takes turns with the others.
+    """
+
+    model: str
+    prepare: Callable[[Checkpoint], Prepared]
+    answers: int = 1
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     client: str = ""
     grammar: str | None = None
-    draft: Callable[[Checkpoint], EncodedConversation | None] | None = None
-    then: Callable[[Checkpoint, list[int]], Iterator[Any]] | None = None
 
 
 @dataclass
@@ -161,7 +169,7 @@ class Ticket:
     """
 
     def __init__(self, engine: Engine, request: EngineRequest):
-        answers = request.options.num_return_sequences
+        answers = request.answers
         self.request, self.began, self.cancelled = request, time.monotonic(), False
         self.finish_reasons = [""] * answers
         self.confidences: list[float | None] = [None] * answers
@@ -176,6 +184,7 @@ class Ticket:
         self._error: Exception | None = None
         self.checkpoint: Checkpoint | None = None  # once the model is open, until the end
         self.form: Form | None = None  # once its grammar is compiled, until the end
+        self.then: Callable[[list[int]], Iterator[Any]] | None = None  # see `Prepared`
         # Of the models' thread: what is to be scheduled, and the texts of answers that have not ended.
         self.requests: list[Request] = []
         self.texts: dict[int, _Text] = {}
@@ -253,19 +262,19 @@ class _Text:
         self._held += self._text.finish() if last else ""
         ends = [self._held.index(stop) for stop in self._stop if stop in self._held]
         self.stopped = bool(ends)
-        sure = min(ends) if ends else len(self._held)
+        end = min(ends) if ends else len(self._held)
         if not ends and not last:
             lengths = range(1, 1 + len(self._held))  # of a stop string's beginning
             begun = (n for stop in self._stop for n in lengths if self._held.endswith(stop[:n]))
-            sure -= max(begun, default=0)
-        shown, self._held = self._held[:sure], self._held[sure:]
-        self._length += sure
+            end -= max(begun, default=0)
+        shown, self._held = self._held[:end], self._held[end:]
+        self._length += end
         ready = list[tuple[int, int, TokenLogprobs | None]]()
         # A token in which the stop string begins belongs to the text, one that begins with it does not.
         while self._tokens and (self._tokens[0][0] < self._length or not (self._held or self.stopped)):
             ready.append(self._tokens.popleft())
-        own = None if logprobs is None else [one for *_, one in ready if one is not None]
-        return shown, [token_id for _, token_id, _ in ready], own
+        entries = None if logprobs is None else [one for *_, one in ready if one is not None]
+        return shown, [token_id for _, token_id, _ in ready], entries
 
 
 class _Queue:
@@ -277,9 +286,9 @@ class _Queue:
     def __iter__(self) -> Iterator[Ticket]:
         rounds = max(map(len, self._clients.values()), default=0)
         for number in range(rounds):
-            for own in self._clients.values():
-                if number < len(own):
-                    yield own[number]
+            for tickets in self._clients.values():
+                if number < len(tickets):
+                    yield tickets[number]
 
     def of(self, client: str) -> Sequence[Ticket]:
         return self._clients.get(client, ())
@@ -290,18 +299,18 @@ class _Queue:
     def get(self) -> Ticket | None:
         if not self._clients:
             return None
-        client, own = self._clients.popitem(last=False)
-        ticket = own.popleft()
-        if own:
-            self._clients[client] = own  # behind the others
+        client, tickets = self._clients.popitem(last=False)
+        ticket = tickets.popleft()
+        if tickets:
+            self._clients[client] = tickets  # behind the others
         return ticket
 
     def remove(self, ticket: Ticket) -> bool:
-        own = self._clients.get(ticket.request.client, deque())
-        if ticket not in own:
+        tickets = self._clients.get(ticket.request.client, deque())
+        if ticket not in tickets:
             return False
-        own.remove(ticket)
-        if not own:
+        tickets.remove(ticket)
+        if not tickets:
             del self._clients[ticket.request.client]
         return True
 
@@ -407,7 +416,7 @@ class Engine:
 
     def submit(self, request: EngineRequest) -> Ticket:
         """Take a request in. Raises QueueFull, and RequestError for more answers than there are slots."""
-        if (answers := request.options.num_return_sequences) > self.limits.slots:
+        if (answers := request.answers) > self.limits.slots:
             raise RequestError(f"expected at most {self.limits.slots} answers at a time, got {answers}")
         ticket = Ticket(self, request)
         with self._lock:
@@ -471,8 +480,8 @@ class Engine:
                 return  # nobody waited so long
             ticket.checkpoint = checkpoint
             formed = request.grammar is None or ticket.form is not None
-            own = {request.grammar, *(one.request.grammar for one in self._forms.of(request.client))}
-            many = not formed and len(own) > FORMS_EACH
+            forms = {request.grammar, *(one.request.grammar for one in self._forms.of(request.client))}
+            many = not formed and len(forms) > FORMS_EACH
             if not many:
                 (self._queue_of(ticket) if formed else self._forms).put(ticket)
         if many:  # they would take the places of all others in the queue
@@ -503,65 +512,56 @@ class Engine:
         """Have prompts made as long as few are ready: those hold their images."""
         with self._lock:
             # Without those that may wait for the end of what follows other answers.
-            ready = Counter(
-                self.models.place(one.request.model) for one in self._ready if not one.request.then
-            )
+            ready = Counter(self.models.place(one.request.model) for one in self._ready if one.then is None)
             for place, queue in self._queues.items():
-                while not self._closed and self._opening[place] + ready[place] < max(
-                    OPENERS, self.limits.slots
-                ):
+                most = max(OPENERS, self.limits.slots)
+                while not self._closed and self._opening[place] + ready[place] < most:
                     if (ticket := queue.get()) is None:
                         break
                     self._opening[place] += 1
-                    self._openers.submit(self._open, ticket)
+                    self._openers.submit(self._prepare, ticket, self._encode, self._encoded)
             if not self._closed and not self._forming and (ticket := self._forms.get()) is not None:
                 self._forming = True
-                self._former.submit(self._form, ticket)
+                self._former.submit(self._prepare, ticket, self._compile, self._compiled)
 
-    def _form(self, ticket: Ticket) -> None:
-        """In a thread of its own, because it may take a second: compile a grammar. Only others that are new
-        wait for it."""
-        request, error = ticket.request, None
-        try:
-            if request.grammar is not None and ticket.checkpoint is not None and not ticket.cancelled:
-                ticket.form = ticket.checkpoint.constraint(request.grammar)
-        except Exception as caught:
-            error = caught
-        with self._lock:
-            self._forming = False
-            formed = error is None and not ticket.cancelled
-            if formed:
-                self._queue_of(ticket).put(ticket)
-        if not formed:
-            self._end(ticket, error)
-        self._open_next()
-
-    def _open(self, ticket: Ticket) -> None:
-        """In a worker thread: the images, the prompt."""
+    def _prepare(
+        self, ticket: Ticket, work: Callable[[Ticket], None], done: Callable[[Ticket, bool], None]
+    ) -> None:
+        """In a worker thread. `done` is told under the lock whether the ticket goes on."""
         error: Exception | None = None
         try:
             if not ticket.cancelled:
-                self._encode(ticket)
+                work(ticket)
         except Exception as caught:
             error = caught
         with self._lock:
-            self._opening[self.models.place(ticket.request.model)] -= 1
-            ready = error is None and not ticket.cancelled
-            if ready:  # from here on it is the models' thread that ends it
-                self._ready.append(ticket)
-        if not ready:
+            goes_on = error is None and not ticket.cancelled
+            done(ticket, goes_on)
+        if not goes_on:
             self._end(ticket, error)
         self._open_next()
         self._wake.set()
 
+    def _compile(self, ticket: Ticket) -> None:
+        """A grammar, in a thread of its own, because it may take a second: only others that are new wait."""
+        if ticket.request.grammar is not None and ticket.checkpoint is not None:
+            ticket.form = ticket.checkpoint.constraint(ticket.request.grammar)
+
+    def _compiled(self, ticket: Ticket, goes_on: bool) -> None:
+        self._forming = False
+        if goes_on:
+            self._queue_of(ticket).put(ticket)
+
+    def _encoded(self, ticket: Ticket, goes_on: bool) -> None:
+        self._opening[self.models.place(ticket.request.model)] -= 1
+        if goes_on:  # from here on it is the models' thread that ends it
+            self._ready.append(ticket)
+
     def _encode(self, ticket: Ticket) -> None:
+        """The images, the prompt."""
         request, checkpoint = ticket.request, ticket.checkpoint
         assert checkpoint is not None, "it was in a queue"
-        made, options = request.messages, request.options
-        if callable(made):
-            row, options = made(checkpoint)
-        else:
-            row = encode_messages(checkpoint, made)
+        row, options, short, ticket.then = request.prepare(checkpoint)
         checkpoint.check_images(row.image_tokens)
         if ticket.form is not None:
             options = replace(options, constraint=ticket.form)
@@ -574,7 +574,7 @@ class Engine:
         options = replace(options, logprobs=request.logprobs, lookup=self.limits.lookup)
         requests = requests_for(checkpoint, row, limit, options)
         ticket.texts = {number: _Text(checkpoint, options, request.stop) for number in range(len(requests))}
-        if request.draft is not None and (short := request.draft(checkpoint)) is not None:
+        if short is not None:
             (draft,) = requests_for(checkpoint, short, limit, options)
             requests[0] = replace(requests[0], draft=draft)
             ticket.texts[DRAFT] = _Text(checkpoint, options, request.stop)
@@ -596,7 +596,7 @@ class Engine:
             stats.new_tokens += ticket.completion_tokens
             stats.prompt_tokens += ticket.prompt_tokens if ticket.started is not None else 0
             stats.cached_tokens += ticket.cached_tokens
-        ticket.requests, ticket.checkpoint, ticket.form = [], None, None
+        ticket.requests, ticket.checkpoint, ticket.form, ticket.then = [], None, None, None
         ticket.put(error)
 
     # -------------------------------------------------------------------------------- the models' thread
@@ -677,7 +677,7 @@ class Engine:
                     full.add(id(checkpoint.model))
                     continue
                 # What follows answers takes no slot, but a turn of the thread: as much of it as answers.
-                if ticket.request.then is not None and self._following(checkpoint) >= self.limits.slots:
+                if ticket.then is not None and self._following(checkpoint) >= self.limits.slots:
                     continue
                 self._leave_ready(ticket, started=True)
                 for request in ticket.requests:
@@ -695,9 +695,9 @@ class Engine:
     def _following(self, checkpoint: Checkpoint) -> int:
         """How many have begun with this model whose answer is followed, or will be, by other work."""
         with self._lock:
-            begun = [one for one in self._tickets if one.request.then is not None and one.started is not None]
-            own = [one.checkpoint for one in begun if one.checkpoint is not None]
-        return sum(one.model is checkpoint.model for one in own)
+            begun = [one for one in self._tickets if one.then is not None and one.started is not None]
+            checkpoints = [one.checkpoint for one in begun if one.checkpoint is not None]
+        return sum(one.model is checkpoint.model for one in checkpoints)
 
     def _scheduler(self, checkpoint: Checkpoint) -> Scheduler:
         model = checkpoint.model
@@ -789,8 +789,8 @@ class Engine:
             ticket.finish_reasons[number] = "stop" if text.stopped else event.stop_reason
             ticket.confidences[number] = event.confidence
         del ticket.texts[number]
-        if not ticket.texts and ticket.request.then is not None and ticket.checkpoint is not None:
-            self._later.append((ticket, ticket.request.then(ticket.checkpoint, event.token_ids)))
+        if not ticket.texts and ticket.then is not None:
+            self._later.append((ticket, ticket.then(event.token_ids)))
         elif not ticket.texts:
             self._end(ticket)
 
@@ -804,8 +804,8 @@ class Engine:
         checkpoint = self._drop(key)
         told = error if isinstance(error, OutOfMemoryError | MemoryError) else Interrupted(str(error))
         for ticket in list(self._tickets):
-            own = ticket.checkpoint
-            if ticket.started is not None and own is not None and own.model is checkpoint.model:
+            asked = ticket.checkpoint
+            if ticket.started is not None and asked is not None and asked.model is checkpoint.model:
                 self._end(ticket, told)
 
     # ---------------------------------------------------------------------------------------------- ends
@@ -833,7 +833,7 @@ class Engine:
         self._stores.close()
 
 
-def encode_messages(checkpoint: Checkpoint, messages: list[Message]) -> EncodedConversation:
+def prepare_messages(messages: list[Message], options: GenerationOptions, checkpoint: Checkpoint) -> Prepared:
     """The prompt of a conversation. Images have been looked at by whoever accepted them. Earlier answers say
     pixels, as they were shown (see `PixelText`), and are read by the model in its own numbers."""
     limits = ImageLimits(allow_urls=False, allow_paths=False)
@@ -849,4 +849,4 @@ def encode_messages(checkpoint: Checkpoint, messages: list[Message]) -> EncodedC
             parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
         content = [{"type": kind, kind: value} for kind, value in parts]
         conversation.append({"role": message.role, "content": content})
-    return checkpoint.processor.encode_conversation(conversation, True)
+    return Prepared(checkpoint.processor.encode_conversation(conversation, True), options)

@@ -1,7 +1,6 @@
 """What the server explains about itself: an OpenAPI description, and a page of it that needs no network.
 
-description = openapi(app)                     # of the routes, and of the one that is no route of FastAPI's
-page = explanation(description)                # HTML without scripts and without other files
+page = explanation(described(app))                # HTML without scripts and without other files
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ from html import escape
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 
-from models import __version__
 from web.protocol import ChatRequest
 
 CHAT = "/v1/chat/completions"
@@ -34,28 +31,31 @@ STYLE = "body{font:16px/1.5 sans-serif;max-width:50rem;margin:2rem auto;padding:
 STYLE += "td,th{text-align:left;vertical-align:top;padding:.2rem 1rem .2rem 0}pre{overflow:auto}"
 
 
-def openapi(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI description of the app. FastAPI knows its own routes; questions are an ASGI application."""
-    made = get_openapi(title="Ocelli", version=__version__, description=ABOUT, routes=app.routes)
+# Of the route for questions: its body is read by `web.protocol.read_request`.
+QUESTION = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/ChatRequest"},
+                "example": EXAMPLE,
+            }
+        },
+    },
+    "responses": {
+        "200": {"description": "A chat completion, or with `stream` its chunks as server-sent events."},
+        "4XX": {"description": "What is wrong: `error.message`."},
+    },
+}
+
+
+def described(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI description of the app, with that of `QUESTION`'s body."""
+    made = app.openapi()
     schema = ChatRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-    parts = made.setdefault("components", {}).setdefault("schemas", {})
-    parts |= schema.pop("$defs") | {"ChatRequest": schema}
-    answer = {"description": "A chat completion, or with `stream` its chunks as server-sent events."}
-    made["paths"][CHAT] = {
-        "post": {
-            "summary": "Ask about images",
-            "requestBody": {
-                "required": True,
-                "content": {
-                    "application/json": {
-                        "schema": {"$ref": "#/components/schemas/ChatRequest"},
-                        "example": EXAMPLE,
-                    }
-                },
-            },
-            "responses": {"200": answer, "4XX": {"description": "What is wrong: `error.message`."}},
-        }
-    }
+    made.setdefault("components", {}).setdefault("schemas", {}).update(
+        schema.pop("$defs") | {"ChatRequest": schema}
+    )
     return made
 
 

@@ -10,9 +10,7 @@ import asyncio
 import ipaddress
 import json
 import os
-import re
 import socket
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -20,11 +18,12 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inference.checkpoint import RequestError
+from inference.errors import RequestError
+from web.errors import Refused
 
 API, FILE = "gradio_api", "file="
 # The first parts of paths that pass, below the root and below Gradio's API.
@@ -47,16 +46,6 @@ POLICY = (
     "object-src 'none'; base-uri 'self'"
 )
 TOO_SLOW = "the body of this request took too long"
-# What a sentence about an image advises whoever writes a program.
-FOR_PROGRAMS = re.compile(r" or raise ImageLimits\.\w+")
-
-
-class Refused(Exception):
-    """A request that ends here; the message is one sentence. `retry_after` is in seconds."""
-
-    def __init__(self, status: int, sentence: str, retry_after: float | None = None):
-        super().__init__(sentence)
-        self.status, self.retry_after = status, retry_after
 
 
 class Room:
@@ -67,36 +56,36 @@ class Room:
 
     @contextmanager
     def taken(self, size: int = 0) -> Iterator[Callable[[int], None]]:
-        """So many bytes are here, or on their way; what this gives takes room for more of them. Both raise
-        Refused where all together are too much."""
-        own = 0
+        """Reserve `size` bytes; call what this yields to reserve more. Raises Refused when the total exceeds
+        `most_bytes`."""
+        before = 0
 
         def take(more: int) -> None:
-            nonlocal own
+            nonlocal before
             if self.held + more > self.most_bytes:
-                raise Refused(503, "too much is being sent here just now: try again in a moment", 10)
-            self.held, own = self.held + more, own + more
+                raise Refused(
+                    503, "too much is being sent here just now: try again in a moment", retry_after=10
+                )
+            self.held, before = self.held + more, before + more
 
         take(size)
         try:
             yield take
         finally:
-            self.held -= own
+            self.held -= before
 
 
-async def read_body(receive: Receive, most: int, take: Callable[[int], None] = lambda more: None) -> bytes:
-    """The body of a request; `take` is told the bytes of each piece. Raises Refused once it is longer than
-    `most` bytes or has taken BODY_SECONDS, and ClientDisconnect."""
-    body, more = bytearray(), True
+async def read_body(request: Request, most: int, take: Callable[[int], None] = lambda more: None) -> bytes:
+    """The body of a request; `take` is called with the bytes of each piece. Raises Refused once it is longer
+    than `most` bytes or has taken BODY_SECONDS, and ClientDisconnect."""
+    body, length = bytearray(), request.headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > 20 or int(length) > most:
+        raise Refused(413, f"expected at most {most:,} bytes in a request, got more")
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                take(len(message.get("body", b"")))
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
+            async for piece in request.stream():
+                take(len(piece))
+                body += piece
                 if len(body) > most:
                     raise Refused(413, f"expected at most {most:,} bytes in a request, got more")
     except TimeoutError:
@@ -105,13 +94,12 @@ async def read_body(receive: Receive, most: int, take: Callable[[int], None] = l
 
 
 class Uploads:
-    """The files that visitors upload, and those that are made for them: one folder of at most `most_bytes`.
-    What lies in the folder already is the page's own, and stays."""
+    """The files that visitors upload, and those that are made for them: one folder of at most `most_bytes`,
+    in which those stay that were used last. What lies in it already is the page's own, and stays."""
 
     def __init__(self, folder: str | Path, most_bytes: int):
         self.folder, self.room = Path(folder).resolve(), Room(most_bytes)
         self._own = {path for _, _, path in self._files()}
-        self._owners: dict[Path, str] = {}
 
     def holds(self, path: str) -> bool:
         """Whether this is the path of a file in the folder, which may be deleted by now."""
@@ -120,31 +108,17 @@ class Uploads:
             return place.is_relative_to(self.folder) and not place.is_dir()
         return False
 
-    def uploaded(self, paths: Iterable[str], owner: str) -> None:
-        """These files have come from an address."""
-        for path in (Path(path).resolve() for path in paths):
-            # Each has a folder of its own, where a copy that is made of it will lie.
-            self._owners |= {one: owner for one in (path, path.parent) if one != self.folder}
-
     def make_room(self) -> None:
-        """Until the rest is within bounds, delete the file that the owner of the most bytes has not used for
-        longest: nobody can have the files of all others deleted."""
-        held: dict[str, list[tuple[float, int, Path]]] = defaultdict(list)
-        for file in sorted(self._files(), reverse=True):  # the oldest last
-            if file[2] not in self._own:
-                owner = self._owners.get(file[2]) or self._owners.get(file[2].parent, "")
-                held[owner].append(file)
-        room = self.room.most_bytes - self.room.held
-        of_owner = {owner: sum(size for _, size, _ in files) for owner, files in held.items()}
-        while of_owner and sum(of_owner.values()) > room:
-            owner = max(of_owner, key=of_owner.__getitem__)
-            _, size, path = held[owner].pop()
-            of_owner[owner] -= size
-            self._owners.pop(path, None)
+        """Delete those that nobody has used for longest, until the rest is within bounds."""
+        files = sorted(file for file in self._files() if file[2] not in self._own)
+        size = sum(size for _, size, _ in files)
+        for _, of_file, path in files:
+            if size <= self.room.most_bytes - self.room.held:
+                return
+            size -= of_file
             with suppress(OSError):
                 path.unlink()
                 path.parent.rmdir()  # unless it holds others
-                self._owners.pop(path.parent, None)
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
         """(last use, bytes, path) of each file."""
@@ -168,8 +142,8 @@ class Hosts:
 
     def __init__(self, bound: str, allowed: Iterable[str] = ()):
         self.allowed = {name.lower() for name in allowed}
-        own = socket.gethostname().lower()
-        self._names = {"localhost", bound.lower(), own, f"{own}.local"}
+        machine = socket.gethostname().lower()
+        self._names = {"localhost", bound.lower(), machine, f"{machine}.local"}
 
     def check(self, headers: Headers) -> None:
         """Raises Refused for a request to another name, or from another site's page."""
@@ -255,23 +229,19 @@ class Guard:
             except RequestError as error:
                 raise Refused(503, str(error)) from None
         elif scope["method"] == "POST":
-            await self.app(scope, await self._checked(receive), send)
+            await self.app(scope, await self._checked(scope, receive), send)
         else:
             await self.app(scope, receive, send)
 
     async def _upload(self, scope: Scope, receive: Receive, send: Send, size: int) -> None:
-        """Take an upload, if there is room for all that arrive just now, and remember whose it is."""
-        answer, status = b"", 0
+        """Take an upload, if there is room for all that arrive just now."""
+        failed = False
 
         async def heard(message: Message) -> None:
-            nonlocal answer, status
-            status = message.get("status", status)
-            if status == 500:  # there is more to say of what is raised after it
-                return
-            answer += message.get("body", b"")
-            if message["type"] == "http.response.body" and not message.get("more_body") and status == 200:
-                self.uploads.uploaded(json.loads(answer), (scope.get("client") or ("", 0))[0])
-            await send(message)
+            nonlocal failed
+            failed = failed or message.get("status") == 500  # there is more to say of what is raised after it
+            if not failed:
+                await send(message)
 
         headers = [header for header in scope["headers"] if header[0] != b"accept-encoding"]
         try:
@@ -285,10 +255,10 @@ class Guard:
         finally:  # an upload that was broken off has left a file, too
             await run_in_threadpool(self.uploads.make_room)
 
-    async def _checked(self, receive: Receive) -> Receive:
+    async def _checked(self, scope: Scope, receive: Receive) -> Receive:
         """`receive` for a body that was read and looked through. Raises Refused where it is no JSON, or names
         a file that nobody uploaded."""
-        body = await read_body(receive, MAX_BODY)
+        body = await read_body(Request(scope, receive), MAX_BODY)
         try:
             value = json.loads(body) if body else None
         except (ValueError, RecursionError):

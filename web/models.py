@@ -33,7 +33,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 def model_ids(names: Sequence[str]) -> dict[str, str]:
     """What clients call each model: a repository by its id, a folder by its last name unless two share it."""
     short = [Path(name).resolve().name if Path(name).is_dir() else name for name in names]
-    return {own if short.count(own) == 1 else name: name for own, name in zip(short, names, strict=True)}
+    unique = (called if short.count(called) == 1 else name for called, name in zip(short, names))
+    return dict(zip(unique, names, strict=True))
 
 
 class Models:
@@ -78,7 +79,7 @@ class Models:
 
     def shown(self, name: str) -> str:
         """What visitors call the model of that name."""
-        return next((own for own, known in self.ids.items() if known == name), name)
+        return next((shown for shown, known in self.ids.items() if known == name), name)
 
     def held(self, name: str) -> Checkpoint | None:
         """The model of that name if it is open."""

@@ -338,9 +338,9 @@ def _stats(stats: dict[str, Any]) -> str:
         rows["tokens reused"] = f"{stats['reused_tokens']:,} of {stats['prompt_tokens']:,}"
         tokens = sum(map(len, stats["token_ids"]))
         seed = f", seed {stats['seed']}" if stats["sampled"] else ""
-        sure = "".join(f", confidence {one:.1%}" for one in stats["confidences"])
+        confidence = "".join(f", confidence {one:.1%}" for one in stats["confidences"])
         machine = f"{stats['dtype']} on {stats['device']}, {stats['decode_step']}"
-        below = f"{tokens:,} new tokens{sure}, {machine}{seed}"
+        below = f"{tokens:,} new tokens{confidence}, {machine}{seed}"
     if not rows:
         return ""
     cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in rows.items())

@@ -15,7 +15,7 @@ from typing import Any
 
 import gradio as gr
 
-from web.service import Service, Visitor, user_message
+from web.service import Service, Visitor, told
 
 QUESTION = "What is in the picture?"  # about an image of one's own, until there is another
 _ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -74,7 +74,7 @@ def add_images(service: Service, box: gr.MultimodalTextbox, model: gr.Dropdown, 
             try:
                 taken.append(await asyncio.to_thread(service.take_in, file))
             except Exception as error:  # the others go on
-                wrong.append(user_message(error))
+                wrong.append(told(error))
         count = len(taken) + len(message.get("files") or ())
         if wrong:
             return taken, notice(". ".join(wrong), True)

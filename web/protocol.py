@@ -1,10 +1,9 @@
-"""OpenAI's protocol: a body becomes a request that is checked, pieces of answers become JSON.
+"""OpenAI's protocol: a body becomes a request that is checked.
 
-    asked, headers = read_request(body, 4096)                  # raises ApiError
+    asked, headers = read_request(body, 4096)                  # raises Refused
     options = asked.options(4096, 8)
-    chunk(head, index, {"content": " blue"})                   # one event of a stream
 
-Whatever is refused is an `ApiError`, which is one JSON object: what was wrong, in which field.
+Whatever is refused is a `Refused`: what was wrong, in which field.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field as Field_
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -32,6 +31,7 @@ from generation.options import MAX_SEED, GenerationOptions, SamplingParams
 from inference.errors import RequestError
 from inference.grammar import response_grammar
 from messages import did_you_mean, one_line, printable
+from web.errors import Refused
 
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
 MOST_VALUES = 50_000  # of a body: looking at them holds everybody up
@@ -68,27 +68,6 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "seed": {"ge": -(2**63), "le": 2**63 - 1},
 }  # fmt: skip
 OURS = frozenset(("boxes", "points", "malformed"))  # of an answer that a client sends back
-
-
-class ApiError(Exception):
-    """A refusal in OpenAI's form. `param` is the field, `code` names the kind for programs."""
-
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None,
-                 retry_after: float | None = None):  # fmt: skip
-        super().__init__(printable(message))
-        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
-
-    @property
-    def body(self) -> dict[str, Any]:
-        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
-
-    @property
-    def headers(self) -> dict[str, str]:
-        if self.status == 401:
-            return {"www-authenticate": "Bearer"}
-        return {} if self.retry_after is None else {"retry-after": str(max(1, round(self.retry_after)))}
 
 
 # --------------------------------------------------------------------------------------------- what is asked
@@ -137,7 +116,7 @@ class ChatMessage(Strict):
     def _without_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {name: own for name, own in value.items() if own is not None and name not in OURS}
+        return {name: field for name, field in value.items() if field is not None and name not in OURS}
 
     @model_validator(mode="after")
     def _has_content(self) -> ChatMessage:
@@ -225,13 +204,13 @@ class ChatRequest(Sampled, Strict):
 
     @property
     def grammar(self) -> str | None:
-        """What the answers are held to. Raises ApiError."""
+        """What the answers are held to. Raises Refused."""
         if self.response_format is None:
             return None
         try:
             return response_grammar(self.response_format.model_dump(by_alias=True))
         except RequestError as error:
-            raise ApiError(400, one_line(error), "response_format", "invalid_value") from None
+            raise Refused(400, one_line(error), "response_format", "invalid_value") from None
 
     @property
     def most_tokens(self) -> int | None:
@@ -239,56 +218,56 @@ class ChatRequest(Sampled, Strict):
         return self.max_completion_tokens or self.max_tokens
 
     def options(self, most_tokens: int, most_answers: int) -> GenerationOptions:
-        """How the answers are made, of so many tokens at most. Raises ApiError for too many answers."""
+        """How the answers are made, of so many tokens at most. Raises Refused for too many answers."""
         if self.n > most_answers:
-            raise ApiError(400, f"n: expected at most {most_answers}, got {self.n}", "n")
-        own = {field.name: getattr(self, field.name) for field in fields(SamplingParams)}
-        own["top_k"] = max(0, self.top_k)
-        own["seed"] = secrets.randbelow(2**31) if self.seed is None else self.seed % MAX_SEED
+            raise Refused(400, f"n: expected at most {most_answers}, got {self.n}", "n")
+        sampling = {field.name: getattr(self, field.name) for field in fields(SamplingParams)}
+        sampling["top_k"] = max(0, self.top_k)
+        sampling["seed"] = secrets.randbelow(2**31) if self.seed is None else self.seed % MAX_SEED
         most = min(self.most_tokens or DEFAULT_MAX_TOKENS, most_tokens)
-        return GenerationOptions(max_new_tokens=most, num_return_sequences=self.n, **own)
+        return GenerationOptions(max_new_tokens=most, num_return_sequences=self.n, **sampling)
 
 
 def read_request(body: bytes, most_tokens: int, strict: bool = False) -> tuple[ChatRequest, dict[str, str]]:
     """(the request of a body, headers of its response that say what of it is ignored or made less).
 
-    `strict` refuses that instead. Raises ApiError, which quotes nothing but the names of fields.
+    `strict` refuses that instead. Raises Refused, which quotes nothing but the names of fields.
     """
     if body.count(b",") > MOST_VALUES:  # there is one between any two
-        raise ApiError(400, f"expected at most {MOST_VALUES:,} values in the body, got more")
+        raise Refused(400, f"expected at most {MOST_VALUES:,} values in the body, got more")
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError:  # nested too deep, as well
-        raise ApiError(400, "expected JSON in the body, got something else", code="invalid_json") from None
+        raise Refused(400, "expected JSON in the body, got something else", code="invalid_json") from None
     if not isinstance(value, dict):
-        raise ApiError(400, f"expected a JSON object, got {_kind(value)}", code="invalid_type")
-    asked = {name: own for name, own in value.items() if own is not None}
+        raise Refused(400, f"expected a JSON object, got {_kind(value)}", code="invalid_type")
+    asked = {name: field for name, field in value.items() if field is not None}
     ignored = [name for name in asked if _asks_nothing(name, asked, strict)]
     if asked.get("stream_options") is not None and not asked.get("stream"):
         ignored.append("stream_options")
     try:
-        given = {name: own for name, own in asked.items() if name not in ignored}
+        given = {name: field for name, field in asked.items() if name not in ignored}
         request = ChatRequest.model_validate(given, extra="forbid" if strict else "allow")
     except ValidationError as error:
         raise _refusal(error) from None
     more = list(_unknown(request))
     if (name := next((name for name in more if name.rpartition(".")[2] in NEVER), None)) is not None:
-        raise ApiError(400, f"{name}: not supported by this server; remove it", name, "unsupported_parameter")
+        raise Refused(400, f"{name}: not supported by this server; remove it", name, "unsupported_parameter")
     for name in request.model_extra or ():  # a mistyped field does not go unnoticed
         if hint := did_you_mean(name, ChatRequest.model_fields, SLIP):
-            raise ApiError(400, f"unknown field {name!r}{hint}", name, "unknown_parameter")
+            raise Refused(400, f"unknown field {name!r}{hint}", name, "unknown_parameter")
     if strict and "stream_options" in ignored:
-        raise ApiError(400, "stream_options: expected with stream only", "stream_options", "invalid_value")
+        raise Refused(400, "stream_options: expected with stream only", "stream_options", "invalid_value")
     headers = {"x-ocelli-ignored": _listed([*ignored, *more])} if ignored or more else {}
     if (tokens := request.most_tokens) is not None and tokens > most_tokens:
         if strict:
-            raise ApiError(400, f"max_tokens: expected at most {most_tokens}, got {tokens}", "max_tokens")
+            raise Refused(400, f"max_tokens: expected at most {most_tokens}, got {tokens}", "max_tokens")
         headers["x-ocelli-clipped"] = f"max_tokens={most_tokens}"
     return request, headers
 
 
 def _asks_nothing(name: str, asked: Mapping[str, Any], strict: bool) -> bool:
-    """Whether a field is known to change no answer. Raises ApiError where it asks for what is not here."""
+    """Whether a field is known to change no answer. Raises Refused where it asks for what is not here."""
     if name in HARMLESS or (name in HINTS and not strict):
         return True
     known = NEUTRAL if strict else NEUTRAL | OTHERS
@@ -300,7 +279,7 @@ def _asks_nothing(name: str, asked: Mapping[str, Any], strict: bool) -> bool:
     message = f"{name}: not supported by this server; remove it"
     if name.startswith(("guided_", "structured_")) or name in ("format", "grammar", "json_schema"):
         message = f"{name}: expected response_format with type 'json_schema' for an answer of a form"
-    raise ApiError(400, message, name, "unsupported_parameter")
+    raise Refused(400, message, name, "unsupported_parameter")
 
 
 def _unknown(part: BaseModel, place: str = "") -> Iterator[str]:
@@ -321,7 +300,7 @@ def _listed(names: Sequence[str]) -> str:
     return shown + (", ..." if len(names) > 20 else "")
 
 
-def _refusal(error: ValidationError) -> ApiError:
+def _refusal(error: ValidationError) -> Refused:
     """The first thing that pydantic found, in a sentence."""
     first = error.errors(include_url=False, include_input=False, include_context=True)[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
@@ -329,66 +308,15 @@ def _refusal(error: ValidationError) -> ApiError:
     if kind == "extra_forbidden":
         name = printable(first["loc"][-1], 100)
         hint = did_you_mean(name, ChatRequest.model_fields) if len(first["loc"]) == 1 else ""
-        return ApiError(400, f"unknown field {param!r}{hint}", param, "unknown_parameter")
+        return Refused(400, f"unknown field {param!r}{hint}", param, "unknown_parameter")
     if kind == "missing":
-        return ApiError(400, f"{param}: expected this field, found none", param, "missing_required_parameter")
+        return Refused(400, f"{param}: expected this field, found none", param, "missing_required_parameter")
     said = first["msg"].removeprefix("Value error, ")
     if param is None and said.split(":")[0] in ChatRequest.model_fields:
-        return ApiError(400, said, said.split(":")[0], "invalid_value")
-    return ApiError(400, f"{param}: {said[0].lower()}{said[1:]}" if param else said, param, "invalid_value")
+        return Refused(400, said, said.split(":")[0], "invalid_value")
+    return Refused(400, f"{param}: {said[0].lower()}{said[1:]}" if param else said, param, "invalid_value")
 
 
 def _kind(value: Any) -> str:
     names = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
-
-
-# ------------------------------------------------------------------------------------------- what is answered
-@dataclass(frozen=True)
-class Head:
-    """What all objects of one answer begin with; `created` is in seconds since 1970."""
-
-    id: str
-    created: int
-    model: str
-
-    def of(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-
-def usage(prompt: int, cached: int, completion: int) -> dict[str, Any]:
-    """The positions of a prompt with its images, how many of them were kept from before, and new tokens."""
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
-
-
-def chunk(
-    head: Head, index: int, delta: Mapping[str, Any], logprobs: Any = None, finish: str | None = None
-) -> dict[str, Any]:
-    """One event of a stream."""
-    choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-    return head.of("chat.completion.chunk") | {"choices": [choice]}
-
-
-def completion(
-    head: Head,
-    messages: Sequence[Mapping[str, Any]],
-    finish: Sequence[str],
-    logprobs: Sequence[Any],
-    used: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The whole answer of a request that was not streamed; `messages` are without what they all have."""
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", **message, "refusal": None},
-            "logprobs": own,
-            "finish_reason": reason,
-        }
-        for index, (message, reason, own) in enumerate(zip(messages, finish, logprobs, strict=True))
-    ]
-    return head.of("chat.completion") | {"choices": choices, "usage": used}

@@ -19,9 +19,8 @@ import re
 import secrets
 import threading
 import time
-import traceback
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,20 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from torch import OutOfMemoryError
 
 from data.errors import ImageError, PromptError
 from data.images import ImageLimits, Visual, load_image
-from data.processor import EncodedConversation
 from generation.kv_cache import bytes_per_position
-from generation.options import CacheMemoryError, GenerationOptions
+from generation.options import GenerationOptions
 from inference.checkpoint import Checkpoint, PixelText, RequestError, spoken_form, too_many_images
 from inference.conversation import NextTurn, Turn, encode_short, next_turn
-from inference.errors import user_errors
-from messages import one_line
 from models.checkpoints.hub import Origin
-from web.engine import DRAFT, Engine, EngineLimits, EngineRequest, Interrupted, Piece, Ticket
-from web.guard import FOR_PROGRAMS
+from web.engine import DRAFT, Engine, EngineLimits, EngineRequest, Piece, Prepared, Ticket
+from web.errors import log_fault, refusal
 from web.pictures import original_size, take_in
 
 REDRAW = 0.1  # an answer is shown anew at most this often
@@ -163,6 +158,38 @@ class Exchange:
         if piece.text:
             self.stats.setdefault("drafted_words" if piece.answer == DRAFT else "first_words", seconds)
 
+    def settle(
+        self, asked: NextTurn, checkpoint: Checkpoint, ids: list[list[int]], ticket: Ticket, stopped: bool
+    ) -> None:
+        """Describe the answers, which have these ids."""
+        result = asked.result(checkpoint, ids, stopped)
+        per_position, positions = bytes_per_position(checkpoint.model.language_model), result["prompt_tokens"]
+        after_first = sum(len(answer) - 1 for answer in ids)
+        self.turn = replace(asked.answered(result), images=())
+        self.origin, self.stop_reasons = checkpoint.model.origin, result["stop_reasons"]
+        self.stats |= {
+            **result,
+            "reused_tokens": ticket.cached_tokens,
+            "confidences": [one for one in ticket.confidences if one is not None],
+            "decode_tokens_per_second": after_first / seconds if (seconds := ticket.decode_seconds) else None,
+            "kv_cache_bytes": per_position * sum(positions + len(answer) for answer in ids),
+            "sampled": not asked.options.greedy,
+            "seed": asked.options.seed,
+            **checkpoint.settings,
+        }
+
+
+def turns_before(log: Sequence[Exchange], checkpoint: Checkpoint) -> list[Turn]:
+    """The turns of the conversation that the last exchange belongs to."""
+    turns: list[Turn] = []
+    for exchange in reversed(log):
+        if exchange.turn is None or exchange.origin != checkpoint.model.origin:
+            break
+        turns.insert(0, exchange.turn)
+        if exchange.turn.alone:
+            break
+    return turns
+
 
 @dataclass(frozen=True)
 class View:
@@ -207,73 +234,6 @@ class Visitor:
         self.cancelled, self.cancels = True, self.cancels + 1
         if self.ticket is not None:
             self.ticket.cancel()
-
-
-class Question:
-    """The prompt of an exchange, made in a worker thread.
-
-    Args:
-        log: the exchanges before it, if they are to stand before it in the prompt.
-
-    asked, checkpoint: known once the prompt is made.
-    """
-
-    def __init__(
-        self, service: Service, exchange: Exchange, log: tuple[Exchange, ...], options: GenerationOptions
-    ):
-        self._service, self._request, self._log, self._options = service, exchange.request, log, options
-        self._exchange = exchange
-        self.asked: NextTurn | None = None
-        self.checkpoint: Checkpoint | None = None
-
-    def prompt(self, checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:
-        images, before = self._images(checkpoint), self._before(checkpoint)
-        if before:
-            before[0], images = replace(before[0], images=images), ()
-        asked = next_turn(checkpoint, None, before, images, self._request.question, self._options)
-        self.asked, self.checkpoint = asked.without_tiles(), checkpoint
-        said = checkpoint.model.generation_config  # not the checkpoint, which would outlive its closing
-        self._exchange.size = asked.row.image_size
-        self._exchange.pixels = partial(PixelText, said, asked.row.image_size)
-        return asked.row, asked.options
-
-    def short(self, checkpoint: Checkpoint) -> EncodedConversation | None:
-        """The prompt of a draft."""
-        return encode_short(checkpoint, None, (), self._images(checkpoint), self._request.question)
-
-    def _images(self, checkpoint: Checkpoint) -> tuple[Visual, ...]:
-        return tuple(self._service.tiled(checkpoint, image) for image in self._request.images)
-
-    def _before(self, checkpoint: Checkpoint) -> list[Turn]:
-        """The turns of the conversation that the last exchange belongs to."""
-        turns: list[Turn] = []
-        for exchange in reversed(self._log):
-            if exchange.turn is None or exchange.origin != checkpoint.model.origin:
-                break
-            turns.insert(0, exchange.turn)
-            if exchange.turn.alone:
-                break
-        return turns
-
-    def settle(self, exchange: Exchange, ids: list[list[int]], ticket: Ticket, stopped: bool) -> None:
-        """Describe the answers with these ids."""
-        asked, checkpoint = self.asked, self.checkpoint
-        assert asked is not None and checkpoint is not None, "what was answered was asked"
-        result = asked.result(checkpoint, ids, stopped)
-        per_position, positions = bytes_per_position(checkpoint.model.language_model), result["prompt_tokens"]
-        after_first = sum(len(own) - 1 for own in ids)
-        exchange.turn = replace(asked.answered(result), images=())
-        exchange.origin, exchange.stop_reasons = checkpoint.model.origin, result["stop_reasons"]
-        exchange.stats |= {
-            **result,
-            "reused_tokens": ticket.cached_tokens,
-            "confidences": [one for one in ticket.confidences if one is not None],
-            "decode_tokens_per_second": after_first / seconds if (seconds := ticket.decode_seconds) else None,
-            "kv_cache_bytes": per_position * sum(positions + len(own) for own in ids),
-            "sampled": not asked.options.greedy,
-            "seed": asked.options.seed,
-            **checkpoint.settings,
-        }
 
 
 class Service:
@@ -381,7 +341,7 @@ class Service:
                     async for view in views:
                         yield view
             except Exception as error:  # the service goes on in any case
-                yield View(visitor.log, user_message(error), failed=True, returned=request)
+                yield View(visitor.log, told(error), failed=True, returned=request)
             finally:
                 visitor.request = None
 
@@ -390,11 +350,26 @@ class Service:
     ) -> AsyncGenerator[View, None]:
         """The question and its answers as they grow. An answer without a word does not stay."""
         request, ids = exchange.request, [list[int]() for _ in exchange.answers]
-        before = tuple(visitor.log) if request.remember and not exchange.images else ()
-        question = Question(self, exchange, before, options)
-        drafted = question.short if request.draft and request.answers == 1 and exchange.images else None
+        log = tuple(visitor.log) if request.remember and not exchange.images else ()
+        made: list[tuple[NextTurn, Checkpoint]] = []
+
+        drafted = request.draft and request.answers == 1 and exchange.images
+
+        def prepare(checkpoint: Checkpoint) -> Prepared:
+            images = tuple(self.tiled(checkpoint, image) for image in request.images)
+            turns, shown = turns_before(log, checkpoint), images
+            if turns:
+                turns[0], shown = replace(turns[0], images=images), ()
+            asked = next_turn(checkpoint, None, turns, shown, request.question, options)
+            made.append((asked.without_tiles(), checkpoint))
+            exchange.size = size = asked.row.image_size
+            # With the config alone: the checkpoint would outlive its closing.
+            exchange.pixels = partial(PixelText, checkpoint.model.generation_config, size)
+            short = encode_short(checkpoint, None, (), images, request.question) if drafted else None
+            return Prepared(asked.row, asked.options, short)
+
         ticket = self.engine.submit(
-            EngineRequest(request.model, question.prompt, options, client=visitor.client, draft=drafted)
+            EngineRequest(request.model, prepare, request.answers, client=visitor.client)
         )
         visitor.log.append(exchange)
         del visitor.log[: -self.limits.max_turns]
@@ -411,7 +386,7 @@ class Service:
             raise
         finally:
             if kept := all(ids):
-                question.settle(exchange, ids, ticket, visitor.cancelled or "" in ticket.finish_reasons)
+                exchange.settle(*made[0], ids, ticket, visitor.cancelled or "" in ticket.finish_reasons)
             elif exchange in visitor.log:
                 visitor.log.remove(exchange)
         # What a guest says about several images is known from now on.
@@ -513,13 +488,9 @@ def queue_notice(place: int) -> str:
     return f"Many are asking just now: you are number {place} in the queue." if place else ""
 
 
-def user_message(error: Exception) -> str:
-    """An error in one sentence. Visitors do not read about our own faults, whose traceback goes to the
-    terminal, nor about limits that only a program can change."""
-    if isinstance(error, OutOfMemoryError | MemoryError | CacheMemoryError):
-        return "There is not enough memory: ask for fewer or shorter answers, or use smaller images."
-    if isinstance(error, OSError) or not isinstance(error, user_errors()):
-        if not isinstance(error, Interrupted):  # the engine has printed the reason
-            traceback.print_exception(error)
-        return "Something went wrong on the server. Other visitors are not affected; please ask again."
-    return FOR_PROGRAMS.sub("", one_line(error))
+def told(error: Exception) -> str:
+    """A visitor's sentence on an error. Where it is our own fault, its place goes to the log."""
+    refused = refusal(error, about_models=True)
+    if refused.status == 500:
+        log_fault(error)
+    return str(refused)
