@@ -50,13 +50,13 @@ from models.checkpoints.save import (
     model_card,
     write_checkpoint,
     write_json,
+    written,
 )
 from models.checkpoints.weights import (
     FLOATS,
     digest_of,
     export_tensors,
     read_header,
-    rename,
     stored_entries,
     write_file,
 )
@@ -259,7 +259,7 @@ def _as_nanovlm(folder: Path, was: dict[str, Any], config: VLMConfig, log: Log) 
 def _card(model: Any, source: str, repo_id: str, changes: list[str], with_processor: bool) -> str:
     """The original's card where the result is the same model in the same layout, else a new one."""
     same = not any("adapter" in change for change in changes)
-    same = same and idefics3.recognises(read_json(model.origin.folder / "config.json"))
+    same = same and not nanovlm.recognises(read_json(model.origin.folder / "config.json"))
     if same and (kept := card_of_origin(model)) is not None:
         return kept
     from_hub = model.origin.commit is not None
@@ -341,10 +341,10 @@ def merge_adapter(model: Any, base: Path, adapter: Path, probe: Probe) -> tuple[
 
     theirs = _open_in_transformers(base, adapted)
     reference = probe.theirs(theirs, model.config)
-    ours = {stored: name for name, stored in idefics3.NAMES.items()}
-    weights, changed = dict(model.named_parameters()), 0
+    _, place = written(model.config)
+    weights, changed = {place(name).name: weight for name, weight in model.named_parameters()}, 0
     for name, parameter in theirs.merge_and_unload().named_parameters():
-        weight = weights[rename(name, ours)]
+        weight = weights[name]
         changed += not torch.equal(weight.float(), parameter)
         weight.copy_(parameter)
     return changed, reference

@@ -91,7 +91,7 @@ def test_an_image_and_no_text(model_folder):
     """The model answers to its tiles alone; a question without text is refused before."""
     checkpoint = open_checkpoint(model_folder, device="cpu")
     model, processor = checkpoint.model, checkpoint.processor
-    tiles = processor.cut(draw_image(32, 32)).tiles[-1:]
+    tiles = processor.cut(draw_image(32, 32)).parts[-1:]
     ids = torch.full((1, FAMILIES[model.config.family].positions(model.config)), model.config.image_token_id)
     assert model.generate(ids, tiles, max_new_tokens=2, stop_token_ids=()).shape == (1, 2)
     options = GenerationOptions(max_new_tokens=1)
