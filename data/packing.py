@@ -28,10 +28,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
-from data.images import cut_image, describe, load_image, measure, plan_image
+from data.images import describe, load_image, measure
 from data.processor import Processor
 from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
-from data.tiles import Parts, Visual
+from data.tiles import Parts, Visual, cut_image, plan_image
 
 IGNORE_INDEX = -100  # label of a position that carries no loss
 PADDING = -1  # segment id of positions that hold nothing

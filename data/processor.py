@@ -34,8 +34,8 @@ from data.chat import (
     read_image_order,
 )
 from data.errors import ImageError, ProcessorError, PromptError
-from data.images import ImageLimits, Images, cut_image, describe, load_image
-from data.tiles import Parts, Visual
+from data.images import ImageLimits, describe, load_image
+from data.tiles import Images, Parts, Visual, cut_image
 from data.tokenizer import (
     END,
     FAKE,

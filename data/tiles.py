@@ -16,14 +16,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
+from data.errors import ImageError, ProcessorError
+
+Cell: TypeAlias = tuple[int, int, int, int]  # top, left, bottom, right
 _AMPLE = 16  # times the tiles' bytes: so much shared memory must be free for them to go through it
 _AS_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # numpy has no bfloat16
 
@@ -200,3 +205,134 @@ def _free_shared_memory() -> float:
         return float("inf")
     space = os.statvfs("/dev/shm")
     return space.f_bavail * space.f_frsize
+
+
+# ------------------------------------------------------------- parts, as a stranger's settings cut images
+MOST_TILE_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
+MOST_TILE_TOKENS = 65_536  # per tile
+
+
+class Images(Protocol):
+    """How a family cuts images into parts, and writes them into a prompt."""
+
+    image_token: str  # what stands in a prompt once for each position of an image
+    string_content: bool  # the chat template takes a message's content as one string
+    add_special_tokens: bool  # let the tokenizer add its own (a BOS) around what the template wrote
+    flat: bool  # parts go to the model as (N, 3, M, M), not padded per row with a pixel mask
+    longest_side: int  # pixels of an image that it makes something of
+
+    def plan(self, width: int, height: int) -> Visual:
+        """What `cut` makes of an image of this size, with pixels on the meta device."""
+
+    def cut(self, image: Image.Image) -> Visual:
+        """An RGB image in its parts."""
+
+    def prompt(self, visual: Visual, index: int, count: int) -> str:
+        """What stands in a prompt for image `index` of `count`."""
+
+    def whole(self, visual: Visual) -> Visual | None:
+        """The image as if it were not cut, made of parts of this one; None where none shows all of it."""
+
+    def cells(self, visual: Visual) -> list[Cell]:
+        """What each part shows of the image: (top, left, bottom, right) in cells of its grid."""
+
+    def normalise_messages(self, messages: list[Any], label: str) -> list[Any]:
+        """Messages with their images where the family has them."""
+
+    def transformers(self, tokenizer: Any, chat_template: str) -> Any:
+        """transformers' processor, for saving; None where it has none for this family."""
+
+
+def check_tiles(side: Any, longest_side: Any, positions: Any) -> None:
+    """Refuse, with a ProcessorError, numbers that memory is asked for by and that no real checkpoint has."""
+    for what, got, most in (
+        ("pixels per tile side", side, MOST_TILE_SIDE),
+        ("pixels of an image's longest side", longest_side, MOST_TILE_SIDE),
+        ("image tokens per tile", positions, MOST_TILE_TOKENS),
+    ):
+        if isinstance(got, bool) or not isinstance(got, int) or not 1 <= got <= most:
+            raise ProcessorError(f"{what}: expected an integer from 1 to {most}, got {str(got)[:80]}")
+
+
+class TiledImages:
+    """What image rules of square tiles share: an image that is cut is a grid of tiles and, `with_whole`, all
+    of it as one more, the last or the first.
+
+    tile_size, tile_positions: of a tile, pixels along its side and positions in a prompt.
+    uncut: the grid of an image that is not cut.
+    """
+
+    string_content, add_special_tokens, flat = False, True, False
+    with_whole, whole_first, uncut = True, False, (1, 1)
+    tile_size: int
+    tile_positions: int
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of tiles."""
+        raise NotImplementedError
+
+    def plan(self, width: int, height: int) -> Visual:
+        rows, columns = grid = self.grid(width, height)
+        count = 1 if grid == self.uncut else rows * columns + self.with_whole
+        parts = Parts.planned(count, self.tile_size)
+        return Visual(parts, count * self.tile_positions, grid, (width, height))
+
+    def whole(self, visual: Visual) -> Visual | None:
+        if visual.grid == self.uncut or not self.with_whole:
+            return visual if visual.grid == self.uncut else None
+        shown = visual.parts[:1] if self.whole_first else visual.parts[-1:]
+        return replace(visual, parts=shown, positions=self.tile_positions, grid=self.uncut)
+
+    def cells(self, visual: Visual) -> list[Cell]:
+        if visual.grid == self.uncut:
+            return [(0, 0, 1, 1)]
+        rows, columns = visual.grid
+        tiles = [(row, col, row + 1, col + 1) for row in range(rows) for col in range(columns)]
+        whole = [(0, 0, rows, columns)] * self.with_whole
+        return [*whole, *tiles] if self.whole_first else [*tiles, *whole]
+
+    def normalise_messages(self, messages: list[Any], label: str) -> list[Any]:
+        """Images stay where the conversation has them."""
+        return messages
+
+
+def tiles_of(image: Image.Image, side: int) -> np.ndarray:
+    """An RGB image of whole tiles → (n, 3, side, side) uint8, row by row."""
+    grid = np.asarray(image).reshape(image.height // side, side, image.width // side, side, 3)
+    return np.ascontiguousarray(grid.transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side))
+
+
+def byte_values(settings: Mapping[str, Any]) -> torch.Tensor:
+    """What the 256 values of a byte become in each colour, (3, 256) float32: in transformers' precisions.
+    ValueError or TypeError where mean or deviation is neither a number nor three."""
+    values = np.arange(256, dtype=np.uint8)
+    scale = float(settings["rescale_factor"]) if settings["do_rescale"] else 1.0
+    rescaled = values.astype(np.float64) * scale
+    table = np.repeat(rescaled.astype(np.float32)[:, None], 3, axis=1)
+    if settings["do_normalize"]:
+        mean, std = (np.array(settings[name], np.float32) for name in ("image_mean", "image_std"))
+        if not {mean.shape, std.shape} <= {(), (3,)}:
+            raise ValueError("expected image_mean and image_std as a number or three")
+        with np.errstate(all="ignore"):
+            table = (table - mean) / std
+    if not np.isfinite(table).all():
+        raise ValueError("expected image_mean, image_std and rescale_factor to make finite pixels")
+    return torch.from_numpy(np.ascontiguousarray(table.T))
+
+
+def plan_image(images: Images, width: int, height: int, name: str, most: int) -> Visual:
+    """`Images.plan`; an ImageError for more than `most` parts."""
+    planned = images.plan(width, height)
+    if (count := len(planned.parts)) > most:
+        raise ImageError(
+            f"{name}: expected at most {most} tiles, got {count} of {width} x {height} "
+            "pixels; shrink the image or raise ImageLimits.max_tiles"
+        )
+    return planned
+
+
+def cut_image(images: Images, image: Image.Image, name: str, most: int) -> Visual:
+    """An RGB image in at most `most` parts, counted before they are made; see `plan_image`."""
+    planned, visual = plan_image(images, *image.size, name, most), images.cut(image)
+    assert (visual.parts.shape, visual.grid) == (planned.parts.shape, planned.grid), "plans are kept to"
+    return replace(visual, name=name)

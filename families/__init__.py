@@ -14,7 +14,7 @@ none by name:
     positions(config, height, width)
                                    what a part of an image takes in a prompt; without a size, of the tower's
     build(config)                  -> tower, projector, text: blocks of models/, chosen by the config's fields
-    open_images(folder, config)    -> image rule (`data.images.Images`), tokenizer, chat template
+    open_images(folder, config)    -> image rule (`data.tiles.Images`), tokenizer, chat template
     write(config, dtype)           -> config.json, or a CheckpointError that says why it cannot be saved
     PROCESSOR                      transformers' classes of a saved processor and of its images
 """

@@ -22,8 +22,7 @@ from torch import nn
 
 from data.chat import chat_template
 from data.errors import ProcessorError, PromptError
-from data.images import TiledImages, byte_values, check_tiles, tiles_of
-from data.tiles import Parts, Visual
+from data.tiles import Parts, TiledImages, Visual, byte_values, check_tiles, tiles_of
 from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer, check_files, open_tokenizer, read_object
 from families import text as shared
 from models.checkpoints.hub import CheckpointError

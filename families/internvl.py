@@ -25,8 +25,7 @@ from torch import nn
 
 from data.chat import chat_template
 from data.errors import ProcessorError, PromptError
-from data.images import TiledImages, byte_values, check_tiles, tiles_of
-from data.tiles import Parts, Visual
+from data.tiles import Parts, TiledImages, Visual, byte_values, check_tiles, tiles_of
 from data.tokenizer import AnyTokenizer, check_files, open_tokenizer, read_object
 from families.idefics3 import positions
 from families.text import (

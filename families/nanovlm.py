@@ -30,8 +30,7 @@ from PIL import Image
 
 from data.chat import CHATML_TEMPLATE, V01_IMAGE, V01_TEMPLATE, Message, tokenizer_template
 from data.errors import ProcessorError, PromptError
-from data.images import TiledImages, check_tiles, tiles_of
-from data.tiles import Parts, Visual
+from data.tiles import Parts, TiledImages, Visual, check_tiles, tiles_of
 from data.tokenizer import AnyTokenizer, check_files, folder_of, open_tokenizer
 from families import idefics3
 from families.text import checked, section

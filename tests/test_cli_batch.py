@@ -148,9 +148,9 @@ def test_an_image_is_opened_and_encoded_once_wherever_lines_stand(batch, questio
 
     monkeypatch.setattr("data.processor.load_image", noted)
 
-    def counted(self, pixels, mask=None):
+    def counted(self, pixels):
         tiles.append(len(pixels))
-        return encode(self, pixels, mask)
+        return encode(self, pixels)
 
     monkeypatch.setattr(VisionLanguageModel, "encode_images", counted)
     counts = []

@@ -30,7 +30,8 @@ from typing import Any
 from PIL import Image
 
 from data.errors import ImageError, PromptError
-from data.images import ImageLimits, Visual, load_image
+from data.images import ImageLimits, load_image
+from data.tiles import Visual
 from generation.kv_cache import bytes_per_position
 from generation.options import GenerationOptions
 from inference.checkpoint import Checkpoint, PixelText, RequestError, spoken_form, too_many_images

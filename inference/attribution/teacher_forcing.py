@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from data.images import Cell, load_image
-from data.tiles import Parts, Visual
+from data.images import load_image
+from data.tiles import Cell, Parts, Visual
 from inference.answer import TextStream, encode
 from inference.checkpoint import Checkpoint, RequestError
 from models.language_model import DecoderBlock, LanguageModel, rope_tables
