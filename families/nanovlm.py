@@ -192,7 +192,7 @@ class NanoVLMImages(TiledImages):
         self.tile_positions: int = config.get("mp_image_token_length", grid**2)
         extra = config.get("vlm_extra_tokens") or {}
         self.in_front = not extra  # v0.1
-        self.image_token: str = extra.get("image_token") if extra else V01_IMAGE
+        self.image_token: Any = extra.get("image_token") if extra else V01_IMAGE
         self.global_token: str | None = extra.get("global_image_token")
         self.with_whole = self.global_token is not None
         self.max_side: int | None = config.get("max_img_size")
