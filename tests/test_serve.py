@@ -946,6 +946,10 @@ def test_a_request_has_its_time(tmp_path):
     folder = never_stopping(tmp_path / "model")
     with running(SlowModels([str(folder)], device="cpu"), seconds=1) as served:
         assert refused(served.ask(model="model", max_tokens=1000), 504)["code"] == "timeout"
+        with connect(served) as connection:  # its body counts
+            head = f"POST /{CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            connection.sendall(f"{head}Content-Length: 9\r\n\r\n{{".encode())
+            assert b" 504 " in connection.recv(2**16)
         with pytest.raises(openai.APIError, match="longer"):
             for _ in served.client().chat.completions.create(
                 **body(model="model", max_tokens=1000, stream=True)

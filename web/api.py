@@ -229,7 +229,8 @@ async def json_body(request: Request, api: Shared, record: Logged) -> AsyncItera
     if kind != "application/json":
         raise Refused(415, "expected a body of content-type application/json")
     with api.room.taken() as take:  # what is only announced takes none
-        body = await read_body(request, api.limits.max_body, take)
+        async with asyncio.timeout(api.limits.seconds):
+            body = await read_body(request, api.limits.max_body, take)
         record.read = True
         yield body
 
@@ -271,7 +272,6 @@ async def chat_completions(request: Request, api: Shared, record: Logged, body: 
     record.model = api.listed(asked.model)["id"]
     options = asked.options(bounds.max_new_tokens, bounds.slots)
     messages = await opened(api, asked, record)
-
     question = EngineRequest(
         api.names[asked.model],
         partial(prepare_messages, messages, options),
