@@ -88,7 +88,7 @@ BUDGETS = {
     "families": (1_155, 1_000),
     "generation": (4_260, 2_700),
     "generation/fast": (3_990, 4_300),
-    "tools": (812, 600),
+    "tools": (813, 600),
     "data": (5_860, 4_900),
     "inference": (5_045, 3_100),
     "web": (4_260, 3_000),

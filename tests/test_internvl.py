@@ -33,6 +33,7 @@ from tests.processors import draw_image
 from tests.prompts import loss_of
 from tests.rows import WORDS
 from tests.tiny import randomize
+from tools.convert import NANOVLM, convert
 
 BAR = 1e-4
 SIDE, PATCH, VOCAB = 28, 7, 352  # pixels of a tile and a patch; 2 x 2 positions a tile
@@ -258,6 +259,15 @@ def test_the_other_layout_is_the_same_model(both, tmp_path):
     assert torch.equal(other(**inputs).logits, ours(**expected).logits)
     saved = other.save_pretrained(tmp_path / "saved")
     assert InternVLForConditionalGeneration.from_pretrained(saved)(**inputs).logits.isfinite().all()
+
+
+def test_conversions(both, tmp_path):
+    _, folder, *_ = both
+    chat, hub = as_chat(folder, tmp_path / "chat"), tmp_path / "hub"
+    convert(str(chat), hub, dtype="bfloat16", log=lambda line: None)
+    assert VisionLanguageModel.from_pretrained(hub, dtype="stored").dtype == torch.bfloat16
+    with pytest.raises(CheckpointError):
+        convert(str(folder), tmp_path / "nanovlm", layout=NANOVLM)
 
 
 def test_names_of_modules_and_of_files(both, tmp_path):

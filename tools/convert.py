@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from data.errors import ProcessorError
 from data.processor import Processor
 from data.processor_conversion import as_idefics, as_it_was, as_nanovlm
-from families import FAMILIES, idefics3, nanovlm
+from families import FAMILIES, idefics3, internvl, nanovlm
 from families.text import section, text_family
 from messages import one_line
 from models.checkpoints.backbones import with_mean_rows
@@ -113,9 +113,12 @@ def convert(
     """
     check_replaceable(target, overwrite)
     files = locate(source, revision, check=choose_family)
-    from_nanovlm, to_hub = choose_family(files.config, source) is nanovlm, layout == HUB
+    family_of_source = choose_family(files.config, source)
+    from_nanovlm, to_hub = family_of_source is nanovlm, layout == HUB
     if from_nanovlm and not to_hub:
         raise CheckpointError(f"{source} is in nanoVLM's layout already: expected --to {HUB}")
+    if not to_hub and family_of_source is not idefics3:
+        raise CheckpointError(f"{source}: nanoVLM's layout has no place for its parts, expected --to {HUB}")
     if from_nanovlm and adapter is not None:
         raise CheckpointError(
             f"{source} is in nanoVLM's layout, and adapters name transformers' layers: convert it first, "
@@ -345,6 +348,7 @@ def merge_adapter(model: Any, base: Path, adapter: Path, probe: Probe) -> tuple[
     weights, changed = {place(name).name: weight for name, weight in model.named_parameters()}, 0
     for name, parameter in theirs.merge_and_unload().named_parameters():
         weight = weights[name]
+        parameter = parameter.view_as(weight)
         changed += not torch.equal(weight.float(), parameter)
         weight.copy_(parameter)
     return changed, reference
@@ -372,8 +376,6 @@ def check_nanovlm(config: VLMConfig) -> None:
         problem = f"nanoVLM's vision tower has the tanh GELU only, this one {vision.hidden_act}"
     elif vision.num_channels != 3:
         problem = f"nanoVLM's images have 3 channels, these {vision.num_channels}"
-    elif config.family not in (idefics3.NAME, nanovlm.NAME):
-        problem = f"nanoVLM's vision tower and projector are not those of {config.family}"
     if problem:
         raise CheckpointError(f"the model cannot be written in nanoVLM's layout: {problem}")
 
@@ -439,8 +441,8 @@ class Probe:
 
     @torch.no_grad()
     def theirs(self, model: Any, config: VLMConfig) -> Tensor:
-        pixels = 2 * self.pixels[None] - 1
-        return model(input_ids=self.input_ids(config), pixel_values=pixels).logits[0].float()
+        pixels = self.pixels if config.family == internvl.NAME else self.pixels[None]  # (B, n, 3, M, M)
+        return model(input_ids=self.input_ids(config), pixel_values=2 * pixels - 1).logits[0].float()
 
 
 def _open_in_transformers(folder: Path, then: Callable[[Any], Any] = lambda model: model) -> Any:
