@@ -296,10 +296,11 @@ class TiledImages:
         return messages
 
 
-def tiles_of(image: Image.Image, side: int) -> np.ndarray:
-    """An RGB image of whole tiles → (n, 3, side, side) uint8, row by row."""
+def tiles_of(image: Image.Image, side: int, values: Tensor) -> Parts:
+    """An RGB image of whole tiles → its tiles, row by row; for `values` see `Part`."""
     grid = np.asarray(image).reshape(image.height // side, side, image.width // side, side, 3)
-    return np.ascontiguousarray(grid.transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side))
+    pixels = np.ascontiguousarray(grid.transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side))
+    return Parts.of(torch.from_numpy(pixels), values)
 
 
 def byte_values(settings: Mapping[str, Any]) -> torch.Tensor:

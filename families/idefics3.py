@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from PIL import Image
 from torch import nn
 
@@ -191,10 +189,10 @@ class IdeficsImages(TiledImages):
         image = image.resize(_resized(*image.size, self.longest_side), self._resample)
         if self.splits:
             image = image.resize(self._cut_size(*image.size), self._resample)
-        pixels = tiles_of(image.resize((tile, tile), self._resample), tile)  # (n, 3, M, M)
+        parts = tiles_of(image.resize((tile, tile), self._resample), tile, self._values)
         if planned.grid != self.uncut:
-            pixels = np.concatenate((tiles_of(image, tile), pixels))
-        return replace(planned, parts=Parts.of(torch.from_numpy(pixels), self._values))
+            parts = Parts.cat((tiles_of(image, tile, self._values), parts))
+        return replace(planned, parts=parts)
 
     def prompt(self, visual: Visual, index: int, count: int) -> str:
         """A tag that the tokenizer does not have (in Idefics3-8B, `<global-img>` and all of `<row_r_col_c>`)

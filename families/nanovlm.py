@@ -120,21 +120,17 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
 def _image_token_id(config: Mapping, vocab_size: int) -> int:
     """The extra tokens take the ids after the base vocabulary, in the order of the config. v0.1 put features
     in front of the text: its placeholder is ours, and follows the vocabulary."""
-    extra_tokens = section(config, "vlm_extra_tokens")
-    if not extra_tokens:
+    extra = section(config, "vlm_extra_tokens")
+    if not extra:
         return vocab_size
-    if "image_token" not in extra_tokens:
+    if "image_token" not in extra:
         raise CheckpointError("config.json: vlm_extra_tokens has no image_token")
-    base, extra = config.get("lm_base_vocab_size"), config.get("extra_token_amount", len(extra_tokens))
-    if base is None:
-        base = _whole("lm_vocab_size", config.get("lm_vocab_size", 0)) - _whole("extra_token_amount", extra)
-    return _whole("lm_base_vocab_size", base) + list(extra_tokens).index("image_token")
-
-
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise CheckpointError(f"config.json: {name} must be a whole number, got {value!r}")
-    return value
+    base, amount = config.get("lm_base_vocab_size"), config.get("extra_token_amount", len(extra))
+    if base is None and type(amount) is int:
+        base = vocab_size - amount
+    if type(base) is not int:
+        raise CheckpointError(f"config.json: lm_base_vocab_size must be a whole number, got {base!r}")
+    return base + list(extra).index("image_token")
 
 
 def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
@@ -157,24 +153,19 @@ def _with_stored_theta(text: TextConfig, entries: Mapping[str, Entry]) -> TextCo
     """The config with the theta of the stored rotary frequencies, which override lm_re_base in nanoVLM."""
     if INV_FREQ not in entries or entries[INV_FREQ].dtype not in FLOATS:
         return text
-    stored = read_tensor(entries[INV_FREQ])
-    half = text.head_dim // 2
-    if tuple(stored.shape) != (half,):
-        raise CheckpointError(
-            f"tensor {INV_FREQ} has shape {list(stored.shape)}, expected [{half}] from config.json"
-        )
-    tolerance = 8 * torch.finfo(stored.dtype).eps
-    stored = stored.float()
-    usable = half > 1 and 0 < stored[-1] < math.inf
+    stored, half = read_tensor(entries[INV_FREQ]), text.head_dim // 2
+    tolerance, stored = 8 * torch.finfo(stored.dtype).eps, stored.float()
+    fits = tuple(stored.shape) == (half,)
+    usable = fits and half > 1 and 0 < stored[-1] < math.inf
     theta = math.exp(-math.log(stored[-1]) * half / (half - 1)) if usable else 0.0
-    for candidate in (text.rope_theta, float(round(theta)), theta):
+    for candidate in (text.rope_theta, float(round(theta)), theta) if fits else ():
         if 1e-38 < candidate < 1e38:
             found = replace(text, rope_theta=candidate)
             if torch.allclose(rope_frequencies(found), stored, rtol=tolerance, atol=0):
                 return found
     raise CheckpointError(
-        f"tensor {INV_FREQ} is no geometric series of rotary frequencies: expected theta^(-2i/d) for some "
-        f"theta, got {[round(value, 6) for value in stored[:3].tolist()]} …"
+        f"tensor {INV_FREQ} is no geometric series of rotary frequencies: expected {half} of theta^(-2i/d) "
+        f"for some theta, got shape {list(stored.shape)}, {stored.flatten()[:3].tolist()} …"
     )
 
 
@@ -185,22 +176,18 @@ class NanoVLMImages(TiledImages):
     string_content = flat = whole_first = True
 
     def __init__(self, config: Mapping, tokenizer: AnyTokenizer):
-        # Absent keys are what `read_config` takes them to be.
-        self.tile_size: int = config.get("vit_img_size", 224)
-        patch, factor = config.get("vit_patch_size", 16), config.get("mp_pixel_shuffle_factor", 2)
-        grid = self.tile_size // patch // factor
-        self.tile_positions: int = config.get("mp_image_token_length", grid**2)
-        extra = config.get("vlm_extra_tokens") or {}
+        known = read_config(config, {}, {})
+        self.tile_size: int = known.vision.image_size
+        self.tile_positions: int = config.get("mp_image_token_length", positions(known))
+        extra = section(config, "vlm_extra_tokens")
         self.in_front = not extra  # v0.1
-        self.image_token: Any = extra.get("image_token") if extra else V01_IMAGE
+        self.image_token: Any = extra.get("image_token", V01_IMAGE)
         self.global_token: str | None = extra.get("global_image_token")
         self.with_whole = self.global_token is not None
         self.max_side: int | None = config.get("max_img_size")
         self.longest_side: int = self.tile_size if self.max_side is None else self.max_side
         self.to_max_side = bool(config.get("resize_to_max_side_len", False))
         self.add_special_tokens = self.in_front  # as nanoVLM: a template's output is tokenized as it stands
-        if self.image_token is None:
-            raise PromptError("config.json: vlm_extra_tokens has no image_token")
         check_tiles(self.tile_size, self.longest_side, self.tile_positions)
         self._known = tokenizer.get_added_vocab()
 
@@ -209,24 +196,19 @@ class NanoVLMImages(TiledImages):
 
     def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
         """All images in front of the first user text, as in training. v0.1: one question about one image."""
-        images = [part for message in messages for part in message.parts if part[0] == "image"]
-        if self.in_front:
-            roles = [message.role for message in messages]
-            if roles not in (["user"], ["user", "assistant"]) or len(images) != 1:
-                raise PromptError(
-                    f"{label}: a nanoVLM v0.1 model takes one image and one question, got "
-                    f"{len(images)} images and messages from {', '.join(roles)}"
-                )
-        text = [
-            Message(message.role, tuple(part for part in message.parts if part[0] == "text"))
-            for message in messages
-        ]
+        roles = [message.role for message in messages]
+        images = [("image", one) for message in messages for one in message.images]
+        if self.in_front and (len(images) != 1 or roles not in (["user"], ["user", "assistant"])):
+            raise PromptError(
+                f"{label}: a nanoVLM v0.1 model takes one image and one question, got "
+                f"{len(images)} images and messages from {', '.join(roles)}"
+            )
+        texts = [[part for part in message.parts if part[0] == "text"] for message in messages]
         if images:
-            first = next((i for i, message in enumerate(text) if message.role == "user"), None)
-            if first is None:
+            if "user" not in roles:
                 raise PromptError(f"{label}: images need a user message to stand in front of")
-            text[first] = Message("user", (*images, *text[first].parts))
-        return text
+            texts[roles.index("user")][:0] = images
+        return [Message(role, tuple(parts)) for role, parts in zip(roles, texts)]
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         side, most = self.tile_size, self.max_side
@@ -244,7 +226,7 @@ class NanoVLMImages(TiledImages):
         rows, cols = planned.grid
         resample = Image.Resampling.BILINEAR if self.max_side is None else Image.Resampling.BICUBIC
         image = image.resize((side * cols, side * rows), resample)
-        tiles = Parts.of(torch.from_numpy(tiles_of(image, side)), _VALUES)
+        tiles = tiles_of(image, side, _VALUES)
         if len(planned.parts) > len(tiles):
             numbers = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()[None].float() / 255
             whole = F.interpolate(numbers, (side, side), mode="bilinear", antialias=True)
@@ -257,11 +239,10 @@ class NanoVLMImages(TiledImages):
             return tile
         if (rows, cols) != (1, 1) and f"<row_{rows}_col_{cols}>" not in self._known:
             raise PromptError(f"the image makes {rows} x {cols} tiles, more than the tokenizer has names for")
-        numbered = f"<image: {index}>" if count > 1 else ""
         cells = "".join(f"<row_{r}_col_{c}>{tile}" for r in range(1, rows + 1) for c in range(1, cols + 1))
-        if self.global_token is None:
-            return numbered + cells
-        return numbered + self.global_token + tile + ("" if (rows, cols) == (1, 1) else cells)
+        if self.global_token is not None:
+            cells = self.global_token + tile + ("" if (rows, cols) == (1, 1) else cells)
+        return (f"<image: {index}>" if count > 1 else "") + cells
 
 
 def resized_size(height: int, width: int, tile: int, max_side: int, to_max_side: bool) -> tuple[int, int]:

@@ -58,6 +58,11 @@ TEXT_FAMILIES = {
         _QWEN2 | {"head_dim": 128},
     ),
 }
+# Kinds of rotary scaling -> the fields of RopeScaling that they have.
+_SCALINGS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -79,15 +84,15 @@ def section(config: Mapping, name: str) -> dict:
     return value
 
 
-def vision_config(stored: Mapping, defaults: Mapping[str, Any]) -> VisionConfig:
-    """A SigLIP-shaped vision section: our field names are the Hub's."""
+def vision_config(stored: Mapping, defaults: Mapping[str, Any], **fixed) -> VisionConfig:
+    """A SigLIP-shaped vision section: our field names are the Hub's. `fixed` says how a tower is none."""
     values = dict(defaults)
     values |= {name: stored[name] for name in VISION_KEYS if stored.get(name) is not None}
     for name in ("image_size", "patch_size"):
         size = values.get(name)
         if isinstance(size, list) and size and size.count(size[0]) == len(size):
             values[name] = size[0]  # [s, s] is a square
-    return checked(VisionConfig, **values)
+    return checked(VisionConfig, **values, **fixed)
 
 
 def text_config(stored: Mapping, defaults: Mapping[str, Any]) -> TextConfig:
@@ -103,10 +108,8 @@ def text_config(stored: Mapping, defaults: Mapping[str, Any]) -> TextConfig:
     # What is null takes TextConfig's default: as many key heads as heads, for one.
     values = {name: value for name, value in {**family.defaults, **defaults}.items() if name not in stored}
     values |= {name: stored[name] for name in TEXT_KEYS if stored.get(name) is not None}
-    values = {name: value for name, value in values.items() if not name.startswith("rope_")}
-    values |= family.fixed
     rope = _read_rope(stored, values.get("max_position_embeddings", TextConfig.max_position_embeddings))
-    return checked(TextConfig, **values, **rope)
+    return checked(TextConfig, **{**values, **family.fixed, **rope})
 
 
 def _check_full_attention(stored: Mapping) -> None:
@@ -127,30 +130,22 @@ def _read_rope(stored: Mapping, max_positions: int) -> dict[str, Any]:
     over the one beside it. Llama-3 scaling without an original length takes the maximum length.
     """
     rope = section(stored, "rope_scaling") or section(stored, "rope_parameters")
-    theta = rope.get("rope_theta")
-    if theta is None:
-        theta = stored.get("rope_theta")
-    theta = TextConfig.rope_theta if theta is None else theta
+    thetas = rope.get("rope_theta"), stored.get("rope_theta"), TextConfig.rope_theta
+    theta = next(one for one in thetas if one is not None)
     rotary_share = rope.get("partial_rotary_factor", stored.get("partial_rotary_factor"))
     if rotary_share not in (None, 1, 1.0):
         raise CheckpointError(f"config.json: partial_rotary_factor must be 1, got {rotary_share!r}")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind in ("default", "dynamic"):  # which sets in beyond max_position_embeddings, where no prompt goes
         return {"rope_theta": theta, "rope_scaling": None}
-    names = ["factor"]
-    if kind == "llama3":
-        names += ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
-    elif kind != "linear":
-        raise CheckpointError(
-            f"config.json: rotary scaling {kind!r} is not supported, expected default, linear, llama3 or "
-            "dynamic"
-        )
-    values = {name: rope.get(name) for name in names}
-    if kind == "llama3" and values["original_max_position_embeddings"] is None:
-        values["original_max_position_embeddings"] = max_positions
-    missing = [name for name in names if values[name] is None]
-    if missing:
+    if (names := _SCALINGS.get(str(kind))) is None:
+        expected = f"expected default, dynamic, {' or '.join(_SCALINGS)}"
+        raise CheckpointError(f"config.json: rotary scaling {kind!r} is not supported, {expected}")
+    known: dict[str, Any] = {"original_max_position_embeddings": max_positions}
+    known |= {name: value for name, value in rope.items() if value is not None}
+    if missing := [name for name in names if name not in known]:
         raise CheckpointError(f"config.json: {kind} rotary scaling lacks {', '.join(missing)}")
+    values = {name: known[name] for name in names}
     return {"rope_theta": theta, "rope_scaling": checked(RopeScaling, rope_type=kind, **values)}
 
 
@@ -160,16 +155,10 @@ def token_ids(*values: Any, vocab_size: int) -> tuple[int, ...]:
     An id below 0 or beyond the vocabulary is as good as absent: -1 is how some configs say so, and others
     name ids of the tokenizer that they were made for.
     """
-    found: set[int] = set()
-    for value in values:
-        for item in value if isinstance(value, list) else [value]:
-            if item is None:
-                continue
-            if isinstance(item, bool) or not isinstance(item, int):
-                raise CheckpointError(f"config.json: a token id must be a whole number, got {item!r}")
-            if 0 <= item < vocab_size:
-                found.add(item)
-    return tuple(sorted(found))
+    given = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    if wrong := [one for one in given if type(one) not in (int, type(None))]:
+        raise CheckpointError(f"config.json: a token id must be a whole number, got {wrong[0]!r}")
+    return tuple(sorted({one for one in given if one is not None and 0 <= one < vocab_size}))
 
 
 def read_ids(config: Mapping, generation: Mapping, text: Mapping, vocab_size: int) -> dict[str, Any]:
@@ -253,9 +242,8 @@ def text_family(text: TextConfig) -> str | None:
 
 
 def _write_rope(text: TextConfig) -> dict:
-    theta, scaling = float(text.rope_theta), text.rope_scaling
-    values = None if scaling is None else asdict(scaling)
-    if scaling is not None and scaling.rope_type == "linear":
-        values = {"rope_type": "linear", "factor": scaling.factor}
-    parameters = {**(values or {"rope_type": "default"}), "rope_theta": theta}
-    return {"rope_parameters": parameters, "rope_theta": theta, "rope_scaling": values}
+    scaling, values = text.rope_scaling, None
+    if scaling is not None:
+        values = {name: getattr(scaling, name) for name in ("rope_type", *_SCALINGS[scaling.rope_type])}
+    theta = {"rope_theta": float(text.rope_theta)}
+    return {"rope_parameters": (values or {"rope_type": "default"}) | theta, "rope_scaling": values, **theta}
