@@ -111,8 +111,8 @@ def _as_transformers(config: Mapping) -> Mapping:
         return config
     vision, text = shared.section(config, "vision_config"), shared.section(config, "llm_config")
     plain = {"ps_version": "v2", "force_image_size": vision.get("image_size"), "use_thumbnail": True}
-    _expect({"ps_version": "v1", **config}, plain)
-    vision = {"norm_type": "rms_norm", "qk_normalization": True, **vision}
+    shared.expect({"ps_version": "v1", **config}, plain)
+    vision = {"norm_type": "rms_norm", "qk_normalization": True, **vision}  # its defaults
     vision |= {"attention_bias": vision.get("qkv_bias"), "use_qk_norm": vision["qk_normalization"]}
     known = _IMAGE_TOKEN_IDS.get(str(text.get("model_type")))
     return {
@@ -125,19 +125,13 @@ def _as_transformers(config: Mapping) -> Mapping:
     }
 
 
-def _expect(config: Mapping, plain: Mapping[str, Any]) -> None:
-    for name, value in plain.items():
-        if config.get(name) not in (None, value):
-            raise CheckpointError(f"config.json: expected {name} to be {value!r}, got {config[name]!r}")
-
-
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json of either layout and generation_config.json (or {}); `stored` tensors change nothing."""
     config = _as_transformers(config)
     seen, text = shared.section(config, "vision_config"), shared.section(config, "text_config")
-    _expect(config, _PLAIN)
+    shared.expect(config, _PLAIN)
     # In transformers the norms of queries and keys have this epsilon, whatever the others' is.
-    _expect(seen, _PLAIN_VISION | ({"layer_norm_eps": 1e-6} if seen.get("use_qk_norm") else {}))
+    shared.expect(seen, _PLAIN_VISION | ({"layer_norm_eps": 1e-6} if seen.get("use_qk_norm") else {}))
     vision = shared.vision_config(
         seen,
         _VISION,

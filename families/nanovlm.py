@@ -33,7 +33,7 @@ from data.errors import ProcessorError, PromptError
 from data.tiles import Parts, TiledImages, Visual, check_tiles, tiles_of
 from data.tokenizer import AnyTokenizer, check_files, folder_of, open_tokenizer
 from families import idefics3
-from families.text import checked, section
+from families.text import checked, expect, section
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import FLOATS, Entry, StoredTensor, StoredTensorOf, read_tensor, rename
 from models.config import TextConfig, VisionConfig, VLMConfig
@@ -99,9 +99,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
 
     Options that its published models never use are refused.
     """
-    for name, plain in (("vit_cls_flag", False), ("lm_attn_scaling", 1.0)):
-        if config.get(name, plain) != plain:
-            raise CheckpointError(f"config.json: {name} must be {plain}, got {config[name]!r}")
+    expect(config, {"vit_cls_flag": False, "lm_attn_scaling": 1.0})
     values: dict[str, dict] = {"vision": {}, "text": {}}
     for key, (part, field, default) in FIELDS.items():
         values[part][field] = config.get(key, default)

@@ -84,10 +84,16 @@ def section(config: Mapping, name: str) -> dict:
     return value
 
 
+def expect(config: Mapping, plain: Mapping[str, Any]) -> None:
+    """Refuse a config in which keys have other values than these, which would need code that is not here."""
+    for name, value in plain.items():
+        if config.get(name) not in (None, value):
+            raise CheckpointError(f"config.json: expected {name} to be {value!r}, got {config[name]!r}")
+
+
 def vision_config(stored: Mapping, defaults: Mapping[str, Any], **fixed) -> VisionConfig:
     """A SigLIP-shaped vision section: our field names are the Hub's. `fixed` says how a tower is none."""
-    values = dict(defaults)
-    values |= {name: stored[name] for name in VISION_KEYS if stored.get(name) is not None}
+    values = {**defaults, **{name: stored[name] for name in VISION_KEYS if stored.get(name) is not None}}
     for name in ("image_size", "patch_size"):
         size = values.get(name)
         if isinstance(size, list) and size and size.count(size[0]) == len(size):
@@ -102,25 +108,20 @@ def text_config(stored: Mapping, defaults: Mapping[str, Any]) -> TextConfig:
         raise CheckpointError(
             f"config.json: model_type of the text model: expected {', '.join(TEXT_FAMILIES)}, got {kind!r}"
         )
-    if kind != "llama":
-        _check_full_attention(stored)
+    kinds, windows = stored.get("layer_types"), stored.get("use_sliding_window")
+    if isinstance(kinds, list):  # as in transformers, it has the whole say
+        windows = any(one != "full_attention" for one in kinds)
+    if windows and kind != "llama":
+        raise CheckpointError(
+            "config.json: sliding-window attention (use_sliding_window, layer_types) is not supported, "
+            "expected full attention in every layer"
+        )
     family = TEXT_FAMILIES[kind]
     # What is null takes TextConfig's default: as many key heads as heads, for one.
     values = {name: value for name, value in {**family.defaults, **defaults}.items() if name not in stored}
     values |= {name: stored[name] for name in TEXT_KEYS if stored.get(name) is not None}
     rope = _read_rope(stored, values.get("max_position_embeddings", TextConfig.max_position_embeddings))
     return checked(TextConfig, **{**values, **family.fixed, **rope})
-
-
-def _check_full_attention(stored: Mapping) -> None:
-    kinds, windows = stored.get("layer_types"), bool(stored.get("use_sliding_window"))
-    if isinstance(kinds, list):  # as in transformers, it has the whole say
-        windows = any(kind != "full_attention" for kind in kinds)
-    if windows:
-        raise CheckpointError(
-            "config.json: sliding-window attention (use_sliding_window, layer_types) is not supported, "
-            "expected full attention in every layer"
-        )
 
 
 def _read_rope(stored: Mapping, max_positions: int) -> dict[str, Any]:
@@ -132,9 +133,7 @@ def _read_rope(stored: Mapping, max_positions: int) -> dict[str, Any]:
     rope = section(stored, "rope_scaling") or section(stored, "rope_parameters")
     thetas = rope.get("rope_theta"), stored.get("rope_theta"), TextConfig.rope_theta
     theta = next(one for one in thetas if one is not None)
-    rotary_share = rope.get("partial_rotary_factor", stored.get("partial_rotary_factor"))
-    if rotary_share not in (None, 1, 1.0):
-        raise CheckpointError(f"config.json: partial_rotary_factor must be 1, got {rotary_share!r}")
+    expect({**stored, **rope}, {"partial_rotary_factor": 1})
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind in ("default", "dynamic"):  # which sets in beyond max_position_embeddings, where no prompt goes
         return {"rope_theta": theta, "rope_scaling": None}
