@@ -9,7 +9,7 @@
     python train.py configs/nanovlm-460m.yaml --plan --plan-ranks 8    # parameters, memory, FLOPs, hours
     python train.py --help
 
-The output folder is a checkpoint in the Hub's Idefics3 layout. It also holds run.yaml (every setting),
+The output folder is a checkpoint in transformers' layout. It also holds run.yaml (every setting),
 metrics.jsonl and plot.svg, answers to held-out questions in samples/, the best model so far in best/, and the
 training state.
 """

@@ -5,8 +5,8 @@
     new_ids = model.generate(**inputs, max_new_tokens=32)
     print(processor.decode(new_ids[0]))
 
-One interface over two kinds of checkpoint: those with transformers' Idefics3 / SmolVLM processor, and
-nanoVLM's. What a person typed never becomes a special token (see `data/chat.py`).
+One interface over all families of checkpoints. What a person typed never becomes a special token (see
+`data/chat.py`).
 
 `stop_token_ids` are the tokens that end a turn. `model.generate` stops at those that the checkpoint's own
 files name; a nanoVLM checkpoint whose tokenizer is another repository names none, and needs
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,9 +51,6 @@ from data.tokenizer import (
 from families import FAMILIES, idefics3
 from messages import one_line
 from models.config import VLMConfig
-
-if TYPE_CHECKING:
-    from transformers import Idefics3Processor
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -153,8 +150,8 @@ class Processor:
             raise ProcessorError(f"{folder}: its processor cannot be opened ({said})") from error
 
     @cached_property
-    def hf_processor(self) -> Idefics3Processor | None:
-        """transformers' processor, for saving, made when first asked for; None for nanoVLM checkpoints."""
+    def hf_processor(self) -> Any:
+        """transformers' processor, for saving, made when first asked for; None where it has none."""
         tokenizer = self.tokenizer
         if isinstance(tokenizer, FolderTokenizer):
             tokenizer = tokenizer.transformers_tokenizer

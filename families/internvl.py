@@ -97,6 +97,7 @@ _DEFAULTS: dict[str, Any] = {
     "do_normalize": True, "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711], "min_patches": 1, "max_patches": 12,
 }  # fmt: skip
+_MOST_TILES = 400  # the time to list their grids grows with the square
 CHAT_PIXELS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 
@@ -111,7 +112,7 @@ def _as_transformers(config: Mapping) -> Mapping:
         return config
     vision, text = shared.section(config, "vision_config"), shared.section(config, "llm_config")
     plain = {"ps_version": "v2", "force_image_size": vision.get("image_size"), "use_thumbnail": True}
-    shared.expect({"ps_version": "v1", **config}, plain)
+    shared.expect({"ps_version": "v1", "use_thumbnail": False, **config}, plain)  # its defaults
     vision = {"norm_type": "rms_norm", "qk_normalization": True, **vision}  # its defaults
     vision |= {"attention_bias": vision.get("qkv_bias"), "use_qk_norm": vision["qk_normalization"]}
     known = _IMAGE_TOKEN_IDS.get(str(text.get("model_type")))
@@ -218,10 +219,14 @@ class InternVLImages(TiledImages):
         self.tile_size: int = self.settings["size"]["height"]
         self._resample = Image.Resampling(self.settings["resample"])
         self._values = byte_values(self.settings)
-        least, most = int(self.settings["min_patches"]), int(self.settings["max_patches"])
-        # An image is resized to at most so many pixels as a square of this side has.
-        self.longest_side = self.tile_size * math.isqrt(max(1, most) - 1) + self.tile_size
-        check_tiles(self.tile_size, self.longest_side, tile_positions)
+        least, most = self.settings["min_patches"], self.settings["max_patches"]
+        if type(least) is not int or type(most) is not int or not 1 <= least <= most <= _MOST_TILES:
+            raise ProcessorError(
+                f"preprocessor_config.json: expected 1 <= min_patches <= max_patches <= {_MOST_TILES}, "
+                f"got {least!r} and {most!r}"
+            )
+        check_tiles(self.tile_size, self.tile_size, tile_positions)
+        self.longest_side = self.tile_size * most  # an image of one row
         if self.settings["size"].get("width") != self.tile_size or not self.settings["do_resize"]:
             raise ProcessorError("preprocessor_config.json: expected a square size, and do_resize to be true")
         grids = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
@@ -275,10 +280,10 @@ def open_images(folder: Path, config: Mapping) -> tuple[InternVLImages, AnyToken
         raise PromptError(f"tokenizer: expected special tokens for images, {', '.join(absent)} are absent")
     known = read_config(config, {}, {})
     if config["model_type"] != NAME:
-        side, most = known.vision.image_size, config.get("max_dynamic_patch", 12)
+        side, most = known.vision.image_size, config.get("max_dynamic_patch", 6)
         settings: dict[str, Any] = CHAT_PIXELS | {"size": {"height": side, "width": side}}
         settings["min_patches"] = config.get("min_dynamic_patch", 1)
-        settings["max_patches"] = most if config.get("dynamic_image_size", True) else 1
+        settings["max_patches"] = most if config.get("dynamic_image_size", False) else 1
     else:
         stored = read_object(folder / "processor_config.json").get("image_processor")
         settings = stored or read_object(folder / "preprocessor_config.json")

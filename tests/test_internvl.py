@@ -234,6 +234,7 @@ def as_chat(folder: Path, target: Path) -> Path:
             "qk_normalization": vision["use_qk_norm"],
         },
         "force_image_size": SIDE,
+        "dynamic_image_size": True,
         "max_dynamic_patch": 12,
         "min_dynamic_patch": 1,
         "ps_version": "v2",
@@ -264,8 +265,13 @@ def test_the_other_layout_is_the_same_model(both, tmp_path):
 def test_conversions(both, tmp_path):
     _, folder, *_ = both
     chat, hub = as_chat(folder, tmp_path / "chat"), tmp_path / "hub"
+    (chat / "README.md").write_text("Call `model.chat(...)`, with trust_remote_code.")
     convert(str(chat), hub, dtype="bfloat16", log=lambda line: None)
     assert VisionLanguageModel.from_pretrained(hub, dtype="stored").dtype == torch.bfloat16
+    assert "trust_remote_code" not in (hub / "README.md").read_text()
+    assert Processor.from_pretrained(hub).images.settings  # read from config.json, there is no other file
+    with pytest.raises(CheckpointError):  # adapters name transformers' layers
+        convert(str(chat), tmp_path / "merged", adapter=folder, log=lambda line: None)
     with pytest.raises(CheckpointError):
         convert(str(folder), tmp_path / "nanovlm", layout=NANOVLM)
 
@@ -341,13 +347,20 @@ def test_published_shapes(size):
         {"vision_config": {"use_qk_norm": True, "layer_norm_eps": 1e-5}},
         {"model_type": "internvl_chat", "ps_version": "v1"},
         {"model_type": "internvl_chat", "ps_version": "v2", "select_layer": -4},
-        {"model_type": "internvl_chat", "ps_version": "v2", "use_thumbnail": False},
+        {"model_type": "internvl_chat", "ps_version": "v2"},  # without a thumbnail, which is its default
         {"text_config": {"model_type": "internlm2"}},
     ],
 )
 def test_what_it_has_no_code_for_is_refused(change):
     with pytest.raises(CheckpointError):
         internvl.read_config({"model_type": "internvl"} | change, {}, {})
+
+
+@pytest.mark.parametrize("most", [0, -5, 100_000, 12.0, "12"])
+def test_a_number_of_tiles_that_no_model_has_is_refused(most):
+    """A stranger's file says it, and all grids of so many tiles are looked at."""
+    with pytest.raises(ProcessorError):
+        internvl.InternVLImages({"size": {"height": 28, "width": 28}, "max_patches": most}, 4)
 
 
 def test_dynamic_scaling_is_none_within_the_context():

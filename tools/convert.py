@@ -69,6 +69,7 @@ HUB, NANOVLM = "hub", "nanovlm"
 # text, since ids follow from its order, the changes to its tokens, and a digest of the weights. Ocelli leaves
 # this out when it saves a model; transformers keeps it, and the digest tells whether it was trained since.
 WAS = "was_nanovlm"
+AUTO_MAP = "auto_map"  # key of a config.json whose model transformers knows by code that comes with it
 TOKENIZER_FOLDER = "tokenizer"
 _WORDS = 12  # in the test prompt
 # Of the largest logit, 10 at least: sums in another order. A misplaced tensor exceeds it many times over.
@@ -105,7 +106,7 @@ def convert(
     """Convert, verify, put the result in its place, and upload it where `push` names a repository.
 
     Args:
-        layout: HUB, transformers' Idefics3 / SmolVLM layout, or NANOVLM.
+        layout: HUB, that of transformers, or NANOVLM.
         dtype: of the result's weights; None is the widest that the original's are stored in.
         adapter: folder of a peft LoRA adapter to merge.
         with_processor: whether tokenizer, image settings and chat template are written, too.
@@ -119,11 +120,14 @@ def convert(
         raise CheckpointError(f"{source} is in nanoVLM's layout already: expected --to {HUB}")
     if not to_hub and family_of_source is not idefics3:
         raise CheckpointError(f"{source}: nanoVLM's layout has no place for its parts, expected --to {HUB}")
-    if from_nanovlm and adapter is not None:
-        raise CheckpointError(
-            f"{source} is in nanoVLM's layout, and adapters name transformers' layers: convert it first, "
-            f"then merge the adapter into the result"
-        )
+    layout_of_source = "transformers' layout"
+    if from_nanovlm or AUTO_MAP in files.config:
+        layout_of_source = "nanoVLM's layout" if from_nanovlm else "the layout of code of its own"
+        if adapter is not None:
+            raise CheckpointError(
+                f"{source} is in {layout_of_source}, and adapters name transformers' layers: convert it "
+                f"first, then merge the adapter into the result"
+            )
     kinds = {entry.dtype for name, entry in stored_entries(files).items() if name != nanovlm.INV_FREQ}
     stored = {FLOATS[kind] for kind in kinds if kind in FLOATS} or {torch.float32}
     target_dtype = getattr(torch, dtype) if dtype else functools.reduce(torch.promote_types, stored)
@@ -146,12 +150,11 @@ def convert(
             return model, processor, {"config": text, **changes} if changes else was
         return model, *_as_nanovlm(folder, was, model.config, log)
 
-    # In transformers' layout an Idefics3Processor, or None, and what is to stand under WAS; in nanoVLM's a
+    # In transformers' layout its processor, or None, and what is to stand under WAS; in nanoVLM's a
     # tokenizer, and config.json or the fields of it about tokens and images.
     model, processor, fields = one_version(source, revision, read)
-    family = "nanoVLM's layout" if from_nanovlm else "transformers' layout"
     dtype = str(target_dtype).removeprefix("torch.")
-    log(f"read {source}: {family}, {_parameters(model):,} parameters, to {dtype}")
+    log(f"read {source}: {layout_of_source}, {_parameters(model):,} parameters, to {dtype}")
 
     if not to_hub and fields.get("lm_vocab_size", math.inf) < model.config.text.vocab_size:
         _cut_vocabulary(model, fields["lm_vocab_size"])
@@ -223,16 +226,19 @@ def _parameters(model: nn.Module) -> int:
 def _hub_processor(folder: Path, from_nanovlm: bool, wanted: bool, log: Log) -> tuple[Any, dict[str, Any]]:
     """The transformers processor that goes with the weights, or None, and the changes that nanoVLM's tokens
     needed, or {}."""
+    if not wanted:
+        log("note: the result has no processor")
+        return None, {}
     names = ("processor_config.json", "preprocessor_config.json")
     held = from_nanovlm or any((folder / name).is_file() for name in names)
-    if not wanted or not held:
-        log("note: the result has no processor" + ("" if held else ", as the original has none"))
-        return None, {}
     try:
         if not from_nanovlm:
             return Processor.from_pretrained(folder).hf_processor, {}
         found = as_idefics(folder)
     except ProcessorError as error:
+        if not held:
+            log("note: the result has no processor, as the original has none")
+            return None, {}
         raise ProcessorError(f"{error}; --no-processor converts the weights alone") from error
     log(_TO_HUB)
     return found
@@ -262,7 +268,8 @@ def _as_nanovlm(folder: Path, was: dict[str, Any], config: VLMConfig, log: Log) 
 def _card(model: Any, source: str, repo_id: str, changes: list[str], with_processor: bool) -> str:
     """The original's card where the result is the same model in the same layout, else a new one."""
     same = not any("adapter" in change for change in changes)
-    same = same and not nanovlm.recognises(read_json(model.origin.folder / "config.json"))
+    described = read_json(model.origin.folder / "config.json")
+    same = same and AUTO_MAP not in described and not nanovlm.recognises(described)
     if same and (kept := card_of_origin(model)) is not None:
         return kept
     from_hub = model.origin.commit is not None

@@ -1,4 +1,4 @@
-"""Saving and uploading: the transformers Idefics3 layout, with processor files and a model card.
+"""Saving and uploading in transformers' layout of the model's family, with processor files and a model card.
 
     save(model, "runs/mine", processor=processor)         # a folder that transformers opens unconverted
     push(model, "me/mine", processor=processor)           # the same on the Hub, in one commit
@@ -57,7 +57,7 @@ def save(
     Args:
         model: a VisionLanguageModel; weights are written bit for bit, in the dtype that they have.
         folder: made or replaced as a whole; files of others in it stay. Where saving fails, it is unchanged.
-        processor: a transformers Idefics3Processor, or our Processor that holds one; its tokenizer's end
+        processor: transformers' of the model's family, or our Processor that holds one; its tokenizer's end
             token joins the stop tokens. Without one the processor files that the folder already has stay.
         card: text of the model card, README.md.
         max_shard_bytes: weights beyond this go into several files with an index.
@@ -199,17 +199,18 @@ def transformers_processor(processor):
     inner = getattr(processor, "hf_processor", processor)
     if inner is None:
         raise CheckpointError(
-            "a nanoVLM processor has no transformers form: save without a processor, or give an "
-            "Idefics3Processor"
+            "a nanoVLM processor has no transformers form: save without a processor, or give one of "
+            "transformers' own"
         )
     return inner
 
 
 def _check_processor(processor, config: VLMConfig) -> None:
     positions = FAMILIES[config.family].positions(config)
+    name = "image_seq_len" if hasattr(processor, "image_seq_len") else "image_seq_length"  # InternVL's
     for what, got, expected in (
         ("image token id", processor.image_token_id, config.image_token_id),
-        ("tokens per tile (image_seq_len)", processor.image_seq_len, positions),
+        (f"tokens per tile ({name})", getattr(processor, name), positions),
     ):
         if got != expected:
             raise CheckpointError(
@@ -395,7 +396,7 @@ def model_card(
     repo_id: str,
     config: VLMConfig,
     parameters: int,
-    summary: str = "A vision-language model in the Idefics3 / SmolVLM layout, made with Ocelli.",
+    summary: str = "A vision-language model in transformers' layout, made with Ocelli.",
     training_data: str = "Not stated.",
     evaluation: str = "None yet.",
     with_processor: bool = True,
