@@ -349,6 +349,16 @@ class SlotCache:
         self._keys[target] = self._keys[source]
         self.filled[target] = self.filled[source]
 
+    def take_over(self, other: SlotCache, source: int, length: int) -> None:
+        """Hold in the first slot so many positions that a slot of another cache holds. Raises
+        CacheMemoryError."""
+        self.reserve(length)
+        for layer, of_other in zip(self.kv_cache, other.kv_cache, strict=True):
+            for name, tensor in layer.items():
+                tensor[0, :, :length] = of_other[name][source, :, :length]
+        self._keys[0, :length] = other.keys(source)[:length]
+        self.filled[0] = length
+
     def is_finite(self, slot: int) -> bool:
         """Whether what is computed of a slot can be used."""
         parts = (tensor[slot, :, : self.filled[slot]] for layer in self.kv_cache for tensor in layer.values())

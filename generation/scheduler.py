@@ -31,7 +31,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -261,6 +261,13 @@ class Scheduler:
         """How many positions of a prompt a slot holds."""
         return max(self._cache.filled_in_common(prompt.keys)) if self._cache.capacity else 0
 
+    def take_over(self, other: Scheduler, prompt: KeyedPrompt) -> None:
+        """Hold what another scheduler of this model holds of a prompt, as far as memory allows both."""
+        if length := other.reusable(prompt):
+            with suppress(CacheMemoryError):
+                source = other._cache.filled_in_common(prompt.keys).index(length)
+                self._cache.take_over(other._cache, source, length)
+
     def end_draft(self, row: SlotRow) -> None:
         """End the draft of a row, whose answer is next."""
         assert row.draft is not None, "it has one"
@@ -411,7 +418,7 @@ class Scheduler:
         slot = max(free, key=ready.__getitem__)
         if not row.worth_sharing(ready[slot], ready[source]):
             source = slot
-        shared = self.slots == 1 or row.worth_sharing(0, ready[source])  # in its own slot it costs nothing
+        shared = source == slot or row.worth_sharing(0, ready[source])  # in its own slot it costs nothing
         row.reused = row.start = ready[source] if shared else 0
         self._cache.assign(slot, row.prompt.keys, source, row.reused)
         if self.prefixes is not None:

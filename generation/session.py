@@ -67,8 +67,8 @@ class Session:
         model: a `VisionLanguageModel` in eval mode.
         feature_cache: of this model, possibly shared with other sessions; None keeps no features.
         prefixes: of this model, possibly shared: prompts of other sessions and earlier processes.
-        slots: that it begins with: 2 where drafts are to leave what is kept alone. Several answers to one
-            prompt take as many; what fewer have kept is then given up.
+        slots: 2 where drafts are to leave what is kept alone. Several answers to one prompt take as many, for
+            as long as they are made.
 
     `reuse` is about the last prompt, from its first token on.
     """
@@ -200,17 +200,18 @@ class Session:
             with self._lock:
                 steps.close()
 
-    def _ready(self, slots: int, options: GenerationOptions) -> Scheduler:
+    def _ready(self, slots: int, options: GenerationOptions, prompt: KeyedPrompt) -> Scheduler:
         """The scheduler, with so many slots and what the options say of how it computes."""
         self._end_answer()
-        self._slots = max(self._slots, slots)
-        if self._scheduler is None or self._scheduler.slots < slots:
-            self._scheduler = None  # its memory comes first
-            self._scheduler = Scheduler(
-                self.model, self._slots, options.decode_step, self.feature_cache, prefixes=self._prefixes
-            )
-        self._scheduler.compute_by(options.decode_step, options.prefill_chunk)
-        return self._scheduler
+        slots, scheduler = max(self._slots, slots), self._scheduler
+        if scheduler is None or scheduler.slots != slots:
+            before, step = scheduler, options.decode_step
+            scheduler = Scheduler(self.model, slots, step, self.feature_cache, prefixes=self._prefixes)
+            if before is not None:
+                scheduler.take_over(before, prompt)
+            self._scheduler = scheduler
+        scheduler.compute_by(options.decode_step, options.prefill_chunk)
+        return scheduler
 
     def _answer(
         self,
@@ -222,16 +223,19 @@ class Session:
     ) -> Generator[Tensor, None, SessionOutput]:
         """Yield (N,) ids: first those of a draft, if there is one, then those of the answers."""
         short = short if draft is not None and draft.wanted else None
-        scheduler = self._ready(max(options.num_return_sequences, 1 + (short is not None)), options)
+        slots = max(options.num_return_sequences, 1 + (short is not None))
+        scheduler = self._ready(slots, options, prompt)
         self.reuse, tiles = None, len(prompt.items)
         answers = enumerate(each_answer(options))
         rows = [scheduler.enter(number, prompt, own, short, limits) for number, own in answers]
         self._rows, length, short = rows, len(prompt), None
         del prompt
         try:
+            before = scheduler.counts()
             if draft is not None:
                 yield from self._draft(scheduler, rows, draft)
-            before = scheduler.counts()
+                if draft.token_ids:  # what it took is no part of the answer
+                    before = scheduler.counts()
             pad, count = pad_id(self.model, options), 0
             while True:
                 while not all(row.stop_reason or len(row.tokens) > count for row in rows):

@@ -213,8 +213,10 @@ class Speculation:
             row.proposer = ForcedTokens(row.constraint)
         elif options.lookup == "on" or (options.lookup == "auto" and step.same_bits):
             # A draft that was wrong somewhere may be right after that: it is looked up like a prompt.
-            known = torch.cat((row.prompt_ids, torch.tensor(drafted, dtype=row.prompt_ids.dtype)))
-            lookup = _PromptLookup(known if drafted else row.prompt_ids, self._image_token_id)
+            known = row.prompt_ids
+            if drafted:
+                known = torch.cat((known.cpu(), torch.tensor(drafted, dtype=known.dtype)))
+            lookup = _PromptLookup(known, self._image_token_id)
             row.proposer = lookup if options.lookup == "on" else _WhilePaying(lookup, self.costs)
         if drafted and (step.same_bits or options.lookup == "on"):
             row.proposer = Drafted(list(drafted), row.proposer)

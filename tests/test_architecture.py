@@ -85,10 +85,10 @@ BUDGETS = {
     "*.py": (970, 850),  # the entry points, and what errors say
     "models": (1_155, 1_900),
     "models/checkpoints": (2_122, 1_400),
-    "families": (1_071, 1_000),
-    "generation": (4_260, 2_700),
+    "families": (1_080, 1_000),
+    "generation": (4_280, 2_700),
     "generation/fast": (3_990, 4_300),
-    "tools": (813, 600),
+    "tools": (820, 600),
     "data": (5_860, 4_900),
     "inference": (5_045, 3_100),
     "web": (4_260, 3_000),

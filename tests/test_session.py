@@ -153,7 +153,10 @@ def test_the_cache_grows_in_steps_up_to_the_context():
     fork = session.generate_detailed(
         **inputs_of(history[:500]), max_new_tokens=9, num_return_sequences=2, **NO_STOP
     )
-    assert fork.kv_cache_bytes == 2 * 1024 * position  # of two slots, anew
+    # Two slots for as long as there are two answers, with what the prompt shares with the kept one.
+    assert fork.kv_cache_bytes == 2 * 1024 * position and fork.reused == length_of(history[:500]) - 1
+    one = session.generate_detailed(**inputs_of(history[:500]), max_new_tokens=9, **NO_STOP)
+    assert one.kv_cache_bytes == 1024 * position and one.reused == length_of(history[:500]) - 1
     assert torch.equal(
         session.generate(**inputs_of(history[:900]), max_new_tokens=20, **NO_STOP),
         model.generate(**inputs_of(history[:900]), max_new_tokens=20, **NO_STOP),
