@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -26,7 +27,7 @@ from generation import kv_cache as kv
 from generation.decoding import GenerationOutput, TokenStream, fields_of, pad_id
 from generation.draft import Draft, DraftLimits, DraftStream
 from generation.memory import check_caches_fit
-from generation.options import GenerationOptions, with_overrides
+from generation.options import CacheMemoryError, GenerationOptions, with_overrides
 from generation.prefix import FeatureCache, KeyedPrompt, read_prompt
 from generation.prefix_store import PrefixStore
 from generation.protocol import Pixels, VisionLanguage
@@ -203,15 +204,20 @@ class Session:
     def _ready(self, slots: int, options: GenerationOptions, prompt: KeyedPrompt) -> Scheduler:
         """The scheduler, with so many slots and what the options say of how it computes."""
         self._end_answer()
-        slots, scheduler = max(self._slots, slots), self._scheduler
-        if scheduler is None or scheduler.slots != slots:
-            before, step = scheduler, options.decode_step
-            scheduler = Scheduler(self.model, slots, step, self.feature_cache, prefixes=self._prefixes)
-            if before is not None:
-                scheduler.take_over(before, prompt)
-            self._scheduler = scheduler
-        scheduler.compute_by(options.decode_step, options.prefill_chunk)
-        return scheduler
+        slots, step = max(self._slots, slots), options.decode_step
+        make = partial(Scheduler, self.model, slots, step, self.feature_cache, prefixes=self._prefixes)
+        if self._scheduler is None:
+            self._scheduler = make()
+        elif self._scheduler.slots != slots:
+            try:
+                scheduler = make()
+                scheduler.take_over(self._scheduler, prompt)
+                self._scheduler = scheduler
+            except CacheMemoryError:  # not both at once
+                self._scheduler = None
+                self._scheduler = make()
+        self._scheduler.compute_by(step, options.prefill_chunk)
+        return self._scheduler
 
     def _answer(
         self,

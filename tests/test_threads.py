@@ -241,7 +241,7 @@ def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
     lm, tower = make_model().language_model, make_tower("heads of 64")
     if precision != "float32":
         pack(lm, precision), pack(tower, precision)
-    step, fast, (pixels, _) = NativeStep(lm), FastTower(tower), tiles(tower)
+    step, fast, pixels = NativeStep(lm), FastTower(tower), tiles(tower)
     embeddings = torch.randn(1, 70, lm.config.hidden_size, generator=torch.manual_seed(0))
 
     def everything():
