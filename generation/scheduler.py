@@ -28,6 +28,7 @@ stops is computed once more in vain, inside its own slot.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -455,6 +456,8 @@ class Scheduler:
     def _time_draft(self, row: SlotRow, encoded: int, seconds: float) -> None:
         """A draft's tiles took so long: from here on its time is bounded, and where the others would take no
         time to read in, there is none."""
+        if not encoded and row.until < math.inf:
+            return  # a tile that equals one before it
         rest = row.left * seconds / max(encoded, 1)  # 0: another one was quicker
         row.until = time.perf_counter() + row.limits.share * rest
         if row.of is not None and (not encoded or rest < row.limits.least_wait):

@@ -86,7 +86,7 @@ BUDGETS = {
     "models": (1_155, 1_900),
     "models/checkpoints": (2_122, 1_400),
     "families": (1_080, 1_000),
-    "generation": (4_290, 2_700),
+    "generation": (4_293, 2_700),
     "generation/fast": (3_990, 4_300),
     "tools": (820, 600),
     "data": (5_860, 4_900),
