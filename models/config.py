@@ -89,6 +89,49 @@ class VisionConfig:
 
 
 @dataclass(frozen=True)
+class PackedVisionConfig:
+    """A vision transformer over images of their own grids: patches of several images stand one after another."""
+
+    hidden_size: int = 1024
+    intermediate_size: int = 4096
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 16
+    num_channels: int = 3
+    patch_size: int = 16
+    merge_size: int = 2  # merge_size² patches, a square, become one position among the text
+    temporal_patch_size: int = 2  # pictures that one patch spans; a still is repeated
+    norm: str = "layer"
+    norm_eps: float = 1e-6
+    gated_mlp: bool = False
+    patch_bias: bool = True
+    table_side: int = 48  # of the square table of learned positions; 0: there is none
+    rope_theta: float = 10_000.0
+    window: int = 0  # patches a side; 0: every layer attends to the whole image
+    whole_layers: tuple[int, ...] = ()  # which do nevertheless
+    taps: tuple[int, ...] = ()  # layers whose output is taken, too, for the first layers of the text part
+
+    def __post_init__(self):
+        _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size")
+        _check_range(self, 1, _MAX_LAYERS, "num_hidden_layers")
+        _check_range(self, 1, self.hidden_size, "num_attention_heads")
+        _check_range(self, 1, 16, "num_channels", "merge_size", "temporal_patch_size")
+        _check_range(self, 1, 1_024, "patch_size")
+        _check_range(self, 0, 4_096, "table_side", "window")
+        _check_multiple(self, "hidden_size", "num_attention_heads")
+        if (dim := self.hidden_size // self.num_attention_heads) % 4:
+            raise ValueError(f"PackedVisionConfig: heads of {dim} numbers, expected a multiple of 4")
+        _check_choice(self, "norm", "layer", "rms")
+        _make_positive(self, "norm_eps", "rope_theta")
+        for name in ("whole_layers", "taps"):
+            if not all(0 <= layer < self.num_hidden_layers for layer in getattr(self, name)):
+                raise ValueError(
+                    f"PackedVisionConfig.{name}: {getattr(self, name)} of {self.num_hidden_layers} layers"
+                )
+        if self.window % self.merge_size:
+            _check_multiple(self, "window", "merge_size")
+
+
+@dataclass(frozen=True)
 class RopeScaling:
     """Rotary-embedding scaling: `linear` divides every frequency; `llama3` smooths between bands, with the
     fields of Llama 3.1's config."""
