@@ -90,7 +90,7 @@ def vision_config(stored: Mapping, defaults: Mapping[str, Any]) -> VisionConfig:
     return checked(VisionConfig, **values)
 
 
-def text_config(stored: Mapping, defaults: Mapping[str, Any]) -> TextConfig:
+def text_config(stored: Mapping, defaults: Mapping[str, Any], **fixed: Any) -> TextConfig:
     """The text section of one of TEXT_FAMILIES. `defaults` are for keys that it lacks."""
     kind = stored.get("model_type", "llama")
     if not isinstance(kind, str) or kind not in TEXT_FAMILIES:
@@ -104,7 +104,7 @@ def text_config(stored: Mapping, defaults: Mapping[str, Any]) -> TextConfig:
     values = {name: value for name, value in {**family.defaults, **defaults}.items() if name not in stored}
     values |= {name: stored[name] for name in TEXT_KEYS if stored.get(name) is not None}
     values = {name: value for name, value in values.items() if not name.startswith("rope_")}
-    values |= family.fixed
+    values |= family.fixed | fixed
     rope = _read_rope(stored, values.get("max_position_embeddings", TextConfig.max_position_embeddings))
     return checked(TextConfig, **values, **rope)
 

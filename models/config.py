@@ -174,6 +174,10 @@ class TextConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # queries and keys are normed, head by head, before they are rotated (Qwen3)
     qkv_bias_only: bool = False  # attention_bias is not about the output's projection (Qwen2)
+    # Of the rotary frequencies so many turn by a token's place in time, in a column, in a row of an image (Qwen-VL);
+    # () where all turn by the one place of a token. Interleaved: one frequency after another, not one run after another.
+    rope_sections: tuple[int, ...] = ()
+    rope_interleaved: bool = False
 
     def __post_init__(self):
         _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size", "num_attention_heads")
@@ -190,6 +194,9 @@ class TextConfig:
             raise ValueError(f"TextConfig.head_dim must be even for rotary embeddings, got {self.head_dim}")
         _check_choice(self, "hidden_act", "silu")
         _make_positive(self, "rms_norm_eps", "rope_theta")
+        sections = self.rope_sections
+        if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != self.head_dim // 2):
+            raise ValueError(f"TextConfig.rope_sections: expected three numbers whose sum is {self.head_dim // 2}, got {sections}")
 
 
 @dataclass(frozen=True)
@@ -197,7 +204,7 @@ class VLMConfig:
     """The whole model: its family's name (a module of families/), vision, projector, text, and the id that a
     prompt holds once for each position of an image. It may follow the vocabulary, having no embedding."""
 
-    vision: VisionConfig = field(default_factory=VisionConfig)
+    vision: VisionConfig | PackedVisionConfig = field(default_factory=VisionConfig)
     text: TextConfig = field(default_factory=TextConfig)
     scale_factor: int = 2
     image_token_id: int = 128_257
@@ -209,8 +216,9 @@ class VLMConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self):
-        _check_range(self, 1, self.vision.grid, "scale_factor")
-        if self.vision.grid % self.scale_factor:
+        if isinstance(self.vision, VisionConfig):
+            _check_range(self, 1, self.vision.grid, "scale_factor")
+        if isinstance(self.vision, VisionConfig) and self.vision.grid % self.scale_factor:
             raise ValueError(
                 f"VLMConfig.scale_factor ({self.scale_factor}) must divide the vision grid "
                 f"({self.vision.grid} patches a side)"

@@ -46,12 +46,27 @@ def rope_frequencies(config: TextConfig, device=None) -> Tensor:
 
 
 def rope_tables(inv_freq: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin for absolute positions (T,) or (B, T): each (1 or B, 1, T, D_h), computed in float32."""
-    angles = positions.to(torch.float32)[..., None] * inv_freq  # (..., T, D_h / 2)
+    """cos and sin for absolute positions (T,), (B, T) or, frequency by frequency, (B, T, D_h / 2): each
+    (1 or B, 1, T, D_h), computed in float32."""
+    positions = positions if positions.dim() == 3 else positions[..., None]
+    angles = positions.to(torch.float32) * inv_freq  # (..., T, D_h / 2)
     angles = torch.cat((angles, angles), dim=-1)
     if angles.dim() == 2:
         angles = angles[None]
     return angles.cos().to(dtype)[:, None], angles.sin().to(dtype)[:, None]
+
+
+def rope_axes(config: TextConfig) -> Tensor:
+    """(D_h / 2,) int64: by which of a token's three places (time, row, column) each frequency turns."""
+    _, rows, columns = config.rope_sections
+    axes = torch.zeros(config.head_dim // 2, dtype=torch.int64)
+    if config.rope_interleaved:  # time, row, column, time, row, column, … and time again where the others end
+        axes[1 : 3 * rows : 3] = 1
+        axes[2 : 3 * columns : 3] = 2
+    else:
+        axes[config.rope_sections[0] :] = 1
+        axes[len(axes) - columns :] = 2
+    return axes
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -216,6 +231,12 @@ class LanguageModel(nn.Module):
             self._inv_freq = rope_frequencies(self.config, device)
         return self._inv_freq
 
+    def turns(self, positions: Tensor) -> Tensor:
+        """What each frequency turns by: (…, T) as they are, or of (3, B, T) each its own, (B, T, D_h / 2)."""
+        if positions.dim() < 3:
+            return positions
+        return positions.movedim(0, -1)[..., rope_axes(self.config).to(positions.device)]
+
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, D) hidden states -> (…, V) logits."""
         return self.lm_head(hidden)
@@ -231,13 +252,15 @@ class LanguageModel(nn.Module):
         """Run the decoder.
 
         Args:
-            x: (B, T, D) embeddings.
+            x: (B, T, D) embeddings; (B, T, (1 + n) · D) with what is added after layers 0 … n - 1 (DeepStack,
+                arXiv:2406.04334).
             attention_mask: None; or (B, S) with 0 on padding, S = start_pos + T; or (B, T, S) bool, True
                 where a query may look, which then has the whole say (packed segments, shared prefixes),
                 as has a `BlockMask` of flex_attention.
             kv_cache: one {"key", "value"} dict per layer, written in place at start_pos; None keeps nothing.
             start_pos: position of the first token, an int, or (B,) int64 where rows differ.
-            position_ids: (B, T) rotary positions, for training; exclusive with a cache and with start_pos.
+            position_ids: rotary places where they are not the slots: (B, T), or (3, B, T) by time, row and column
+                for a model with `rope_sections`.
 
         Returns:
             (hidden states (B, T, D), the cache that was given).
@@ -256,8 +279,6 @@ class LanguageModel(nn.Module):
             kv_length = kv_cache[0]["key"].shape[2]
         positions = slots
         if position_ids is not None:
-            if kv_cache is not None or start_pos != 0:
-                raise ValueError("position_ids are for training: give either them or start_pos and a cache")
             positions = position_ids
         elif isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 and kv_cache is None:
             # Padding takes no position: the first real token of a row stands at 0.
@@ -272,10 +293,13 @@ class LanguageModel(nn.Module):
         mask = attention_mask_for(length, kv_length, attention_mask, slots)
         if isinstance(mask, Tensor) and kv_cache is None and torch.is_grad_enabled():
             mask = additive(mask, x)
-        rope = rope_tables(self.inv_freq(x.device), positions, x.dtype)
+        rope = rope_tables(self.inv_freq(x.device), self.turns(positions), x.dtype)
+        x, *deep = x.split(self.config.hidden_size, dim=-1)
         for index, layer in enumerate(self.layers):
             layer_cache = None if kv_cache is None else kv_cache[index]
             x = layer(x, rope, mask, layer_cache, start_pos, kv_length)
+            if index < len(deep):
+                x = x + deep[index]
         return self.norm(x), kv_cache
 
 

@@ -1,0 +1,157 @@
+"""Qwen2.5-VL and Qwen3-VL as transformers has them (arXiv:2502.13923, arXiv:2511.21631): whole images of their own grids,
+rotary places in time, rows and columns, and, in Qwen3-VL, features for the first text layers (DeepStack).
+
+Config keys and tensor names are those of transformers 5.23 and of the older checkpoints on the Hub, which lack
+`model.visual` and `model.language_model`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from families.text import checked, read_ids, section, text_config
+from models.checkpoints.hub import CheckpointError
+from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
+from models.config import PackedVisionConfig, VLMConfig
+from models.language_model import LanguageModel
+from models.packed_vision_transformer import PackedVisionTransformer, PatchMergers
+
+NAME = "qwen_vl"
+TITLE = "transformers Qwen2.5-VL / Qwen3-VL"
+IGNORABLE = re.compile(r".*rotary_pos_emb\.inv_freq|.*rotary_emb\.inv_freq|lm_head\.weight")
+KINDS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}  # model_type -> that of a text model with the same blocks
+_TOWER = {
+    "qwen2_5_vl": {"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "patch_size": 14, "num_heads": 16},
+    "qwen3_vl": {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16, "num_heads": 16},
+}
+
+
+def recognises(config: Mapping) -> bool:
+    return config.get("model_type") in KINDS
+
+
+def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
+    """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
+    kind = config["model_type"]
+    text = section(config, "text_config") or dict(config)  # older checkpoints have its keys at the top
+    rope = section(text, "rope_scaling") or section(text, "rope_parameters")
+    sections = rope.get("mrope_section", [24, 20, 20] if kind == "qwen3_vl" else None)
+    if not isinstance(sections, list) or not all(isinstance(size, int) for size in sections):
+        raise CheckpointError(f"config.json: mrope_section: expected three whole numbers, got {sections!r}")
+    plain = {name: value for name, value in rope.items() if not name.startswith("mrope")}
+    if plain.get("type", plain.get("rope_type")) == "mrope":
+        plain |= {"rope_type": "default", "type": "default"}
+    defaults = {"rope_theta": 1e6 if kind == "qwen2_5_vl" else 5e5}
+    decoder = text_config(
+        text | {"model_type": KINDS[kind], "rope_scaling": None, "rope_parameters": plain or None},
+        defaults,
+        rope_sections=tuple(sections),
+        rope_interleaved=kind == "qwen3_vl",
+    )
+    return checked(
+        VLMConfig,
+        family=NAME,
+        vision=_vision(section(config, "vision_config"), kind),
+        text=decoder,
+        scale_factor=1,
+        image_token_id=config.get("image_token_id", 151_655),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        **read_ids(config, generation, text, decoder.vocab_size),
+    )
+
+
+def _vision(stored: Mapping, kind: str) -> PackedVisionConfig:
+    known = _TOWER[kind] | {name: value for name, value in stored.items() if value is not None}
+    shared = {
+        "hidden_size": known["hidden_size"],
+        "intermediate_size": known["intermediate_size"],
+        "num_hidden_layers": known["depth"],
+        "num_attention_heads": known["num_heads"],
+        "num_channels": known.get("in_channels", 3),
+        "patch_size": known["patch_size"],
+        "merge_size": known.get("spatial_merge_size", 2),
+        "temporal_patch_size": known.get("temporal_patch_size", 2),
+        "rope_theta": section(known, "rope_parameters").get("rope_theta", 10_000.0),
+    }
+    if kind == "qwen3_vl":
+        table = known.get("num_position_embeddings", 2304)
+        taps = tuple(known.get("deepstack_visual_indexes", (8, 16, 24)))
+        return checked(PackedVisionConfig, **shared, table_side=int(table**0.5), taps=taps)
+    return checked(
+        PackedVisionConfig,
+        **shared,
+        norm="rms",
+        gated_mlp=True,
+        patch_bias=False,
+        table_side=0,
+        window=known.get("window_size", 112) // known["patch_size"],
+        whole_layers=tuple(known.get("fullatt_block_indexes", (7, 15, 23, 31))),
+    )
+
+
+_NAMES = {
+    "vision_model.patch_embedding.": "model.visual.patch_embed.proj.",
+    "vision_model.position_embedding.": "model.visual.pos_embed.",
+    "vision_model.layers.": "model.visual.blocks.",
+    "projector.deep.": "model.visual.deepstack_merger_list.",
+    "projector.merger.": "model.visual.merger.",
+    "language_model.lm_head.": "lm_head.",
+    "language_model.": "model.language_model.",
+}
+_WITHIN = {".self_attn.out_proj.": ".attn.proj.", ".mlp.fc": ".mlp.linear_fc", ".fc": ".linear_fc"}
+_MERGER_2_5 = {".norm.": ".ln_q.", ".fc1.": ".mlp.0.", ".fc2.": ".mlp.2."}
+
+
+def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
+    """Where each of our tensors lies."""
+    old = bool(stored_names) and not any(name.startswith("model.visual.") for name in stored_names)
+    plain = any("merger.ln_q" in name for name in stored_names)
+
+    def stored_tensor(name: str) -> StoredTensor:
+        theirs, part, parts = rename(name, _NAMES), 0, 1
+        if name.startswith(("vision_model.", "projector.")):
+            if found := re.fullmatch(r"(.*)\.self_attn\.([qkv])_proj\.(\w+)", theirs):
+                theirs, part, parts = f"{found[1]}.attn.qkv.{found[3]}", "qkv".index(found[2]), 3
+            for ours, other in (_MERGER_2_5 if plain and name.startswith("projector.") else _WITHIN).items():
+                theirs = theirs.replace(ours, other, 1) if ".linear_fc" not in theirs else theirs
+        if old:
+            theirs = re.sub(r"^model\.visual\.", "visual.", theirs)
+            theirs = re.sub(r"^model\.language_model\.", "model.", theirs)
+        return StoredTensor(theirs, part, parts)
+
+    return stored_tensor
+
+
+def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
+    """Tower, projector and text."""
+    vision = config.vision
+    assert isinstance(vision, PackedVisionConfig)
+    text = LanguageModel(config.text, config.tie_word_embeddings)
+    return PackedVisionTransformer(vision), PatchMergers(vision, config.text.hidden_size), text
+
+
+def places(ids: Sequence[int], grids: Sequence[tuple[int, int]], image_token_id: int) -> tuple[Tensor, int]:
+    """Rotary places (3, T) of a prompt's tokens in time, row and column, and what is added to the slot of a token
+    after it. `grids`: rows and columns of positions of each image, in order.
+
+    Text counts on from the largest place before it. An image's time stands still; its rows and columns count from there.
+    """
+    of_images, parts, at, place = iter(grids), [], 0, 0
+    ids = list(ids)
+    while at < len(ids):
+        if ids[at] == image_token_id:
+            rows, columns = next(of_images)
+            row = torch.arange(rows).repeat_interleave(columns)
+            column = torch.arange(columns).repeat(rows)
+            parts.append(torch.stack((torch.zeros_like(row), row, column)) + place)
+            at, place = at + rows * columns, place + max(rows, columns)
+        else:
+            end = next((i for i in range(at, len(ids)) if ids[i] == image_token_id), len(ids))
+            parts.append((torch.arange(end - at) + place).expand(3, -1))
+            at, place = end, place + end - at
+    together = torch.cat(parts, dim=1)
+    return together, place - len(ids)
