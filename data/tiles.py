@@ -85,9 +85,10 @@ class Parts:
         return cls(tuple(Part(one, values) for one in pixels))
 
     @classmethod
-    def planned(cls, count: int, side: int) -> Parts:
-        """Square parts that have a shape, and no pixels yet."""
-        return cls((Part(torch.empty(3, side, side, dtype=torch.uint8, device="meta"), None),) * count)
+    def planned(cls, count: int, height: int, width: int | None = None) -> Parts:
+        """Parts that have a shape, square ones without a width, and no pixels yet."""
+        shape = (3, height, width or height)
+        return cls((Part(torch.empty(shape, dtype=torch.uint8, device="meta"), None),) * count)
 
     @classmethod
     def cat(cls, parts: Iterable[Parts]) -> Parts:

@@ -7,12 +7,22 @@ Config keys and tensor names are those of transformers 5.23 and of the older che
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
+from data.chat import Message, chat_template
+from data.errors import ImageError, PromptError
+from data.images import Cell, byte_values
+from data.tiles import Parts, Visual
+from data.tokenizer import AnyTokenizer, check_files, open_tokenizer, read_object
 from families.text import checked, read_ids, section, text_config
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
@@ -155,3 +165,97 @@ def places(ids: Sequence[int], grids: Sequence[tuple[int, int]], image_token_id:
             at, place = end, place + end - at
     together = torch.cat(parts, dim=1)
     return together, place - len(ids)
+
+
+# -------------------------------------------------------------------------------------------------- images
+IMAGE = "<|image_pad|>"
+# Qwen2VLImageProcessor's own, where a file does not say.
+_DEFAULTS = {
+    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+    "resample": int(Image.Resampling.BICUBIC),
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "patch_size": 14,
+    "merge_size": 2,
+}
+_MOST_OBLONG = 200  # times as long as wide, transformers refuses more
+
+
+class QwenImages:
+    """How a transformers Qwen2VLImageProcessor (its PIL backend) resizes an image, whole, within a budget of pixels.
+    `settings` are what preprocessor_config.json has."""
+
+    image_token = IMAGE
+    string_content = False
+    add_special_tokens = True
+    flat = True
+
+    def __init__(self, settings: Mapping[str, Any]):
+        self.settings = dict(settings)
+        known: dict[str, Any] = _DEFAULTS | self.settings
+        size = _DEFAULTS["size"] | (known["size"] or {})
+        try:
+            self.patch, self.factor = known["patch_size"], known["patch_size"] * known["merge_size"]
+            self.least = known.get("min_pixels") or size["shortest_edge"]
+            self.most = known.get("max_pixels") or size["longest_edge"]
+            self._resample = Image.Resampling(known["resample"])
+            self._values = byte_values(known)
+        except (KeyError, ValueError, TypeError) as error:
+            raise PromptError(f"image settings: {type(error).__name__}: {error}") from error
+        self.longest_side = math.isqrt(self.most * _MOST_OBLONG)
+
+    def plan(self, width: int, height: int) -> Visual:
+        rows, columns = self._grid(width, height)
+        parts = Parts.planned(1, rows * self.factor, columns * self.factor)
+        return Visual(parts, rows * columns, (rows, columns), (width, height))
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of positions: multiples of `factor` next to the image's sides, or those that keep its
+        shape within the budget."""
+        if max(width, height) > _MOST_OBLONG * min(width, height):
+            raise ImageError(
+                f"expected an image at most {_MOST_OBLONG} times as long as wide, got {width} x {height} pixels"
+            )
+        factor, sides = self.factor, (height, width)
+        rows, columns = (round(side / factor) for side in sides)
+        if rows * columns * factor**2 > self.most:
+            by = math.sqrt(height * width / self.most)
+            rows, columns = (max(1, math.floor(side / by / factor)) for side in sides)
+        elif rows * columns * factor**2 < self.least:
+            by = math.sqrt(self.least / (height * width))
+            rows, columns = (math.ceil(side * by / factor) for side in sides)
+        return rows, columns
+
+    def cut(self, image: Image.Image) -> Visual:
+        """One part: the whole image in its own shape."""
+        rows, columns = self._grid(*image.size)
+        resized = image.resize((columns * self.factor, rows * self.factor), self._resample)
+        pixels = torch.from_numpy(np.array(resized).transpose(2, 0, 1).copy())[None]
+        return Visual(Parts.of(pixels, self._values), rows * columns, (rows, columns), image.size)
+
+    def prompt(self, visual: Visual, index: int, count: int) -> str:
+        return IMAGE * visual.positions  # what stands around it is in the chat template
+
+    def whole(self, visual: Visual) -> None:
+        return None
+
+    def cells(self, visual: Visual) -> list[Cell]:
+        return [(0, 0, *visual.grid)]
+
+    def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
+        """Images stay where the conversation has them."""
+        return messages
+
+
+def open_images(folder: Path, config: Mapping) -> tuple[QwenImages, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint folder."""
+    check_files(folder)
+    settings = read_object(folder / "processor_config.json").get("image_processor")
+    settings = settings or read_object(folder / "preprocessor_config.json")
+    tokenizer = open_tokenizer(folder)
+    if IMAGE not in tokenizer.get_added_vocab():
+        raise PromptError(f"tokenizer: expected the special token {IMAGE}, it is absent")
+    return QwenImages(settings), tokenizer, chat_template(folder)
