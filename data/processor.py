@@ -66,7 +66,10 @@ class ModelInputs(dict):
         moved = ModelInputs(
             (name, value.to(*args, **kwargs) if value.is_floating_point() else value.to(device))
             for name, value in self.items()
+            if isinstance(value, Tensor)
         )
+        if isinstance(parts := self.get("pixel_values"), Parts):  # the model's to move, when it needs numbers
+            moved["pixel_values"] = parts
         moved.image_tokens = self.image_tokens
         return moved
 
@@ -185,7 +188,7 @@ class Processor:
 
         They are input_ids and attention_mask (B, T); with images, pixel_values (B, n, 3, M, M), zero-padded,
         with pixel_attention_mask (B, n, M, M), or for nanoVLM (N, 3, M, M) alone; on request assistant_mask
-        (B, T) bool.
+        (B, T) bool. Where images have sizes of their own (Qwen-VL), pixel_values are `Parts`.
         """
         if not isinstance(conversations, Sequence) or not conversations:
             got = "none" if isinstance(conversations, Sequence) else type(conversations).__name__
@@ -268,7 +271,8 @@ class Processor:
         parts = [row.parts for row in rows]
         real = [one for one in parts if one is not None]
         if real and self.images.flat:
-            inputs["pixel_values"] = Parts.cat(real).to("cpu")  # (N, 3, M, M)
+            together = Parts.cat(real)
+            inputs["pixel_values"] = together if self.images.own_sizes else together.to("cpu")  # (N, 3, M, M)
         elif real:
             most = max(map(len, real))
             # (B, n, 3, M, M), and a mask (B, n, M, M); a row with fewer tiles ends in zeros.

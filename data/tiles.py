@@ -90,9 +90,10 @@ class Parts:
         return cls(tuple(Part(one, values) for one in pixels))
 
     @classmethod
-    def planned(cls, count: int, side: int) -> Parts:
-        """Square parts that have a shape, and no pixels yet."""
-        return cls((Part(torch.empty(3, side, side, dtype=torch.uint8, device="meta"), None),) * count)
+    def planned(cls, count: int, height: int, width: int | None = None) -> Parts:
+        """Parts that have a shape, square ones without a width, and no pixels yet."""
+        shape = (3, height, width or height)
+        return cls((Part(torch.empty(shape, dtype=torch.uint8, device="meta"), None),) * count)
 
     @classmethod
     def cat(cls, parts: Iterable[Parts]) -> Parts:
@@ -126,9 +127,11 @@ class Parts:
 
     def to(
         self, device: torch.device | str, dtype: torch.dtype = torch.float32, non_blocking: bool = False
-    ) -> Tensor:
-        """Their numbers, (n, 3, M, M): what the processor's own library gives, to the bit, then rounded to
-        the dtype. With CUDA nobody waits for the copy, whatever `non_blocking` says."""
+    ) -> Any:
+        """Their numbers, (n, 3, M, M), or where sizes differ a list of (3, H, W): what the processor's own
+        library gives, to the bit, then rounded to the dtype. With CUDA nobody waits for the copy, whatever `non_blocking` says."""
+        if len({part.pixels.shape for part in self.parts}) > 1:
+            return [one for part in self.parts for one in Parts((part,)).to(device, dtype)]
         if torch.device(device).type != "cpu":
             return self._on_device(torch.device(device), dtype)
         numbers = torch.empty(self.shape, dtype=dtype)
@@ -219,6 +222,7 @@ class Images(Protocol):
     string_content: bool  # the chat template takes a message's content as one string
     add_special_tokens: bool  # let the tokenizer add its own (a BOS) around what the template wrote
     flat: bool  # parts go to the model as (N, 3, M, M), not padded per row with a pixel mask
+    own_sizes: bool  # or as `Parts`, because their sizes differ
     longest_side: int  # pixels of an image that it makes something of
 
     def plan(self, width: int, height: int) -> Visual:
@@ -262,7 +266,7 @@ class TiledImages:
     uncut: the grid of an image that is not cut.
     """
 
-    string_content, add_special_tokens, flat = False, True, False
+    string_content, add_special_tokens, flat, own_sizes = False, True, False, False
     with_whole, whole_first, uncut = True, False, (1, 1)
     tile_size: int
     tile_positions: int

@@ -13,6 +13,9 @@ none by name:
     IGNORABLE                      stored tensors (a regular expression) that may be left out
     positions(config, height, width)
                                    what a part of an image takes in a prompt; without a size, of the tower's
+    places(config, ids, sizes) -> places (3, T), offset
+                                   rotary places of a prompt, where `config.text.rope_sections` says that they
+                                   are not its slots, and what is added to the slot of a token after it
     build(config)                  -> tower, projector, text: blocks of models/, chosen by the config's fields
     open_images(folder, config)    -> image rule (`data.tiles.Images`), tokenizer, chat template
     write(config, dtype)           -> config.json, or a CheckpointError that says why it cannot be saved
@@ -23,6 +26,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from families import idefics3, internvl, nanovlm
+from families import idefics3, internvl, nanovlm, qwen_vl
 
-FAMILIES: dict[str, ModuleType] = {family.NAME: family for family in (idefics3, nanovlm, internvl)}
+FAMILIES: dict[str, ModuleType] = {family.NAME: family for family in (idefics3, nanovlm, internvl, qwen_vl)}

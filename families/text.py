@@ -101,7 +101,7 @@ def vision_config(stored: Mapping, defaults: Mapping[str, Any], **fixed) -> Visi
     return checked(VisionConfig, **values, **fixed)
 
 
-def text_config(stored: Mapping, defaults: Mapping[str, Any]) -> TextConfig:
+def text_config(stored: Mapping, defaults: Mapping[str, Any], **fixed: Any) -> TextConfig:
     """The text section of one of TEXT_FAMILIES. `defaults` are for keys that it lacks."""
     kind = stored.get("model_type", "llama")
     if not isinstance(kind, str) or kind not in TEXT_FAMILIES:
@@ -121,7 +121,7 @@ def text_config(stored: Mapping, defaults: Mapping[str, Any]) -> TextConfig:
     values = {name: value for name, value in {**family.defaults, **defaults}.items() if name not in stored}
     values |= {name: stored[name] for name in TEXT_KEYS if stored.get(name) is not None}
     rope = _read_rope(stored, values.get("max_position_embeddings", TextConfig.max_position_embeddings))
-    return checked(TextConfig, **{**values, **family.fixed, **rope})
+    return checked(TextConfig, **{**values, **family.fixed, **fixed, **rope})
 
 
 def _read_rope(stored: Mapping, max_positions: int) -> dict[str, Any]:

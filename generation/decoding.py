@@ -103,7 +103,7 @@ def decode(
 
     def next_of(chosen: Chosen) -> Chosen:
         kv_cache, start_pos = position.advance()
-        return choose(rows, step(chosen.token, kv_cache, start_pos)).send()
+        return choose(rows, step(chosen.token, kv_cache, start_pos, position.offset)).send()
 
     chosen = choose(rows, logits).send()
     while True:
@@ -143,10 +143,12 @@ def _decode_proposed(
         kv_cache, start_pos = position.advance(1 + len(proposed))
         began = time.perf_counter()
         if proposed:
-            assert isinstance(start_pos, int), "a single row"
-            (logits,) = step.ragged([[row.tokens[-1], *proposed]], kv_cache, [start_pos])
+            assert isinstance(start_pos, int) and isinstance(position.offset, int), "a single row"
+            ids = [[row.tokens[-1], *proposed]]
+            (logits,) = step.ragged(ids, kv_cache, [start_pos], [position.offset])
         else:
-            logits = step(torch.tensor([[row.tokens[-1]]], device=logits.device), kv_cache, start_pos)
+            token = torch.tensor([[row.tokens[-1]]], device=logits.device)
+            logits = step(token, kv_cache, start_pos, position.offset)
         speculation.observe([row], [proposed], time.perf_counter() - began)
 
 
@@ -211,14 +213,13 @@ def generate_stream(
 
     def embed_prompt() -> Prompt:
         x = model.embed(input_ids, pixel_values, pixel_attention_mask, encode)
-        return compact(x, attention_mask, lengths)
+        return compact(x, attention_mask, lengths, places)
 
-    own_ids = (
-        input_ids
-        if attention_mask is None
-        else [ids[real] for ids, real in zip(input_ids, attention_mask.bool())]
-    )
-    return TokenStream(_generate(model, embed_prompt, list(own_ids), lengths, options))
+    own_ids = list(input_ids)
+    if attention_mask is not None:
+        own_ids = [ids[real] for ids, real in zip(input_ids, attention_mask.bool())]
+    places = model.places(own_ids, pixel_values)
+    return TokenStream(_generate(model, embed_prompt, own_ids, lengths, options))
 
 
 def _generate(
@@ -244,6 +245,7 @@ def _generate(
         chunk = options.prefill_chunk if kv_cache else None
         logits = prefill(step, prompt, kv_cache, chunk)  # (B, V)
         logits = logits.repeat_interleave(answers, 0)  # (B · N, V)
+    offsets = [offset for offset in prompt.offsets for _ in range(answers)]
     del prompt
     if not kv_cache:
         step = uncached_step(language_model, lambda: embed_prompt().repeat(answers))
@@ -256,7 +258,8 @@ def _generate(
     watch.lap("prefill")
 
     row_lengths = tuple(length for length in lengths for _ in range(answers))
-    position = CachePosition(kv_cache, row_lengths, model.device, longest + options.max_new_tokens - 1)
+    most = longest + options.max_new_tokens - 1
+    position = CachePosition(kv_cache, row_lengths, model.device, most, offsets)
     speculation = Speculation(step, model.config.image_token_id)
     rows = new_rows(prompt_ids, options)
     if len(rows) == 1 and kv_cache:
@@ -267,15 +270,16 @@ def _generate(
 
 def prefill(step: Step, prompt: Prompt, kv_cache: KVCache, chunk: int | None = None) -> Tensor:
     """Compute a prompt, `chunk` positions at a time: logits (B, V) of each row's last position."""
-    longest = max(prompt.lengths)
+    longest, places = max(prompt.lengths), prompt.places
     if chunk is None or chunk >= longest:
-        return step.prefill(prompt.embeddings, prompt.lengths, kv_cache)
+        return step.prefill(prompt.embeddings, prompt.lengths, kv_cache, 0, places)
     logits: Tensor | None = None
     for start in range(0, longest, chunk):
         end = min(start + chunk, longest)
         # A row that has ended computes a position in vain, after its last.
         lengths = [min(max(length - start, 1), end - start) for length in prompt.lengths]
-        own = step.prefill(prompt.embeddings[:, start:end], lengths, kv_cache, start)
+        own_places = None if places is None else places[:, :, start:end]
+        own = step.prefill(prompt.embeddings[:, start:end], lengths, kv_cache, start, own_places)
         ends = torch.tensor([start < length <= end for length in prompt.lengths])[:, None]
         logits = own if logits is None else torch.where(kv.to_device(ends, own.device), own, logits)
     assert logits is not None, "a prompt has a position"

@@ -1,20 +1,23 @@
 """The key-value cache: a list with one dict {"key", "value"} per layer, tensors (B, H_kv, S, D_h).
 
-Slot s of a row holds the token at absolute position s of that row. The cache does not track its length: the
+Slot s of a row holds token s of that row. The cache does not track its length: the
 decode loop owns `start_pos`, and every slot at or after it is free. Going back is therefore only a smaller
 `start_pos`: a query at position p looks at slots 0 … p, and whatever continues from there writes each slot
 before its first query looks at it.
 
 Prompts come here without padding: `compact` moves each row's real positions to slots 0 … length - 1, wherever
-the padding was, so that prefill is plain causal for every batch and position equals slot.
+the padding was, so that prefill is plain causal for every batch and position equals slot. Rotary places are
+the slots, or a function of a prompt's ids and image sizes, and slot + one number a row after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from generation.protocol import Decoder
@@ -30,6 +33,11 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def per_row(numbers: Sequence[int], device: torch.device | str) -> int | Tensor:
+    """One number of each row: an int where all have the same, else (B,) int64."""
+    return numbers[0] if min(numbers) == max(numbers) else to_device(torch.tensor(numbers), device)
 
 
 def round_up(length: int, multiple: int) -> int:
@@ -179,13 +187,20 @@ def copy_row(kv_cache: KVCache, source: int, target: int, length: int) -> None:
 
 class CachePosition:
     """Where the next token of each row goes in a cache that has `lengths` filled positions a row. It is grown
-    up to `limit` when it is full, and empty when nothing is cached."""
+    up to `limit` when it is full, and empty when nothing is cached. A row's rotary place is its slot plus its
+    one of `offsets`."""
 
-    def __init__(self, kv_cache: KVCache, lengths: tuple[int, ...], device, limit: int | None = None):
+    def __init__(
+        self,
+        kv_cache: KVCache,
+        lengths: Sequence[int],
+        device,
+        limit: int | None = None,
+        offsets: Sequence[int] = (0,),
+    ):
         self.kv_cache, self.limit = kv_cache, limit
         self.longest = max(lengths)
-        shared = min(lengths) == self.longest
-        self.start_pos: int | Tensor = self.longest if shared else to_device(torch.tensor(lengths), device)
+        self.start_pos, self.offset = per_row(lengths, device), per_row(offsets, device)
         self._view: KVCache | None = None
 
     def advance(self, count: int = 1) -> tuple[KVCache, int | Tensor]:
@@ -215,18 +230,30 @@ def view_length(longest: int, kv_cache: KVCache) -> int:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Embeddings (B, L, D) with each row's real positions in front, and how many those are."""
+    """Embeddings (B, L, D) with each row's real positions in front, and how many those are.
+
+    places: rotary places (3, B, L) where they are not the slots; None where they are.
+    offsets: of each row, what is added to the slot of a token after the prompt.
+    """
 
     embeddings: Tensor
     lengths: tuple[int, ...]
+    places: Tensor | None = None
+    offsets: tuple[int, ...] = (0,)
 
     def lengths_tensor(self) -> Tensor:
         return to_device(torch.tensor(self.lengths), self.embeddings.device)
 
+    def offsets_tensor(self) -> Tensor:
+        return to_device(torch.tensor(self.offsets), self.embeddings.device)
+
     def repeat(self, n: int) -> Prompt:
         """Every row n times in a row."""
-        lengths = tuple(length for length in self.lengths for _ in range(n))
-        return Prompt(self.embeddings.repeat_interleave(n, 0), lengths)
+        lengths, offsets = (
+            tuple(number for number in numbers for _ in range(n)) for numbers in (self.lengths, self.offsets)
+        )
+        places = None if self.places is None else self.places.repeat_interleave(n, 1)
+        return Prompt(self.embeddings.repeat_interleave(n, 0), lengths, places, offsets)
 
 
 class ContextError(ValueError):
@@ -279,18 +306,27 @@ def prompt_lengths(
     return lengths
 
 
-def compact(embeddings: Tensor, attention_mask: Tensor | None, lengths: list[int]) -> Prompt:
+def compact(
+    embeddings: Tensor,
+    attention_mask: Tensor | None,
+    lengths: list[int],
+    places: Sequence[tuple[Tensor, int]] | None = None,
+) -> Prompt:
     """Move each row's real positions to the front, in order: padding anywhere becomes right padding.
 
     Args:
         embeddings: (B, T, D).
         attention_mask: (B, T), or None where nothing is padding.
         lengths: of `prompt_lengths`.
+        places: of `VisionLanguage.places`, a row's each.
     """
-    longest = max(lengths)
+    longest, rotary = max(lengths), ()
+    if places is not None:
+        padded = torch.stack([F.pad(own, (0, longest - own.shape[1])) for own, _ in places], 1)
+        rotary = to_device(padded, embeddings.device), tuple(offset for _, offset in places)
     if attention_mask is None or min(lengths) == embeddings.shape[1]:
-        return Prompt(embeddings, tuple(lengths))
+        return Prompt(embeddings, tuple(lengths), *rotary)
     padding = ~attention_mask.bool()
     order = torch.argsort(padding, dim=1, stable=True)[:, :longest]  # real ones first, order kept
     order = to_device(order, embeddings.device)[..., None].expand(-1, -1, embeddings.shape[2])
-    return Prompt(embeddings.gather(1, order), tuple(lengths))
+    return Prompt(embeddings.gather(1, order), tuple(lengths), *rotary)

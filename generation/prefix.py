@@ -123,12 +123,16 @@ class KeyedPrompt:
 
     items: of the parts, in order.
     keys: (T,) int64, one for each position; see the module's docstring.
+    places: rotary places (3, T) where they are not the slots; None where they are.
+    offset: what is added to the slot of a token after the prompt.
     """
 
     input_ids: Tensor
     parts: Pixels | None
     items: list[Item]
     keys: Tensor
+    places: Tensor | None = None
+    offset: int = 0
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -170,7 +174,8 @@ def read_prompt(
     counts = torch.tensor([item.positions for item in items], dtype=torch.int64)
     of_positions = torch.tensor(of_parts, dtype=torch.int64).repeat_interleave(counts)
     keys = ids.masked_scatter(ids == model.config.image_token_id, of_positions)
-    return KeyedPrompt(ids, parts, items, keys)
+    places = model.places([ids], parts)
+    return KeyedPrompt(ids, parts, items, keys, *(places[0] if places else ()))
 
 
 def first_part(prompt: KeyedPrompt, reused: int) -> tuple[int, int]:

@@ -19,7 +19,13 @@ class Decoder(Protocol):
     @property
     def cache_dtype(self) -> torch.dtype: ...
     def __call__(
-        self, x: Tensor, *, kv_cache: Any = None, start_pos: int | Tensor = 0
+        self,
+        x: Tensor,
+        *,
+        kv_cache: Any = None,
+        start_pos: int | Tensor = 0,
+        position_ids: Tensor | None = None,
+        offset: int | Tensor = 0,
     ) -> tuple[Tensor, Any]: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
 
@@ -36,7 +42,9 @@ class CutParts(Protocol):
     def __iter__(self) -> Iterator[Any]: ...  # hashable, with `pixels` (3, H, W)
     def __getitem__(self, which: slice | Sequence[int], /) -> CutParts: ...
     def numel(self) -> int: ...
-    def to(self, device: torch.device, dtype: torch.dtype, /) -> Tensor: ...
+    def to(
+        self, device: torch.device, dtype: torch.dtype, /
+    ) -> Sequence[Tensor]: ...  # a tensor if of one size
 
 
 Pixels: TypeAlias = Tensor | CutParts
@@ -57,6 +65,7 @@ class VisionLanguage(Protocol):
     ) -> tuple[Pixels, list[int] | None]: ...
 
     def positions(self, parts: Pixels) -> list[int]: ...
+    def places(self, prompts: Sequence[Tensor], parts: Pixels | None) -> list[tuple[Tensor, int]] | None: ...
     def check_placeholders(
         self, input_ids: Tensor, positions: list[int], row_parts: list[int] | None = None
     ) -> None: ...

@@ -270,10 +270,11 @@ def recordable(
     """`choose` for `plain` rows of equal `params`, as operations on the device alone, which a CUDA graph may
     record: logits (k, V) become the next tokens (k, 1), in place.
 
-    counters: (4, k) int64 of each row: its position, seed, how many numbers it has drawn, and what is read.
+    counters: (5, k) int64 of each row: its position, seed, how many numbers it has drawn, the offset of its
+        rotary places, and what is read.
     logprobs: (2, k), the tokens' `chosen_logprobs`, or None.
     """
-    _, seeds, drawn, ids = counters
+    _, seeds, drawn, _, ids = counters
 
     def choose_in_place(logits: Tensor) -> None:
         token = sample(logits, params, None if params.greedy else uniforms(seeds, drawn))
@@ -281,7 +282,7 @@ def recordable(
         if logprobs is not None:
             logprobs.copy_(chosen_logprobs(logits, token))
         ids.copy_(token[:, 0].masked_fill(~logits.amax(-1).isfinite(), BAD))
-        counters[::2] += 1
+        counters[0:3:2] += 1
 
     return choose_in_place
 

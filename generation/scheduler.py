@@ -133,10 +133,10 @@ class Scheduler:
         self.budget = CacheBudget.of(model.language_model, slots, lambda: available_bytes(model.device))
         self.budget.check(self.budget.positions)
         self._cache = SlotCache(model.language_model, self.budget)
-        # Of each slot: the token to be fed; its position, the row's seed, how many numbers it has drawn, and
-        # the token that a recorded step has chosen, or BAD.
+        # Of each slot: the token to be fed; its position, the row's seed, how many numbers it has drawn, the
+        # offset of its rotary places, and the token that a recorded step has chosen, or BAD.
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
-        self._counters = torch.zeros(4, slots, dtype=torch.int64, device=model.device)
+        self._counters = torch.zeros(5, slots, dtype=torch.int64, device=model.device)
         self._logprobs = torch.zeros(2, slots, device=model.device)  # `chosen_logprobs` of a recorded step
         self._running = False
         self._spared = 0  # see SPARE_FROM
@@ -167,7 +167,7 @@ class Scheduler:
         self._launched: deque[Chosen] = deque()
         self._events: list[NewTokens | RequestOutput] = []
         self._view: tuple[tuple[int, int, int], kv.KVCache] | None = None
-        self._replay: tuple[kv.KVCache, tuple[SamplingParams, bool], Callable[[], None]] | None = None
+        self._replay: tuple[kv.KVCache, tuple, Callable[[], None]] | None = None
         self._counted: list[tuple[SlotRow, int]] = []  # rows and positions that the counters stand at
 
     # --------------------------------------------------------------------------------------- the loop
@@ -500,11 +500,12 @@ class Scheduler:
             for row, length in zip(rows, lengths, strict=True)
             if row.embeds is not None
         ]
-        x = torch.cat([F.pad(own, (0, 0, 0, longest - own.shape[1])) for own in embeds])
-        start_pos = starts[0] if len(set(starts)) == 1 else kv.to_device(torch.tensor(starts), x.device)
+        width = max(own.shape[2] for own in embeds)  # more where layers get features of images, too
+        x = torch.cat([F.pad(own, (0, width - own.shape[2], 0, longest - own.shape[1])) for own in embeds])
+        start_pos = kv.per_row(starts, x.device)
         end = min(max(starts) + longest, self._cache.capacity)  # no more than that is real
         cache = kv.view(self._cache.kv_cache, end, rows[0].slot, len(rows))
-        logits = self._step.prefill(x, lengths, cache, start_pos)
+        logits = self._step.prefill(x, lengths, cache, start_pos, self._places(rows, longest))
         for row, length in zip(rows, lengths, strict=True):
             assert row.embeds is not None
             row.embeds = row.embeds[:, length:] if length < row.embeds.shape[1] else None
@@ -513,6 +514,19 @@ class Scheduler:
             self.stats.prefilled += length
             self.stats.reused += row.reused if row.start == row.length else 0
         return logits
+
+    def _places(self, rows: list[SlotRow], length: int) -> Tensor | None:
+        """Rotary places (3, k, length) of rows from `start` on, where they are not the slots."""
+        own = [row.prompt.places for row in rows]
+        next_ones = [
+            places[:, row.start : row.start + length]
+            for row, places in zip(rows, own, strict=True)
+            if places is not None
+        ]
+        if not next_ones:
+            return None
+        padded = [F.pad(one, (0, length - one.shape[1])) for one in next_ones]
+        return kv.to_device(torch.stack(padded, 1), self.model.device)
 
     # ------------------------------------------------------------------------------------------- tokens
 
@@ -552,28 +566,31 @@ class Scheduler:
         """A step of the first slots, `span`, of which `rows` decode; `proposals` are empty."""
         params, count = rows[0].params, len(span)
         record = self._step.records and all(row.params == params and row.plain for row in rows)
-        if not record and min(positions) == max(positions):
+        alike = len({(position, row.prompt.offset) for position, row in zip(positions, span)}) == 1
+        if not record and alike:
             start_pos: int | Tensor = positions[0]
+            offset: int | Tensor = span[0].prompt.offset
             self._counted = []
         else:
             self._count(span, positions)
             start_pos = self._counters[0, :count]
+            offset = 0 if all(row.prompt.places is None for row in span) else self._counters[3, :count]
         cache = self._view_of(count, None if isinstance(start_pos, int) else max(positions) + 1)
         tokens = self._tokens[:count]
         if record:
             confident = any(row.options.confidence for row in rows)
-            self._recorded(count, cache, params, confident)()
+            self._recorded(count, cache, params, confident, offset)()
             own = self._index([row.slot for row in rows]) if len(rows) < count else slice(count)
             chosen = self._logprobs[:, own].clone() if confident else None
-            ids = self._counters[3, own].clone()
+            ids = self._counters[4, own].clone()
             self._launched.append(Chosen(rows, tokens, ids, chosen=chosen).send())
         else:
             began = time.perf_counter()
-            logits = self._step(tokens, cache, start_pos)
+            logits = self._step(tokens, cache, start_pos, offset)
             if proposals:
                 self.speculation.observe(rows, proposals, time.perf_counter() - began)
             if not isinstance(start_pos, int):
-                self._counters[::2, :count] += 1
+                self._counters[0:3:2, :count] += 1
             if len(rows) < count:
                 logits = logits[self._index([row.slot for row in rows])]
             self._launch(rows, logits)
@@ -587,7 +604,7 @@ class Scheduler:
         alike = min(positions) == max(positions)
         cache = self._view_of(len(span), None if alike else max(positions) + max(map(len, ids)))
         began = time.perf_counter()
-        logits = self._step.ragged(ids, cache, positions)
+        logits = self._step.ragged(ids, cache, positions, [row.prompt.offset for row in span])
         self.speculation.observe(rows, proposals, time.perf_counter() - began)
         self.speculation.verify(rows, proposals, [logits[row.slot] for row in rows])
         self._counted = []
@@ -610,8 +627,9 @@ class Scheduler:
         """Have the counters of these rows on the device, which counts on by itself while rows stay."""
         if self._counted != list(zip(span, positions)):
             seeds = [0 if row.params.greedy else row.first_seed() for row in span]
-            counters = torch.tensor([positions, seeds, [row.launched for row in span]])
-            self._counters[:3, : len(span)] = kv.to_device(counters, self.model.device)
+            offsets = [row.prompt.offset for row in span]
+            counters = torch.tensor([positions, seeds, [row.launched for row in span], offsets])
+            self._counters[:4, : len(span)] = kv.to_device(counters, self.model.device)
         self._counted = [(row, position + 1) for row, position in zip(span, positions)]
 
     def _view_of(self, count: int, longest: int | None) -> kv.KVCache:
@@ -624,15 +642,17 @@ class Scheduler:
         return self._view[1]
 
     def _recorded(
-        self, count: int, cache: kv.KVCache, params: SamplingParams, sure: bool
+        self, count: int, cache: kv.KVCache, params: SamplingParams, sure: bool, offset: int | Tensor
     ) -> Callable[[], None]:
         """A step of the first `count` slots with its choice, recorded; asked for anew where those change."""
-        if self._replay is None or self._replay[0] is not cache or self._replay[1] != (params, sure):
+        offsets = offset if isinstance(offset, Tensor) else None
+        key = (params, sure, offsets is None)
+        if self._replay is None or self._replay[0] is not cache or self._replay[1] != key:
             tokens, counters = self._tokens[:count], self._counters[:, :count]
             choice = recordable(tokens, counters, params, self._logprobs[:, :count] if sure else None)
             state = [self._tokens, self._counters, self._logprobs]
-            replay = self._step.bind(tokens, cache, counters[0], choice, state, (count, params, sure))
-            self._replay = cache, (params, sure), replay
+            replay = self._step.bind(tokens, cache, counters[0], choice, state, (count, *key), offsets)
+            self._replay = cache, key, replay
         return self._replay[2]
 
     def _launch(self, rows: list[SlotRow], logits: Tensor) -> None:

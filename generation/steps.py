@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from generation.kv_cache import KVCache, Prompt, to_device
+from generation.kv_cache import KVCache, Prompt, per_row, to_device
 from generation.protocol import Decoder
 
-DecodeStep = Callable[[Tensor, KVCache, "int | Tensor"], Tensor]
+# (token ids, cache, start_pos), and the offset where it is not 0
+DecodeStep = Callable[..., Tensor]
 
 
 class Step:
@@ -38,36 +39,54 @@ class Step:
     def __init__(self, language_model: Decoder):
         self._language_model = language_model
 
-    def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
-        """(B, 1) token ids -> (B, V) logits; the cache gains a position in each row."""
-        return self.chunk(token_ids, kv_cache, start_pos)[:, -1]
+    def __call__(
+        self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
+    ) -> Tensor:
+        """(B, 1) token ids -> (B, V) logits; the cache gains a position in each row. A token's rotary place
+        is its slot plus its row's `offset`, an int or (B,)."""
+        return self.chunk(token_ids, kv_cache, start_pos, offset)[:, -1]
 
-    def chunk(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
+    def chunk(
+        self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
+    ) -> Tensor:
         """(B, T) token ids -> (B, T, V) logits of each position; the cache gains T positions in each row."""
         x = self._language_model.embed_tokens(token_ids)  # (B, T, D)
-        hidden, _ = self._language_model(x, kv_cache=kv_cache, start_pos=start_pos)
+        hidden, _ = self._language_model(x, kv_cache=kv_cache, start_pos=start_pos, offset=offset)
         return self._language_model.logits(hidden)
 
     def prefill(
-        self, embeddings: Tensor, lengths: Sequence[int], kv_cache: KVCache, start_pos: int | Tensor = 0
+        self,
+        embeddings: Tensor,
+        lengths: Sequence[int],
+        kv_cache: KVCache,
+        start_pos: int | Tensor = 0,
+        places: Tensor | None = None,
     ) -> Tensor:
-        """(B, L, D) embeddings, of which each row's first `lengths` are real -> (B, V) logits of its last
-        position; the cache, if there is one, gains `lengths` positions in each row."""
+        """(B, L, D) embeddings, or wider ones (see `LanguageModel.forward`), of which each row's first
+        `lengths` are real -> (B, V) logits of its last position; the cache, if there is one, gains `lengths`
+        positions in each row. `places` (3, B, L) are their rotary places where those are not the slots."""
         language_model = self._language_model
-        hidden, _ = language_model(embeddings, kv_cache=kv_cache or None, start_pos=start_pos)  # (B, L, D)
+        hidden, _ = language_model(
+            embeddings, kv_cache=kv_cache or None, start_pos=start_pos, position_ids=places
+        )  # (B, L, D)
         if min(lengths) == max(lengths):
             return language_model.logits(hidden[:, max(lengths) - 1])
         last = to_device(torch.tensor(lengths) - 1, hidden.device)[:, None, None]
         return language_model.logits(hidden.gather(1, last.expand(-1, 1, hidden.shape[2]))[:, 0])
 
     def ragged(
-        self, token_ids: Sequence[Sequence[int]], kv_cache: KVCache, starts: Sequence[int]
+        self,
+        token_ids: Sequence[Sequence[int]],
+        kv_cache: KVCache,
+        starts: Sequence[int],
+        offsets: Sequence[int],
     ) -> list[Tensor]:
-        """`chunk` of so many ids of each row from its own position on: logits (n, V) of each row."""
+        """`chunk` of so many ids of each row from its own slot on, with its own offset: logits (n, V) of each
+        row."""
         longest, device = max(map(len, token_ids)), next(iter(kv_cache[0].values())).device
         padded = torch.tensor([[*own, *[own[-1]] * (longest - len(own))] for own in token_ids])
-        start_pos = starts[0] if min(starts) == max(starts) else to_device(torch.tensor(starts), device)
-        logits = self.chunk(to_device(padded, device), kv_cache, start_pos)
+        start_pos, offset = (per_row(numbers, device) for numbers in (starts, offsets))
+        logits = self.chunk(to_device(padded, device), kv_cache, start_pos, offset)
         return [row[: len(own)] for row, own in zip(logits, token_ids, strict=True)]
 
     def adopt(self, kv_cache: KVCache, filled: int, needed: int) -> None:
@@ -82,6 +101,7 @@ class Step:
         choose: Callable[[Tensor], None],
         state: list[Tensor],
         key: tuple,
+        offsets: Tensor | None = None,
     ) -> Callable[[], None]:
         """What runs a step, and then `choose` with its logits (B, V), each time it is called.
 
@@ -91,10 +111,11 @@ class Step:
             choose: operations on the device that read nothing back.
             state: every tensor that `choose` changes, which binding must not.
             key: equal only where `choose` does the same to the same tensors.
+            offsets: (B,), a buffer as well: what is added to positions for rotary places; None for nothing.
 
         Ask again where any of these or the weights may have changed; a step that records does so once.
         """
-        return lambda: choose(self(token, kv_cache, positions))
+        return lambda: choose(self(token, kv_cache, positions, 0 if offsets is None else offsets))
 
 
 class FunctionStep(Step):
@@ -106,23 +127,34 @@ class FunctionStep(Step):
         super().__init__(language_model)
         self._function = function
 
-    def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
-        return self._function(token_ids, kv_cache, start_pos)
+    def __call__(
+        self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
+    ) -> Tensor:
+        if isinstance(offset, int) and offset == 0:
+            return self._function(token_ids, kv_cache, start_pos)
+        return self._function(token_ids, kv_cache, start_pos, offset)
 
 
 def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -> Step:
     """The slow reference: no cache; images, prompt and all tokens so far are recomputed for each token."""
     new_ids: list[Tensor] = []
 
-    def step(token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
+    def step(
+        token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
+    ) -> Tensor:
         new_ids.append(token_ids)
         prompt, new = embed_prompt(), language_model.embed_tokens(torch.cat(new_ids, 1))  # (B, n, D)
         count = new.shape[1]
+        new = F.pad(new, (0, prompt.embeddings.shape[2] - new.shape[2]))
         x = F.pad(prompt.embeddings, (0, 0, 0, count))  # (B, L + n, D)
         slots = prompt.lengths_tensor()[:, None] + torch.arange(count, device=x.device)  # (B, n)
         rows = torch.arange(x.shape[0], device=x.device)
         x[rows[:, None], slots] = new  # after each row's real positions
-        hidden, _ = language_model(x)
+        places = None
+        if prompt.places is not None:
+            places = F.pad(prompt.places, (0, count))  # (3, B, L + n)
+            places[:, rows[:, None], slots] = slots + prompt.offsets_tensor()[:, None]
+        hidden, _ = language_model(x, position_ids=places)
         return language_model.logits(hidden[rows, slots[:, -1]])
 
     return FunctionStep(step, language_model)

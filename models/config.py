@@ -89,6 +89,44 @@ class VisionConfig:
 
 
 @dataclass(frozen=True)
+class PackedVisionConfig:
+    """A vision transformer over images of their own grids: patches of several stand one after another."""
+
+    hidden_size: int = 1024
+    intermediate_size: int = 4096
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 16
+    num_channels: int = 3
+    patch_size: int = 16
+    merge_size: int = 2  # merge_size² patches, a square, become one position among the text
+    temporal_patch_size: int = 2  # pictures that one patch spans; a still is repeated
+    norm: str = "layer"
+    norm_eps: float = 1e-6
+    gated_mlp: bool = False
+    patch_bias: bool = True
+    table_side: int = 48  # of the square table of learned positions; 0: there is none
+    rope_theta: float = 10_000.0
+    window: int = 0  # patches a side; 0: every layer attends to the whole image
+    whole_layers: tuple[int, ...] = ()  # which do nevertheless
+    taps: tuple[int, ...] = ()  # layers whose output is taken, too, for the first layers of the text part
+
+    def __post_init__(self):
+        _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size")
+        _check_range(self, 1, _MAX_LAYERS, "num_hidden_layers")
+        _check_range(self, 1, self.hidden_size, "num_attention_heads")
+        _check_range(self, 1, 16, "num_channels", "merge_size", "temporal_patch_size")
+        _check_range(self, 1, 1_024, "patch_size")
+        _check_range(self, 0, 4_096, "table_side", "window")
+        _check_multiple(self, "hidden_size", "num_attention_heads")
+        if (dim := self.hidden_size // self.num_attention_heads) % 4:
+            raise ValueError(f"PackedVisionConfig: heads of {dim} numbers, expected a multiple of 4")
+        _check_choice(self, "norm", "layer", "rms")
+        _make_positive(self, "norm_eps", "rope_theta")
+        if self.window % self.merge_size:
+            _check_multiple(self, "window", "merge_size")
+
+
+@dataclass(frozen=True)
 class RopeScaling:
     """Rotary-embedding scaling: `linear` divides every frequency; `llama3` smooths between bands, with the
     fields of Llama 3.1's config."""
@@ -131,6 +169,10 @@ class TextConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # queries and keys are normed, head by head, before they are rotated (Qwen3)
     qkv_bias_only: bool = False  # attention_bias is not about the output's projection (Qwen2)
+    # Of the rotary frequencies so many turn by a token's place in time, in a column, in a row of an image
+    # (Qwen-VL); () where all turn by one place. Interleaved: the three take turns, frequency by frequency.
+    rope_sections: tuple[int, ...] = ()
+    rope_interleaved: bool = False
 
     def __post_init__(self):
         _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size", "num_attention_heads")
@@ -147,6 +189,12 @@ class TextConfig:
             raise ValueError(f"TextConfig.head_dim must be even for rotary embeddings, got {self.head_dim}")
         _check_choice(self, "hidden_act", "silu")
         _make_positive(self, "rms_norm_eps", "rope_theta")
+        sections = self.rope_sections
+        if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != self.head_dim // 2):
+            raise ValueError(
+                f"TextConfig.rope_sections: expected three numbers whose sum is {self.head_dim // 2}, "
+                f"got {sections}"
+            )
 
 
 @dataclass(frozen=True)
@@ -154,7 +202,7 @@ class VLMConfig:
     """The whole model: its family's name (a module of families/), vision, projector, text, and the id that a
     prompt holds once for each position of an image. It may follow the vocabulary, having no embedding."""
 
-    vision: VisionConfig = field(default_factory=VisionConfig)
+    vision: VisionConfig | PackedVisionConfig = field(default_factory=VisionConfig)
     text: TextConfig = field(default_factory=TextConfig)
     scale_factor: int = 2
     image_token_id: int = 128_257
@@ -166,8 +214,9 @@ class VLMConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self):
-        _check_range(self, 1, self.vision.grid, "scale_factor")
-        if self.vision.grid % self.scale_factor:
+        if isinstance(self.vision, VisionConfig):
+            _check_range(self, 1, self.vision.grid, "scale_factor")
+        if isinstance(self.vision, VisionConfig) and self.vision.grid % self.scale_factor:
             raise ValueError(
                 f"VLMConfig.scale_factor ({self.scale_factor}) must divide the vision grid "
                 f"({self.vision.grid} patches a side)"

@@ -1,8 +1,8 @@
 """A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
 The cache is a list with one dict {"key", "value"} per layer, tensors (B, H_kv, S, D_h), made by whoever
-decodes (`generation/kv_cache.py`). Slot s of a row holds the token at absolute position s of that row, so
-`start_pos` says both where keys are written and how they are rotated.
+decodes (`generation/kv_cache.py`). Slot s of a row holds token s of that row: `start_pos` says where keys are
+written, and how they are rotated, unless a family has rotary places of its own (`position_ids`, `offset`).
 """
 
 from __future__ import annotations
@@ -46,12 +46,27 @@ def rope_frequencies(config: TextConfig, device=None) -> Tensor:
 
 
 def rope_tables(inv_freq: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin for absolute positions (T,) or (B, T): each (1 or B, 1, T, D_h), computed in float32."""
-    angles = positions.to(torch.float32)[..., None] * inv_freq  # (..., T, D_h / 2)
+    """cos and sin for absolute positions (T,), (B, T) or, frequency by frequency, (B, T, D_h / 2): each
+    (1 or B, 1, T, D_h), computed in float32."""
+    positions = positions if positions.dim() == 3 else positions[..., None]
+    angles = positions.to(torch.float32) * inv_freq  # (..., T, D_h / 2)
     angles = torch.cat((angles, angles), dim=-1)
     if angles.dim() == 2:
         angles = angles[None]
     return angles.cos().to(dtype)[:, None], angles.sin().to(dtype)[:, None]
+
+
+def rope_axes(config: TextConfig) -> Tensor:
+    """(D_h / 2,) int64: by which of a token's three places (time, row, column) each frequency turns."""
+    _, rows, columns = config.rope_sections
+    axes = torch.zeros(config.head_dim // 2, dtype=torch.int64)
+    if config.rope_interleaved:  # time, row, column, time, row, column, … and time again where the others end
+        axes[1 : 3 * rows : 3] = 1
+        axes[2 : 3 * columns : 3] = 2
+    else:
+        axes[config.rope_sections[0] :] = 1
+        axes[len(axes) - columns :] = 2
+    return axes
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -216,6 +231,12 @@ class LanguageModel(nn.Module):
             self._inv_freq = rope_frequencies(self.config, device)
         return self._inv_freq
 
+    def turns(self, positions: Tensor) -> Tensor:
+        """What each frequency turns by: (…, T) as they are, or of (3, B, T) each its own, (B, T, D_h / 2)."""
+        if positions.dim() < 3:
+            return positions
+        return positions.movedim(0, -1)[..., rope_axes(self.config).to(positions.device)]
+
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, D) hidden states -> (…, V) logits."""
         return self.lm_head(hidden)
@@ -227,17 +248,21 @@ class LanguageModel(nn.Module):
         kv_cache: KVCache | None = None,
         start_pos: int | Tensor = 0,
         position_ids: Tensor | None = None,
+        offset: int | Tensor = 0,
     ) -> tuple[Tensor, KVCache | None]:
         """Run the decoder.
 
         Args:
-            x: (B, T, D) embeddings.
+            x: (B, T, D) embeddings; (B, T, (1 + n) · D) with what is added after layers 0 … n - 1
+                (DeepStack, arXiv:2406.04334).
             attention_mask: None; or (B, S) with 0 on padding, S = start_pos + T; or (B, T, S) bool, True
                 where a query may look, which then has the whole say (packed segments, shared prefixes),
                 as has a `BlockMask` of flex_attention.
             kv_cache: one {"key", "value"} dict per layer, written in place at start_pos; None keeps nothing.
             start_pos: position of the first token, an int, or (B,) int64 where rows differ.
-            position_ids: (B, T) rotary positions, for training; exclusive with a cache and with start_pos.
+            position_ids: rotary places where they are not the slots: (B, T), or (3, B, T) by time, row and
+                column for a model with `rope_sections`.
+            offset: rotary place less slot where that is one number for each row: an int, or (B,) int64.
 
         Returns:
             (hidden states (B, T, D), the cache that was given).
@@ -254,10 +279,8 @@ class LanguageModel(nn.Module):
             # Reading the longest row back would stop the device: whoever decodes hands in a buffer (or a view
             # of one) of fitting length, and the mask hides what a row has not filled.
             kv_length = kv_cache[0]["key"].shape[2]
-        positions = slots
+        positions = slots + (offset[:, None] if isinstance(offset, Tensor) else offset)
         if position_ids is not None:
-            if kv_cache is not None or start_pos != 0:
-                raise ValueError("position_ids are for training: give either them or start_pos and a cache")
             positions = position_ids
         elif isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 and kv_cache is None:
             # Padding takes no position: the first real token of a row stands at 0.
@@ -272,10 +295,13 @@ class LanguageModel(nn.Module):
         mask = attention_mask_for(length, kv_length, attention_mask, slots)
         if isinstance(mask, Tensor) and kv_cache is None and torch.is_grad_enabled():
             mask = additive(mask, x)
-        rope = rope_tables(self.inv_freq(x.device), positions, x.dtype)
+        rope = rope_tables(self.inv_freq(x.device), self.turns(positions), x.dtype)
+        x, *deep = x.split(self.config.hidden_size, dim=-1)
         for index, layer in enumerate(self.layers):
             layer_cache = None if kv_cache is None else kv_cache[index]
             x = layer(x, rope, mask, layer_cache, start_pos, kv_length)
+            if index < len(deep):
+                x = x + deep[index]
         return self.norm(x), kv_cache
 
 

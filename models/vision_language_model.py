@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from families import FAMILIES
@@ -32,6 +33,12 @@ from models.language_model import KVCache
 from models.losses import summed_cross_entropy
 
 IGNORE_INDEX = -100  # label of a position that carries no loss, as in cross_entropy
+
+
+def _size(part: Any) -> tuple[int, int]:
+    """Height and width in pixels of a part of an image, numbers (3, H, W) or still bytes."""
+    height, width = (part if isinstance(part, Tensor) else part.pixels).shape[-2:]
+    return height, width
 
 
 @dataclass
@@ -123,9 +130,11 @@ class VisionLanguageModel(nn.Module):
         init_weights(self, self.config, generator, prefix)
 
     def encode_images(self, pixel_values: Pixels) -> Sequence[Tensor]:
-        """Pixels as `parts_of_rows` takes them -> features of each part, (its positions, D)."""
+        """Pixels as `parts_of_rows` takes them -> features of each part, (its positions, D), or wider where
+        the family has some for layers of the text part as well."""
         parts, _ = self.parts_of_rows(pixel_values)
-        return self.projector(self.vision_model(parts.to(self.device, self.dtype)))
+        features = self.projector(self.vision_model(parts.to(self.device, self.dtype)))
+        return features if features.dim() == 3 else features.split(self.positions(parts))
 
     def embed_tokens(self, input_ids: Tensor) -> Tensor:
         """Embeddings (B, T, D); where a placeholder has none, another's stands for it."""
@@ -155,10 +164,12 @@ class VisionLanguageModel(nn.Module):
 
     def place_features(self, input_ids: Tensor, features: Tensor | None) -> Tensor:
         """Embeddings (B, T, D) of input_ids (B, T), with image features (P, D) in place of the P placeholders
-        among them."""
+        among them; where features are wider, so are they, with zeros for text."""
         x = self.embed_tokens(input_ids)
         if features is None:
             return x
+        if features.shape[1] > x.shape[2]:
+            x = F.pad(x, (0, features.shape[1] - x.shape[2]))
         places = torch.eq(input_ids, self.config.image_token_id)
         return x.masked_scatter(places[..., None], features.to(x.dtype))
 
@@ -168,6 +179,15 @@ class VisionLanguageModel(nn.Module):
         if isinstance(parts, Tensor):
             return [of(self.config, *parts.shape[-2:])] * len(parts)
         return [of(self.config, *part.pixels.shape[-2:]) for part in parts]
+
+    def places(self, prompts: Sequence[Tensor], parts: Pixels | None) -> list[tuple[Tensor, int]] | None:
+        """Of each prompt (T,), rotary places (3, T) of its tokens, and what is added to the slot of a token
+        after it; None where places are slots. `parts` are those of all prompts, in order."""
+        if not self.config.text.rope_sections:
+            return None
+        sizes = iter([] if parts is None else [_size(part) for part in parts])
+        family = FAMILIES[self.config.family]
+        return [family.places(self.config, ids.tolist(), sizes) for ids in prompts]
 
     @staticmethod
     def parts_of_rows(
@@ -245,7 +265,7 @@ class VisionLanguageModel(nn.Module):
             pixel_attention_mask: (B, n, H, W) or (N, H, W), or None.
             attention_mask: (B, T), 0 on padding, or (B, T, T) bool for packed segments.
             labels: (B, T), the ids themselves, -100 where there is no loss; shifted here.
-            position_ids: (B, T), for packed segments.
+            position_ids: (B, T), or (3, B, T) of a family with rotary places of its own, for packed segments.
             logits_to_keep: compute logits of only the last so many positions; 0 means all.
         """
         hidden, _ = self.hidden_states(
@@ -269,7 +289,23 @@ class VisionLanguageModel(nn.Module):
     ) -> tuple[Tensor, KVCache | None]:
         """Everything up to the head: (hidden (B, T, D), kv_cache). See `LanguageModel.forward`."""
         x = self.embed(input_ids, pixel_values, pixel_attention_mask)
+        if position_ids is None and self.config.text.rope_sections:
+            position_ids = self.position_ids(input_ids, pixel_values, attention_mask)
         return self.language_model(x, attention_mask, kv_cache, start_pos, position_ids)
+
+    def position_ids(
+        self, input_ids: Tensor, pixel_values: Pixels | None, attention_mask: Tensor | None
+    ) -> Tensor:
+        """Rotary places (3, B, T) of whole prompts (B, T), 0 on padding."""
+        real = torch.ones_like(input_ids, dtype=torch.bool)
+        if attention_mask is not None:
+            if attention_mask.dim() != 2:
+                raise ValueError("packed segments need the position_ids (3, B, T) of each")
+            real = attention_mask.bool()
+        places = self.places([ids[own] for ids, own in zip(input_ids, real)], pixel_values)
+        out = torch.zeros(3, *input_ids.shape, dtype=torch.int64)
+        out[:, real.cpu()] = torch.cat([own for own, _ in places or ()], 1)
+        return to_device(out, self.device)
 
     def generate(
         self,

@@ -1,0 +1,255 @@
+"""Images of their own grids to features: a vision transformer over packed patches, as Qwen2.5-VL and
+Qwen3-VL have it (arXiv:2502.13923, arXiv:2511.21631).
+
+An image is not cut into tiles: its patches, in blocks of `merge_size` × `merge_size`, stand one after
+another, and those of several images after one another. A patch attends within its image, or within its window
+of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import groupby
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.config import PackedVisionConfig
+from models.language_model import apply_rope
+
+Grid = tuple[int, int]  # patches of an image: rows, columns
+
+
+def norm_of(config: PackedVisionConfig) -> nn.Module:
+    kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
+    return kind(config.hidden_size, eps=config.norm_eps)
+
+
+class PackedAttention(nn.Module):
+    """Bidirectional multi-head attention within each of several segments that stand one after another."""
+
+    def __init__(self, config: PackedVisionConfig):
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        width = config.hidden_size
+        self.q_proj = nn.Linear(width, width)
+        self.k_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.out_proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], lengths: Sequence[int]) -> Tensor:
+        """x (P, D), `rope` as `axial_rope` gives it, the segments' lengths, whose sum is P."""
+        q, k, v = (
+            part(x).view(len(x), self.num_heads, -1) for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        # Angles are float32, and so is the rotation: half precision would move a patch of a large image.
+        q, k = (apply_rope(part.float(), *rope).to(v.dtype) for part in (q, k))
+        done, out = 0, []
+        for length, same in groupby(lengths):  # one call for neighbours of one length, as most windows are
+            count = len(list(same))
+            parts = slice(done, done := done + count * length)
+            # (n · L, H, D_h) -> (n, H, L, D_h)
+            heads = (part[parts].view(count, length, *part.shape[1:]).transpose(1, 2) for part in (q, k, v))
+            out.append(F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(count * length, -1))
+        return self.out_proj(torch.cat(out))
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU (arXiv:2002.05202) with biases."""
+
+    def __init__(self, config: PackedVisionConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class PlainMLP(nn.Module):
+    def __init__(self, config: PackedVisionConfig):
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class PackedBlock(nn.Module):
+    def __init__(self, config: PackedVisionConfig):
+        super().__init__()
+        self.norm1, self.norm2 = norm_of(config), norm_of(config)
+        self.self_attn = PackedAttention(config)
+        self.mlp = GatedMLP(config) if config.gated_mlp else PlainMLP(config)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], lengths: Sequence[int]) -> Tensor:
+        x = x + self.self_attn(self.norm1(x), rope, lengths)
+        return x + self.mlp(self.norm2(x))
+
+
+class PatchEmbedding(nn.Module):
+    """Pictures in pairs, as the frames of a video come: a still is a pair of itself."""
+
+    def __init__(self, config: PackedVisionConfig):
+        super().__init__()
+        side = config.patch_size
+        shape = (config.hidden_size, config.num_channels, config.temporal_patch_size, side, side)
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(config.hidden_size)) if config.patch_bias else None
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """(P, C · side · side) of stills -> (P, D)."""
+        return F.linear(patches, self.weight.sum(2).flatten(1), self.bias)
+
+
+class PackedVisionTransformer(nn.Module):
+    """Patches, positions from a learned table (where there is one) and from two-dimensional rotation, and
+    pre-norm blocks."""
+
+    def __init__(self, config: PackedVisionConfig):
+        super().__init__()
+        self.config = config
+        self.patch_embedding = PatchEmbedding(config)
+        side = config.table_side
+        self.position_embedding = nn.Embedding(side**2, config.hidden_size) if side else None
+        self.layers = nn.ModuleList(PackedBlock(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, images: Sequence[Tensor]) -> Tensor:
+        """Normalised images (C, H, W), each of its own size, multiples of patch_size · merge_size.
+
+        Returns (P, 1 + taps, D): of each patch the last layer's output, and before it those of the layers in
+        `config.taps`. The patches of an image stand block by block, block_order says how.
+        """
+        config, device = self.config, self.patch_embedding.weight.device
+        grids = [
+            (image.shape[1] // config.patch_size, image.shape[2] // config.patch_size) for image in images
+        ]
+        dtype = self.patch_embedding.weight.dtype
+        x = torch.cat([self.patch_embedding(patches_of(image.to(device, dtype), config)) for image in images])
+        if self.position_embedding is not None:
+            table = [interpolated(self.position_embedding.weight, grid, config) for grid in grids]
+            x = x + torch.cat(table).to(dtype)
+        rope = axial_rope(grids, config, device)
+        whole = [rows * columns for rows, columns in grids]
+        windows, order = whole, None
+        if config.window:
+            order, windows = windows_of(grids, config)
+            order = order.to(device)
+            x, rope = x[order], (rope[0][order], rope[1][order])
+        kept = []
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rope, whole if not config.window or index in config.whole_layers else windows)
+            if index in config.taps:
+                kept.append(x)
+        features = torch.stack((*kept, x), dim=1)  # (P, taps + 1, D)
+        return features if order is None else features[order.argsort()]
+
+
+def patches_of(image: Tensor, config: PackedVisionConfig) -> Tensor:
+    """(C, H, W) -> (P, C · side · side), block by block."""
+    side, merge = config.patch_size, config.merge_size
+    channels, height, width = image.shape
+    blocks = (channels, height // side // merge, merge, side, width // side // merge, merge, side)
+    return image.reshape(blocks).permute(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels * side * side)
+
+
+def block_order(grid: Grid, merge: int) -> Tensor:
+    """(P, 2) int64: row and column of each patch, in the order in which the patches of an image stand."""
+    rows, columns = grid
+    index = torch.arange(rows * columns).view(rows // merge, merge, columns // merge, merge)
+    index = index.transpose(1, 2).flatten()
+    return torch.stack((index // columns, index % columns), dim=1)
+
+
+def interpolated(table: Tensor, grid: Grid, config: PackedVisionConfig) -> Tensor:
+    """A square table of learned positions (side², D) stretched, corner on corner, to a grid: (P, D)."""
+    side = config.table_side
+    order = block_order(grid, config.merge_size).to(table.device)
+    total = 0
+    taps = []
+    for axis in (0, 1):
+        place = order[:, axis].float() * (side - 1) / max(grid[axis] - 1, 1)
+        low = place.floor().long()
+        taps.append(((low, 1 - (place - low)), ((low + 1).clamp(max=side - 1), place - low)))
+    for row, row_weight in taps[0]:
+        for column, column_weight in taps[1]:
+            total = total + table[row * side + column] * (row_weight * column_weight)[:, None]
+    return total
+
+
+def axial_rope(
+    grids: Sequence[Grid], config: PackedVisionConfig, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin (P, 1, D_h), float32: a quarter of the angles from a patch's row, a quarter from its
+    column, and both once more."""
+    half = config.hidden_size // config.num_attention_heads // 2
+    inv_freq = 1.0 / (config.rope_theta ** (torch.arange(0, half, 2).float() / half))
+    places = torch.cat([block_order(grid, config.merge_size) for grid in grids])
+    angles = (places[..., None].float() * inv_freq).flatten(1)  # (P, D_h / 2)
+    angles = torch.cat((angles, angles), dim=-1)[:, None].to(device)
+    return angles.cos(), angles.sin()
+
+
+def windows_of(grids: Sequence[Grid], config: PackedVisionConfig) -> tuple[Tensor, list[int]]:
+    """An order of all patches (P,) in which those of a window stand together, and the windows' lengths."""
+    order, lengths, before = [], [], 0
+    for grid in grids:
+        own, of_image = image_windows(grid, config.merge_size, config.window)
+        order.append(own + before)
+        lengths += of_image
+        before += grid[0] * grid[1]
+    return torch.cat(order), lengths
+
+
+@lru_cache(64)
+def image_windows(grid: Grid, merge: int, window: int) -> tuple[Tensor, list[int]]:
+    """`windows_of` one image; `window` is a window's side in patches."""
+    rows, columns = (count // merge for count in grid)
+    across = window // merge
+    blocks = torch.arange(rows * columns).view(rows, columns)
+    pieces = [
+        blocks[top : top + across, left : left + across].flatten()
+        for top in range(0, rows, across)
+        for left in range(0, columns, across)
+    ]
+    patches = torch.arange(merge**2)
+    order = (torch.cat(pieces)[:, None] * merge**2 + patches).flatten()
+    return order, [len(piece) * merge**2 for piece in pieces]
+
+
+class PatchMerger(nn.Module):
+    """Blocks of merge_size² patches (P, D_v) to embeddings (P / merge_size², D): norm, and two layers."""
+
+    def __init__(self, config: PackedVisionConfig, width: int, norm_block: bool = False):
+        super().__init__()
+        block = config.hidden_size * config.merge_size**2
+        kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
+        self.block, self.norm_block = block, norm_block
+        self.norm = kind(block if norm_block else config.hidden_size, eps=config.norm_eps)
+        self.fc1 = nn.Linear(block, block)
+        self.fc2 = nn.Linear(block, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x.reshape(-1, self.block)) if self.norm_block else self.norm(x).reshape(-1, self.block)
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class PatchMergers(nn.Module):
+    """The projector of a packed tower: (P, 1 + taps, D_v) -> (P / merge_size², (1 + taps) · D).
+
+    First what stands among the text's embeddings, then what is added to the hidden states after text layer 0,
+    1, …: DeepStack (arXiv:2406.04334).
+    """
+
+    def __init__(self, config: PackedVisionConfig, width: int):
+        super().__init__()
+        self.merger = PatchMerger(config, width)
+        self.deep = nn.ModuleList(PatchMerger(config, width, norm_block=True) for _ in config.taps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        deep = [merger(x[:, index]) for index, merger in enumerate(self.deep)]
+        return torch.cat((self.merger(x[:, -1]), *deep), dim=-1)

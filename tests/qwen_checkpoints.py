@@ -1,0 +1,98 @@
+"""Small random checkpoints of Qwen2.5-VL and Qwen3-VL, written by transformers."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+
+from data.tokenizer import build_tokenizer
+from tests.rows import WORDS
+from tests.tiny import randomize
+
+KINDS = ("qwen2_5_vl", "qwen3_vl")
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content is string %}{{- message.content }}
+{%- else %}
+{%- for part in message.content %}
+{%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- else %}{{- part.text }}{% endif %}
+{%- endfor %}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+
+def tokenizer():
+    made = build_tokenizer(WORDS, vocab_size=300)
+    made.add_special_tokens({"additional_special_tokens": SPECIAL, "eos_token": "<|im_end|>"})
+    return made
+
+
+def image_settings(kind: str, most: int = 100_000) -> dict[str, Any]:
+    """preprocessor_config.json, with a budget of pixels."""
+    patch = 14 if kind == "qwen2_5_vl" else 16
+    mean = 0.4 if kind == "qwen2_5_vl" else 0.5
+    return {
+        "patch_size": patch,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 4 * patch**2, "longest_edge": most},
+        "image_mean": [mean] * 3,
+        "image_std": [0.5] * 3,
+        "image_processor_type": "Qwen2VLImageProcessor",
+    }
+
+
+def hf_config(kind: str, seed: int = 0):
+    """A small config, as its seed has it; tests of many take many seeds."""
+    draw, words = random.Random(seed), tokenizer()
+    head_dim = draw.choice([16, 32])
+    of_axis = head_dim // 6
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    text = {
+        "vocab_size": 352,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 64 // head_dim,
+        "num_key_value_heads": draw.choice([1, 2]),
+        "max_position_embeddings": 1024,
+        "rope_parameters": rope | {"mrope_section": [head_dim // 2 - 2 * of_axis, of_axis, of_axis]},
+    }
+    vision = {"depth": 4, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "out_hidden_size": 64}
+    names = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start"}
+    names |= {"vision_end": "vision_end"}
+    ids = {f"{name}_token_id": words.convert_tokens_to_ids(f"<|{token}|>") for name, token in names.items()}
+    if kind == "qwen3_vl":
+        text |= {"head_dim": head_dim}
+        vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}
+        return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=seed % 4 < 2, **ids)
+    vision |= {"fullatt_block_indexes": [1, 3], "window_size": 56}
+    return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
+
+
+def save_hf(kind: str, folder: Path, seed: int = 0) -> nn.Module:
+    """transformers' model, saved with its tokenizer, template and image settings."""
+    made = Qwen3VLForConditionalGeneration if kind == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
+    model = made(hf_config(kind, seed)).eval()
+    randomize(model, seed=seed)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "preprocessor_config.json").write_text(json.dumps(image_settings(kind)))
+    return model
