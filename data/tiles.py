@@ -129,7 +129,8 @@ class Parts:
         self, device: torch.device | str, dtype: torch.dtype = torch.float32, non_blocking: bool = False
     ) -> Any:
         """Their numbers, (n, 3, M, M), or where sizes differ a list of (3, H, W): what the processor's own
-        library gives, to the bit, then rounded to the dtype. With CUDA nobody waits for the copy, whatever `non_blocking` says."""
+        library gives, to the bit, then rounded to the dtype. With CUDA nobody waits for the copy, whatever
+        `non_blocking` says."""
         if len({part.pixels.shape for part in self.parts}) > 1:
             return [one for part in self.parts for one in Parts((part,)).to(device, dtype)]
         if torch.device(device).type != "cpu":

@@ -107,7 +107,8 @@ def _vision(stored: Mapping, kind: str) -> PackedVisionConfig:
         taps = tuple(known.get("deepstack_visual_indexes", (8, 16, 24)))
         if not all(type(layer) is int and 0 <= layer < known["depth"] for layer in taps):
             raise CheckpointError(
-                f"config.json: deepstack_visual_indexes: expected layers of {known['depth']}, got {list(taps)}"
+                f"config.json: deepstack_visual_indexes: expected layers of {known['depth']}, "
+                f"got {list(taps)}"
             )
         return checked(PackedVisionConfig, **shared, table_side=int(table**0.5), taps=taps)
     return checked(
@@ -206,7 +207,7 @@ def places(config: VLMConfig, ids: list[int], sizes: Iterator[tuple[int, int]]) 
 # -------------------------------------------------------------------------------------------------- images
 IMAGE = "<|image_pad|>"
 # Qwen2VLImageProcessor's own, where a file does not say.
-_DEFAULTS = {
+_DEFAULTS: dict[str, Any] = {
     "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
     "resample": int(Image.Resampling.BICUBIC),
     "do_rescale": True,
@@ -232,7 +233,7 @@ class QwenImages:
     def __init__(self, settings: Mapping[str, Any]):
         self.settings = dict(settings)
         known: dict[str, Any] = _DEFAULTS | self.settings
-        size = _DEFAULTS["size"] | (known["size"] or {})
+        size = {**_DEFAULTS["size"], **(known["size"] or {})}
         try:
             self.patch, self.factor = known["patch_size"], known["patch_size"] * known["merge_size"]
             self.least = known.get("min_pixels") or size["shortest_edge"]

@@ -320,7 +320,8 @@ def compact(
         lengths: of `prompt_lengths`.
         places: of `VisionLanguage.places`, a row's each.
     """
-    longest, rotary = max(lengths), ()
+    longest = max(lengths)
+    rotary: tuple[Tensor | None, tuple[int, ...]] = (None, (0,))
     if places is not None:
         padded = torch.stack([F.pad(own, (0, longest - own.shape[1])) for own, _ in places], 1)
         rotary = to_device(padded, embeddings.device), tuple(offset for _, offset in places)

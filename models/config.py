@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 # Far beyond any real model: a config past these is refused before anything is allocated.
 _MAX_WIDTH = 65_536
@@ -202,7 +203,9 @@ class VLMConfig:
     """The whole model: its family's name (a module of families/), vision, projector, text, and the id that a
     prompt holds once for each position of an image. It may follow the vocabulary, having no embedding."""
 
-    vision: VisionConfig | PackedVisionConfig = field(default_factory=VisionConfig)
+    vision: Any = field(  # VisionConfig, or PackedVisionConfig where the family says so
+        default_factory=VisionConfig
+    )
     text: TextConfig = field(default_factory=TextConfig)
     scale_factor: int = 2
     image_token_id: int = 128_257

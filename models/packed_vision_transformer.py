@@ -51,8 +51,11 @@ class PackedAttention(nn.Module):
             count = len(list(same))
             parts = slice(done, done := done + count * length)
             # (n · L, H, D_h) -> (n, H, L, D_h)
-            heads = (part[parts].view(count, length, *part.shape[1:]).transpose(1, 2) for part in (q, k, v))
-            out.append(F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(count * length, -1))
+            queries, keys, values = (
+                part[parts].view(count, length, *part.shape[1:]).transpose(1, 2) for part in (q, k, v)
+            )
+            seen = F.scaled_dot_product_attention(queries, keys, values)
+            out.append(seen.transpose(1, 2).reshape(count * length, -1))
         return self.out_proj(torch.cat(out))
 
 
@@ -169,7 +172,7 @@ def interpolated(table: Tensor, grid: Grid, config: PackedVisionConfig) -> Tenso
     """A square table of learned positions (side², D) stretched, corner on corner, to a grid: (P, D)."""
     side = config.table_side
     order = block_order(grid, config.merge_size).to(table.device)
-    total = 0
+    total = table.new_zeros(len(order), table.shape[1])
     taps = []
     for axis in (0, 1):
         place = order[:, axis].float() * (side - 1) / max(grid[axis] - 1, 1)

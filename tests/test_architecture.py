@@ -40,7 +40,7 @@ FLOORS = {
     "files": ("models.checkpoints.hub", "models.checkpoints.weights", "models.checkpoints.folder"),
     "networks": (
         *("models.config", "models.language_model", "models.vision_transformer"),
-        *("models.losses", "models.initial_weights"),
+        *("models.losses", "models.initial_weights", "models.packed_vision_transformer"),
     ),
     "inputs": (
         "data.errors",
@@ -83,13 +83,13 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 # what the room should come down to.
 BUDGETS = {
     "*.py": (970, 850),  # the entry points, and what errors say
-    "models": (1_155, 1_900),
+    "models": (1_530, 1_900),
     "models/checkpoints": (2_122, 1_400),
-    "families": (1_080, 1_000),
-    "generation": (4_293, 2_700),
-    "generation/fast": (3_990, 4_300),
+    "families": (1_400, 2_000),
+    "generation": (4_400, 2_700),
+    "generation/fast": (4_010, 4_300),
     "tools": (820, 600),
-    "data": (5_860, 4_900),
+    "data": (5_875, 4_900),
     "inference": (5_045, 3_100),
     "web": (4_260, 3_000),
     "training": (3_125, 3_100),
@@ -97,7 +97,7 @@ BUDGETS = {
     "eval": (3_820, 3_400),
     "benchmarks": (2_445, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (29_500, 20_000),
+    "tests": (29_750, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -72,12 +72,12 @@ class OneByOne(Step):
 
     same_bits = True
 
-    def __call__(self, token_ids, kv_cache, start_pos):
+    def __call__(self, token_ids, kv_cache, start_pos, offset=0):
         return super().chunk(token_ids, kv_cache, start_pos)[:, -1]
 
-    def chunk(self, token_ids, kv_cache, start_pos):
+    def chunk(self, token_ids, kv_cache, start_pos, offset=0):
         ids = enumerate(token_ids.split(1, dim=1))
-        return torch.stack([self(one, kv_cache, start_pos + place) for place, one in ids], dim=1)
+        return torch.stack([self(one, kv_cache, start_pos + place, offset) for place, one in ids], dim=1)
 
 
 def hasty_vlm():

@@ -68,7 +68,7 @@ def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, monkeypa
         pytest.skip("it is never recorded")
     tokens, counters, logprobs = (
         torch.zeros(*shape, dtype=dtype, device=model.device)
-        for shape, dtype in (((2, 1), torch.int64), ((4, 2), torch.int64), ((2, 2), torch.float32))
+        for shape, dtype in (((2, 1), torch.int64), ((5, 2), torch.int64), ((2, 2), torch.float32))
     )
     choose_all = recordable(tokens, counters, rows[0].params, logprobs)
     step, state = GraphStep(model.language_model), [tokens, counters, logprobs]

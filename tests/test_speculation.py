@@ -24,19 +24,21 @@ class Counted(Step):
     def __init__(self, step, stepwise: bool = False):
         self._step, self._stepwise, self.same_bits, self.calls = step, stepwise, True, []
 
-    def __call__(self, token_ids, kv_cache, start_pos):
+    def __call__(self, token_ids, kv_cache, start_pos, offset=0):
         self.calls.append(1)
-        return self._step(token_ids, kv_cache, start_pos)
+        return self._step(token_ids, kv_cache, start_pos, offset)
 
     def prefill(self, *prompt):
         return self._step.prefill(*prompt)
 
-    def chunk(self, token_ids, kv_cache, start_pos):
+    def chunk(self, token_ids, kv_cache, start_pos, offset=0):
         self.calls.append(token_ids.shape[1])
         if not self._stepwise:
-            return self._step.chunk(token_ids, kv_cache, start_pos)
+            return self._step.chunk(token_ids, kv_cache, start_pos, offset)
         columns = enumerate(token_ids.split(1, 1))
-        return torch.stack([self._step(ids, kv_cache, start_pos + place) for place, ids in columns], 1)
+        return torch.stack(
+            [self._step(ids, kv_cache, start_pos + place, offset) for place, ids in columns], 1
+        )
 
 
 def stepwise(vlm) -> Counted:

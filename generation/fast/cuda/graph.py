@@ -292,7 +292,9 @@ class GraphStep(Step):
             self._start()
 
     @torch.no_grad()
-    def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
+    def __call__(
+        self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
+    ) -> Tensor:
         """(B, 1) ids -> (B, V) logits, as the eager step gives them."""
         batch, places, model = len(token_ids), buffer_addresses(kv_cache), self._language_model
         # The weights may be others in a scheduler's next run.
@@ -336,6 +338,7 @@ class GraphStep(Step):
         choose: Callable[[Tensor], None],
         state: list[Tensor],
         key: tuple,
+        offsets: Tensor | None = None,
     ) -> Callable[[], None]:
         """See `generation.steps.Step`."""
         self._check_weights()

@@ -69,6 +69,8 @@ DECODER = Network(
         "rope_scaling.original_max_position_embeddings": ANY,
         "hidden_act": ("silu",),
         **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias_only", "qk_norm"), (False, True)),
+        "rope_sections": ((),),
+        "rope_interleaved": (False,),
     },
     eps="rms_norm_eps",
 )
@@ -199,11 +201,15 @@ class NativeStep(Step):
         self._kept.extend(module.buffers())
         return module.matrix
 
-    def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
+    def __call__(
+        self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
+    ) -> Tensor:
         """(B, 1) token ids -> (B, V) float32 logits; the cache gains one position in each row."""
-        return self.chunk(token_ids, kv_cache, start_pos)[:, 0]
+        return self.chunk(token_ids, kv_cache, start_pos, offset)[:, 0]
 
-    def chunk(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
+    def chunk(
+        self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
+    ) -> Tensor:
         """(B, T) token ids -> (B, T, V) float32 logits; the cache gains T positions in each row."""
         batch, length = token_ids.shape
         ids = token_ids.reshape(-1).tolist()
@@ -213,7 +219,11 @@ class NativeStep(Step):
         return logits.view(batch, length, self._vocab)
 
     def ragged(
-        self, token_ids: Sequence[Sequence[int]], kv_cache: KVCache, starts: Sequence[int]
+        self,
+        token_ids: Sequence[Sequence[int]],
+        kv_cache: KVCache,
+        starts: Sequence[int],
+        offsets: Sequence[int],
     ) -> list[Tensor]:
         """Nothing is padded here."""
         lengths = list(map(len, token_ids))
@@ -222,7 +232,12 @@ class NativeStep(Step):
         return list(logits.split(lengths))
 
     def prefill(
-        self, embeddings: Tensor, lengths: Sequence[int], kv_cache: KVCache, start_pos: int | Tensor = 0
+        self,
+        embeddings: Tensor,
+        lengths: Sequence[int],
+        kv_cache: KVCache,
+        start_pos: int | Tensor = 0,
+        places: Tensor | None = None,
     ) -> Tensor:
         """(B, L, D) embeddings, of which each row's first `lengths` are real -> (B, V) float32 logits of its
         last. The cache gains `lengths` positions in each row.
