@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from data.tiles import Parts
 from generation import kv_cache as kv
 from generation.confidence import TokenLogprobs
 from generation.decoding import GenerationOutput
@@ -24,11 +25,12 @@ from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
+from generation.prefix_store import PrefixStore
 from generation.requests import Request, each_answer
 from generation.scheduler import Scheduler
 from generation.session import Session
 from models.config import RopeScaling
-from tests.prompts import NO_STOP, inputs_of, some_rows, tiny_vlm
+from tests.prompts import NO_STOP, inputs_of, packed, some_rows, tiny_vlm
 from tests.tiny import IMAGE_ID, VOCAB
 
 TOLERANCE = 1e-5  # of hidden states, relative to their largest value
@@ -118,7 +120,9 @@ def collate(rows: Sequence[dict], side: str = "left", pad_id: int = 0) -> dict:
         tiles.append(row.get("pixel_values"))
     batch = {"input_ids": torch.cat(ids), "attention_mask": torch.cat(mask)}
     given = [tile for tile in tiles if tile is not None]
-    if given:
+    if given and isinstance(given[0], Parts):
+        batch["pixel_values"] = Parts.cat(given)
+    elif given:
         most, shape = max(tile.shape[1] for tile in given), given[0].shape[2:]
         tiles = [torch.zeros(1, 0, *shape) if tile is None else tile for tile in tiles]
         batch["pixel_values"] = torch.cat(
@@ -156,7 +160,7 @@ ENTRANCES = (
     "cached", "left padding", "right padding", "session", "session backwards", "one slot", "three slots",
     "graph", "graph padded", "graph session", "graph slots", "native", "native padded", "native session",
     "native slots", "chunks right padding", "chunks session", "chunks native padded", "lookup three slots",
-    "lookup native slots",
+    "lookup native slots", "kept session", "kept native session", "kept three slots",
 )  # fmt: skip
 MODELS = {
     "placeholder": {},
@@ -170,6 +174,19 @@ MODELS = {
     },
     "biases on q, k, v": {"attention_bias": True, "qkv_bias_only": True},
     "InternVL, norms of queries and keys": {"family": "internvl", "qk_norm": True, "head_dim": 20},
+    "Qwen2.5-VL": {
+        "family": "qwen_vl",
+        "rope_sections": (2, 2, 2),
+        "attention_bias": True,
+        "qkv_bias_only": True,
+    },
+    "Qwen3-VL": {
+        "family": "qwen_vl",
+        "rope_sections": (4, 3, 3),
+        "rope_interleaved": True,
+        "qk_norm": True,
+        "head_dim": 20,
+    },
 }
 SAMPLINGS = {
     "greedy": {},
@@ -191,6 +208,8 @@ def case(model: str, sampling: str) -> tuple:
     for row in rows:
         ids = row["input_ids"]
         row["input_ids"] = ids.masked_fill(ids == IMAGE_ID, vlm.config.image_token_id)
+    if vlm.config.family == "qwen_vl":
+        rows = list(map(packed, rows))
     free = answers(vlm, "recomputed", rows, **options, **NO_STOP)
     options["stop_token_ids"] = (free[0][2], free[-1][6])
     return vlm, rows, options, answers(vlm, "recomputed", rows, **options)
@@ -214,9 +233,15 @@ def details(vlm, entrance: str, rows: Sequence[dict], **options) -> list[Answer]
     """The answers to each row, of several answers side by side, by one of the `ENTRANCES`, or "recomputed",
     the slow reference. Raises the error of a request that fails."""
     more = entrance.partition(" ")[0]
-    if more in ("chunks", "lookup"):
+    store = None
+    if more in ("chunks", "lookup", "kept"):
         entrance = entrance[len(more) + 1 :]
-        options |= {"prefill_chunk": 3} if more == "chunks" else {"lookup": "on"}
+        options |= {"chunks": {"prefill_chunk": 3}, "lookup": {"lookup": "on"}}.get(more, {})
+        if more == "kept":  # the second time, from what others of their prompts have left
+            store = PrefixStore(vlm)
+            for row in rows:
+                Session(vlm, prefixes=store).generate_detailed(**row, max_new_tokens=1, decode_step=None)
+            assert len(store)
     step, kind, way = None, entrance.split()[0], entrance
     if kind in ("native", "graph"):
         step, way = (
@@ -229,7 +254,8 @@ def details(vlm, entrance: str, rows: Sequence[dict], **options) -> list[Answer]
             for index, row in enumerate(rows)
             for number, own in enumerate(each_answer(GenerationOptions(**options)))
         ]
-        outputs, _ = run_all(vlm, requests, 1 if way == "one slot" else 3, decode_step=step)
+        slots = 1 if way == "one slot" else 3
+        outputs, _ = run_all(vlm, requests, slots, decode_step=step, prefixes=store)
         for output in outputs.values():
             if output.error is not None:
                 raise output.error
@@ -239,7 +265,7 @@ def details(vlm, entrance: str, rows: Sequence[dict], **options) -> list[Answer]
         return _each(vlm.generate_detailed(**collate(rows, way.partition(" ")[0]), **options))
     if "session" not in way:
         return [one for row in rows for one in _each(vlm.generate_detailed(**row, **options))]
-    session, order = Session(vlm, FeatureCache(vlm, 2**16)), list(enumerate(rows))
+    session, order = Session(vlm, FeatureCache(vlm, 2**16), store), list(enumerate(rows))
     found = {}
     for index, row in reversed(order) if way.endswith("backwards") else order:
         for _ in range(2):  # again, when the prompt is there already

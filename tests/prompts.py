@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from models.config import TextConfig, VisionConfig, VLMConfig
+from data.tiles import Part, Parts
+from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 from tests.tiny import IMAGE_ID, PAD_ID, VOCAB, randomize
 
@@ -19,7 +20,14 @@ NO_STOP = {"stop_token_ids": ()}
 
 def tiny_vlm(image_token_id: int = IMAGE_ID, family: str = "idefics3", **text) -> VisionLanguageModel:
     """Its placeholder may follow the vocabulary, as nanoVLM v0.1's does."""
-    parts = {"class_token": True, "layer_scale": True, "last_norm": False} if family == "internvl" else {}
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if family == "qwen_vl":
+        kind = {"taps": (0,)} if text.get("qk_norm") else {"norm": "rms", "gated_mlp": True, "window": 4}
+        vision = PackedVisionConfig(**tower, patch_size=4, table_side=3 if text.get("qk_norm") else 0, **kind)
+    else:
+        parts = {"class_token": True, "layer_scale": True, "last_norm": False}
+        parts = parts if family == "internvl" else {}
+        vision = VisionConfig(**tower, image_size=SIDE, patch_size=4, **parts)
     fields = {
         "vocab_size": VOCAB,
         "hidden_size": 48,
@@ -30,15 +38,7 @@ def tiny_vlm(image_token_id: int = IMAGE_ID, family: str = "idefics3", **text) -
         "max_position_embeddings": 400,
     }
     config = VLMConfig(
-        vision=VisionConfig(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            image_size=SIDE,
-            patch_size=4,
-            **parts,
-        ),
+        vision=vision,
         text=TextConfig(**fields | text),
         family=family,
         image_token_id=image_token_id,
@@ -82,6 +82,14 @@ def inputs_of(prompt: list[int]) -> dict:
     if seeds:
         inputs["pixel_values"] = torch.stack([tile(seed) for seed in seeds])[None]
     return inputs
+
+
+def packed(inputs: dict) -> dict:
+    """The same with images of shapes of their own, of as many positions as a tile, in place of tiles."""
+    tiles = inputs.get("pixel_values", torch.zeros(0, 0)).flatten(0, 1)
+    shapes = [(SIDE, SIDE), (SIDE // 2, 2 * SIDE), (2 * SIDE, SIDE // 2)]
+    images = [tile.reshape(3, *shapes[int(1000 * abs(tile.flatten()[0])) % 3]) for tile in tiles]
+    return inputs | ({"pixel_values": Parts(tuple(Part(one, None) for one in images))} if images else {})
 
 
 def length_of(prompt: list[int]) -> int:
