@@ -92,8 +92,8 @@ def documents(shape: str, count: int, tiles: list[int], longest: int, seed: int)
         answer = max(1, round(length * generator.uniform(*ANSWER)))
         ids = image + text
         labels = [IGNORE_INDEX] * (len(ids) - answer) + text[-answer:]
-        images, counts = ((None,), (shown,)) if shown else ((), ())
-        samples.append(Sample(("made", number), ids, labels, images, counts))
+        shapes = ((shown, 3, config.vision.image_size, config.vision.image_size),) * bool(shown)
+        samples.append(Sample(("made", number), ids, labels, (None,) * len(shapes), shapes))
     return samples
 
 

@@ -291,7 +291,7 @@ class Shard:
                 name, number = sample.sample_id
                 source = next(source for source in self.mixture.sources if source.name == name)
                 self._dropped.append(_dropped(source, number, error))
-        return pack(whole, tiles) if whole else None
+        return pack(whole, tiles, self.encoder.processor.config) if whole else None
 
     def _item(self, sequence: PackedSequence | None, ended: bool = False) -> ShardItem:
         state = {"reader": self.reader.state(), "waiting": [position for position, _ in self._buffer]}

@@ -32,6 +32,8 @@ from data.images import describe, load_image, measure
 from data.processor import Processor
 from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
 from data.tiles import Parts, Visual, cut_image, plan_image
+from families import FAMILIES
+from models.config import VLMConfig
 
 IGNORE_INDEX = -100  # label of a position that carries no loss
 PADDING = -1  # segment id of positions that hold nothing
@@ -44,14 +46,14 @@ class Sample:
     """A conversation to train on.
 
     `labels` are the ids that the assistant says (its end of turn included), and IGNORE_INDEX elsewhere.
-    `images` are what `load_image` takes, `image_tiles` how many tiles each makes, in order.
+    `images` are what `load_image` takes, `image_shapes` what the parts of each are, (n, 3, H, W), in order.
     """
 
     sample_id: SampleId
     input_ids: list[int]
     labels: list[int]
     images: tuple[Any, ...] = ()
-    image_tiles: tuple[int, ...] = ()
+    image_shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -60,7 +62,7 @@ class Sample:
 
     @property
     def tiles(self) -> int:
-        return sum(self.image_tiles)
+        return sum(shape[0] for shape in self.image_shapes)
 
     @property
     def image_bytes(self) -> int:
@@ -80,6 +82,8 @@ class SampleEncoder:
 
     def __init__(self, processor: Processor, max_tokens: int, max_tiles: int | None = None):
         self.processor, self.max_tokens, self.max_tiles = processor, max_tokens, max_tiles
+        if processor.images.own_sizes and processor.config is None:
+            raise ValueError("images of their own sizes: expected a processor that was opened with a config")
 
     def encode(self, conversation: Sequence[Mapping[str, Any]], sample_id: SampleId) -> Sample:
         """A sample of a conversation in the Hub's form."""
@@ -94,8 +98,8 @@ class SampleEncoder:
             encoded = processor.chat.encode(messages, prompts, False, name)
         said = zip(encoded.input_ids, encoded.assistant_mask)
         labels = [token if by_assistant else IGNORE_INDEX for token, by_assistant in said]
-        tiles = tuple(len(visual.parts) for visual in visuals)
-        sample = Sample(sample_id, encoded.input_ids, labels, tuple(sources), tiles)
+        shapes = tuple(visual.parts.shape for visual in visuals)
+        sample = Sample(sample_id, encoded.input_ids, labels, tuple(sources), shapes)
         if sample.tokens > self.max_tokens:
             raise BadRow(TOO_LONG, f"expected at most {self.max_tokens} tokens, got {sample.tokens}")
         return sample
@@ -119,15 +123,15 @@ class SampleEncoder:
         return plans, kept
 
     def tiles(self, sample: Sample) -> Parts | None:
-        """A sample's tiles, (n, 3, M, M) in the order of its placeholders; None without images."""
+        """A sample's tiles in the order of its placeholders; None without images."""
         limits, tiles = self.processor.limits, []
-        for source, expected in zip(sample.images, sample.image_tiles, strict=True):
+        for source, expected in zip(sample.images, sample.image_shapes, strict=True):
             name = describe(source)
             with _counted_as(BROKEN_IMAGE, ImageError, ProcessorError):
                 image = load_image(source, limits)
                 cut = cut_image(self.processor.images, image, name, limits.max_tiles).parts
-            if len(cut) != expected:  # the header did not tell the size of the pixels
-                raise BadRow(BROKEN_IMAGE, f"{name}: expected {expected} tiles, got {len(cut)}")
+            if cut.shape != expected:  # the header did not tell the size of the pixels
+                raise BadRow(BROKEN_IMAGE, f"{name}: expected tiles {expected}, got {cut.shape}")
             tiles.append(cut)
         return Parts.cat(tiles) if tiles else None
 
@@ -180,8 +184,8 @@ def pack_indices(
 
 @dataclass(frozen=True)
 class PackedSequence:
-    """One sequence, not yet padded: `input_ids`, `labels`, `position_ids` and `segment_ids` (T,);
-    `pixel_values` n tiles or None.
+    """One sequence, not yet padded: `input_ids`, `labels`, `position_ids` and `segment_ids` (T,), but (3, T)
+    `position_ids` of a model with rotary places; `pixel_values` n tiles or None.
 
     These are arrays, because tensors would pass between processes in shared memory, which may be scarce.
     """
@@ -195,15 +199,18 @@ class PackedSequence:
     images: int = 0  # number of images that the tiles were cut from
 
 
-def pack(samples: Sequence[Sample], tiles: Sequence[Parts | None]) -> PackedSequence:
-    """Join at least one sample, and the tiles of each, (n, 3, M, M) or None."""
+def pack(
+    samples: Sequence[Sample], tiles: Sequence[Parts | None], config: VLMConfig | None = None
+) -> PackedSequence:
+    """Join at least one sample, and the tiles of each, or None. `config`: of a model whose family says where
+    a sample's tokens have their rotary places."""
     # Nothing before a first token could predict it.
     labels = [label for sample in samples for label in (IGNORE_INDEX, *sample.labels[1:])]
     images = [image for image in tiles if image is not None]
     return PackedSequence(
         np.array([token for sample in samples for token in sample.input_ids]),
         np.array(labels),
-        np.concatenate([np.arange(sample.tokens) for sample in samples]),
+        np.concatenate([_places(sample, config) for sample in samples], axis=-1),
         np.repeat(np.arange(1, len(samples) + 1), [sample.tokens for sample in samples]),
         Parts.cat(images) if images else None,
         tuple(sample.sample_id for sample in samples),
@@ -211,13 +218,22 @@ def pack(samples: Sequence[Sample], tiles: Sequence[Parts | None]) -> PackedSequ
     )
 
 
+def _places(sample: Sample, config: VLMConfig | None) -> np.ndarray:
+    """(T,), or (3, T) by time, row and column."""
+    if config is None or not config.text.rope_sections:
+        return np.arange(sample.tokens)
+    sizes = ((shape[2], shape[3]) for shape in sample.image_shapes)
+    return FAMILIES[config.family].places(config, sample.input_ids, sizes)[0].numpy()
+
+
 class Batch(dict):
     """A batch's tensors by name, and `sample_ids`: for each sequence, the ids of its samples in order.
 
-    input_ids, labels, position_ids, segment_ids (B, T); pixel_values if there is an image: `Parts`, which
-    `to` turns into numbers (N, 3, M, M) float32 on the device. What a GPU would have to be
-    waited for is counted here: `labelled` (L,), the places of labels in (B · T), and `placeholders` (K,),
-    those of image placeholders.
+    input_ids, labels, position_ids, segment_ids (B, T), with rotary places position_ids (3, B, T);
+    pixel_values if there is an image: `Parts`, which `to` turns into float32 numbers on the device,
+    (N, 3, M, M), or a list of (3, H, W) where sizes differ. What a GPU would have to be waited for is
+    counted here: `labelled` (L,), the places of labels in (B · T), and `placeholders` (K,), those of image
+    placeholders.
     """
 
     sample_ids: list[tuple[SampleId, ...]]
@@ -265,11 +281,13 @@ def collate(
         length = max((len(row.input_ids) for row in real), default=1)
     padding = {"input_ids": pad_token_id, "labels": IGNORE_INDEX, "position_ids": 0, "segment_ids": PADDING}
     batch = Batch({n: torch.full((len(rows), length), filler) for n, filler in padding.items()})
+    if real and real[0].position_ids.ndim == 2:
+        batch["position_ids"] = torch.zeros(3, len(rows), length, dtype=torch.int64)
     for i, row in enumerate(rows):
         if row is not None:
             for name, padded in batch.items():
                 value = getattr(row, name)
-                padded[i, : len(value)] = torch.from_numpy(value)
+                padded[..., i, : value.shape[-1]] = torch.from_numpy(value)
     labelled = batch["labels"] != IGNORE_INDEX
     labelled[:, 0] = False  # nothing predicts a first token
     batch["labelled"] = labelled.flatten().nonzero()[:, 0]

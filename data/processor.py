@@ -111,7 +111,7 @@ class Processor:
         self.image_token_id = tokenizer.convert_tokens_to_ids(images.image_token)
         if config is not None:
             _check_fit(self, config)
-        self._context = None if config is None else config.text.max_position_embeddings
+        self.config = config
         self.chat = ChatEncoder(
             tokenizer,
             chat_template,
@@ -215,8 +215,9 @@ class Processor:
         messages = self.messages(conversation, label)
         if add_generation_prompt:
             check_question(messages, label)
-            if self._context is not None:
-                self.chat.check_length((message.text for message in messages), self._context, label)
+            if self.config is not None:
+                context = self.config.text.max_position_embeddings
+                self.chat.check_length((message.text for message in messages), context, label)
         newest = next((len(one.images) for one in reversed(messages) if one.images), 0)
         sources = [source for message in messages for source in message.images]
         images, count, most = list[Visual](), 0, self.limits.max_tiles

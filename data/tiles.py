@@ -77,7 +77,8 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """n parts of one size, of one image or several, cut by one processor: see the module's docstring.
+    """n parts of one image or several, cut by one processor: see the module's docstring. They have one size,
+    unless the family has images of their own sizes.
 
     A model takes them as `pixel_values` of one prompt, in place of a tensor (n, 3, M, M).
     """
@@ -141,10 +142,11 @@ class Parts:
         return numbers
 
     def _on_device(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """`to`, with a copy of the bytes, and a table of their numbers there."""
+        """`to` of parts of one size, with a copy of the bytes, and a table of their numbers there."""
         pinned = device.type == "cuda"
-        coded, *on_host = self._stacked(pinned)
+        coded, *on_host = self._joined(pinned)
         codes, others, values = (part.to(device, non_blocking=pinned) for part in on_host)
+        codes, others = (part.view(-1, *self.shape[1:]) for part in (codes, others))
         places = codes.int()
         places += torch.arange(0, 768, 256, dtype=torch.int32, device=device)[:, None, None]  # of each colour
         numbers = values.to(dtype).flatten().index_select(0, places.flatten()).view(codes.shape)
@@ -153,29 +155,30 @@ class Parts:
         own = {True: iter(numbers), False: iter(others.to(dtype))}
         return torch.stack([next(own[one]) for one in coded.tolist()])
 
-    def _stacked(self, pinned: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(n,) bool, which tiles are bytes; those, (k, 3, M, M) uint8; the others, (n - k, 3, M, M) float32;
+    def _joined(self, pinned: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(n,) bool, which parts are bytes; all of those, (K,) uint8; those of the others, (L,) float32;
         (3, 256), what the bytes stand for. All but the first `pinned` in memory for copies to a GPU."""
         found = [tile.values for tile in self.parts if tile.values is not None]
         distinct = {id(one): one for one in found}.values()  # from several workers, several
         assert all(torch.equal(one, found[0]) for one in distinct), "tiles are of one processor"
         coded = torch.tensor([tile.values is not None for tile in self.parts], dtype=torch.bool)
-        codes = torch.empty((len(found), *self.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
-        others = torch.empty((len(self) - len(found), *self.shape[1:]), pin_memory=pinned)
+
+        def joined(bytes_: bool, dtype: torch.dtype) -> Tensor:
+            own = [tile.pixels.flatten() for tile in self.parts if (tile.values is not None) == bytes_]
+            out = torch.empty(sum(map(len, own)), dtype=dtype, pin_memory=pinned)
+            return torch.cat(own, out=out) if own else out
+
+        codes, others = joined(True, torch.uint8), joined(False, torch.float32)
         values = torch.zeros(3, 256, pin_memory=pinned)
-        for stack, bytes_ in ((codes, True), (others, False)):
-            own = (tile.pixels for tile in self.parts if (tile.values is not None) == bytes_)
-            for place, pixels in zip(stack, own):
-                place.copy_(pixels)
         return coded, codes, others, values.copy_(found[0]) if found else values
 
     def __reduce__(self) -> tuple[Any, tuple]:
         """Between processes tensors go through shared memory. Containers often have 64 MB of it, and whoever
         writes more is killed: where it is short, arrays go through the pipe, which is slower."""
-        stacked = self._stacked()
+        shapes, joined = [tile.pixels.shape for tile in self.parts], self._joined()
         if _free_shared_memory() >= _AMPLE * self.nbytes:
-            return _unstacked, stacked
-        return _from_arrays, tuple(field.numpy() for field in stacked)
+            return _apart, (shapes, *joined)
+        return _from_arrays, (shapes, *(field.numpy() for field in joined))
 
 
 @dataclass(frozen=True)
@@ -194,13 +197,17 @@ class Visual:
     name: str = "image"
 
 
-def _unstacked(coded: Tensor, codes: Tensor, others: Tensor, values: Tensor) -> Parts:
-    own = {True: iter(codes), False: iter(others)}
-    return Parts(tuple(Part(next(own[one]), values if one else None) for one in coded.tolist()))
+def _apart(shapes: list[torch.Size], coded: Tensor, codes: Tensor, others: Tensor, values: Tensor) -> Parts:
+    parts, done = [], {True: 0, False: 0}
+    for shape, bytes_ in zip(shapes, coded.tolist(), strict=True):
+        start, done[bytes_] = done[bytes_], done[bytes_] + shape.numel()
+        pixels = (codes if bytes_ else others)[start : done[bytes_]].view(shape)
+        parts.append(Part(pixels, values if bytes_ else None))
+    return Parts(tuple(parts))
 
 
-def _from_arrays(*fields: Any) -> Parts:
-    return _unstacked(*map(torch.from_numpy, fields))
+def _from_arrays(shapes: list[torch.Size], *fields: Any) -> Parts:
+    return _apart(shapes, *map(torch.from_numpy, fields))
 
 
 def _free_shared_memory() -> float:

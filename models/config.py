@@ -88,6 +88,11 @@ class VisionConfig:
     def num_patches(self) -> int:
         return self.grid**2
 
+    @property
+    def least_side(self) -> int:
+        """Pixels along a side of the smallest image that the tower takes."""
+        return self.image_size
+
 
 @dataclass(frozen=True)
 class PackedVisionConfig:
@@ -125,6 +130,11 @@ class PackedVisionConfig:
         _make_positive(self, "norm_eps", "rope_theta")
         if self.window % self.merge_size:
             _check_multiple(self, "window", "merge_size")
+
+    @property
+    def least_side(self) -> int:
+        """Pixels along a side of the smallest image, which takes one position."""
+        return self.patch_size * self.merge_size
 
 
 @dataclass(frozen=True)

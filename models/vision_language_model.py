@@ -133,7 +133,8 @@ class VisionLanguageModel(nn.Module):
         """Pixels as `parts_of_rows` takes them -> features of each part, (its positions, D), or wider where
         the family has some for layers of the text part as well."""
         parts, _ = self.parts_of_rows(pixel_values)
-        features = self.projector(self.vision_model(parts.to(self.device, self.dtype)))
+        numbers = parts if isinstance(parts, list) else parts.to(self.device, self.dtype)
+        features = self.projector(self.vision_model(numbers))
         return features if features.dim() == 3 else features.split(self.positions(parts))
 
     def embed_tokens(self, input_ids: Tensor) -> Tensor:
@@ -162,23 +163,26 @@ class VisionLanguageModel(nn.Module):
             input_ids = to_device(input_ids, self.device)
         return self.place_features(input_ids, features)
 
-    def place_features(self, input_ids: Tensor, features: Tensor | None) -> Tensor:
+    def place_features(
+        self, input_ids: Tensor, features: Tensor | None, placeholders: Tensor | None = None
+    ) -> Tensor:
         """Embeddings (B, T, D) of input_ids (B, T), with image features (P, D) in place of the P placeholders
-        among them; where features are wider, so are they, with zeros for text."""
+        among them, whose indices (P,) in (B · T) may be known; where features are wider, so are they, with
+        zeros for text."""
         x = self.embed_tokens(input_ids)
         if features is None:
             return x
         if features.shape[1] > x.shape[2]:
             x = F.pad(x, (0, features.shape[1] - x.shape[2]))
+        if placeholders is not None:
+            return x.flatten(0, 1).index_copy(0, placeholders, features.to(x.dtype)).view_as(x)
         places = torch.eq(input_ids, self.config.image_token_id)
         return x.masked_scatter(places[..., None], features.to(x.dtype))
 
     def positions(self, parts: Pixels) -> list[int]:
         """How many positions each part takes in a prompt; a ValueError for one that the tower cannot take."""
         of = FAMILIES[self.config.family].positions
-        if isinstance(parts, Tensor):
-            return [of(self.config, *parts.shape[-2:])] * len(parts)
-        return [of(self.config, *part.pixels.shape[-2:]) for part in parts]
+        return [of(self.config, *_size(part)) for part in parts]
 
     def places(self, prompts: Sequence[Tensor], parts: Pixels | None) -> list[tuple[Tensor, int]] | None:
         """Of each prompt (T,), rotary places (3, T) of its tokens, and what is added to the slot of a token

@@ -26,7 +26,7 @@ from data.packing import (
 from data.tiles import Parts
 from models import language_model
 from tests import prompts
-from tests.prompts import IMAGE_ID, PER_TILE, tile, tiny_vlm, words
+from tests.prompts import IMAGE_ID, PER_TILE, SIDE, tile, tiny_vlm, words
 from training.rows import RowsLoss
 
 PAD = 0
@@ -77,7 +77,7 @@ def document(seed: int, question: int, answer: int, images: int = 0) -> tuple[Sa
     said = words(100 + seed, answer)
     labels = [IGNORE_INDEX] * len(ids) + said
     tiles = Parts.of(torch.stack([tile(10 * seed + i) for i in range(images)])) if images else None
-    return Sample(("toy", seed), ids + said, labels, (None,) * images, (1,) * images), tiles
+    return Sample(("toy", seed), ids + said, labels, (None,) * images, ((1, 3, SIDE, SIDE),) * images), tiles
 
 
 def batch_of(*rows, length=None) -> Batch:

@@ -55,14 +55,14 @@ class RowsLoss(nn.Module):
         pixel_values: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         language_model = self.model.language_model
-        x = self.model.embed_tokens(input_ids)  # (B, T, D)
+        features = None
         if pixel_values is not None:
             features = torch.cat(tuple(self.model.encode_images(pixel_values)))  # (P, D)
-            x = x.flatten(0, 1).index_copy(0, placeholders, features.to(x.dtype)).view_as(x)
-        elif self.blank:
+        x = self.model.place_features(input_ids, features, placeholders)  # (B, T, D), or wider
+        if pixel_values is None and self.blank:
             # Before the language model, because sharded ranks gather weights in one order.
             vision = self.model.config.vision
-            shape = (1, vision.num_channels, vision.image_size, vision.image_size)
+            shape = (1, vision.num_channels, vision.least_side, vision.least_side)
             blank = torch.ones(shape, device=self.model.device, dtype=self.model.dtype)
             x = x + 0.0 * torch.cat(tuple(self.model.encode_images(blank))).sum()
         mask = segment_mask(segment_ids)  # (B, T, T), or blocks on CUDA
