@@ -1,7 +1,7 @@
 """Ask vision-language models about images in a browser.
 
     python app.py                                             # the embedded model, http://127.0.0.1:7860
-    python app.py --model HuggingFaceTB/SmolVLM-256M-Instruct --dtype int8
+    python app.py --model smolvlm-256m --dtype int8
     python app.py --model checkpoints/ocelli-shapes --model runs/mine
     python app.py --any-model --host 0.0.0.0                  # all networks, any model of the Hub
 
@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 
 from inference.cli import (
     DTYPES,
+    MODEL,
     Parser,
     add_threads,
     address,
@@ -29,6 +30,7 @@ from inference.cli import (
     dtype,
     listen,
     log_if_slow,
+    model,
     positive,
 )
 from messages import one_line
@@ -51,9 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"port to listen on (default: the first free one from {FIRST_PORT})")
     add("--allowed-host", action="append", default=[], metavar="NAME",
         help="another host name of the page, such as a proxy's; may be given several times")
-    add("--model", action="append", dest="models", metavar="MODEL",
-        help="folder or Hub repository; give it several times to let visitors choose (default: the embedded "
-        "model)")
+    add("--model", action="append", type=model, dest="models", metavar="MODEL",
+        help=f"{MODEL}; give it several times to let visitors choose (default: the embedded model)")
     add("--any-model", action=argparse.BooleanOptionalAction, default=False,
         help="let visitors name any repository on the Hub, which is then downloaded")
     add("--largest-model", type=positive, default=8, metavar="GB",

@@ -3,7 +3,7 @@
     python generate.py                                        # the example image, the embedded model
     python generate.py photo.jpg "How many boats are there?"
     python generate.py photo.jpg -q "What is this?" -q "Where is it?" --json
-    python generate.py a.png b.png -q "What differs?" --model HuggingFaceTB/SmolVLM-256M-Instruct
+    python generate.py a.png b.png -q "What differs?" --model smolvlm-256m
     python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
     python generate.py photo.jpg "Is it raining?" --choices yes,no
     python generate.py photo.jpg -q "What is it?" --show-attention where.png --method occlusion
@@ -149,6 +149,8 @@ def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dic
     elif args.num_answers > 1:
         for number, answer in enumerate(result["answers"], 1):
             cli.say([f"{number}. {answer}"])
+    if not args.json:
+        cli.log_other_model(reply.checkpoint, result["answers"], log)
     return result
 
 

@@ -1,7 +1,7 @@
 """Answer programs over HTTP in OpenAI's protocol.
 
     python serve.py                                           # the embedded model, http://127.0.0.1:8000/v1
-    python serve.py --model HuggingFaceTB/SmolVLM-256M-Instruct --dtype int8 --prefix-cache kept
+    python serve.py --model smolvlm-256m --dtype int8 --prefix-cache kept
     OCELLI_API_KEY=secret python serve.py --host 0.0.0.0      # all networks, for those who have the key
     python serve.py --page                                    # and the page of app.py, at http://127.0.0.1:8000
 
@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 
 from inference.cli import (
     DTYPES,
+    MODEL,
     Parser,
     add_threads,
     address,
@@ -31,6 +32,7 @@ from inference.cli import (
     dtype,
     listen,
     log_if_slow,
+    model,
     positive,
 )
 from messages import one_line
@@ -53,8 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="address of a proxy whose X-Forwarded-For names the client; may be given several times")
     add("--api-key", default=os.environ.get("OCELLI_API_KEY") or None, metavar="KEY",
         help="key that clients have to send (default: the variable OCELLI_API_KEY, which is not seen in ps)")
-    add("--model", action="append", dest="models", metavar="MODEL",
-        help="folder or Hub repository; may be given several times (default: the embedded model)")
+    add("--model", action="append", type=model, dest="models", metavar="MODEL",
+        help=f"{MODEL}; may be given several times (default: the embedded model)")
     add("--device", type=device, default="auto",
         help="auto (default: the best one on this machine), cpu, cuda or mps")
     add("--dtype", type=dtype, default="auto", choices=DTYPES,

@@ -32,7 +32,7 @@ from typing import Any
 from data.errors import check_rows_path
 from eval.metrics import find_metric
 from eval.tasks import DEFAULT_MODEL, OWN, TaskError, check_official, is_user_error
-from inference.cli import DTYPES, Parser, add_threads, check_model, device, dtype, positive
+from inference.cli import DTYPES, MODEL, Parser, add_threads, check_model, device, dtype, model, positive
 from messages import one_line
 
 # Nothing here imports torch before everything is checked that can be: --help and refusals answer at once.
@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--allow-text-only", action="store_true", help="accept rows without any image")
 
     add = parser.add_argument_group("model").add_argument
-    add("--model", default=str(DEFAULT_MODEL), help="checkpoint folder, or repository on the Hub")
+    add("--model", type=model, default=str(DEFAULT_MODEL), help=MODEL)
     add("--revision", help="branch, tag or commit of the model on the Hub")
     add("--device", type=device, default="auto", help="auto (default: the best available), cpu, cuda, mps")
     weights = "dtype of the weights (default float32, in which no score depends on --batch-size)"

@@ -32,7 +32,7 @@ from data.tiles import Visual
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
 from inference.checkpoint import Checkpoint, PixelText, RequestError
-from inference.cli import check_image_name, is_image_name, log, shown, stats_table
+from inference.cli import check_image_name, is_image_name, log, log_other_model, shown, stats_table
 from inference.conversation import Conversation
 from inference.errors import user_errors, user_message
 from inference.results import to_json
@@ -165,6 +165,7 @@ class Chat:
             return
         self.images.clear()
         self._result = result
+        log_other_model(conversation.checkpoint, [reply.turn.answer], log)
         if self.at_terminal and reply.turn.ended in ENDINGS:
             log(ENDINGS[reply.turn.ended])
         if self.stats:

@@ -37,6 +37,7 @@ from inference.errors import check_text_only
 from inference.grammar import Form, plain_form
 from models.checkpoints.hub import snapshot
 from models.checkpoints.load import meta_init, one_version
+from models.checkpoints.names import MODELS, PHOTOGRAPHS
 from models.config import check_device
 from models.vision_language_model import VisionLanguageModel, prepare_device
 from models.vision_transformer import ModalityProjector
@@ -128,6 +129,10 @@ class Checkpoint:
     def too_many_images(self, count: int) -> str:
         """See `too_many_images`."""
         return too_many_images(self.name, self.model.generation_config, count)
+
+    def other_model(self, answers: Iterable[str]) -> str:
+        """See `other_model`."""
+        return other_model(self.model.generation_config, answers)
 
     @property
     def introduction(self) -> str:
@@ -250,6 +255,17 @@ def too_many_images(name: str, generation_config: Mapping[str, Any], count: int)
     several, fewer = ("one image", "one") if most == 1 else (f"{most} images", "fewer")
     short = Path(name).name
     return f"{short} has learned from {several} at a time: it answers about {count} as if they were {fewer}."
+
+
+def other_model(generation_config: Mapping[str, Any], answers: Iterable[str]) -> str:
+    """Where an answer says what its model `knows`, as a refusal does: the beginning of a sentence that names
+    a model for photographs; else ""."""
+    knows = generation_config.get("knows")
+    if not (knows and isinstance(knows, str) and any(knows in answer for answer in answers)):
+        return ""
+    return (
+        f"for photographs take the model {PHOTOGRAPHS} ({MODELS[PHOTOGRAPHS].gigabytes} GB, downloaded once)"
+    )
 
 
 def spoken_form(generation_config: Mapping[str, Any]) -> CoordinateForm | None:

@@ -33,7 +33,8 @@ from inference.locks import only_writer
 from inference.terminal import wrapped, wrapped_lines
 from messages import did_you_mean, one_line, printable
 from models import __version__
-from models.checkpoints.hub import check_has_config, describe, for_terminal
+from models.checkpoints.hub import check_has_config, describe, for_terminal, repository
+from models.checkpoints.names import PHOTOGRAPHS, table
 from models.config import check_device
 
 T = TypeVar("T")
@@ -163,6 +164,18 @@ def add_threads(add: Callable[..., Any]) -> None:
     add("--threads", type=number, metavar="N", help=f"maximum of CPU threads (default: {usual})")
 
 
+def model(name: str) -> str:
+    """The type of an option that names a model: a short name becomes its repository. "list" prints the short
+    names and ends the program."""
+    if name == "list" and not os.path.isdir(name):
+        print(table())
+        sys.exit(0)
+    return repository(name)
+
+
+MODEL = "folder, repository on the Hub, or a short name such as smolvlm-256m (list: prints them and ends)"
+
+
 def check_model(source: str, revision: str | None, text_only: bool = False) -> None:
     """Refuse a model whose name is wrong or whose config.json cannot be reached, and one that needs an image
     for `text_only` questions."""
@@ -245,7 +258,7 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--system", metavar="TEXT", help="system message before every question")
 
     add = parser.add_argument_group("model").add_argument
-    add("--model", default=str(default_model), help="folder, or repository on the Hub")
+    add("--model", type=model, default=str(default_model), help=MODEL)
     add("--revision", help="branch, tag or commit on the Hub")
     add("--device", type=device, default="auto", help="auto (default: the fastest one), cpu, cuda, mps")
     weights = "dtype of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, otherwise the "
@@ -503,6 +516,12 @@ def log_defaults(
         log(f"{', '.join(args.images) or ('no image' if args.no_image else image)}: {question}")
     if not args.json and args.num_answers > 1 and args.temperature == 0:
         log("all answers are the same, the most likely one: give a --temperature to get different ones")
+
+
+def log_other_model(checkpoint: Any, answers: list[str], log: Callable[[str], None]) -> None:
+    """After a refusal, log which model knows photographs."""
+    if other := checkpoint.other_model(answers):
+        log(f"{other}: --model {PHOTOGRAPHS} (--model list shows all)")
 
 
 def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:

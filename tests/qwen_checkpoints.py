@@ -93,12 +93,12 @@ def hf_config(kind: str, seed: int = 0):
     return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
 
 
-def save_hf(kind: str, folder: Path, seed: int = 0) -> nn.Module:
+def save_hf(kind: str, folder: Path, seed: int = 0, **saving) -> nn.Module:
     """transformers' model, saved with its tokenizer, template and image settings."""
     made = Qwen3VLForConditionalGeneration if kind == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
     model = made(hf_config(kind, seed)).eval()
     randomize(model, seed=seed)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, **saving)
     tokenizer().save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "preprocessor_config.json").write_text(json.dumps(image_settings(kind)))

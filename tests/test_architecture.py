@@ -37,7 +37,10 @@ ROOMS = (
 EVERYTHING_BELOW = {"models", "families", "generation", "data", "shapes", "training", "inference"}
 # Families stand on parts of two folders, and the rest of both stands on families: floors of their own.
 FLOORS = {
-    "files": ("models.checkpoints.hub", "models.checkpoints.weights", "models.checkpoints.folder"),
+    "files": (
+        *("models.checkpoints.hub", "models.checkpoints.names"),
+        *("models.checkpoints.weights", "models.checkpoints.folder"),
+    ),
     "networks": (
         *("models.config", "models.language_model", "models.vision_transformer"),
         *("models.losses", "models.initial_weights", "models.packed_vision_transformer"),
@@ -84,14 +87,14 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (970, 850),  # the entry points, and what errors say
     "models": (1_545, 1_900),
-    "models/checkpoints": (2_122, 1_400),
+    "models/checkpoints": (2_180, 1_400),
     "families": (1_400, 2_000),
     "generation": (4_400, 2_700),
     "generation/fast": (4_010, 4_300),
     "tools": (820, 600),
     "data": (5_890, 4_900),
-    "inference": (5_045, 3_100),
-    "web": (4_260, 3_000),
+    "inference": (5_080, 3_100),
+    "web": (4_275, 3_000),
     "training": (3_125, 3_100),
     "shapes": (2_110, 1_700),
     "eval": (3_820, 3_400),

@@ -14,12 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints import hub as hub_module
 from models.checkpoints.hub import EMBEDDED, resolve_source
+from models.checkpoints.names import MODELS
 from tests import tiny
 from tests.hub_server import HubServer, etag, point_client_at
+from tests.processors import draw_image
+from tests.qwen_checkpoints import save_hf
 from tests.tiny import same_weights
 
 NOBODY = "http://127.0.0.1:9"
@@ -80,6 +84,8 @@ def test_the_hub_for_what_nothing_here_is_like(here, name):
         ("owner/model-500M", "did you mean owner/model-256M?"),
         ("https://huggingface.co/owner/name/tree/main", "did you mean the repository owner/name?"),
         ("runs/mine", "first, second"),
+        ("SmolVLM-256M-Instruct", "did you mean smolvlm-256m "),
+        ("qwen3-vl", "did you mean qwen3-vl-2b or qwen3-vl-4b?"),
         ("runs/first/config.json", "runs/first,"),
         *(
             (name, "")
@@ -123,6 +129,25 @@ def test_repository_and_revision(hub, local):
     fetched = {path.rsplit("/", 1)[1] for path in hub.served}
     assert fetched == {"config.json", "generation_config.json", WEIGHTS}
     assert {path.name for path in hub_module.snapshot(PLAIN).iterdir()} == fetched | {"chat_template.jinja"}
+
+
+def test_a_short_name_is_its_repository_unless_a_folder_has_it(hub, tmp_path, monkeypatch):
+    """Downloaded in shards, and then opened without a network. What is saved names the repository."""
+    repo = MODELS["qwen3-vl-2b"].repo
+    save_hf("qwen3_vl", tmp_path / "model", max_shard_size="200KB")
+    here = load(tmp_path / "model")
+    hub.repos = hub.repos | {repo: tmp_path / "model"}
+    assert same_weights(load("qwen3-vl-2b"), here)
+    assert len([name for name in hub.served if name.endswith(".safetensors")]) > 2
+    hub_module.snapshot("qwen3-vl-2b")
+    point_client_at(monkeypatch, NOBODY, tmp_path / "cache", offline=True)
+    alone = load("Qwen3-VL-2B")
+    assert same_weights(alone, here) and alone.origin.source == repo
+    processor = Processor.from_pretrained(hub_module.snapshot("qwen3-vl-2b"), alone.config)
+    assert processor.ask(draw_image(90, 60), "how many")["pixel_values"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "qwen3-vl-2b").mkdir()
+    assert resolve_source("qwen3-vl-2b") == "qwen3-vl-2b"
 
 
 def test_shards_of_one_commit_and_a_second_load_that_asks_once(hub, local):
@@ -186,8 +211,8 @@ def cached_model(cache: Path, repo: str, config: dict, weights: bool = True) -> 
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("SmolVLM-256M-Instruct", {"HuggingFaceTB/SmolVLM-256M-Instruct"}),
-        ("granite-docling", {"ibm-granite/granite-docling-258M"}),
+        ("me/SmolVLM-256M-Instruct", {"HuggingFaceTB/SmolVLM-256M-Instruct"}),
+        ("me/granite-docling", {"ibm-granite/granite-docling-258M"}),
         ("my-boats", {"someone/my-boats"}),  # of the cache
         ("HuggingFaceTB/SmolVLM-256M-Instruct", set()),  # is right
         ("nobody/nothing-alike", set()),

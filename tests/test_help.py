@@ -13,6 +13,7 @@ import pytest
 
 from inference import cli
 from models import __version__
+from models.checkpoints.names import MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = {
@@ -119,6 +120,13 @@ def test_mistakes_are_told_without_torch(tmp_path):
     for (_, arguments, named), (status, out, err) in zip(REFUSED, run(calls), strict=True):
         assert (status, out) == (2, "") and err.count("\n") == 1 and named in err, (arguments, err)
     assert not any(tmp_path.iterdir())
+
+
+def test_the_short_names_are_listed_without_torch():
+    calls = [(name, ["--model", "list"]) for name in ("generate", "app", "serve", "eval.__main__")]
+    for status, out, err in run([*calls, ("tools.__main__", ["inspect", "list"])]):
+        assert (status, err) == (0, "")
+        assert all(name in out and f"{known.gigabytes} GB" in out for name, known in MODELS.items())
 
 
 def test_help_and_version_need_no_torch():

@@ -14,6 +14,7 @@ from huggingface_hub import constants
 
 from inference.checkpoint import RequestError
 from models.checkpoints import CheckpointError
+from models.checkpoints.names import MODELS
 from tests.hub_server import HubServer, point_client_at
 from tests.pages import EMBEDDED, make_service
 from web.models import Models
@@ -67,6 +68,24 @@ def test_what_a_model_says_that_it_knows_is_shown_as_text(tmp_path, cli):
     models.open(str(folder))
     after = _title(SimpleNamespace(models=models), str(folder))
     assert before != after and "mine knows" in after and "<img" not in after
+
+
+@pytest.mark.parametrize("any_model", [False, True])
+def test_a_refusal_names_a_model_for_photographs(any_model, cli):
+    """And on the page where it can be chosen, it can be by its short name."""
+    question = "Who is the president of France?"
+    if not any_model:
+        assert "smolvlm-256m" in cli("-q", question, EXAMPLE, model=EMBEDDED)[2]
+        assert "smolvlm-256m" not in cli("-q", "How many shapes are there?", EXAMPLE, model=EMBEDDED)[2]
+    service, request = make_service(any_model=any_model), AskRequest((str(EXAMPLE),), question, EMBEDDED)
+
+    async def told() -> list[str]:
+        return [view.notice async for view in service.ask(Visitor(), request)]
+
+    assert "smolvlm-256m" in asyncio.run(told())[-1]
+    assert ("smolvlm-256m" in service.models.choices) == any_model
+    assert service.models.named("smolvlm-256m") == MODELS["smolvlm-256m"].repo
+    service.close()
 
 
 def test_what_a_model_says_counts_before_it_is_opened(tmp_path):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from data.errors import ImageError, ProcessorError, PromptError
 from data.images import check_sides
-from inference.cli import Parser, check_image_name, check_model, dtype
+from inference.cli import MODEL, Parser, check_image_name, check_model, dtype, model
 from inference.results import to_json
 from messages import one_line
 from models.checkpoints.folder import check_replaceable
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     what = "show what a checkpoint is and needs, from its configs and the headers of its weights"
     add = commands.add_parser("inspect", help=what, description=what).add_argument
-    add("source", metavar="ID_OR_DIR", help="folder, or repository on the Hub: a model or a bare backbone")
+    add("source", type=model, metavar="ID_OR_DIR", help=f"a model or a bare backbone: {MODEL}")
     add("--revision", help="branch, tag or commit on the Hub")
     add("--image", metavar="WxH|FILE", help="count the tiles and tokens of an image of this size, too")
     add(
@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     what = "write a checkpoint in another layout or dtype, or with an adapter merged, and verify it"
     add = commands.add_parser("convert", help=what, description=what).add_argument
-    add("source", metavar="SRC", help="folder, or repository on the Hub")
+    add("source", type=model, metavar="SRC", help=MODEL)
     add("target", metavar="DST", type=Path, help="folder to make")
     add("--revision", help="branch, tag or commit on the Hub")
     add(

@@ -24,7 +24,7 @@ from data.errors import check_rows_path, nearest_file, replacing
 from messages import did_you_mean, one_line
 from models import __version__
 from models.checkpoints.folder import check_replaceable
-from models.checkpoints.hub import check_has_config, check_repo_id, resolve_source
+from models.checkpoints.hub import check_has_config, check_repo_id, repository, resolve_source
 from models.config import check_device
 
 Data = str | list[dict[str, Any]]
@@ -93,7 +93,9 @@ class TrainConfig:
 
     output: str = setting("runs/shapes", "folder for the checkpoint, the metrics and the training state")
     resume: bool = setting(True, "continue from the newest training state in --output, if any")
-    init_from: str = setting("", "checkpoint to start from (folder or Hub id); by default, random weights")
+    init_from: str = setting(
+        "", "checkpoint to start from (folder, Hub id or short name); default: random weights"
+    )
     vision_from: str = setting("", "SigLIP vision tower for a new model, together with --text-from")
     text_from: str = setting(
         "", "Llama, Qwen2 or Qwen3 language model for a new model, together with --vision-from"
@@ -236,6 +238,7 @@ class TrainConfig:
     push_to_hub: str = setting("", "repository to upload the model to when the run ends")
 
     def __post_init__(self):
+        object.__setattr__(self, "init_from", repository(self.init_from))  # an adapter names it to peft
         check_allowed(self)
         if bool(self.vision_from) != bool(self.text_from):
             raise ValueError("--vision-from and --text-from: expected both or neither")

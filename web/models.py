@@ -21,8 +21,9 @@ from huggingface_hub import constants
 
 import families
 from inference.checkpoint import Checkpoint, RequestError, loading_dtype, open_checkpoint, pick_device
-from models.checkpoints.hub import CheckpointError, describe, measure
+from models.checkpoints.hub import CheckpointError, describe, measure, repository
 from models.checkpoints.load import resolve_dtype
+from models.checkpoints.names import MODELS
 from models.checkpoints.weights import read_headers
 
 LARGEST_GUEST = 8 * 10**9  # bytes
@@ -74,8 +75,19 @@ class Models:
         return self.names[0]
 
     def named(self, chosen: str) -> str:
-        """The name of a model that a visitor has chosen by its id."""
-        return self.ids.get(chosen, chosen)
+        """The name of a model that a visitor has chosen by its id or, of the Hub, by its short name."""
+        return self.ids.get(chosen) or repository(chosen)
+
+    @property
+    def choices(self) -> list[str]:
+        """What a visitor can choose among: `ids`, and short names of all that are small enough."""
+        short = (name for name, known in MODELS.items() if known.gigabytes * 1e9 <= self.largest_guest)
+        return [*self.ids, *short] if self.any_model else [*self.ids]
+
+    def how(self, short: str) -> str:
+        """How a visitor gets the model of a short name."""
+        here = short in self.choices or repository(short) in self.names
+        return "choose it as the model" if here else f"this page has to be started with --model {short}"
 
     def shown(self, name: str) -> str:
         """What visitors call the model of that name."""

@@ -99,10 +99,10 @@ def add_images(service: Service, box: gr.MultimodalTextbox, model: gr.Dropdown, 
 def model_choice(service: Service, name: str) -> gr.Dropdown:
     models = service.models
     return gr.Dropdown(
-        list(models.ids),
+        models.choices,
         value=models.shown(models.default),
         label="Model",
-        info="one of these, or an id on the Hub" if models.any_model else None,
+        info="one of these, or a repository on the Hub" if models.any_model else None,
         allow_custom_value=models.any_model,
         visible=models.any_model or len(models.names) > 1,
         elem_id=name,

@@ -34,9 +34,17 @@ from data.images import ImageLimits, load_image
 from data.tiles import Visual
 from generation.kv_cache import bytes_per_position
 from generation.options import GenerationOptions
-from inference.checkpoint import Checkpoint, PixelText, RequestError, spoken_form, too_many_images
+from inference.checkpoint import (
+    Checkpoint,
+    PixelText,
+    RequestError,
+    other_model,
+    spoken_form,
+    too_many_images,
+)
 from inference.conversation import NextTurn, Turn, encode_short, next_turn
 from models.checkpoints.hub import Origin
+from models.checkpoints.names import PHOTOGRAPHS
 from web.engine import DRAFT, Engine, EngineLimits, EngineRequest, Piece, Prepared, Ticket
 from web.errors import log_fault, refusal
 from web.pictures import original_size, take_in
@@ -391,8 +399,10 @@ class Service:
             elif exchange in visitor.log:
                 visitor.log.remove(exchange)
         # What a guest says about several images is known from now on.
-        guest = request.model not in self.models.names
-        told = too_many_images(request.model, ticket.generation_config, len(request.images)) if guest else ""
+        guest, said = request.model not in self.models.names, ticket.generation_config
+        told = too_many_images(request.model, said, len(request.images)) if guest else ""
+        if other := other_model(said, exchange.answers):
+            told = f"{other[:1].upper()}{other[1:]}: {self.models.how(PHOTOGRAPHS)}."
         yield View(visitor.log, told) if kept else View(visitor.log, STOPPED, returned=request)
 
     async def follow(self, visitor: Visitor, ticket: Ticket) -> AsyncGenerator[tuple[list[Piece], int], None]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from eval.doctor.cases import Case, cases
 from eval.doctor.checks import CHECKS, FAULT, GOOD, OPTIONAL, REFUSED, ROUNDING, Finding, broken, run_check
 from eval.doctor.client import CannotAnswer, Client, ServerError
-from inference.cli import Parser, check_model, positive
+from inference.cli import MODEL, Parser, check_model, model, positive
 from models.checkpoints.hub import for_terminal
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("url", help="address of the server, with its /v1")
     add("--model", required=True, help="the model's name on the server")
-    add("--reference", metavar="CHECKPOINT", help="folder or Hub repository of the same weights")
+    add("--reference", type=model, metavar="CHECKPOINT", help=f"the same weights: {MODEL}")
     key = os.environ.get("OPENAI_API_KEY")
     add("--api-key", default=key, metavar="KEY", help="key of the server (default: OPENAI_API_KEY)")
     add("--json", type=Path, metavar="FILE", help="write the findings there, too")

@@ -1,6 +1,7 @@
 """Where a checkpoint is: the name that a person gives -> a folder here, or files of one commit on the Hub.
 
     resolve_source("ocelli-shapes")                     # the embedded model, from any folder
+    resolve_source("smolvlm-256m")                      # a short name of models.checkpoints.names
     resolve_source("checkpoints/ocelli-shape")          # did you mean ocelli-shapes?
     locate("HuggingFaceTB/SmolVLM-256M-Instruct")       # its configs, and its weights in the client's cache
 
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from messages import printable, some
+from models.checkpoints.names import MODELS
 
 T = TypeVar("T")
 
@@ -45,14 +47,8 @@ _REPO_ID = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}", re.ASCII)
 _WEB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?")
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _SIMILAR = 0.7  # of two names (difflib's ratio), one of which may be a slip for the other
-# Repositories that Ocelli opens and many ask for: whose a model may be that was asked for by half its name.
-KNOWN = (
-    "HuggingFaceTB/SmolVLM-256M-Instruct", "HuggingFaceTB/SmolVLM-500M-Instruct",
-    "HuggingFaceTB/SmolVLM-Instruct", "HuggingFaceTB/SmolVLM2-256M-Video-Instruct",
-    "HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
-    "ibm-granite/granite-docling-258M", "ds4sd/SmolDocling-256M-preview", "HuggingFaceM4/Idefics3-8B-Llama3",
-    "lusxvr/nanoVLM-222M", "lusxvr/nanoVLM-230M-8k", "lusxvr/nanoVLM-450M",
-)  # fmt: skip
+# Whose a model may be that was asked for by half its name.
+KNOWN = tuple(known.repo for known in MODELS.values())
 # The largest config files are lists of a tokenizer's added tokens, a megabyte. An index lists at most the
 # tensors of a thousand layers. tokenizer.json holds vocabulary and merges: Gemma's has 33 MB and two million
 # values, and Python's objects take some twenty times a file's bytes.
@@ -228,14 +224,21 @@ def fetched(fetch: Callable[..., T], *what: Any, **how: Any) -> T:
 
 
 # ---------------------------------------------------------------------------------------------------- names
+def repository(name: str) -> str:
+    """The repository of a short name. Any other name, and that of a folder here, as it is."""
+    known = MODELS.get(name.lower())
+    return known.repo if known and not os.path.isdir(name) else name
+
+
 def resolve_source(source: str | Path, revision: str | None = None) -> str:
     """The path of a checkpoint's folder, or a repository's id.
 
-    A folder of that name comes first, then a model that comes with Ocelli. What can only be a path, what
-    begins with the name of a folder of checkpoints, and what is nearly the name of a checkpoint here is not
-    looked for on the Hub, unless a `revision` is given, which only repositories have.
+    A folder of that name comes first, then a model that comes with Ocelli, then a short name of
+    `models.checkpoints.names`. What can only be a path, what begins with the name of a folder of checkpoints,
+    and what is nearly the name of a checkpoint here or a short name is not looked for on the Hub, unless a
+    `revision` is given, which only repositories have.
     """
-    text = str(source)
+    text = repository(source) if isinstance(source, str) else str(source)
     path = os.path.expanduser(text)
     name = text.removeprefix(EMBEDDED.name + "/")
     is_embedded = isinstance(source, str) and _NAME.fullmatch(name) and _is_checkpoint(EMBEDDED / name)
@@ -271,6 +274,11 @@ def _refuse_misspelled(text: str, path: Path, only_path: bool) -> None:
     known = {name.lower(): str(path.parent / name) for name in here + embedded}
     if found := difflib.get_close_matches(path.name.lower(), known, n=1, cutoff=_SIMILAR):
         hint = f"did you mean {known[found[0]]}?"
+    elif not only_path and len(path.parts) == 1 and (found := _short(text)):
+        raise CheckpointError(
+            f"there is no folder and no model {text}: did you mean {' or '.join(sorted(found))}? "
+            f"(--model list shows the short names)"
+        )
     elif here and looks_local:
         hint = f"{path.parent} has {some(here)}"
     elif looks_local:
@@ -280,6 +288,10 @@ def _refuse_misspelled(text: str, path: Path, only_path: bool) -> None:
     if not only_path:
         hint += " (for a repository of that name give its revision, such as main, or start elsewhere)"
     raise CheckpointError(f"there is no folder {text}: {hint}")
+
+
+def _short(name: str) -> list[str]:
+    return difflib.get_close_matches(name.lower(), MODELS, n=3, cutoff=_SIMILAR)
 
 
 def _checkpoints_in(folder: Path) -> list[str]:
@@ -442,7 +454,8 @@ def _configs(source: str | Path, files: _Folder | _Hub) -> CheckpointFiles:
     path = _config_path(files)
     generation_path = files.file("generation_config.json")
     generation = {} if generation_path is None else read_json(generation_path)
-    origin = Origin(str(source), path.parent, files.commit)
+    name = files.repo if isinstance(files, _Hub) else str(source)  # a short name is for people alone
+    origin = Origin(name, path.parent, files.commit)
     return CheckpointFiles(origin, read_json(path), generation, files.file)
 
 
