@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
@@ -26,7 +27,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from data.errors import ImageError, ProcessorError
+from data.errors import ImageError, ProcessorError, PromptError
 
 Cell: TypeAlias = tuple[int, int, int, int]  # top, left, bottom, right
 _AMPLE = 16  # times the tiles' bytes: so much shared memory must be free for them to go through it
@@ -303,9 +304,17 @@ class TiledImages:
         whole = [(0, 0, rows, columns)] * self.with_whole
         return [*whole, *tiles] if self.whole_first else [*tiles, *whole]
 
+    def transformers(self, tokenizer: Any, chat_template: str) -> Any:
+        """None: transformers has no processor of this kind."""
+
     def normalise_messages(self, messages: list[Any], label: str) -> list[Any]:
         """Images stay where the conversation has them."""
         return messages
+
+
+def pixels_of(image: Image.Image) -> Tensor:
+    """An RGB image → (3, H, W) uint8."""
+    return torch.from_numpy(np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)))
 
 
 def tiles_of(image: Image.Image, side: int, values: Tensor) -> Parts:
@@ -313,6 +322,15 @@ def tiles_of(image: Image.Image, side: int, values: Tensor) -> Parts:
     grid = np.asarray(image).reshape(image.height // side, side, image.width // side, side, 3)
     pixels = np.ascontiguousarray(grid.transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side))
     return Parts.of(torch.from_numpy(pixels), values)
+
+
+# How transformers' image processors that resample bicubically, with CLIP's mean and deviation, make numbers
+# of pixels where a file does not say.
+CLIP_PIXELS: dict[str, Any] = {
+    "do_resize": True, "resample": int(Image.Resampling.BICUBIC), "do_rescale": True,
+    "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}  # fmt: skip
 
 
 def byte_values(settings: Mapping[str, Any]) -> torch.Tensor:
@@ -331,6 +349,22 @@ def byte_values(settings: Mapping[str, Any]) -> torch.Tensor:
     if not np.isfinite(table).all():
         raise ValueError("expected image_mean, image_std and rescale_factor to make finite pixels")
     return torch.from_numpy(np.ascontiguousarray(table.T))
+
+
+def pixel_rule(settings: Mapping[str, Any]) -> tuple[Image.Resampling, Tensor]:
+    """How images are resampled, and (3, 256) what a byte then becomes in each colour."""
+    return Image.Resampling(settings["resample"]), byte_values(settings)
+
+
+@contextmanager
+def reading_settings(settings: Mapping[str, Any]) -> Iterator[None]:
+    """What is wrong with the settings of images, as a PromptError or ProcessorError."""
+    if not settings["do_resize"]:
+        raise ProcessorError("preprocessor_config.json: expected do_resize to be true")
+    try:
+        yield
+    except (KeyError, ValueError, TypeError) as error:
+        raise PromptError(f"image settings: {type(error).__name__}: {error}") from error
 
 
 def plan_image(images: Images, width: int, height: int, name: str, most: int) -> Visual:

@@ -105,6 +105,12 @@ def read_object(path: Path, most: int = MAX_CONFIG) -> dict[str, Any]:
         return hub.read_object(path, most) if path.is_file() else {}
 
 
+def image_settings(folder: Path) -> dict[str, Any]:
+    """Those of the image processor, in today's layout or the older; {} where no file has them."""
+    stored = read_object(folder / "processor_config.json").get("image_processor")
+    return stored or read_object(folder / "preprocessor_config.json")
+
+
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
     """What is wrong with a file, with its name."""
@@ -406,6 +412,16 @@ def open_tokenizer(folder: Path) -> AnyTokenizer:
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
     order = sorted(roles, key=lambda role: _ROLES.index(role) if role in _ROLES else len(_ROLES))
     return FolderTokenizer(folder, backend, {role: roles[role] for role in order})
+
+
+def open_with(folder: Path, tokens: Sequence[str]) -> AnyTokenizer:
+    """The tokenizer of a checkpoint folder, which must have these special tokens: transformers would add
+    them, with ids that the model has no embeddings for."""
+    check_files(folder)
+    tokenizer = open_tokenizer(folder)
+    if absent := [token for token in tokens if token not in tokenizer.get_added_vocab()]:
+        raise PromptError(f"tokenizer: expected special tokens for images, {', '.join(absent)} are absent")
+    return tokenizer
 
 
 def _of_transformers(folder: Path) -> PreTrainedTokenizerBase:

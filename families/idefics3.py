@@ -19,9 +19,10 @@ from PIL import Image
 from torch import nn
 
 from data.chat import chat_template
-from data.errors import ProcessorError, PromptError
-from data.tiles import Parts, TiledImages, Visual, byte_values, check_tiles, tiles_of
-from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer, check_files, open_tokenizer, read_object
+from data.errors import PromptError
+from data.tiles import Parts, TiledImages, Visual, check_tiles, pixel_rule, reading_settings, tiles_of
+from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer, image_settings, open_with, read_object
+from families import saving
 from families import text as shared
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
@@ -75,16 +76,9 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     # transformers' rms_norm_eps is 1e-5 where there is no text_config at all, LlamaConfig's 1e-6 otherwise.
     defaults = {} if config.get("text_config") is not None else {"rms_norm_eps": 1e-5}
     decoder = shared.text_config(text, defaults)
-    return shared.checked(
-        VLMConfig,
-        family=NAME,
-        vision=shared.vision_config(shared.section(config, "vision_config"), {}),
-        text=decoder,
-        scale_factor=config.get("scale_factor", 2),
-        image_token_id=config.get("image_token_id", 128_257),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        **shared.read_ids(config, generation, text, decoder.vocab_size),
-    )
+    vision = shared.vision_config(shared.section(config, "vision_config"), {})
+    parts = {"family": NAME, "vision": vision, "scale_factor": config.get("scale_factor", 2)}
+    return shared.vlm_config(config, generation, 128_257, False, decoder, **parts)
 
 
 def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
@@ -122,18 +116,8 @@ def write(config: VLMConfig, dtype: str) -> dict:
     if problem:
         raise CheckpointError(f"the model cannot be saved in the transformers Idefics3 layout: {problem}")
     vision = {"model_type": "idefics3_vision", **shared.write_vision(config.vision), "attention_dropout": 0.0}
-    return {
-        "architectures": ["Idefics3ForConditionalGeneration"],
-        "model_type": "idefics3",
-        **shared.both_dtypes(dtype),
-        "image_token_id": config.image_token_id,
-        "pad_token_id": config.pad_token_id,
-        "scale_factor": config.scale_factor,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "use_cache": True,
-        "text_config": shared.write_text(config, dtype),
-        "vision_config": vision | shared.both_dtypes(dtype),
-    }
+    more = {"pad_token_id": config.pad_token_id, "scale_factor": config.scale_factor, "use_cache": True}
+    return saving.write_config(config, dtype, "Idefics3ForConditionalGeneration", NAME, vision, **more)
 
 
 # -------------------------------------------------------------------------------------------------- images
@@ -149,16 +133,11 @@ class IdeficsImages(TiledImages):
         known: dict[str, Any] = DEFAULTS | self.settings
         self.tile_positions = tile_positions
         self.splits = bool(known["do_image_splitting"])
-        try:
+        with reading_settings(known):
             self.tile_size: int = known["max_image_size"]["longest_edge"]
             self.longest_side: int = known["size"]["longest_edge"]
-            self._resample = Image.Resampling(known["resample"])
-            self._values = byte_values(known)
-        except (KeyError, ValueError, TypeError) as error:
-            raise PromptError(f"image settings: {type(error).__name__}: {error}") from error
+            self._resample, self._values = pixel_rule(known)
         check_tiles(self.tile_size, self.longest_side, tile_positions)
-        if not known["do_resize"]:
-            raise ProcessorError("preprocessor_config.json: expected do_resize to be true, got false")
 
     def transformers(self, tokenizer: Any, chat_template: str) -> Any:
         from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
@@ -217,13 +196,8 @@ def open_images(folder: Path, config: Mapping) -> tuple[IdeficsImages, AnyTokeni
     """The image rule, tokenizer and chat template of a checkpoint folder, in today's layout or the older."""
     if not any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
         raise PromptError("expected processor_config.json or preprocessor_config.json, found neither")
-    check_files(folder)
-    tokenizer = open_tokenizer(folder)
-    absent = [token for token in (IMAGE, FAKE) if token not in tokenizer.get_added_vocab()]
-    if absent:  # Idefics3Processor would add them, with ids that the model has no embeddings for
-        raise PromptError(f"tokenizer: expected the special tokens {IMAGE} and {FAKE}, {absent} are absent")
+    tokenizer = open_with(folder, (IMAGE, FAKE))
     tokenizer.add_special_tokens(SPECIAL)
-    settings = read_object(folder / "processor_config.json")
-    image_settings = settings.get("image_processor") or read_object(folder / "preprocessor_config.json")
-    images = IdeficsImages(image_settings, settings.get("image_seq_len", 169))
+    seen = read_object(folder / "processor_config.json").get("image_seq_len", 169)
+    images = IdeficsImages(image_settings(folder), seen)
     return images, tokenizer, chat_template(folder)

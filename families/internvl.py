@@ -9,26 +9,25 @@ image as one more tile. It is ours, because transformers' takes seconds to impor
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from PIL import Image
 from torch import nn
 
+from data import tiles
 from data.chat import chat_template
-from data.errors import ProcessorError, PromptError
-from data.tiles import Parts, TiledImages, Visual, byte_values, check_tiles, tiles_of
-from data.tokenizer import AnyTokenizer, check_files, open_tokenizer, read_object
+from data.errors import ProcessorError
+from data.tokenizer import AnyTokenizer, image_settings, open_with
+from families import saving
 from families import text as shared
 from families.idefics3 import positions
 from models.checkpoints.hub import CheckpointError
-from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
+from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
 from models.vision_transformer import MLPProjector, VisionTransformer
@@ -62,7 +61,6 @@ _INSIDE = {
     "projector.fc2.": ("projector.linear_2.", "projector.3."),
 }
 _LEADING = ("vision_model.class_token", "vision_model.position_embedding.weight")
-_FUSED = re.compile(r"(vision_model\..+\.attn\.)([qkv])_proj(\..+)")
 # Keys of config.json and of its vision_config whose other values would need code that is not here.
 _PLAIN = {
     "vision_feature_layer": -1, "vision_feature_select_strategy": "default", "projector_hidden_act": "gelu",
@@ -92,10 +90,8 @@ TEMPLATE = (
 # Settings of transformers' GotOcr2ImageProcessor where a file does not say, and InternVLChatModel's.
 _DEFAULTS: dict[str, Any] = {
     "crop_to_patches": True,  # which transformers' InternVLProcessor asks for whatever a file says
-    "do_convert_rgb": True, "do_resize": True, "size": {"height": 384, "width": 384},
-    "resample": int(Image.Resampling.BICUBIC), "do_rescale": True, "rescale_factor": 1 / 255,
-    "do_normalize": True, "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711], "min_patches": 1, "max_patches": 12,
+    "do_convert_rgb": True, "size": {"height": 384, "width": 384}, "min_patches": 1, "max_patches": 12,
+    **tiles.CLIP_PIXELS,
 }  # fmt: skip
 _MOST_TILES = 400  # the time to list their grids grows with the square
 CHAT_PIXELS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
@@ -148,16 +144,8 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     if not folded.is_integer():
         raise CheckpointError(f"config.json: expected downsample_ratio to be 1, 1/2, 1/4, …, got {ratio!r}")
     decoder = shared.text_config({"model_type": "qwen2"} | text, {})
-    return shared.checked(
-        VLMConfig,
-        family=NAME,
-        vision=vision,
-        text=decoder,
-        scale_factor=int(folded),
-        image_token_id=config.get("image_token_id", _IMAGE_TOKEN_IDS["qwen2"]),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", True)),
-        **shared.read_ids(config, generation, text, decoder.vocab_size),
-    )
+    parts = {"family": NAME, "vision": vision, "scale_factor": int(folded)}
+    return shared.vlm_config(config, generation, _IMAGE_TOKEN_IDS["qwen2"], True, decoder, **parts)
 
 
 def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
@@ -169,13 +157,8 @@ def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
     inside = {ours: theirs[chat] for ours, theirs in _INSIDE.items()}
 
     def stored_tensor(name: str) -> StoredTensor:
-        place = name
-        for ours, theirs in inside.items() if not name.startswith("language_model.") else ():
-            place = place.replace(ours, theirs)
-        place = rename(place, fronts)
-        if found := _FUSED.fullmatch(place):  # rows: all of q, then all of k, then all of v
-            return StoredTensor(f"{found[1]}qkv{found[3]}", "qkv".index(found[2]), 3)
-        return StoredTensor(place, leading_axis=name in _LEADING)
+        place = rename(name, fronts, {} if name.startswith("language_model.") else inside)
+        return part_of_qkv(place) or StoredTensor(place, leading_axis=name in _LEADING)
 
     return stored_tensor
 
@@ -191,22 +174,12 @@ def write(config: VLMConfig, dtype: str) -> dict:
     kept = (*shared.VISION_KEYS, "norm_type", "attention_bias")
     vision = {name: getattr(config.vision, name) for name in kept}
     vision |= {"model_type": "internvl_vision", "use_qk_norm": config.vision.qk_norm, **_PLAIN_VISION}
-    return {
-        "architectures": ["InternVLForConditionalGeneration"],
-        "model_type": NAME,
-        **shared.both_dtypes(dtype),
-        **_PLAIN,
-        "downsample_ratio": 1 / config.scale_factor,
-        "image_seq_length": positions(config),
-        "image_token_id": config.image_token_id,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "text_config": shared.write_text(config, dtype),
-        "vision_config": vision | shared.both_dtypes(dtype),
-    }
+    more = {**_PLAIN, "downsample_ratio": 1 / config.scale_factor, "image_seq_length": positions(config)}
+    return saving.write_config(config, dtype, "InternVLForConditionalGeneration", NAME, vision, **more)
 
 
 # -------------------------------------------------------------------------------------------------- images
-class InternVLImages(TiledImages):
+class InternVLImages(tiles.TiledImages):
     """How transformers' InternVLProcessor cuts images and writes them into a prompt. `settings` are what
     preprocessor_config.json has, `tile_positions` is its `image_seq_length`."""
 
@@ -216,39 +189,26 @@ class InternVLImages(TiledImages):
     def __init__(self, settings: Mapping[str, Any], tile_positions: int):
         self.settings = _DEFAULTS | {key: settings[key] for key in _DEFAULTS if settings.get(key) is not None}
         self.tile_positions = tile_positions
-        self.tile_size: int = self.settings["size"]["height"]
-        self._resample = Image.Resampling(self.settings["resample"])
-        self._values = byte_values(self.settings)
+        with tiles.reading_settings(self.settings):
+            self.tile_size: int = self.settings["size"]["height"]
+            self._resample, self._values = tiles.pixel_rule(self.settings)
         least, most = self.settings["min_patches"], self.settings["max_patches"]
         if type(least) is not int or type(most) is not int or not 1 <= least <= most <= _MOST_TILES:
             raise ProcessorError(
                 f"preprocessor_config.json: expected 1 <= min_patches <= max_patches <= {_MOST_TILES}, "
                 f"got {least!r} and {most!r}"
             )
-        check_tiles(self.tile_size, self.tile_size, tile_positions)
+        tiles.check_tiles(self.tile_size, self.tile_size, tile_positions)
         self.longest_side = self.tile_size * most  # an image of one row
-        if self.settings["size"].get("width") != self.tile_size or not self.settings["do_resize"]:
-            raise ProcessorError("preprocessor_config.json: expected a square size, and do_resize to be true")
+        if self.settings["size"].get("width") != self.tile_size:
+            raise ProcessorError("preprocessor_config.json: expected a square size")
         grids = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
         self._grids = sorted((one for one in grids if math.prod(one) >= least), key=math.prod)
 
-    def transformers(self, tokenizer: Any, chat_template: str) -> SimpleNamespace:
-        """What saving asks of transformers' InternVLProcessor, which itself needs torchvision, for videos."""
-
-        def save_pretrained(folder: Path) -> None:
-            tokenizer.save_pretrained(folder)
-            (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
-            settings = {"image_seq_length": self.tile_positions, "image_processor": self.settings}
-            for name, more in (("tokenizer_config.json", ROLES), ("processor_config.json", settings)):
-                written = read_object(folder / name) | more
-                (folder / name).write_text(json.dumps(written), encoding="utf-8")
-
-        return SimpleNamespace(
-            tokenizer=tokenizer,
-            image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
-            image_seq_len=self.tile_positions,
-            save_pretrained=save_pretrained,
-        )
+    def transformers(self, tokenizer: Any, chat_template: str) -> saving.SavedProcessor:
+        settings = {"image_seq_length": self.tile_positions, "image_processor": self.settings}
+        token_id = tokenizer.convert_tokens_to_ids(IMAGE)
+        return saving.SavedProcessor(tokenizer, chat_template, token_id, self.tile_positions, ROLES, settings)
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """(rows, columns) that relate most like the image's sides. Of two that do alike, and here only then,
@@ -261,31 +221,27 @@ class InternVLImages(TiledImages):
                 best, nearest = (rows, columns), distance
         return best
 
-    def cut(self, image: Image.Image) -> Visual:
+    def cut(self, image: Image.Image) -> tiles.Visual:
         side, planned = self.tile_size, self.plan(*image.size)
         grids = [planned.grid] if planned.grid == self.uncut else [planned.grid, self.uncut]
         sizes = [(columns * side, rows * side) for rows, columns in grids]
-        parts = [tiles_of(image.resize(one, self._resample), side, self._values) for one in sizes]
-        return replace(planned, parts=Parts.cat(parts))
+        parts = [tiles.tiles_of(image.resize(one, self._resample), side, self._values) for one in sizes]
+        return replace(planned, parts=tiles.Parts.cat(parts))
 
-    def prompt(self, visual: Visual, index: int, count: int) -> str:
+    def prompt(self, visual: tiles.Visual, index: int, count: int) -> str:
         return START + IMAGE * visual.positions + END
 
 
 def open_images(folder: Path, config: Mapping) -> tuple[InternVLImages, AnyTokenizer, str]:
     """The image rule, tokenizer and chat template of a checkpoint folder in either layout."""
-    check_files(folder)
-    tokenizer = open_tokenizer(folder)
-    if absent := [token for token in (START, END, IMAGE) if token not in tokenizer.get_added_vocab()]:
-        raise PromptError(f"tokenizer: expected special tokens for images, {', '.join(absent)} are absent")
+    tokenizer = open_with(folder, (START, END, IMAGE))
     known = read_config(config, {}, {})
-    if config["model_type"] != NAME:
+    if config["model_type"] == NAME:
+        settings = image_settings(folder)
+    else:
         side, most = known.vision.image_size, config.get("max_dynamic_patch", 6)
-        settings: dict[str, Any] = CHAT_PIXELS | {"size": {"height": side, "width": side}}
+        settings = CHAT_PIXELS | {"size": {"height": side, "width": side}}
         settings["min_patches"] = config.get("min_dynamic_patch", 1)
         settings["max_patches"] = most if config.get("dynamic_image_size", False) else 1
-    else:
-        stored = read_object(folder / "processor_config.json").get("image_processor")
-        settings = stored or read_object(folder / "preprocessor_config.json")
     template = chat_template(folder) or ""
     return InternVLImages(settings, positions(known)), tokenizer, template if IMAGE in template else TEMPLATE

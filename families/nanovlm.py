@@ -7,11 +7,10 @@
 | tiles | `max_img_size`, no `global_image_token` | bicubic grid of tiles | each with its name |
 | today's (4e0c096) | `global_image_token` | the whole image and the grid | the whole image first |
 
-Tensor names are the same in all. Unknown keys of config.json are ignored, because nanoVLM itself dropped keys
-that its own older configs still carry. Beyond lm_max_position_embeddings nanoVLM rescales its rotary
-frequencies with the current length, which makes its cached tokens differ from recomputed ones; we keep the
-plain frequencies. Pixels are byte / 255 with no mean or deviation, so a black tile is zero: tiles go to the
-model as (N, 3, M, M), where nothing is padding.
+Tensor names are the same in all. Unknown keys of config.json are ignored: nanoVLM dropped some that its
+older configs have. Beyond lm_max_position_embeddings it rescales its rotary frequencies with the length, so
+that its cached tokens differ from recomputed ones; we keep the plain ones. Pixels are byte / 255 with no mean
+or deviation, so a black tile is zero: tiles go to the model as (N, 3, M, M), where nothing is padding.
 """
 
 from __future__ import annotations
@@ -23,19 +22,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 
 from data.chat import CHATML_TEMPLATE, V01_IMAGE, V01_TEMPLATE, Message, tokenizer_template
 from data.errors import ProcessorError, PromptError
-from data.tiles import Parts, TiledImages, Visual, check_tiles, tiles_of
-from data.tokenizer import AnyTokenizer, check_files, folder_of, open_tokenizer
+from data.tiles import Parts, TiledImages, Visual, check_tiles, pixels_of, tiles_of
+from data.tokenizer import AnyTokenizer, check_files, folder_of, open_with
 from families import idefics3
 from families.text import checked, expect, section
-from models.checkpoints.hub import CheckpointError
-from models.checkpoints.weights import FLOATS, Entry, StoredTensor, StoredTensorOf, read_tensor, rename
+from models.checkpoints import weights
+from models.checkpoints.hub import REPO_ID, CheckpointError
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.language_model import rope_frequencies
 
@@ -46,8 +44,7 @@ HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
 # The frequencies are read by `read_config`, and a tied head is the embedding.
 IGNORABLE = re.compile(re.escape(INV_FREQ) + "|" + re.escape(HEAD))
 # The same network. It is saved in transformers' layout; nanoVLM's own is written by `tools.convert`.
-build, positions, write = idefics3.build, idefics3.positions, idefics3.write
-PROCESSOR = idefics3.PROCESSOR
+build, positions, write, PROCESSOR = idefics3.build, idefics3.positions, idefics3.write, idefics3.PROCESSOR
 
 # Keys of config.json -> (section, field, default) of ours.
 FIELDS: dict[str, tuple[str, str, Any]] = {
@@ -84,9 +81,7 @@ _INSIDE = {
     **{".layer_norm1.": ".ln1.", ".layer_norm2.": ".ln2.", ".o_proj.": ".out_proj.", ".self_attn.": ".attn."},
     **{".input_layernorm.": ".norm1.", ".post_attention_layernorm.": ".norm2."},
 }
-_FUSED = re.compile(r"(vision_encoder\.blocks\.\d+\.attn\.)([qkv])(_proj\..+)")
 _VALUES = (torch.arange(256).float() / 255).expand(3, -1).contiguous()  # what a byte stands for
-_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 # ---------------------------------------------------------------------------------------------- checkpoint
@@ -94,11 +89,8 @@ def recognises(config: Mapping) -> bool:
     return "model_type" not in config and "vit_hidden_dim" in config and "lm_hidden_dim" in config
 
 
-def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
-    """nanoVLM's flat config.json -> VLMConfig. It names no stop tokens: those are the tokenizer's.
-
-    Options that its published models never use are refused.
-    """
+def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, weights.Entry]) -> VLMConfig:
+    """nanoVLM's flat config.json -> VLMConfig. It names no stop tokens: those are the tokenizer's."""
     expect(config, {"vit_cls_flag": False, "lm_attn_scaling": 1.0})
     values: dict[str, dict] = {"vision": {}, "text": {}}
     for key, (part, field, default) in FIELDS.items():
@@ -121,43 +113,37 @@ def _image_token_id(config: Mapping, vocab_size: int) -> int:
     extra = section(config, "vlm_extra_tokens")
     if not extra:
         return vocab_size
-    if "image_token" not in extra:
-        raise CheckpointError("config.json: vlm_extra_tokens has no image_token")
-    base, amount = config.get("lm_base_vocab_size"), config.get("extra_token_amount", len(extra))
-    if base is None and type(amount) is int:
-        base = vocab_size - amount
-    if type(base) is not int:
-        raise CheckpointError(f"config.json: lm_base_vocab_size must be a whole number, got {base!r}")
+    base = config.get("lm_base_vocab_size", vocab_size - len(extra))
+    if type(base) is not int or "image_token" not in extra:
+        raise CheckpointError(
+            f"config.json: expected an image_token in vlm_extra_tokens, got {', '.join(extra)}, and "
+            f"lm_base_vocab_size to be a whole number, got {base!r}"
+        )
     return base + list(extra).index("image_token")
 
 
-def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
+def tensor_map(stored_names: Collection[str]) -> weights.StoredTensorOf:
     """Where each of our tensors lies. A tied checkpoint stores only the head."""
 
-    def stored_tensor(name: str) -> StoredTensor:
-        theirs = rename(name, _PREFIXES)
-        for ours, inside in _INSIDE.items():
-            theirs = theirs.replace(ours, inside)
+    def stored_tensor(name: str) -> weights.StoredTensor:
+        theirs = weights.rename(name, _PREFIXES, _INSIDE)
         if theirs == EMBEDDING and EMBEDDING not in stored_names:
-            return StoredTensor(HEAD)
-        if found := _FUSED.fullmatch(theirs):  # rows: all of q, then all of k, then all of v
-            return StoredTensor(f"{found[1]}qkv{found[3]}", "qkv".index(found[2]), 3)
-        return StoredTensor(theirs, leading_axis="position_embedding" in theirs)
+            return weights.StoredTensor(HEAD)
+        fused = weights.part_of_qkv(theirs, "qkv_proj") if name.startswith("vision_model.") else None
+        return fused or weights.StoredTensor(theirs, leading_axis="position_embedding" in theirs)
 
     return stored_tensor
 
 
-def _with_stored_theta(text: TextConfig, entries: Mapping[str, Entry]) -> TextConfig:
+def _with_stored_theta(text: TextConfig, entries: Mapping[str, weights.Entry]) -> TextConfig:
     """The config with the theta of the stored rotary frequencies, which override lm_re_base in nanoVLM."""
-    if INV_FREQ not in entries or entries[INV_FREQ].dtype not in FLOATS:
+    if INV_FREQ not in entries or entries[INV_FREQ].dtype not in weights.FLOATS:
         return text
-    stored, half = read_tensor(entries[INV_FREQ]), text.head_dim // 2
+    stored, half = weights.read_tensor(entries[INV_FREQ]), text.head_dim // 2
     tolerance, stored = 8 * torch.finfo(stored.dtype).eps, stored.float()
-    fits = tuple(stored.shape) == (half,)
-    usable = fits and half > 1 and 0 < stored[-1] < math.inf
-    theta = math.exp(-math.log(stored[-1]) * half / (half - 1)) if usable else 0.0
-    for candidate in (text.rope_theta, float(round(theta)), theta) if fits else ():
-        if 1e-38 < candidate < 1e38:
+    theta = stored.flatten()[-1:].double() ** (-half / max(half - 1, 1))
+    for candidate in (text.rope_theta, *theta.round().tolist(), *theta.tolist()):
+        if 1e-38 < candidate < 1e38 and stored.shape == (half,):
             found = replace(text, rope_theta=candidate)
             if torch.allclose(rope_frequencies(found), stored, rtol=tolerance, atol=0):
                 return found
@@ -189,9 +175,6 @@ class NanoVLMImages(TiledImages):
         check_tiles(self.tile_size, self.longest_side, self.tile_positions)
         self._known = tokenizer.get_added_vocab()
 
-    def transformers(self, tokenizer: Any, chat_template: str) -> None:
-        """transformers has no processor of this kind."""
-
     def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
         """All images in front of the first user text, as in training. v0.1: one question about one image."""
         roles = [message.role for message in messages]
@@ -209,24 +192,26 @@ class NanoVLMImages(TiledImages):
         return [Message(role, tuple(parts)) for role, parts in zip(roles, texts)]
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        side, most = self.tile_size, self.max_side
+        """In nanoVLM's order of floating-point operations: for some sizes its rounding adds a row of tiles
+        that exact arithmetic would not, and the checkpoints were trained with it."""
+        tile, most = self.tile_size, self.max_side
         if most is None:
             return self.uncut
-        height, width = resized_size(height, width, side, most, self.to_max_side)
-        if height % side or width % side:
-            told = f"expected max_img_size to be a multiple of vit_img_size ({side}), got {most}"
-            raise ProcessorError(f"config.json: {told}")
-        return height // side, width // side
+        long, short = max(height, width), min(height, width)
+        new_long = most if self.to_max_side else min(most, math.ceil(long / tile) * tile)
+        if new_long % tile:
+            raise ProcessorError(f"config.json: max_img_size: expected a multiple of {tile}, got {most}")
+        tiles = max(math.ceil(short * (new_long / long) / tile), 1), new_long // tile
+        return tiles if width >= height else tiles[::-1]
 
     def cut(self, image: Image.Image) -> Visual:
-        """Tiles with numbers from 0 to 1."""
         side, planned = self.tile_size, self.plan(*image.size)
         rows, cols = planned.grid
         resample = Image.Resampling.BILINEAR if self.max_side is None else Image.Resampling.BICUBIC
         image = image.resize((side * cols, side * rows), resample)
         tiles = tiles_of(image, side, _VALUES)
         if len(planned.parts) > len(tiles):
-            numbers = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()[None].float() / 255
+            numbers = pixels_of(image)[None].float() / 255
             whole = F.interpolate(numbers, (side, side), mode="bilinear", antialias=True)
             tiles = Parts.cat((Parts.of(whole), tiles))
         return replace(planned, parts=tiles)
@@ -243,34 +228,18 @@ class NanoVLMImages(TiledImages):
         return (f"<image: {index}>" if count > 1 else "") + cells
 
 
-def resized_size(height: int, width: int, tile: int, max_side: int, to_max_side: bool) -> tuple[int, int]:
-    """nanoVLM's (height, width), multiples of `tile`.
-
-    The order of the floating-point operations is nanoVLM's: for some sizes the rounding adds a row of tiles
-    that exact arithmetic would not, and the checkpoints were trained with it.
-    """
-    long, short = max(height, width), min(height, width)
-    new_long = max_side if to_max_side else min(max_side, math.ceil(long / tile) * tile)
-    scale = new_long / long
-    new_short = max(math.ceil(short * scale / tile) * tile, tile)
-    return (new_short, new_long) if width >= height else (new_long, new_short)
-
-
 def open_images(folder: Path, config: Mapping) -> tuple[NanoVLMImages, AnyTokenizer, str]:
-    """The image rules, tokenizer and chat template of a nanoVLM checkpoint.
-
-    `lm_tokenizer` names a folder inside the checkpoint or a repository on the Hub. The extra tokens are added
-    where absent, in the config's order, so that they get the ids the model was trained with.
-    """
+    """The image rules, tokenizer and chat template. `lm_tokenizer` names a folder inside the checkpoint or a
+    repository on the Hub. The extra tokens are added where absent, in the config's order, so that they get
+    the ids the model was trained with."""
     named = str(config.get("lm_tokenizer", ""))
-    if not _REPO_ID.fullmatch(named):
+    if not REPO_ID.fullmatch(named):
         raise PromptError(f"config.json: expected lm_tokenizer to name a folder or repository, got {named!r}")
     place = folder if (folder / "tokenizer.json").is_file() else folder / named
     if not place.is_dir():
         place = folder_of(named)
-    for holds in {folder, place}:
-        check_files(holds)
-    tokenizer = open_tokenizer(place)
+    check_files(folder)
+    tokenizer = open_with(place, ())
     extra = config.get("vlm_extra_tokens") or {"image_token": V01_IMAGE}
     absent = [token for token in extra.values() if token not in tokenizer.get_vocab()]
     if absent:

@@ -14,18 +14,17 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from data.chat import Message, chat_template
-from data.errors import ImageError, PromptError
-from data.tiles import Cell, Parts, Visual, byte_values
-from data.tokenizer import AnyTokenizer, check_files, open_tokenizer, read_object
-from families.text import checked, read_ids, section, text_config
+from data.errors import ImageError
+from data.tiles import CLIP_PIXELS, Cell, Parts, Visual, pixel_rule, pixels_of, reading_settings
+from data.tokenizer import AnyTokenizer, image_settings, open_with
+from families.text import checked, section, text_config, vlm_config
 from models.checkpoints.hub import CheckpointError
-from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
+from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import PackedVisionConfig, VLMConfig
 from models.language_model import LanguageModel
 from models.packed_vision_transformer import PackedVisionTransformer, PatchMergers
@@ -77,16 +76,8 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         rope_sections=tuple(sections),
         rope_interleaved=kind == "qwen3_vl",
     )
-    return checked(
-        VLMConfig,
-        family=NAME,
-        vision=_vision(section(config, "vision_config"), kind),
-        text=decoder,
-        scale_factor=1,
-        image_token_id=config.get("image_token_id", 151_655),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        **read_ids(config, generation, text, decoder.vocab_size),
-    )
+    parts = {"family": NAME, "vision": _vision(section(config, "vision_config"), kind), "scale_factor": 1}
+    return vlm_config(config, generation, 151_655, False, decoder, **parts)
 
 
 def _vision(stored: Mapping, kind: str) -> PackedVisionConfig:
@@ -144,8 +135,8 @@ def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
     def stored_tensor(name: str) -> StoredTensor:
         theirs, part, parts = rename(name, _NAMES), 0, 1
         if name.startswith(("vision_model.", "projector.")):
-            if found := re.fullmatch(r"(.*)\.self_attn\.([qkv])_proj\.(\w+)", theirs):
-                theirs, part, parts = f"{found[1]}.attn.qkv.{found[3]}", "qkv".index(found[2]), 3
+            if found := part_of_qkv(theirs.replace(".self_attn.", ".attn.")):
+                theirs, part, parts = found.name, found.part, found.parts
             for ours, other in (_MERGER_2_5 if plain and name.startswith("projector.") else _WITHIN).items():
                 theirs = theirs.replace(ours, other, 1) if ".linear_fc" not in theirs else theirs
         if old:
@@ -209,12 +200,7 @@ IMAGE = "<|image_pad|>"
 # Qwen2VLImageProcessor's own, where a file does not say.
 _DEFAULTS: dict[str, Any] = {
     "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
-    "resample": int(Image.Resampling.BICUBIC),
-    "do_rescale": True,
-    "rescale_factor": 1 / 255,
-    "do_normalize": True,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    **CLIP_PIXELS,
     "patch_size": 14,
     "merge_size": 2,
 }
@@ -234,14 +220,11 @@ class QwenImages:
         self.settings = dict(settings)
         known: dict[str, Any] = _DEFAULTS | self.settings
         size = {**_DEFAULTS["size"], **(known["size"] or {})}
-        try:
+        with reading_settings(known):
             self.patch, self.factor = known["patch_size"], known["patch_size"] * known["merge_size"]
             self.least = known.get("min_pixels") or size["shortest_edge"]
             self.most = known.get("max_pixels") or size["longest_edge"]
-            self._resample = Image.Resampling(known["resample"])
-            self._values = byte_values(known)
-        except (KeyError, ValueError, TypeError) as error:
-            raise PromptError(f"image settings: {type(error).__name__}: {error}") from error
+            self._resample, self._values = pixel_rule(known)
         self.longest_side = math.isqrt(self.most * _MOST_OBLONG)
 
     def plan(self, width: int, height: int) -> Visual:
@@ -271,8 +254,8 @@ class QwenImages:
         """One part: the whole image in its own shape."""
         rows, columns = self._grid(*image.size)
         resized = image.resize((columns * self.factor, rows * self.factor), self._resample)
-        pixels = torch.from_numpy(np.array(resized).transpose(2, 0, 1).copy())[None]
-        return Visual(Parts.of(pixels, self._values), rows * columns, (rows, columns), image.size)
+        parts = Parts.of(pixels_of(resized)[None], self._values)
+        return Visual(parts, rows * columns, (rows, columns), image.size)
 
     def prompt(self, visual: Visual, index: int, count: int) -> str:
         return IMAGE * visual.positions  # what stands around it is in the chat template
@@ -290,10 +273,5 @@ class QwenImages:
 
 def open_images(folder: Path, config: Mapping) -> tuple[QwenImages, AnyTokenizer, str | None]:
     """The image rule, tokenizer and chat template of a checkpoint folder."""
-    check_files(folder)
-    settings = read_object(folder / "processor_config.json").get("image_processor")
-    settings = settings or read_object(folder / "preprocessor_config.json")
-    tokenizer = open_tokenizer(folder)
-    if IMAGE not in tokenizer.get_added_vocab():
-        raise PromptError(f"tokenizer: expected the special token {IMAGE}, it is absent")
-    return QwenImages(settings), tokenizer, chat_template(folder)
+    tokenizer = open_with(folder, (IMAGE,))
+    return QwenImages(image_settings(folder)), tokenizer, chat_template(folder)

@@ -160,19 +160,31 @@ def token_ids(*values: Any, vocab_size: int) -> tuple[int, ...]:
     return tuple(sorted({one for one in given if one is not None and 0 <= one < vocab_size}))
 
 
-def read_ids(config: Mapping, generation: Mapping, text: Mapping, vocab_size: int) -> dict[str, Any]:
-    """The ids of a VLMConfig: those that end an answer are all that config.json, its text_config and
-    generation_config.json name; `models.checkpoints.load` adds the tokenizer's own."""
+def vlm_config(
+    config: Mapping, generation: Mapping, image_token_id: int, tied: bool, text: TextConfig, **parts: Any
+) -> VLMConfig:
+    """From config.json, with the keys that all classes of transformers have, and generation_config.json;
+    `image_token_id` and `tied` are for a config.json that does not say.
+
+    The ids that end an answer are all that config.json, its text_config and generation_config.json name;
+    `models.checkpoints.load` adds the tokenizer's own.
+    """
+    of_text = section(config, "text_config")
 
     def first(name: str, *sections: Mapping) -> int | None:
-        return first_id(*(section.get(name) for section in sections), vocab_size=vocab_size)
+        return first_id(*(section.get(name) for section in sections), vocab_size=text.vocab_size)
 
-    stops = [section.get("eos_token_id") for section in (generation, config, text)]
-    return {
-        "bos_token_id": first("bos_token_id", generation, config, text, {"bos_token_id": 1}),
-        "eos_token_ids": token_ids(*stops, vocab_size=vocab_size),
-        "pad_token_id": first("pad_token_id", generation, text, config),
-    }
+    stops = [section.get("eos_token_id") for section in (generation, config, of_text)]
+    return checked(
+        VLMConfig,
+        text=text,
+        image_token_id=config.get("image_token_id", image_token_id),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", tied)),
+        bos_token_id=first("bos_token_id", generation, config, of_text, {"bos_token_id": 1}),
+        eos_token_ids=token_ids(*stops, vocab_size=text.vocab_size),
+        pad_token_id=first("pad_token_id", generation, of_text, config),
+        **parts,
+    )
 
 
 def first_id(*values: Any, vocab_size: int) -> int | None:

@@ -87,12 +87,12 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (970, 850),  # the entry points, and what errors say
     "models": (1_545, 1_900),
-    "models/checkpoints": (2_180, 1_400),
+    "models/checkpoints": (2_190, 1_400),
     "families": (1_400, 2_000),
     "generation": (4_400, 2_700),
     "generation/fast": (4_010, 4_300),
     "tools": (820, 600),
-    "data": (5_890, 4_900),
+    "data": (5_938, 4_900),
     "inference": (5_080, 3_100),
     "web": (4_275, 3_000),
     "training": (3_125, 3_100),

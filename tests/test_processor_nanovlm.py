@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from data.errors import ProcessorError
 from data.processor import Processor, PromptError
 from families import nanovlm
-from families.nanovlm import NanoVLMImages, resized_size
+from families.nanovlm import NanoVLMImages
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import GOLDEN, assert_same, draw_image, nano_config, processor
 
@@ -55,16 +55,18 @@ def assert_golden(tiles: torch.Tensor, case: str) -> None:
         torch.testing.assert_close(tiles[0], whole, atol=1e-6, rtol=0)
 
 
-def test_nanovlm_resize_rule_is_golden():
-    for name, to_max in (("to_max", True), ("no_max", False)):
-        table = PREPROCESSING["resize_rule_table"][f"patch_512_max_2048_{name}"]
-        assert len(table) == 19
-        for row in table:
-            assert list(resized_size(row["h"], row["w"], 512, 2048, to_max)) == row["new_h_w"], row
+@pytest.mark.parametrize("rule", ["to_max", "no_max"])
+def test_nanovlm_resize_rule_is_golden(rule: str):
+    config = nano_config(vit_img_size=512, max_img_size=2048, resize_to_max_side_len=rule == "to_max")
+    images = NanoVLMImages(config, processor("nanovlm-current").tokenizer)
+    table = PREPROCESSING["resize_rule_table"][f"patch_512_max_2048_{rule}"]
+    assert len(table) == 19
+    expected = [(row, row["new_h_w"]) for row in table]
     for name, examples in PREPROCESSING["float_rounding_overshoot"]["examples"].items():
-        for row in examples["first"]:
-            size = resized_size(row["h"], row["w"], 512, 2048, name.endswith("to_max"))
-            assert list(size) == row["nanovlm_new_h_w"], row
+        if name.endswith("to_max") == (rule == "to_max"):
+            expected += [(row, row["nanovlm_new_h_w"]) for row in examples["first"]]
+    for row, size in expected:
+        assert [512 * tiles for tiles in images.grid(row["w"], row["h"])] == size, row
 
 
 @pytest.mark.parametrize("kind", ["nanovlm-current", "nanovlm-base"])

@@ -43,7 +43,7 @@ PROCESSOR_FILES = (
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"[\w-][\w.-]{,200}\.safetensors", re.ASCII)
 _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
-_REPO_ID = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}", re.ASCII)
+REPO_ID = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}", re.ASCII)
 _WEB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?")
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _SIMILAR = 0.7  # of two names (difflib's ratio), one of which may be a slip for the other
@@ -257,7 +257,7 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
         raise CheckpointError(f"there is no folder {text}: did you mean the repository {match[1]}?")
     only_path = isinstance(source, Path) or text[:1] in ("/", ".", "~") or text.endswith("/")
     only_path = only_path or text.count("/") > 1
-    if not only_path and not _REPO_ID.fullmatch(text):
+    if not only_path and not REPO_ID.fullmatch(text):
         raise CheckpointError(
             f"{text!r} is neither a folder here nor a valid repository id such as owner/name"
         )

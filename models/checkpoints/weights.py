@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -51,12 +52,23 @@ class StoredTensor:
 StoredTensorOf = Callable[[str], StoredTensor]  # our name -> where the tensor is stored
 
 
-def rename(name: str, prefixes: Mapping[str, str]) -> str:
-    """Replace the first of `prefixes` (the longer ones first, where they nest) that `name` starts with."""
+def rename(name: str, prefixes: Mapping[str, str], inside: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Replace what `name` has `inside` it, then the first of `prefixes` (the longer ones first, where they
+    nest) that it starts with."""
+    for old, new in inside.items():
+        name = name.replace(old, new)
     for old, new in prefixes.items():
         if name.startswith(old):
             return new + name[len(old) :]
     raise KeyError(f"no rule renames tensor {name}")
+
+
+def part_of_qkv(name: str, fused: str = "qkv") -> StoredTensor | None:
+    """Where `….attn.q_proj.…`, `k_proj` or `v_proj` lies in a tensor `….attn.qkv.…`, whose rows are all of q,
+    then all of k, then all of v; None for other names."""
+    if found := re.fullmatch(r"(.+\.attn\.)([qkv])_proj(\..+)", name):
+        return StoredTensor(f"{found[1]}{fused}{found[3]}", "qkv".index(found[2]), 3)
+    return None
 
 
 def module_of(name: str) -> str:

@@ -1,0 +1,52 @@
+"""What is written for transformers: the keys of config.json that all of its classes have, and processors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.tokenizer import read_object
+from families.text import both_dtypes, write_text
+from models.config import VLMConfig
+
+
+def write_config(
+    config: VLMConfig, dtype: str, architecture: str, kind: str, vision: Mapping[str, Any], **more: Any
+) -> dict[str, Any]:
+    """config.json of a class of transformers, with the keys that all of them have, and `more`."""
+    return {
+        "architectures": [architecture],
+        "model_type": kind,
+        **both_dtypes(dtype),
+        "image_token_id": config.image_token_id,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "text_config": write_text(config, dtype),
+        "vision_config": {**vision, **both_dtypes(dtype)},
+        **more,
+    }
+
+
+@dataclass
+class SavedProcessor:
+    """What saving asks of a processor of transformers, for one whose class needs torchvision, for videos.
+
+    roles: what that class calls special tokens of the tokenizer.
+    settings: of processor_config.json, those of images as "image_processor".
+    """
+
+    tokenizer: Any
+    chat_template: str
+    image_token_id: int
+    image_seq_len: int
+    roles: Mapping[str, str]
+    settings: Mapping[str, Any]
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.tokenizer.save_pretrained(folder)
+        (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+        for name, more in (("tokenizer_config.json", self.roles), ("processor_config.json", self.settings)):
+            written = read_object(folder / name) | {**more}
+            (folder / name).write_text(json.dumps(written), encoding="utf-8")
