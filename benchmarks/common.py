@@ -30,13 +30,13 @@ import torch
 from torch import Tensor, nn
 
 from data.processor import Processor
-from families import FAMILIES
+from families import FAMILIES, qwen_vl
 from generation.fast.quantized import pack
 from generation.memory import available_bytes
 from inference.checkpoint import Checkpoint, has_fast_bfloat16
 from inference.cli import positive
 from models.checkpoints.load import meta_init
-from models.config import TextConfig, VisionConfig, VLMConfig
+from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel, prepare_device
 
 PRECISIONS = ("float32", "bfloat16", "int8")
@@ -68,11 +68,20 @@ _BASE = _vision(768, 3072, 12, 12, 512, 16)
 _LLAMA = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100_000.0}
 _LARGE = {"max_position_embeddings": 16_384, "rms_norm_eps": 1e-5, "rope_theta": 273_768.0}
 _TIED: dict[str, Any] = {"image_token_id": 49_151, "tie_word_embeddings": True}
+_QWEN3 = {"head_dim": 128, "qk_norm": True, "max_position_embeddings": 262_144, "rope_theta": 5e6}
 SHAPES = {
     "SmolVLM-256M": VLMConfig(_BASE, _text(49_280, 576, 1536, 30, 9, 3, **_LLAMA), 4, 49_190),
     "SmolVLM-500M": VLMConfig(_BASE, _text(49_280, 960, 2560, 32, 15, 5, **_LLAMA), 4, 49_190),
     "SmolVLM-2.2B": VLMConfig(
         _vision(1152, 4304, 27, 16, 384, 14), _text(49_155, 2048, 8192, 24, 32, 32, **_LARGE), 3, 49_153
+    ),
+    "Qwen3-VL-2B": VLMConfig(
+        PackedVisionConfig(taps=(5, 11, 17)),
+        _text(151_936, 2048, 6144, 28, 16, 8, **_QWEN3, rope_sections=(24, 20, 20), rope_interleaved=True),
+        scale_factor=1,
+        image_token_id=151_655,
+        tie_word_embeddings=True,
+        family=qwen_vl.NAME,
     ),
     # What configs/nanovlm-*.yaml train.
     "nanoVLM-222M": VLMConfig(
@@ -164,9 +173,18 @@ def words(shape: str, seed: int, count: int) -> Tensor:
     return torch.randint(3, SHAPES[shape].text.vocab_size - 200, (count,), generator=generator)
 
 
+def tile_shape(config: VLMConfig) -> tuple[int, int, int]:
+    """(3, M, M) of a tile. A tower that takes whole images is given some of 8 x 8 tokens, as SmolVLM's tile
+    has."""
+    vision = config.vision
+    packed = isinstance(vision, PackedVisionConfig)
+    side = 8 * vision.patch_size * vision.merge_size if packed else vision.image_size
+    return vision.num_channels, side, side
+
+
 def tile_positions(config: VLMConfig) -> int:
     """Positions that a tile takes in a prompt."""
-    return FAMILIES[config.family].positions(config)
+    return FAMILIES[config.family].positions(config, *tile_shape(config)[1:])
 
 
 def image_tokens(shape: str, tiles: int) -> Tensor:
@@ -176,8 +194,7 @@ def image_tokens(shape: str, tiles: int) -> Tensor:
 
 def tile_pixels(shape: str, tiles: int, image: int = 0) -> Tensor:
     """(1, tiles, 3, M, M) pixels, all tiles and all images different."""
-    vision = SHAPES[shape].vision
-    pixels = torch.empty(1, tiles, vision.num_channels, vision.image_size, vision.image_size)
+    pixels = torch.empty(1, tiles, *tile_shape(SHAPES[shape]))
     return fill(pixels, std=1.0, start=104_729 * image)
 
 

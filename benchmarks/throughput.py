@@ -53,6 +53,7 @@ from benchmarks.common import (
     prompt_tokens,
     shared_setup,
     take_turns,
+    tile_shape,
     words,
 )
 from benchmarks.peers import Transformers
@@ -98,13 +99,12 @@ def answer_lengths(count: int) -> list[int]:
 
 def batched_prompts(shape: str, count: int, images: int) -> list[tuple[Tensor, Tensor | None]]:
     """(ids (T,), tiles (1, 3, H, W) or None) of each request; those about one image follow one another."""
-    vision, generator, prompts = SHAPES[shape].vision, random.Random(1), []
-    side, each = vision.image_size, -(-count // max(1, images))
+    generator, prompts, each = random.Random(1), [], -(-count // max(1, images))
     for number in range(count):
         ids, tiles = words(shape, number, generator.randint(*PROMPT_WORDS)), None
         if images:
             ids = torch.cat((words(shape, 1000, 4), image_tokens(shape, 1), ids))
-            pixels = torch.empty(1, vision.num_channels, side, side)
+            pixels = torch.empty(1, *tile_shape(SHAPES[shape]))
             tiles = fill(pixels, 1.0, start=104_729 * (number // each))
         prompts.append((ids, tiles))
     return prompts
@@ -293,8 +293,7 @@ def prefix_handler(setup: dict) -> Handler:
 
 def first_tokens(model: VisionLanguageModel, options: dict, setup: dict) -> dict[str, float]:
     """Seconds until a question about an image has its first token; the files are on the disk of `folder`."""
-    device, size = setup["device"], model.config.vision.image_size
-    shape = (setup["tiles"], 3, size, size)
+    device, shape = setup["device"], (setup["tiles"], *tile_shape(model.config))
     codes = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     values = torch.linspace(-1, 1, 256).repeat(3, 1)
 

@@ -43,6 +43,7 @@ from benchmarks.common import (
     shared_setup,
     take_turns,
     tile_positions,
+    tile_shape,
     words,
 )
 from benchmarks.peers import build_transformers
@@ -92,7 +93,7 @@ def documents(shape: str, count: int, tiles: list[int], longest: int, seed: int)
         answer = max(1, round(length * generator.uniform(*ANSWER)))
         ids = image + text
         labels = [IGNORE_INDEX] * (len(ids) - answer) + text[-answer:]
-        shapes = ((shown, 3, config.vision.image_size, config.vision.image_size),) * bool(shown)
+        shapes = ((shown, *tile_shape(config)),) * bool(shown)
         samples.append(Sample(("made", number), ids, labels, (None,) * len(shapes), shapes))
     return samples
 
@@ -102,14 +103,13 @@ def batches(
 ) -> list[Batch]:
     """Batches of `rows` rows: one document in each, or as many as the packer puts into `packed` positions."""
     config, waiting, packed_rows = SHAPES[shape], list(samples), []
-    vision = config.vision
     while waiting:
         chosen = [0]
         if packed is not None:
             chosen = pack_indices([s.tokens for s in waiting], [s.tiles for s in waiting], packed, None)
         row, tiles = [waiting[i] for i in chosen], []
         for sample in row:
-            size = (sample.tiles, vision.num_channels, vision.image_size, vision.image_size)
+            size = (sample.tiles, *tile_shape(config))
             pixels = fill(torch.empty(size), 1.0, start=104_729 * sample.sample_id[1])
             tiles.append(Parts.of(pixels) if sample.tiles else None)
         packed_rows.append(pack(row, tiles))

@@ -88,6 +88,11 @@ class VisionConfig:
     def num_patches(self) -> int:
         return self.grid**2
 
+    def images(self, scale: int) -> str:
+        """In words, how images are cut; `scale`² patches become a token."""
+        tokens = (self.grid // scale) ** 2
+        return f"tiles of {self.image_size} px in patches of {self.patch_size} px, {tokens} tokens a tile"
+
     @property
     def least_side(self) -> int:
         """Pixels along a side of the smallest image that the tower takes."""
@@ -130,6 +135,11 @@ class PackedVisionConfig:
         _make_positive(self, "norm_eps", "rope_theta")
         if self.window % self.merge_size:
             _check_multiple(self, "window", "merge_size")
+
+    def images(self, scale: int) -> str:
+        """As of `VisionConfig`; the scale is `merge_size`."""
+        side = self.patch_size * self.merge_size
+        return f"whole images in patches of {self.patch_size} px, a token for each {side} x {side} px"
 
     @property
     def least_side(self) -> int:

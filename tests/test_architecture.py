@@ -86,7 +86,7 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 # what the room should come down to.
 BUDGETS = {
     "*.py": (970, 850),  # the entry points, and what errors say
-    "models": (1_545, 1_900),
+    "models": (1_550, 1_900),
     "models/checkpoints": (2_190, 1_400),
     "families": (1_400, 2_000),
     "generation": (4_400, 2_700),
@@ -98,7 +98,7 @@ BUDGETS = {
     "training": (3_125, 3_100),
     "shapes": (2_110, 1_700),
     "eval": (3_820, 3_400),
-    "benchmarks": (2_445, 1_900),
+    "benchmarks": (2_460, 1_900),
     "recipes": (4_545, 1_900),
     "tests": (29_820, 20_000),
 }

@@ -11,11 +11,13 @@ import torch
 
 from data.processor import Processor
 from generation.kv_cache import bytes_per_token
+from models.checkpoints.save import model_card
 from models.checkpoints.weights import PARTS
 from models.vision_language_model import VisionLanguageModel
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import draw_image
+from tests.qwen_checkpoints import KINDS, save_hf
 from tests.test_checkpoints_backbones import llama, siglip
 from tests.test_golden_nanovlm import CURRENT, GOLDEN, OLD
 from tools.__main__ import main
@@ -102,8 +104,25 @@ def test_a_repository_gives_headers_only(report, tmp_path, monkeypatch):
 def test_nanovlm(report, name):
     told = report(GOLDEN / name)
     model = VisionLanguageModel.from_pretrained(GOLDEN / name)
-    assert "nanoVLM" in told["family"] and told["tile"]["tokens"] == 4
+    assert "nanoVLM" in told["family"] and " 4 tokens a tile" in told["images"]
     assert told["parameters"]["all"] == numbers_of(model) and told["fits"] == "yes"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_of_their_own_sizes(report, tmp_path, kind):
+    """Numbers, memory and tokens are those of the model, and the saved card says how images are cut."""
+    theirs = save_hf(kind, tmp_path)
+    told = report(tmp_path, "--image", "640x480")
+    assert told["parameters"]["all"] == numbers_of(theirs) and told["fits"] == "yes"
+    config = VisionLanguageModel.from_pretrained(tmp_path).config
+    side = config.vision.patch_size * config.vision.merge_size
+    for text in (told["images"], model_card("me/mine", config, 1)):
+        assert f"{config.vision.patch_size} px" in text and f"{side} x {side} px" in text
+    picture = told["picture"]
+    assert picture["image_tokens"] == picture["rows"] * picture["columns"]
+    assert picture["tile_pixels"] == f"{picture['columns'] * side} x {picture['rows'] * side}"
+    ids = Processor.from_pretrained(tmp_path, config).ask(draw_image(640, 480), picture["question"])
+    assert picture["prompt_tokens"] == ids["input_ids"].shape[1]
 
 
 @pytest.mark.parametrize("alone", [True, False])

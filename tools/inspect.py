@@ -29,7 +29,7 @@ from models.checkpoints.weights import (
     module_of,
     read_headers,
 )
-from models.config import TextConfig, VisionConfig, VLMConfig
+from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 
 _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}  # all others: 1
@@ -43,7 +43,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     kind = files.config.get("model_type")
     kind = kind if isinstance(kind, str) else ""
     reader: Any = (VISION | TEXT).get(kind) or choose_family(files.config, source)
-    vision: VisionConfig | None = None
+    vision: VisionConfig | PackedVisionConfig | None = None
     text: TextConfig | None = None
     try:
         if kind in VISION or kind in TEXT:
@@ -64,11 +64,6 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     for name, shape in expected.items():
         parameters[module_of(name)] += math.prod(shape)
     parameters["all"] = sum(parameters.values())
-    tile: dict[str, Any] | None = None
-    if vision is not None:
-        tile = {"pixels": vision.image_size, "patches": vision.num_patches}
-        if text is not None:
-            tile |= {"scale_factor": config.scale_factor, "tokens": reader.positions(config)}
     cache = _cache(text)
     memory = {}
     for dtype, size in _CACHE_BYTES.items():
@@ -84,7 +79,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
         "fits": _fits(expected, reader, headers, source),
         "vision": None if vision is None else asdict(vision),
         "text": None if text is None else asdict(text),
-        "tile": tile,
+        "images": None if vision is None else vision.images(config.scale_factor),
         "context": None if text is None else text.max_position_embeddings,
         "cache": cache,
         "memory": memory,
@@ -134,6 +129,7 @@ def inspect_image(report: Mapping[str, Any], image: str | tuple[int, int], quest
     its processor's own rules.
 
     `rows` x `columns` of tiles (0 or 1 where the image is not cut), `tiles` with the whole image as one more;
+    an image that its family leaves whole is one tile, of `tile_pixels`, and has rows and columns of tokens.
     `prompt_tokens` is the whole prompt of one question, image included; `left` is the rest of the context.
     """
     width, height = image if isinstance(image, tuple) else load_image(image).size
@@ -156,6 +152,7 @@ def inspect_image(report: Mapping[str, Any], image: str | tuple[int, int], quest
         "rows": planned.grid[0],
         "columns": planned.grid[1],
         "tiles": len(planned.parts),
+        "tile_pixels": "{3} x {2}".format(*planned.parts.shape),
         "image_tokens": encoded.image_tokens,
         "prompt_tokens": prompt,
         "question": question,
@@ -172,6 +169,8 @@ def as_text(report: Mapping[str, Any]) -> str:
             lines.append(f"context of {values:,} tokens")
         elif part == "fits":
             lines.append(f"weights fit the config: {values}")
+        elif part == "images" and values is not None:
+            lines.append(f"images: {values}")
         elif isinstance(values, dict):
             in_bytes = part in ("cache", "memory")
             lines.append(part + (", without activations" if part == "memory" else ""))

@@ -345,8 +345,7 @@ _CARD = """# {name}
 | | |
 |---|---|
 | parameters | {parameters:,} |
-| vision | {vision.num_hidden_layers} layers of {vision.hidden_size}, tiles of {vision.image_size} px in \
-patches of {vision.patch_size} px, {positions} tokens a tile |
+| vision | {vision.num_hidden_layers} layers of {vision.hidden_size}, {images} |
 | language | {text.num_hidden_layers} layers of {text.hidden_size}, {text.num_attention_heads} heads over \
 {text.num_key_value_heads}, {text.vocab_size:,} tokens |
 
@@ -423,7 +422,7 @@ def model_card(
         in_transformers=in_transformers.format(repo_id=repo_id),
         summary=summary,
         parameters=parameters,
-        positions=FAMILIES[config.family].positions(config),
+        images=config.vision.images(config.scale_factor),
         vision=config.vision,
         text=config.text,
         training_data=training_data,
