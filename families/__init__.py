@@ -9,7 +9,9 @@ none by name:
     read_config(config, generation, stored) -> VLMConfig
                                    from config.json, generation_config.json and the headers of stored tensors
                                    (either may be {})
-    tensor_map(stored names)       our tensor's name -> `StoredTensor`; without names, as they are written
+    tensor_map(stored names, config)
+                                   our tensor's name -> `StoredTensor`; without names, as they are written for
+                                   a model of this config
     IGNORABLE                      stored tensors (a regular expression) that may be left out
     positions(config, height, width)
                                    what a part of an image takes in a prompt; without a size, of the tower's
@@ -19,7 +21,7 @@ none by name:
     build(config)                  -> tower, projector, text: blocks of models/, chosen by the config's fields
     open_images(folder, config)    -> image rule (`data.tiles.Images`), tokenizer, chat template
     write(config, dtype)           -> config.json, or a CheckpointError that says why it cannot be saved
-    PROCESSOR                      transformers' classes of a saved processor and of its images
+    processor_classes(config)      transformers' classes of a saved processor and of its images
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from models.language_model import LanguageModel
 from models.vision_transformer import ModalityProjector, VisionTransformer
 
 NAME = "idefics3"
-PROCESSOR = ("Idefics3Processor", "Idefics3ImageProcessor")
 TITLE = "transformers Idefics3 / SmolVLM / SmolVLM2"
 # Buffers that old transformers versions stored follow from the config, and a tied head is the embedding.
 IGNORABLE = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)|lm_head\.weight")
@@ -81,7 +80,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     return shared.vlm_config(config, generation, 128_257, False, decoder, **parts)
 
 
-def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
+def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
     """Where each of our tensors lies; some old checkpoints leave the leading `model.` out."""
     bare = bool(stored_names) and not any(name.startswith("model.") for name in stored_names)
     return lambda name: StoredTensor(rename(name, NAMES).removeprefix("model." if bare else ""))
@@ -118,6 +117,10 @@ def write(config: VLMConfig, dtype: str) -> dict:
     vision = {"model_type": "idefics3_vision", **shared.write_vision(config.vision), "attention_dropout": 0.0}
     more = {"pad_token_id": config.pad_token_id, "scale_factor": config.scale_factor, "use_cache": True}
     return saving.write_config(config, dtype, "Idefics3ForConditionalGeneration", NAME, vision, **more)
+
+
+def processor_classes(config: VLMConfig) -> tuple[str, str]:
+    return "Idefics3Processor", "Idefics3ImageProcessor"
 
 
 # -------------------------------------------------------------------------------------------------- images

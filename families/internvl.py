@@ -33,7 +33,6 @@ from models.language_model import LanguageModel
 from models.vision_transformer import MLPProjector, VisionTransformer
 
 NAME = "internvl"
-PROCESSOR = ("InternVLProcessor", "GotOcr2ImageProcessor")
 TITLE = "InternVL3 / InternVL3.5 (transformers' layout, and that of InternVLChatModel)"
 # What follows from the config, a tied head, and a token that only pre-training used.
 IGNORABLE = re.compile(r".*rotary_emb\.inv_freq|(language_model\.)?lm_head\.weight|.*\.mask_token")
@@ -148,7 +147,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     return shared.vlm_config(config, generation, _IMAGE_TOKEN_IDS["qwen2"], True, decoder, **parts)
 
 
-def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
+def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
     """Where each of our tensors lies, in the layout that the stored names are of."""
     begun = {name.partition(".")[0] for name in stored_names}
     chat = "mlp1" in begun
@@ -176,6 +175,10 @@ def write(config: VLMConfig, dtype: str) -> dict:
     vision |= {"model_type": "internvl_vision", "use_qk_norm": config.vision.qk_norm, **_PLAIN_VISION}
     more = {**_PLAIN, "downsample_ratio": 1 / config.scale_factor, "image_seq_length": positions(config)}
     return saving.write_config(config, dtype, "InternVLForConditionalGeneration", NAME, vision, **more)
+
+
+def processor_classes(config: VLMConfig) -> tuple[str, str]:
+    return "InternVLProcessor", "GotOcr2ImageProcessor"
 
 
 # -------------------------------------------------------------------------------------------------- images

@@ -44,7 +44,8 @@ HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
 # The frequencies are read by `read_config`, and a tied head is the embedding.
 IGNORABLE = re.compile(re.escape(INV_FREQ) + "|" + re.escape(HEAD))
 # The same network. It is saved in transformers' layout; nanoVLM's own is written by `tools.convert`.
-build, positions, write, PROCESSOR = idefics3.build, idefics3.positions, idefics3.write, idefics3.PROCESSOR
+build, positions, write = idefics3.build, idefics3.positions, idefics3.write
+processor_classes = idefics3.processor_classes
 
 # Keys of config.json -> (section, field, default) of ours.
 FIELDS: dict[str, tuple[str, str, Any]] = {
@@ -122,7 +123,7 @@ def _image_token_id(config: Mapping, vocab_size: int) -> int:
     return base + list(extra).index("image_token")
 
 
-def tensor_map(stored_names: Collection[str]) -> weights.StoredTensorOf:
+def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> weights.StoredTensorOf:
     """Where each of our tensors lies. A tied checkpoint stores only the head."""
 
     def stored_tensor(name: str) -> weights.StoredTensor:

@@ -11,47 +11,48 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
-from data.chat import Message, chat_template
-from data.errors import ImageError
-from data.tiles import CLIP_PIXELS, Cell, Parts, Visual, pixel_rule, pixels_of, reading_settings
-from data.tokenizer import AnyTokenizer, image_settings, open_with
-from families.text import checked, section, text_config, vlm_config
+from families.qwen_images import open_images
+from families.saving import write_config
+from families.text import checked, expect, first_id, section, text_config, vlm_config
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import PackedVisionConfig, VLMConfig
 from models.language_model import LanguageModel
 from models.packed_vision_transformer import PackedVisionTransformer, PatchMergers
 
+__all__ = ["open_images"]
+
 NAME = "qwen_vl"
 TITLE = "transformers Qwen2.5-VL / Qwen3-VL"
 IGNORABLE = re.compile(r".*rotary_pos_emb\.inv_freq|.*rotary_emb\.inv_freq|lm_head\.weight")
-KINDS = {
-    "qwen2_5_vl": "qwen2",
-    "qwen3_vl": "qwen3",
-}  # model_type -> that of a text model with the same blocks
-_TOWER = {
+KINDS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}  # model_type -> a text model's with the same blocks
+_CLASS = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
+# Defaults of transformers' configs, where they are not those of a text model of that type.
+_TEXT = {
     "qwen2_5_vl": {
-        "depth": 32,
-        "hidden_size": 3584,
-        "intermediate_size": 3420,
-        "patch_size": 14,
-        "num_heads": 16,
+        "vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+    },
+    "qwen3_vl": {"max_position_embeddings": 128_000},
+}  # fmt: skip
+_THETA = {"qwen2_5_vl": 1e6, "qwen3_vl": 5e5}
+_TOWER: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {
+        "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "patch_size": 14, "hidden_act": "silu",
+        "window_size": 112, "fullatt_block_indexes": (7, 15, 23, 31),
     },
     "qwen3_vl": {
-        "depth": 27,
-        "hidden_size": 1152,
-        "intermediate_size": 4304,
-        "patch_size": 16,
-        "num_heads": 16,
+        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16,
+        "hidden_act": "gelu_pytorch_tanh", "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": (8, 16, 24),
     },
-}
+}  # fmt: skip
+_MARKERS = {"video_token_id": 151_656, "vision_start_token_id": 151_652, "vision_end_token_id": 151_653}
 
 
 def recognises(config: Mapping) -> bool:
@@ -69,24 +70,29 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     plain = {name: value for name, value in rope.items() if not name.startswith("mrope")}
     if plain.get("type", plain.get("rope_type")) == "mrope":
         plain |= {"rope_type": "default", "type": "default"}
-    defaults = {"rope_theta": 1e6 if kind == "qwen2_5_vl" else 5e5}
+    plain.setdefault("rope_theta", text.get("rope_theta") or _THETA[kind])
     decoder = text_config(
-        text | {"model_type": KINDS[kind], "rope_scaling": None, "rope_parameters": plain or None},
-        defaults,
+        text | {"model_type": KINDS[kind], "rope_scaling": None, "rope_parameters": plain},
+        _TEXT[kind],
         rope_sections=tuple(sections),
         rope_interleaved=kind == "qwen3_vl",
     )
-    parts = {"family": NAME, "vision": _vision(section(config, "vision_config"), kind), "scale_factor": 1}
+    tied = config.get("tie_word_embeddings") or (kind == "qwen2_5_vl" and text.get("tie_word_embeddings"))
+    markers = (first_id(config.get(one), id, vocab_size=decoder.vocab_size) for one, id in _MARKERS.items())
+    vision = _vision(section(config, "vision_config"), kind)
+    parts = {"family": NAME, "vision": vision, "scale_factor": 1, "marker_token_ids": tuple(markers)}
+    config = {**config, "tie_word_embeddings": tied}
     return vlm_config(config, generation, 151_655, False, decoder, **parts)
 
 
 def _vision(stored: Mapping, kind: str) -> PackedVisionConfig:
+    expect(stored, {"hidden_act": _TOWER[kind]["hidden_act"]})
     known = _TOWER[kind] | {name: value for name, value in stored.items() if value is not None}
     shared = {
         "hidden_size": known["hidden_size"],
         "intermediate_size": known["intermediate_size"],
         "num_hidden_layers": known["depth"],
-        "num_attention_heads": known["num_heads"],
+        "num_attention_heads": known.get("num_heads", 16),
         "num_channels": known.get("in_channels", 3),
         "patch_size": known["patch_size"],
         "merge_size": known.get("spatial_merge_size", 2),
@@ -94,13 +100,8 @@ def _vision(stored: Mapping, kind: str) -> PackedVisionConfig:
         "rope_theta": section(known, "rope_parameters").get("rope_theta", 10_000.0),
     }
     if kind == "qwen3_vl":
-        table = known.get("num_position_embeddings", 2304)
-        taps = tuple(known.get("deepstack_visual_indexes", (8, 16, 24)))
-        if not all(type(layer) is int and 0 <= layer < known["depth"] for layer in taps):
-            raise CheckpointError(
-                f"config.json: deepstack_visual_indexes: expected layers of {known['depth']}, "
-                f"got {list(taps)}"
-            )
+        taps = _layers(known, "deepstack_visual_indexes")
+        table = known["num_position_embeddings"]
         return checked(PackedVisionConfig, **shared, table_side=int(table**0.5), taps=taps)
     return checked(
         PackedVisionConfig,
@@ -109,9 +110,64 @@ def _vision(stored: Mapping, kind: str) -> PackedVisionConfig:
         gated_mlp=True,
         patch_bias=False,
         table_side=0,
-        window=known.get("window_size", 112) // known["patch_size"],
-        whole_layers=tuple(known.get("fullatt_block_indexes", (7, 15, 23, 31))),
+        window=known["window_size"] // known["patch_size"],
+        whole_layers=_layers(known, "fullatt_block_indexes"),
+        tokens_per_second=known.get("tokens_per_second", 4),
     )
+
+
+def _layers(known: Mapping, name: str) -> tuple[int, ...]:
+    """Layers of the tower that a key of its section lists."""
+    layers, depth = known[name], known["depth"]
+    if not all(type(layer) is int and 0 <= layer < depth for layer in layers):
+        raise CheckpointError(f"config.json: {name}: expected layers of {depth}, got {list(layers)}")
+    return tuple(layers)
+
+
+def _kind(config: VLMConfig) -> str:
+    return "qwen3_vl" if config.text.rope_interleaved else "qwen2_5_vl"
+
+
+def processor_classes(config: VLMConfig) -> tuple[str, str]:
+    return f"{_CLASS[_kind(config)]}Processor", "Qwen2VLImageProcessor"
+
+
+def write(config: VLMConfig, dtype: str) -> dict:
+    """config.json, in which nothing is left to a reader's defaults."""
+    kind, vision = _kind(config), config.vision
+    rope: dict[str, Any] = {"mrope_section": list(config.text.rope_sections)}
+    if kind == "qwen3_vl":
+        rope["mrope_interleaved"] = True
+        tower = {"num_position_embeddings": vision.table_side**2, "deepstack_visual_indexes": [*vision.taps]}
+    else:
+        tower = {"window_size": vision.window * vision.patch_size}
+        tower |= {"fullatt_block_indexes": [*vision.whole_layers]}
+        tower |= {"tokens_per_second": vision.tokens_per_second}
+    seen = {
+        "model_type": f"{kind}_vision",
+        "depth": vision.num_hidden_layers,
+        "hidden_size": vision.hidden_size,
+        "intermediate_size": vision.intermediate_size,
+        "num_heads": vision.num_attention_heads,
+        "in_channels": vision.num_channels,
+        "patch_size": vision.patch_size,
+        "spatial_merge_size": vision.merge_size,
+        "temporal_patch_size": vision.temporal_patch_size,
+        "out_hidden_size": config.text.hidden_size,
+        "hidden_act": _TOWER[kind]["hidden_act"],
+        "rope_parameters": {"rope_type": "axial", "rope_theta": vision.rope_theta},
+    }
+    markers = {name: id for name, id in zip(_MARKERS, config.marker_token_ids) if id is not None}
+    name = f"{_CLASS[kind]}ForConditionalGeneration"
+    written = write_config(config, dtype, name, kind, seen | tower, **markers)
+    text = written["text_config"]
+    rope |= text["rope_parameters"]
+    text |= {
+        "model_type": f"{kind}_text",
+        "rope_parameters": rope,
+        "rope_scaling": rope | {"type": "default"},
+    }
+    return written
 
 
 _NAMES = {
@@ -127,10 +183,11 @@ _WITHIN = {".self_attn.out_proj.": ".attn.proj.", ".mlp.fc": ".mlp.linear_fc", "
 _MERGER_2_5 = {".norm.": ".ln_q.", ".fc1.": ".mlp.0.", ".fc2.": ".mlp.2."}
 
 
-def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
+def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
     """Where each of our tensors lies."""
     old = bool(stored_names) and not any(name.startswith("model.visual.") for name in stored_names)
     plain = any("merger.ln_q" in name for name in stored_names)
+    plain = plain or (config is not None and _kind(config) == "qwen2_5_vl")
 
     def stored_tensor(name: str) -> StoredTensor:
         theirs, part, parts = rename(name, _NAMES), 0, 1
@@ -193,85 +250,3 @@ def places(config: VLMConfig, ids: list[int], sizes: Iterator[tuple[int, int]]) 
             at, place = end, place + end - at
     together = torch.cat(parts, dim=1)
     return together, place - len(ids)
-
-
-# -------------------------------------------------------------------------------------------------- images
-IMAGE = "<|image_pad|>"
-# Qwen2VLImageProcessor's own, where a file does not say.
-_DEFAULTS: dict[str, Any] = {
-    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
-    **CLIP_PIXELS,
-    "patch_size": 14,
-    "merge_size": 2,
-}
-_MOST_OBLONG = 200  # times as long as wide, transformers refuses more
-
-
-class QwenImages:
-    """How a transformers Qwen2VLImageProcessor (its PIL backend) resizes an image, whole, within a budget of
-    pixels. `settings` are what preprocessor_config.json has."""
-
-    image_token = IMAGE
-    string_content = False
-    add_special_tokens = True
-    flat = own_sizes = True
-
-    def __init__(self, settings: Mapping[str, Any]):
-        self.settings = dict(settings)
-        known: dict[str, Any] = _DEFAULTS | self.settings
-        size = {**_DEFAULTS["size"], **(known["size"] or {})}
-        with reading_settings(known):
-            self.patch, self.factor = known["patch_size"], known["patch_size"] * known["merge_size"]
-            self.least = known.get("min_pixels") or size["shortest_edge"]
-            self.most = known.get("max_pixels") or size["longest_edge"]
-            self._resample, self._values = pixel_rule(known)
-        self.longest_side = math.isqrt(self.most * _MOST_OBLONG)
-
-    def plan(self, width: int, height: int) -> Visual:
-        rows, columns = self._grid(width, height)
-        parts = Parts.planned(1, rows * self.factor, columns * self.factor)
-        return Visual(parts, rows * columns, (rows, columns), (width, height))
-
-    def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of positions: multiples of `factor` next to the image's sides, or those that keep
-        its shape within the budget."""
-        if max(width, height) > _MOST_OBLONG * min(width, height):
-            raise ImageError(
-                f"expected an image at most {_MOST_OBLONG} times as long as wide, "
-                f"got {width} x {height} pixels"
-            )
-        factor, sides = self.factor, (height, width)
-        rows, columns = (round(side / factor) for side in sides)
-        if rows * columns * factor**2 > self.most:
-            by = math.sqrt(height * width / self.most)
-            rows, columns = (max(1, math.floor(side / by / factor)) for side in sides)
-        elif rows * columns * factor**2 < self.least:
-            by = math.sqrt(self.least / (height * width))
-            rows, columns = (math.ceil(side * by / factor) for side in sides)
-        return rows, columns
-
-    def cut(self, image: Image.Image) -> Visual:
-        """One part: the whole image in its own shape."""
-        rows, columns = self._grid(*image.size)
-        resized = image.resize((columns * self.factor, rows * self.factor), self._resample)
-        parts = Parts.of(pixels_of(resized)[None], self._values)
-        return Visual(parts, rows * columns, (rows, columns), image.size)
-
-    def prompt(self, visual: Visual, index: int, count: int) -> str:
-        return IMAGE * visual.positions  # what stands around it is in the chat template
-
-    def whole(self, visual: Visual) -> None:
-        return None
-
-    def cells(self, visual: Visual) -> list[Cell]:
-        return [(0, 0, *visual.grid)]
-
-    def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
-        """Images stay where the conversation has them."""
-        return messages
-
-
-def open_images(folder: Path, config: Mapping) -> tuple[QwenImages, AnyTokenizer, str | None]:
-    """The image rule, tokenizer and chat template of a checkpoint folder."""
-    tokenizer = open_with(folder, (IMAGE,))
-    return QwenImages(image_settings(folder)), tokenizer, chat_template(folder)

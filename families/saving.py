@@ -33,14 +33,15 @@ def write_config(
 class SavedProcessor:
     """What saving asks of a processor of transformers, for one whose class needs torchvision, for videos.
 
+    image_seq_len: positions of a tile; None where images have sizes of their own.
     roles: what that class calls special tokens of the tokenizer.
-    settings: of processor_config.json, those of images as "image_processor".
+    settings: of processor_config.json, those of images as "image_processor", of videos as "video_processor".
     """
 
     tokenizer: Any
     chat_template: str
     image_token_id: int
-    image_seq_len: int
+    image_seq_len: int | None
     roles: Mapping[str, str]
     settings: Mapping[str, Any]
 

@@ -120,6 +120,7 @@ class PackedVisionConfig:
     window: int = 0  # patches a side; 0: every layer attends to the whole image
     whole_layers: tuple[int, ...] = ()  # which do nevertheless
     taps: tuple[int, ...] = ()  # layers whose output is taken, too, for the first layers of the text part
+    tokens_per_second: int = 4  # places in time that a video takes (Qwen2.5-VL); kept for saving
 
     def __post_init__(self):
         _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size")
@@ -235,6 +236,7 @@ class VLMConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    marker_token_ids: tuple[int | None, ...] = ()  # further ones that a family's config.json names
 
     def __post_init__(self):
         if isinstance(self.vision, VisionConfig):

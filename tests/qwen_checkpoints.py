@@ -19,7 +19,8 @@ from data.tokenizer import build_tokenizer
 from tests.rows import WORDS
 from tests.tiny import randomize
 
-KINDS = ("qwen2_5_vl", "qwen3_vl")
+CLASSES = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration, "qwen3_vl": Qwen3VLForConditionalGeneration}
+KINDS = (*CLASSES,)
 SPECIAL = [
     "<|im_start|>",
     "<|im_end|>",
@@ -95,8 +96,7 @@ def hf_config(kind: str, seed: int = 0):
 
 def save_hf(kind: str, folder: Path, seed: int = 0, **saving) -> nn.Module:
     """transformers' model, saved with its tokenizer, template and image settings."""
-    made = Qwen3VLForConditionalGeneration if kind == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
-    model = made(hf_config(kind, seed)).eval()
+    model = CLASSES[kind](hf_config(kind, seed)).eval()
     randomize(model, seed=seed)
     model.save_pretrained(folder, **saving)
     tokenizer().save_pretrained(folder)

@@ -87,8 +87,8 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (970, 850),  # the entry points, and what errors say
     "models": (1_550, 1_900),
-    "models/checkpoints": (2_190, 1_400),
-    "families": (1_400, 2_000),
+    "models/checkpoints": (2_205, 1_400),
+    "families": (1_420, 2_000),
     "generation": (4_400, 2_700),
     "generation/fast": (4_010, 4_300),
     "tools": (820, 600),

@@ -3,74 +3,121 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
-from transformers import (
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
+from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from data.processor import Processor
 from families import qwen_vl
-from models.checkpoints.weights import export_tensors
+from families.qwen_images import QwenImages
+from families.text import TEXT_KEYS
+from models import VisionLanguageModel
+from models.checkpoints.load import expected_shapes
+from models.checkpoints.weights import check_shapes, export_tensors
+from models.config import PackedVisionConfig
 from models.packed_vision_transformer import patches_of
+from tests.processors import draw_image
+from tests.qwen_checkpoints import CLASSES, hf_config, save_hf
+from tests.tiny import randomize
 
-IMAGE = 299
+BAR = 1e-4
 
 
-def reference(kind: str, seed: int):
-    """A small random model of transformers, with its config."""
-    torch.manual_seed(seed)
-    draw = random.Random(seed)
-    head_dim = draw.choice([16, 32])
-    of_axis = head_dim // 6
-    rope = {"rope_type": "default", "rope_theta": 1e4}
+def qwen3_vl(width: int, inner: int, layers: int, heads: int) -> dict:
+    """config.json of a published Qwen3-VL."""
     text = {
-        "vocab_size": 300,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 64 // head_dim,
-        "num_key_value_heads": draw.choice([1, 2]),
-        "max_position_embeddings": 512,
-        "rope_parameters": rope | {"mrope_section": [head_dim // 2 - 2 * of_axis, of_axis, of_axis]},
+        "attention_bias": False, "head_dim": 128, "hidden_size": width, "intermediate_size": inner,
+        "max_position_embeddings": 262_144, "model_type": "qwen3_vl_text", "num_attention_heads": heads,
+        "num_hidden_layers": layers, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "rope_theta": 5_000_000, "tie_word_embeddings": True, "vocab_size": 151_936,
+    }  # fmt: skip
+    tower = {
+        "deepstack_visual_indexes": [5, 11, 17], "depth": 24, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 1024, "in_channels": 3, "intermediate_size": 4096, "model_type": "qwen3_vl",
+        "num_heads": 16, "num_position_embeddings": 2304, "out_hidden_size": width, "patch_size": 16,
+        "spatial_merge_size": 2, "temporal_patch_size": 2,
+    }  # fmt: skip
+    return {
+        "model_type": "qwen3_vl", "text_config": text, "vision_config": tower, "tie_word_embeddings": True
+    }  # fmt: skip
+
+
+# Parameters, and what the Hub's config.json of these say. The older of the two families has the text's keys
+# at the top.
+PUBLISHED: dict[str, tuple[int, dict]] = {
+    "Qwen2.5-VL-3B-Instruct": (
+        3_754_622_976,
+        {
+            "model_type": "qwen2_5_vl", "bos_token_id": 151_643, "eos_token_id": 151_645,
+            "image_token_id": 151_655, "video_token_id": 151_656,
+            "hidden_size": 2048, "intermediate_size": 11_008, "max_position_embeddings": 128_000,
+            "max_window_layers": 70, "num_attention_heads": 16, "num_hidden_layers": 36,
+            "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "sliding_window": 32_768,
+            "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151_936,
+            "vision_config": {
+                "depth": 32, "fullatt_block_indexes": [7, 15, 23, 31], "hidden_act": "silu",
+                "hidden_size": 1280, "in_chans": 3, "intermediate_size": 3420, "num_heads": 16,
+                "out_hidden_size": 2048, "patch_size": 14, "spatial_merge_size": 2,
+                "spatial_patch_size": 14, "temporal_patch_size": 2, "tokens_per_second": 2,
+                "window_size": 112,
+            },
+        },
+    ),
+    "Qwen3-VL-2B-Instruct": (2_127_532_032, qwen3_vl(2048, 6144, 28, 16)),
+    "Qwen3-VL-4B-Instruct": (4_437_815_808, qwen3_vl(2560, 9728, 36, 32)),
+}  # fmt: skip
+
+
+def user(*content) -> list[dict]:
+    parts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in content]
+    return [{"role": "user", "content": parts}]
+
+
+def seen(size: tuple[int, int], seed: int = 0) -> dict:
+    return {"type": "image", "image": draw_image(*size, seed)}
+
+
+CONVERSATION = user(seen((100, 60)), "how many red squares", seen((64, 150), 1), "are there")
+
+
+def older(tensors: dict) -> dict:
+    """Tensors under their names of before transformers 4.52."""
+    new = (("model.visual.", "visual."), ("model.language_model.", "model."))
+    return {name.replace(*new[0]).replace(*new[1]): tensor for name, tensor in tensors.items()}
+
+
+def for_transformers(inputs: dict, config) -> dict:
+    """What transformers' model takes for our inputs."""
+    images, side = inputs["pixel_values"].to("cpu"), config.vision.patch_size
+    patches = torch.cat([patches_of(image, config.vision) for image in images]).view(-1, 3, 1, side**2)
+    return {
+        "input_ids": inputs["input_ids"],
+        "attention_mask": inputs["attention_mask"],
+        "pixel_values": patches.expand(-1, -1, 2, -1).flatten(1),
+        "image_grid_thw": torch.tensor([[1, *(one // side for one in image.shape[1:])] for image in images]),
+        "mm_token_type_ids": (inputs["input_ids"] == config.image_token_id).int(),
     }
-    vision = {"depth": 4, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "out_hidden_size": 64}
-    ids = {
-        "image_token_id": IMAGE,
-        "video_token_id": 296,
-        "vision_start_token_id": 297,
-        "vision_end_token_id": 298,
-    }
-    if kind == "qwen3_vl":
-        text |= {"head_dim": head_dim}
-        vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}
-        config = Qwen3VLConfig(
-            text_config=text, vision_config=vision, tie_word_embeddings=seed % 4 < 2, **ids
-        )
-        model = Qwen3VLForConditionalGeneration(config)
-    else:
-        vision |= {"fullatt_block_indexes": [1, 3], "window_size": 56}
-        config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
-        model = Qwen2_5_VLForConditionalGeneration(config)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.15 if parameter.dim() > 1 else 0.5)
-    return model.eval(), json.loads(config.to_json_string())
 
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("kind", qwen_vl.KINDS)
 def test_logits_and_places_are_those_of_transformers(kind, seed):
-    model, described = reference(kind, seed)
+    described = hf_config(kind, seed)
+    model, described = CLASSES[kind](described).eval(), json.loads(described.to_json_string())
+    randomize(model, seed=seed)
     assert qwen_vl.recognises(described)
     config = qwen_vl.read_config(described, {}, {})
+    image_token_id = config.image_token_id
     names = ("vision_model", "projector", "language_model")
     ours = nn.ModuleDict(dict(zip(names, qwen_vl.build(config), strict=True))).eval()
     stored = model.state_dict()
@@ -90,14 +137,14 @@ def test_logits_and_places_are_those_of_transformers(kind, seed):
         ids += [
             *(draw.randrange(290) for _ in range(draw.randint(1, 9))),
             297,
-            *[IMAGE] * (rows * columns),
+            *[image_token_id] * (rows * columns),
             298,
         ]
     ids = torch.tensor([[*ids, 1, 2, 3]])
     pixels = torch.cat([patches_of(image, config.vision) for image in images])
     pixels = pixels.view(-1, 3, 1, side**2).expand(-1, -1, 2, -1).flatten(1)
     grid = torch.tensor([[1, merge * rows, merge * columns] for rows, columns in grids])
-    kinds = (ids == IMAGE).int()
+    kinds = (ids == image_token_id).int()
     with torch.no_grad():
         expected = model(
             input_ids=ids, pixel_values=pixels, image_grid_thw=grid, mm_token_type_ids=kinds
@@ -110,7 +157,7 @@ def test_logits_and_places_are_those_of_transformers(kind, seed):
         features = ours["projector"](ours["vision_model"](images))
         x = ours["language_model"].embed_tokens(ids)
         x = nn.functional.pad(x, (0, features.shape[1] - x.shape[2]))
-        x[ids == IMAGE] = features
+        x[ids == image_token_id] = features
         hidden, _ = ours["language_model"](x, position_ids=position_ids[:, None])
         got = ours["language_model"].logits(hidden)
         alone = torch.cat([ours["projector"](ours["vision_model"]([image])) for image in images])
@@ -130,11 +177,116 @@ def test_pixels_are_those_of_transformers():
         if patch == 16:
             settings |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
         expected = Qwen2VLImageProcessorPil(**settings)(image, return_tensors="pt")
-        images = qwen_vl.QwenImages(settings)
+        images = QwenImages(settings)
         visual = images.cut(image)
         assert visual.grid == images.plan(width, height).grid
         assert visual.parts.shape == images.plan(width, height).parts.shape
-        tower = qwen_vl.PackedVisionConfig(patch_size=patch)
+        tower = PackedVisionConfig(patch_size=patch)
         patches = patches_of(visual.parts.to("cpu")[0], tower).view(-1, 3, 1, patch**2)
         assert torch.equal(patches.expand(-1, -1, 2, -1).flatten(1), expected["pixel_values"])
         assert expected["image_grid_thw"].tolist() == [[1, 2 * visual.grid[0], 2 * visual.grid[1]]]
+
+
+@pytest.fixture(scope="module", params=qwen_vl.KINDS)
+def both(request, tmp_path_factory):
+    """transformers' model, its folder, and what Ocelli makes of that."""
+    folder = tmp_path_factory.mktemp("qwen") / request.param
+    theirs = save_hf(request.param, folder)
+    ours = VisionLanguageModel.from_pretrained(folder)
+    return theirs, folder, ours, Processor.from_pretrained(folder, ours.config)
+
+
+@torch.no_grad()
+def test_transformers_opens_what_is_saved(both, tmp_path):
+    theirs, folder, ours, processor = both
+    (folder / "video_preprocessor_config.json").write_text('{"fps": 2}')
+    processor = Processor.from_pretrained(folder, ours.config)
+    saved = ours.save_pretrained(tmp_path / "saved", processor)
+    again, loading = type(theirs).from_pretrained(saved, output_loading_info=True)
+    assert not any(loading.values())
+    inputs = processor.prepare(CONVERSATION)
+    given = for_transformers(inputs, ours.config)
+    assert torch.equal(again(**given).logits, theirs(**given).logits)
+    for name in ("image", "video", "vision_start", "vision_end"):
+        assert getattr(again.config, f"{name}_token_id") == getattr(theirs.config, f"{name}_token_id")
+    reopened = VisionLanguageModel.from_pretrained(saved)
+    state = reopened.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in ours.state_dict().items())
+    others = Processor.from_pretrained(saved, reopened.config).prepare(CONVERSATION)
+    assert torch.equal(others["input_ids"], inputs["input_ids"])
+    assert others["pixel_values"].digests == inputs["pixel_values"].digests
+    images = Qwen2VLImageProcessorPil.from_pretrained(saved)
+    stored = json.loads((folder / "preprocessor_config.json").read_text())
+    assert (images.patch_size, images.size.longest_edge) == (
+        stored["patch_size"],
+        stored["size"]["longest_edge"],
+    )
+    described = json.loads((saved / "processor_config.json").read_text())
+    assert described["processor_class"] == f"{type(theirs).__name__.partition('For')[0]}Processor"
+    assert json.loads((saved / "video_preprocessor_config.json").read_text()) == {"fps": 2}
+
+
+@torch.no_grad()
+def test_older_names_are_the_same_model(both, tmp_path):
+    """`visual.` and `model.layers`, with the text's keys at the top of config.json: Qwen2.5-VL on the Hub."""
+    theirs, folder, ours, _ = both
+    config = json.loads((folder / "config.json").read_text())
+    if not ours.config.text.rope_interleaved:
+        config = config.pop("text_config") | config
+    for naming in (dict, older):
+        other = tmp_path / naming.__name__
+        other.mkdir()
+        tensors = naming({name: tensor.clone() for name, tensor in theirs.state_dict().items()})
+        save_file(tensors, other / "model.safetensors")
+        (other / "config.json").write_text(json.dumps(config))
+        opened = VisionLanguageModel.from_pretrained(other).state_dict()
+        assert all(torch.equal(tensor, opened[name]) for name, tensor in ours.state_dict().items())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_shapes(name, tmp_path):
+    """Every tensor of transformers' model has its place in ours, and nothing else has one; so of old ones."""
+    parameters, published = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    whole = AutoConfig.from_pretrained(tmp_path)
+    with torch.device("meta"):
+        theirs = CLASSES[published["model_type"]](whole)
+    shapes = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    ours = qwen_vl.read_config(published, {}, {})
+    expected = expected_shapes(VisionLanguageModel, ours)
+    assert sum(map(math.prod, expected.values())) == parameters
+    for stored in (shapes, older(shapes)):
+        check_shapes(expected, qwen_vl.tensor_map(stored), stored, qwen_vl.IGNORABLE, name)
+    written = qwen_vl.write(ours, "bfloat16")
+    assert qwen_vl.read_config(written, {}, {}) == ours
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    again = AutoConfig.from_pretrained(tmp_path)
+    for section in ("text_config", "vision_config"):
+        one, other = (getattr(config, section).to_dict() for config in (whole, again))
+        for described in (one, other):
+            described["rope_parameters"].pop("type", "")  # for transformers 4.57
+        differ = {name: value for name, value in one.items() if other.get(name) != value}
+        assert differ.keys() <= {
+            "architectures",
+            "dtype",
+            "max_window_layers",
+            "in_chans",
+            "spatial_patch_size",
+        }
+
+
+@pytest.mark.parametrize("kind", qwen_vl.KINDS)
+def test_defaults_are_those_of_transformers(kind, tmp_path):
+    """What a config.json leaves out, read as transformers reads it."""
+    described = {"model_type": kind, "text_config": {"rope_scaling": {"mrope_section": [16, 24, 24]}}}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    theirs, ours = AutoConfig.from_pretrained(tmp_path), qwen_vl.read_config(described, {}, {})
+    for name in TEXT_KEYS:
+        if hasattr(theirs.text_config, name) and not name.startswith("rope_"):
+            assert getattr(ours.text, name) == getattr(theirs.text_config, name), name
+    assert ours.text.rope_theta == theirs.text_config.rope_parameters["rope_theta"]
+    (tmp_path / "config.json").write_text(json.dumps(qwen_vl.write(ours, "float32")))
+    again = AutoConfig.from_pretrained(tmp_path).vision_config.to_dict()
+    tower = theirs.vision_config.to_dict() | {"out_hidden_size": ours.text.hidden_size}
+    differ = {name: value for name, value in tower.items() if again[name] != value}
+    assert differ.keys() <= {"dtype", "rope_parameters"}

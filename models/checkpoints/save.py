@@ -27,7 +27,7 @@ from families.text import write_ids
 from models.checkpoints.folder import replace_folder
 from models.checkpoints.hub import INDEX, CheckpointError, client, fetched, one_sentence, read_json
 from models.checkpoints.load import choose_family
-from models.checkpoints.weights import Pending, StoredTensorOf, write_file
+from models.checkpoints.weights import Pending, StoredTensor, StoredTensorOf, write_file
 from models.config import VLMConfig
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -39,7 +39,7 @@ _REPLACED = re.compile(
     r"|generation_config\.json)"
 )
 _PROCESSOR = re.compile(
-    r"((pre)?processor_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+    r"(((video_)?pre)?processor_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
     r"|chat_template\.jinja|additional_chat_templates|merges\.txt|tokenizer\.model"
 )
 
@@ -90,19 +90,21 @@ def write_checkpoint(
     # Greedy, unless what was loaded says otherwise.
     generation = {"do_sample": False, **model.generation_config, **write_ids(config)}
     write_json(folder / "generation_config.json", generation)
-    stored = {}
-    for place, tensor in ((places(name), tensor) for name, tensor in tensors.items()):
-        stored[place.name] = replace(tensor, shape=place.stored_shape(tensor.shape))
+    stored: dict[str, Pending] = {}
+    for place, tensor in sorted(((places(name), tensor) for name, tensor in tensors.items()), key=_part_of):
+        before = stored[place.name].make if place.part else None
+        make = tensor.make if before is None else partial(_joined, before, tensor)
+        stored[place.name] = replace(tensor, shape=place.stored_shape(tensor.shape), make=make)
     write_weights(stored, folder, max_shard_bytes)
     if processor is not None:
-        _write_processor(processor, folder, *FAMILIES[config.family].PROCESSOR)
+        _write_processor(processor, folder, *FAMILIES[config.family].processor_classes(config))
 
 
 def written(config: VLMConfig, dtype: str = "float32") -> tuple[dict, StoredTensorOf]:
     """What saving a model writes: config.json, and where each of our tensors goes. A CheckpointError says why
     it cannot be saved: a trainer asks before the first step, not after the last."""
     described = FAMILIES[config.family].write(config, dtype)
-    return described, choose_family(described, "config.json").tensor_map(())
+    return described, choose_family(described, "config.json").tensor_map((), config)
 
 
 def stored_tensors(model: Any) -> dict[str, Pending]:
@@ -148,6 +150,14 @@ def _parts_of(module: nn.Module, prefix: str = "") -> Iterator[Callable[[], dict
 
 def _one_of(read: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
     return read()[name]
+
+
+def _part_of(placed: tuple[StoredTensor, Pending]) -> int:
+    return placed[0].part
+
+
+def _joined(before: Callable[[], Tensor], last: Pending) -> Tensor:
+    return torch.cat([before(), last.make()])
 
 
 def _narrow(wide: Pending) -> Tensor:
@@ -206,12 +216,11 @@ def transformers_processor(processor):
 
 
 def _check_processor(processor, config: VLMConfig) -> None:
-    positions = FAMILIES[config.family].positions(config)
-    name = "image_seq_len" if hasattr(processor, "image_seq_len") else "image_seq_length"  # InternVL's
-    for what, got, expected in (
-        ("image token id", processor.image_token_id, config.image_token_id),
-        (f"tokens per tile ({name})", getattr(processor, name), positions),
-    ):
+    checks = [("image token id", processor.image_token_id, config.image_token_id)]
+    for name in ("image_seq_len", "image_seq_length"):  # the latter is InternVL's; images of own sizes: none
+        if (positions := getattr(processor, name, None)) is not None:
+            checks.append((f"tokens per tile ({name})", positions, FAMILIES[config.family].positions(config)))
+    for what, got, expected in checks:
         if got != expected:
             raise CheckpointError(
                 f"the processor's {what} is {got}, the model's is {expected}: they do not fit"
@@ -232,10 +241,12 @@ def _write_processor(processor, folder: Path, kind: str, kind_of_images: str) ->
     processor.save_pretrained(folder)
     settings = read_json(folder / "processor_config.json")
     settings["processor_class"] = kind
-    image = settings.pop("image_processor", None)
+    image, video = (settings.pop(f"{what}_processor", None) for what in ("image", "video"))
     if image is not None:
         image |= {"image_processor_type": kind_of_images, "processor_class": kind}
         write_json(folder / "preprocessor_config.json", image)
+    if video is not None:
+        write_json(folder / "video_preprocessor_config.json", video)
     write_json(folder / "processor_config.json", settings)
     tokenizer = read_json(folder / "tokenizer_config.json")
     write_json(folder / "tokenizer_config.json", _portable_tokenizer(tokenizer, kind))

@@ -1,0 +1,108 @@
+"""Images of Qwen-VL: whole, in their own shape, within a budget of pixels.
+
+The rule is bit for bit that of transformers' Qwen2VLImageProcessor (its PIL backend).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from data.chat import Message, chat_template
+from data.errors import ImageError
+from data.tiles import CLIP_PIXELS, Cell, Parts, Visual, pixel_rule, pixels_of, reading_settings
+from data.tokenizer import AnyTokenizer, image_settings, open_with, read_object
+from families.saving import SavedProcessor
+
+IMAGE = "<|image_pad|>"
+# Qwen2VLImageProcessor's own, where a file does not say.
+_DEFAULTS: dict[str, Any] = {
+    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+    **CLIP_PIXELS,
+    "patch_size": 14,
+    "merge_size": 2,
+}
+_MOST_OBLONG = 200  # times as long as wide, transformers refuses more
+
+
+class QwenImages:
+    """How a transformers Qwen2VLImageProcessor (its PIL backend) resizes an image, whole, within a budget of
+    pixels. `settings` are what preprocessor_config.json has; those of `video` are kept for saving."""
+
+    image_token = IMAGE
+    string_content = False
+    add_special_tokens = True
+    flat = own_sizes = True
+
+    def __init__(self, settings: Mapping[str, Any], video: Mapping[str, Any] | None = None):
+        self.settings, self.video = dict(settings), video
+        known: dict[str, Any] = _DEFAULTS | self.settings
+        size = {**_DEFAULTS["size"], **(known["size"] or {})}
+        with reading_settings(known):
+            self.patch, self.factor = known["patch_size"], known["patch_size"] * known["merge_size"]
+            self.least = known.get("min_pixels") or size["shortest_edge"]
+            self.most = known.get("max_pixels") or size["longest_edge"]
+            self._resample, self._values = pixel_rule(known)
+        self.longest_side = math.isqrt(self.most * _MOST_OBLONG)
+
+    def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
+        settings: dict[str, Any] = {"image_processor": self.settings}
+        if self.video:
+            settings["video_processor"] = self.video
+        token_id = tokenizer.convert_tokens_to_ids(IMAGE)
+        return SavedProcessor(tokenizer, chat_template, token_id, None, {}, settings)
+
+    def plan(self, width: int, height: int) -> Visual:
+        rows, columns = self._grid(width, height)
+        parts = Parts.planned(1, rows * self.factor, columns * self.factor)
+        return Visual(parts, rows * columns, (rows, columns), (width, height))
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of positions: multiples of `factor` next to the image's sides, or those that keep
+        its shape within the budget."""
+        if max(width, height) > _MOST_OBLONG * min(width, height):
+            raise ImageError(
+                f"expected an image at most {_MOST_OBLONG} times as long as wide, "
+                f"got {width} x {height} pixels"
+            )
+        factor, sides = self.factor, (height, width)
+        rows, columns = (round(side / factor) for side in sides)
+        if rows * columns * factor**2 > self.most:
+            by = math.sqrt(height * width / self.most)
+            rows, columns = (max(1, math.floor(side / by / factor)) for side in sides)
+        elif rows * columns * factor**2 < self.least:
+            by = math.sqrt(self.least / (height * width))
+            rows, columns = (math.ceil(side * by / factor) for side in sides)
+        return rows, columns
+
+    def cut(self, image: Image.Image) -> Visual:
+        """One part: the whole image in its own shape."""
+        rows, columns = self._grid(*image.size)
+        resized = image.resize((columns * self.factor, rows * self.factor), self._resample)
+        parts = Parts.of(pixels_of(resized)[None], self._values)
+        return Visual(parts, rows * columns, (rows, columns), image.size)
+
+    def prompt(self, visual: Visual, index: int, count: int) -> str:
+        return IMAGE * visual.positions  # what stands around it is in the chat template
+
+    def whole(self, visual: Visual) -> None:
+        return None
+
+    def cells(self, visual: Visual) -> list[Cell]:
+        return [(0, 0, *visual.grid)]
+
+    def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
+        """Images stay where the conversation has them."""
+        return messages
+
+
+def open_images(folder: Path, config: Mapping) -> tuple[QwenImages, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint folder."""
+    tokenizer = open_with(folder, (IMAGE,))
+    video = read_object(folder / "processor_config.json").get("video_processor")
+    video = video or read_object(folder / "video_preprocessor_config.json")
+    return QwenImages(image_settings(folder), video), tokenizer, chat_template(folder)
