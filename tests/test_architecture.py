@@ -86,7 +86,7 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 # what the room should come down to.
 BUDGETS = {
     "*.py": (970, 850),  # the entry points, and what errors say
-    "models": (1_550, 1_900),
+    "models": (1_555, 1_900),
     "models/checkpoints": (2_205, 1_400),
     "families": (1_420, 2_000),
     "generation": (4_400, 2_700),
@@ -100,7 +100,7 @@ BUDGETS = {
     "eval": (3_820, 3_400),
     "benchmarks": (2_460, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (29_820, 20_000),
+    "tests": (29_900, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 
