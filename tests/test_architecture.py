@@ -90,7 +90,7 @@ BUDGETS = {
     "models/checkpoints": (2_205, 1_400),
     "families": (1_420, 2_000),
     "generation": (4_400, 2_700),
-    "generation/fast": (4_010, 4_300),
+    "generation/fast": (4_055, 4_300),
     "tools": (820, 600),
     "data": (5_938, 4_900),
     "inference": (5_080, 3_100),
