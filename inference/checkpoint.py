@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from generation.fast.cuda.graph import GraphStep
 from generation.fast.cuda.graph import unsupported as unrecorded
 from generation.fast.native.build import NoCompiler, to_panels
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
-from generation.fast.quantized import pack
+from generation.fast.quantized import pack, put_packed
 from generation.fast.tower import FastTower, fast_tower
 from generation.prefix import FeatureCache
 from generation.prefix_store import PrefixStore
@@ -36,7 +36,7 @@ from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
 from inference.grammar import Form, plain_form
 from models.checkpoints.hub import snapshot
-from models.checkpoints.load import meta_init, one_version
+from models.checkpoints.load import meta_init, one_version, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
 from models.config import check_device
 from models.vision_language_model import VisionLanguageModel, prepare_device
@@ -297,9 +297,8 @@ def open_checkpoint(
         raise RequestError(f"dtype int8: expected device cpu or cuda, got {chosen}; use bfloat16 there")
 
     def read() -> tuple[VisionLanguageModel, Processor]:
-        model = VisionLanguageModel.from_pretrained(
-            source, revision=revision, dtype=loading_dtype(dtype), device=chosen
-        )
+        put = partial(put_packed, dtype) if dtype == "int8" else put_parameter
+        model = VisionLanguageModel.from_pretrained(source, revision, loading_dtype(dtype), chosen, put)
         assert model.origin is not None, "a loaded model knows where it came from"
         # The commit of the weights: the branch may have moved on meanwhile.
         folder = snapshot(source, model.origin.commit or revision)
@@ -307,7 +306,7 @@ def open_checkpoint(
 
     model, processor = one_version(source, revision, read)
     name = dtype if dtype == "int8" else str(model.dtype).removeprefix("torch.")
-    if dtype == "int8" or (name == "bfloat16" and chosen.type == "cpu" and not has_fast_bfloat16()):
+    if name == "bfloat16" and chosen.type == "cpu" and not has_fast_bfloat16():
         pack(model, name)
     if chosen.type == "cpu":
         for blocks in (model.language_model.layers, model.vision_model.layers):

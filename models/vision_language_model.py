@@ -25,7 +25,7 @@ from generation.options import GenerationOptions, with_overrides
 from generation.protocol import Pixels
 from models.checkpoints.backbones import from_backbones
 from models.checkpoints.hub import Origin
-from models.checkpoints.load import load
+from models.checkpoints.load import Put, load, put_parameter
 from models.checkpoints.save import push, save
 from models.config import VLMConfig
 from models.initial_weights import init_weights
@@ -87,9 +87,10 @@ class VisionLanguageModel(nn.Module):
         revision: str | None = None,
         dtype: torch.dtype | str | None = "auto",
         device: torch.device | str | None = None,
+        put: Put = put_parameter,
     ) -> VisionLanguageModel:
         """Load a checkpoint from a folder or the Hub, in eval mode; see `models.checkpoints.load`."""
-        model = load(cls, source, revision, dtype, device)
+        model = load(cls, source, revision, dtype, device, put)
         prepare_device(model.device)
         return model
 
@@ -189,7 +190,7 @@ class VisionLanguageModel(nn.Module):
         after it; None where places are slots. `parts` are those of all prompts, in order."""
         if not self.config.text.rope_sections:
             return None
-        sizes = map(_size, () if parts is None else self.parts_of_rows(parts)[0])
+        sizes = iter([] if parts is None else [_size(part) for part in parts])
         family = FAMILIES[self.config.family]
         return [family.places(self.config, ids.tolist(), sizes) for ids in prompts]
 

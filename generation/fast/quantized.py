@@ -10,6 +10,10 @@ a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,13 +21,18 @@ from torch import Tensor, nn
 _UNPACKED_FLOATS = 4_194_304  # weights unpacked at a time (16 MiB of float32)
 # What a device multiplies in, and with it keeps activations and all that is small in.
 _ARITHMETIC = {"cpu": torch.float32, "cuda": torch.bfloat16}
+_UNPACKED = "position_embedding"
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(R, C) float -> (int8 (R, C), float32 scale (R,)): symmetric, the largest of each row becomes 127."""
-    weight = weight.float()
-    scale = weight.abs().amax(1).clamp(min=1e-12) / 127
-    return (weight / scale[:, None]).round_().to(torch.int8), scale
+    codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.empty(len(weight), device=weight.device)
+    rows = max(1, _UNPACKED_FLOATS // weight.shape[1])
+    for numbers, code, own in zip(weight.split(rows), codes.split(rows), scale.split(rows)):
+        own.copy_(numbers.float().abs().amax(1).clamp_(min=1e-12) / 127)
+        code.copy_((numbers.float() / own[:, None]).round_())
+    return codes, scale
 
 
 class PackedLinear(nn.Module):
@@ -66,6 +75,30 @@ class PackedEmbedding(nn.Module):
 
 
 @torch.no_grad()
+def put_packed(precision: str, model: nn.Module, names: Sequence[str], tensor: Tensor) -> None:
+    """Give a model a tensor: as `pack` has it, under the names of all that share it. With int8 a checkpoint
+    is opened in the memory that it takes afterwards (`models.checkpoints.load.load`)."""
+    arithmetic, packed = _ARITHMETIC[tensor.device.type], None
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        above, _, own = path.rpartition(".")
+        module: Any = model.get_submodule(path)
+        is_linear = isinstance(module, nn.Linear)
+        if leaf == "weight" and (is_linear or isinstance(module, nn.Embedding)) and own != _UNPACKED:
+            if packed is None:
+                packed = quantize_rows(tensor) if precision == "int8" else (tensor.to(torch.bfloat16), None)
+            if is_linear:
+                bias = None if module.bias is None else module.bias.detach().to(arithmetic)
+                module = PackedLinear(*packed, bias)
+            else:
+                module = PackedEmbedding(*packed, arithmetic)
+            setattr(model.get_submodule(above), own, module)
+        elif isinstance(module, PackedLinear):
+            module.bias = tensor.to(arithmetic)
+        else:
+            setattr(module, leaf, nn.Parameter(tensor.to(arithmetic)))
+
+
 def pack(model: nn.Module, precision: str) -> nn.Module:
     """Store the weights of every linear layer and token embedding in `precision`, in place.
 
@@ -78,23 +111,9 @@ def pack(model: nn.Module, precision: str) -> nn.Module:
     device = next(model.parameters()).device.type
     if device not in _ARITHMETIC or (device == "cuda" and precision != "int8"):
         raise ValueError(f"packed {precision} weights do not run on {device}")
-    arithmetic = _ARITHMETIC[device]
-    places: dict[int, list[tuple[nn.Module, str]]] = {}  # by weight, so that a shared one is packed once
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            if isinstance(child, nn.Linear | nn.Embedding) and name != "position_embedding":
-                places.setdefault(id(child.weight), []).append((parent, name))
-    for users in places.values():
-        whole = getattr(*users[0]).weight.detach()
-        weight, scale = quantize_rows(whole) if precision == "int8" else (whole.to(torch.bfloat16), None)
-        for parent, name in users:
-            child = getattr(parent, name)
-            if isinstance(child, nn.Linear):
-                bias = None if child.bias is None else child.bias.detach().to(arithmetic)
-                setattr(parent, name, PackedLinear(weight, scale, bias))
-            else:
-                setattr(parent, name, PackedEmbedding(weight, scale, arithmetic))
-        del whole, child  # freed before the next one is packed
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(arithmetic)
+    shared: dict[int, list[str]] = {}  # names by parameter
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shared.setdefault(id(parameter), []).append(name)
+    for names in shared.values():
+        put_packed(precision, model, names, attrgetter(names[0])(model).detach())
     return model

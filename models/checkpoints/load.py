@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES
@@ -44,6 +44,7 @@ from models.checkpoints.weights import (
 from models.config import VLMConfig
 
 T = TypeVar("T")
+Put = Callable[[nn.Module, Sequence[str], Tensor], None]
 
 HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
 # Keys of generation_config.json that are in the config, or about the file itself.
@@ -53,12 +54,21 @@ AUTO_DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS.values()}
 
 
+def put_parameter(model: nn.Module, names: Sequence[str], tensor: Tensor) -> None:
+    """Give a model a tensor as a parameter, under the names of all that share it."""
+    parameter = nn.Parameter(tensor)
+    for name in names:
+        owner, leaf = name.rsplit(".", 1)
+        setattr(model.get_submodule(owner), leaf, parameter)
+
+
 def load(
     cls: type[T],
     source: str | Path,
     revision: str | None = None,
     dtype: torch.dtype | str | None = "auto",
     device: torch.device | str | None = None,
+    put: Put = put_parameter,
 ) -> T:
     """A checkpoint as a model of class `cls` (`VisionLanguageModel`) in eval mode.
 
@@ -73,11 +83,12 @@ def load(
             bfloat16 on CUDA, elsewhere the stored one. "stored" is the config's own, float32 where it names
             none: for what is saved again.
         device: where the weights go; None is the CPU.
+        put: gives the model each tensor.
     """
-    return one_version(source, revision, lambda: _load(cls, source, revision, dtype, device))
+    return one_version(source, revision, lambda: _load(cls, source, revision, dtype, device, put))
 
 
-def _load(cls: Any, source, revision, dtype, device) -> Any:
+def _load(cls: Any, source, revision, dtype, device, put) -> Any:
     files = locate(source, revision, check=choose_family)  # no weights are fetched for nothing
     family = choose_family(files.config, files.source)
     device = resolve_device(device)
@@ -102,9 +113,10 @@ def _load(cls: Any, source, revision, dtype, device) -> Any:
     check_shapes(expected, stored_tensor, shapes_of(entries), family.IGNORABLE, files.source)
     with meta_init():
         model = cls(config)
-    fill(model, expected, stored_tensor, entries, dtype, device)
-    if tied:
-        model.language_model.lm_head.weight = model.language_model.embed_tokens.weight
+    # The tables first: what `put` makes of a tensor takes most beside it while little else is there.
+    names = sorted(expected, key=lambda name: name not in (EMBEDDING, HEAD))
+    ordered = {name: expected[name] for name in names}
+    fill(model, ordered, stored_tensor, entries, dtype, device, put, (HEAD,) if tied else ())
     model.origin = files.origin
     model.generation_config = {
         name: value for name, value in files.generation_config.items() if name not in _NOT_KEPT
@@ -172,14 +184,16 @@ def fill(
     entries: Mapping[str, Entry],
     dtype: torch.dtype,
     device: torch.device,
+    put: Put = put_parameter,
+    tied: tuple[str, ...] = (),
 ) -> None:
-    """Replace the (meta) parameters `names` of a module by stored tensors, one at a time."""
+    """Replace the (meta) parameters `names` of a module by stored tensors, one at a time. `tied` are names
+    that share the embedding."""
     try:
         for name, shape in names.items():
             place = stored_tensor(name)
             tensor = read_tensor(entries[place.name], shape, dtype, device, place.part, place.parts)
-            owner, leaf = name.rsplit(".", 1)
-            setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))
+            put(module, (name, *tied) if name == EMBEDDING else (name,), tensor)
     except (RuntimeError, MemoryError) as error:
         # On a CPU PyTorch raises a bare RuntimeError.
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
