@@ -190,7 +190,7 @@ class VisionLanguageModel(nn.Module):
         after it; None where places are slots. `parts` are those of all prompts, in order."""
         if not self.config.text.rope_sections:
             return None
-        sizes = iter([] if parts is None else [_size(part) for part in parts])
+        sizes = map(_size, () if parts is None else self.parts_of_rows(parts)[0])
         family = FAMILIES[self.config.family]
         return [family.places(self.config, ids.tolist(), sizes) for ids in prompts]
 

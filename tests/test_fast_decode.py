@@ -4,6 +4,7 @@ That its answers are those of the eager step is in test_generate.py.
 """
 
 import copy
+import random
 import threading
 import weakref
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from generation import kv_cache as kv
+from generation.decoding import prefill
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native import build
 from generation.fast.native.build import PanelLinear
@@ -34,6 +36,7 @@ SHAPES = {
     "four heads": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32},
     "no groups": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 10},
 }
+IMAGE_PLACES = {"rope_sections": (4, 5, 3), "rope_interleaved": True}  # of heads of 24
 
 
 def make_model(shape="grouped", tied=False, dtype=torch.float32, max_position_embeddings=512, **parts):
@@ -52,7 +55,7 @@ def make_model(shape="grouped", tied=False, dtype=torch.float32, max_position_em
 
 
 @torch.no_grad()
-def walk(step, language_model, rows, count, dtype=torch.float32, starts=None):
+def walk(step, language_model, rows, count, dtype=torch.float32, starts=None, offset=0):
     """Logits (count, B, V) of `count` steps; teacher-forced, so that both sides see the same tokens. Rows
     that start later find keys before them: without any, a wrong angle at all of a row's positions would not
     show."""
@@ -66,7 +69,7 @@ def walk(step, language_model, rows, count, dtype=torch.float32, starts=None):
     logits = []
     for _ in range(count):
         token = torch.randint(0, text.vocab_size, (rows, 1), generator=generator)
-        logits.append(step(token, cache, position).float().clone())
+        logits.append(step(token, cache, position, offset).float().clone())
         position = position + 1
     return torch.stack(logits), cache
 
@@ -120,36 +123,39 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
-def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision):
-    """Prompts of several passes, chunks across the lengths at which attention changes its chunks."""
-    lm = make_model(qk_norm=True).language_model
+@pytest.mark.parametrize(
+    ("precision", "offset"), [("float32", 0), ("float32", -7), ("bfloat16", 40), ("int8", 0)]
+)
+def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision, offset):
+    """Prompts of several passes, chunks across the lengths at which attention changes its chunks; with an
+    offset, rotary places of three axes in prompts."""
+    lm = make_model(qk_norm=True, **IMAGE_PLACES if offset else {}).language_model
+    places = (torch.arange(540) + offset).expand(3, 3, -1) if offset else None
     if precision != "float32":
         pack(lm, precision)
     step, text, lengths = NativeStep(lm), lm.config, (540, 3, 130)
     ids = torch.randint(0, text.vocab_size, (3, 540), generator=torch.Generator().manual_seed(0))
     empty = lambda rows: kv.allocate_for(text, rows, 640, torch.empty(0), lm.cache_dtype)
     cache = empty(1)
-    single = torch.stack([step(ids[:1, t : t + 1], cache, t)[0] for t in range(540)])
+    single = torch.stack([step(ids[:1, t : t + 1], cache, t, offset)[0] for t in range(540)])
     other = empty(1)
-    chunks = torch.cat([step.chunk(ids[:1, t : t + 9], other, t)[0] for t in range(0, 540, 9)])
+    chunks = torch.cat([step.chunk(ids[:1, t : t + 9], other, t, offset)[0] for t in range(0, 540, 9)])
     assert torch.equal(chunks, single)
     ragged = empty(3)
-    logits = step.prefill(lm.embed_tokens(ids), lengths, ragged)
+    logits = step.prefill(lm.embed_tokens(ids), lengths, ragged, 0, places)
     assert torch.equal(logits[0], single[-1])
     for own, layer, kept in zip(cache, ragged, other, strict=True):
         for name in ("key", "value"):
             assert torch.equal(own[name][0, :, :540], layer[name][0, :, :540])
             assert torch.equal(own[name][0, :, :540], kept[name][0, :, :540])
     for row in (1, 2):
-        alone = empty(1)
-        expected = step.prefill(
-            lm.embed_tokens(ids[row : row + 1, : lengths[row]]), lengths[row : row + 1], alone
-        )
+        own = ids[row : row + 1, : lengths[row]]
+        own_places = None if places is None else places[:, :1, : lengths[row]]
+        expected = step.prefill(lm.embed_tokens(own), lengths[row : row + 1], empty(1), 0, own_places)
         assert torch.equal(logits[row], expected[0])
     # On a prefix of its own in each row, too.
-    after = step.chunk(ids[:, :4], ragged, torch.tensor(lengths))
-    assert torch.equal(after[0], step.chunk(ids[:1, :4], other, 540)[0])
+    after = step.chunk(ids[:, :4], ragged, torch.tensor(lengths), torch.tensor([offset, 3, -3]))
+    assert torch.equal(after[0], step.chunk(ids[:1, :4], other, 540, offset)[0])
 
 
 def test_layers_of_unlike_lengths_are_refused():
@@ -161,13 +167,42 @@ def test_layers_of_unlike_lengths_are_refused():
         NativeStep(lm)(torch.tensor([[1]]), cache, 0)
 
 
-def test_native_rows_at_their_own_positions_and_in_views():
+@pytest.mark.parametrize("offset", [0, torch.tensor([-2, 30, 0])])
+def test_native_rows_at_their_own_positions_and_in_views(offset):
     lm = make_model(tied=True).language_model
-    expected, _ = walk(Step(lm), lm, 3, 60, starts=[0, 70, 9])
+    expected, _ = walk(Step(lm), lm, 3, 60, starts=[0, 70, 9], offset=offset)
     step = NativeStep(lm)
-    through_view = lambda ids, cache, at: step(ids, kv.view(cache, 132), at)
-    got, _ = walk(through_view, lm, 3, 60, starts=[0, 70, 9])
+    through_view = lambda ids, cache, *where: step(ids, kv.view(cache, 132), *where)
+    got, _ = walk(through_view, lm, 3, 60, starts=[0, 70, 9], offset=offset)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(8))
+def test_native_prompts_of_images_equal_eager(seed):
+    """Rotary places in three axes and DeepStack, cut anywhere, and then tokens at offsets of their own."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    shape = draw.choice(list(SHAPES))
+    half, rows = SHAPES[shape]["head_dim"] // 2, draw.randint(1, 4)
+    sections = (half - 2 * (half // 4), half // 4, half // 4)
+    lm = make_model(shape, qk_norm=seed % 2, rope_sections=sections, rope_interleaved=seed % 2).language_model
+    lengths = [draw.randint(2, 300) for _ in range(rows)]
+    longest, parts = max(lengths), 1 + draw.randint(1, 2) * (seed % 2)
+    x = torch.randn(rows, longest, 56 * parts, generator=generator)
+    places = torch.randint(0, longest, (3, rows, longest), generator=generator)
+    empty = lambda: kv.allocate_for(lm.config, rows, 320, torch.empty(0))
+    eager, native, whole, cut = Step(lm), NativeStep(copy.deepcopy(lm)), empty(), empty()
+    expected = eager.prefill(x, lengths, reference := empty(), 0, places)
+    got = native.prefill(x, lengths, whole, 0, places)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+    chunk = draw.randint(1, longest)
+    assert torch.equal(prefill(native, kv.Prompt(x, tuple(lengths), places), cut, chunk), got)
+    offsets = [draw.randint(-longest, 9) for _ in range(rows)]
+    ids = [[draw.randrange(211) for _ in range(draw.randint(1, 5))] for _ in range(rows)]
+    cases = (eager, reference), (native, whole), (native, cut)
+    for expected, got, other in zip(*(step.ragged(ids, cache, lengths, offsets) for step, cache in cases)):
+        torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+        assert torch.equal(got, other)
 
 
 def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
@@ -335,6 +370,7 @@ def test_weights_that_were_rounded_to_int8_are_not_saved(tmp_path):
 def test_native_refuses_what_would_lead_out_of_its_memory():
     lm = make_model().language_model
     step, cache = NativeStep(lm), kv.allocate_for(lm.config, 1, 8, torch.empty(0), torch.float32)
+    with_axes, both = NativeStep(make_model(**IMAGE_PLACES).language_model), kv.fork(cache, 0, 2, 8)
     one = torch.tensor([[5]])
     expected = step(one, cache, 0)
     assert torch.equal(step(one.int(), cache, 0), expected)
@@ -342,6 +378,10 @@ def test_native_refuses_what_would_lead_out_of_its_memory():
                   lambda: step(one, cache, 8), lambda: step(one, cache, -1),
                   lambda: step(one.expand(2, 1), cache, 0),
                   lambda: step.prefill(torch.zeros(1, 4, 40), [4], cache),
-                  lambda: step.prefill(torch.zeros(1, 4, 56), [0], cache)):  # fmt: skip
+                  lambda: step.prefill(torch.zeros(1, 4, 56), [0], cache),
+                  lambda: step.prefill(torch.zeros(1, 4, 0), [4], cache),
+                  lambda: step.prefill(torch.zeros(1, 4, 56), [4], cache, 0, torch.zeros(3, 1, 4)),
+                  lambda: with_axes.prefill(torch.zeros(1, 4, 56), [4], cache, 0, torch.zeros(3, 1, 3)),
+                  lambda: step.ragged([[5], [5]], both, [0, 0], [1])):  # fmt: skip
         with pytest.raises(ValueError):
             wrong()

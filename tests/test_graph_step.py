@@ -26,7 +26,7 @@ from inference.checkpoint import Fast, fast_step
 from models.checkpoints.load import meta_init
 from models.language_model import LanguageModel
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, stops_for
-from tests.invariants import run_all, session_holds
+from tests.invariants import MODELS, run_all, session_holds
 from tests.prompts import NO_STOP, inputs_of, some_rows, tiny_vlm, words
 from tests.test_speculation import Guess, offer
 
@@ -53,9 +53,9 @@ def small_and_taped(monkeypatch):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("count", [4])
-def test_tokens_are_those_of_the_eager_step(vlm, count, sampling):
-    inputs, options = batch(count), {"max_new_tokens": 40, **sampling}
+@pytest.mark.parametrize("model", ["placeholder", "Qwen3-VL"])
+def test_tokens_are_those_of_the_eager_step(model, sampling):
+    vlm, inputs, options = tiny_vlm(**MODELS[model]), batch(4), {"max_new_tokens": 40, **sampling}
     step = GraphStep(vlm.language_model)
     assert_as_eager(vlm, step, inputs, **NO_STOP, **options)  # crosses two buckets
     assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
@@ -150,7 +150,8 @@ def test_graphs_serve_the_next_answer_where_the_cache_is_kept(vlm, kept, monkeyp
 
 
 @torch.no_grad()
-def test_a_caller_s_choice_is_recorded_with_the_step(vlm):
+@pytest.mark.parametrize("offsets", [None, torch.tensor([2, -3])])
+def test_a_caller_s_choice_is_recorded_with_the_step(vlm, offsets):
     """Rows of different lengths in a view of the cache: one recording, which changes nothing by itself."""
     lm, step = vlm.language_model, GraphStep(vlm.language_model)
     assert step.records
@@ -165,11 +166,11 @@ def test_a_caller_s_choice_is_recorded_with_the_step(vlm):
         positions.add_(1)
 
     for number in range(6):
-        replay = step.bind(token, view, positions, choose, [token, positions, total], ("greedy",))
+        replay = step.bind(token, view, positions, choose, [token, positions, total], ("greedy",), offsets)
         place = torch.tensor([number, 7 + number])
         assert torch.equal(positions, place) and torch.equal(token, expected_token)
         replay()
-        logits = Step(lm)(expected_token, expected_view, place)
+        logits = Step(lm)(expected_token, expected_view, place, 0 if offsets is None else offsets)
         expected_token, expected_total = logits.argmax(-1, keepdim=True), expected_total + logits.amax(-1)
     assert torch.equal(token, expected_token) and len(made) == 1
     torch.testing.assert_close(total, expected_total)

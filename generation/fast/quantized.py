@@ -78,7 +78,8 @@ class PackedEmbedding(nn.Module):
 def put_packed(precision: str, model: nn.Module, names: Sequence[str], tensor: Tensor) -> None:
     """Give a model a tensor: as `pack` has it, under the names of all that share it. With int8 a checkpoint
     is opened in the memory that it takes afterwards (`models.checkpoints.load.load`)."""
-    arithmetic, packed = _ARITHMETIC[tensor.device.type], None
+    arithmetic = _ARITHMETIC[tensor.device.type]
+    packed: tuple[Tensor, Tensor | None] | None = None
     for name in names:
         path, _, leaf = name.rpartition(".")
         above, _, own = path.rpartition(".")

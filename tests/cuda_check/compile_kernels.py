@@ -45,7 +45,12 @@ SHAPES = {
     "SmolVLM-2.2B": text(2048, 8192, 32, 32, 64, 49_280),
     "Idefics3-8B": text(4096, 14_336, 32, 8, 128, 128_259),
     "biases": text(896, 4864, 14, 2, 64, 151_936, attention_bias=True, mlp_bias=True),
-    "norms": text(1024, 3072, 16, 8, 128, 151_936, attention_bias=True, qkv_bias_only=True, qk_norm=True),
+    "Qwen2.5-VL-3B": text(
+        2048, 11_008, 16, 2, 128, 151_936, attention_bias=True, qkv_bias_only=True, rope_sections=(16, 24, 24)
+    ),
+    "Qwen3-VL-2B": text(
+        2048, 6144, 16, 8, 128, 151_936, qk_norm=True, rope_sections=(24, 20, 20), rope_interleaved=True
+    ),
 }
 
 
@@ -77,7 +82,7 @@ def launches(model: LanguageModel, rows: int, programs: int) -> dict:
         step = decoder.TritonDecoder(model, programs)
         cache = kv.allocate_for(model.config, rows, 4096, model.norm.weight, model.cache_dtype)
         ids = torch.zeros(rows, 1, dtype=torch.int64, device="meta")
-        step(ids, cache, ids[:, 0])
+        step(ids, cache, ids[:, 0], ids[:, 0] if model.config.rope_sections else None)
     finally:
         JITFunction.run, decoder.unsupported = original, checked
     return found

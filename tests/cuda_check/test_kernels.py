@@ -35,6 +35,7 @@ SHAPES = {
     "biases": {"attention_bias": True, "mlp_bias": True},
     "biases of queries, keys and values": {"attention_bias": True, "qkv_bias_only": True},
     "norms of queries and keys": {"qk_norm": True},
+    "places of images": {"rope_sections": (4, 2, 2), "rope_interleaved": True},
     "llama3 positions": {"rope_scaling": RopeScaling(factor=8.0, original_max_position_embeddings=64)},
 }
 
@@ -89,12 +90,13 @@ def cache_of(model: LanguageModel, rows: int, capacity: int, filled: bool = True
     return cache
 
 
-def eager(model: LanguageModel, token, cache: kv.KVCache, position) -> torch.Tensor:
+def eager(model: LanguageModel, token, cache: kv.KVCache, position, offsets=None) -> torch.Tensor:
     """(B, V) of the ordinary step: row by row, as each would be alone."""
     logits = []
     for row, start in enumerate(position.tolist()):
         own = [{name: tensor[row : row + 1] for name, tensor in layer.items()} for layer in cache]
-        hidden, _ = model(model.embed_tokens(token[row : row + 1]), kv_cache=own, start_pos=start)
+        x, offset = model.embed_tokens(token[row : row + 1]), 0 if offsets is None else int(offsets[row])
+        hidden, _ = model(x, kv_cache=own, start_pos=start, offset=offset)
         logits.append(model.logits(hidden[:, -1]))
     return torch.cat(logits)
 
@@ -106,9 +108,10 @@ def run(model, position: list[int], capacity: int, programs: int = 7, filled=Tru
     at = torch.tensor(position)
     mine = cache_of(model, rows, capacity, filled)
     theirs = copy.deepcopy(mine)
+    offsets = 3 - 5 * torch.arange(rows) if model.config.rope_sections else None
     decoder = TritonDecoder(model, programs)
-    logits = decoder(token, mine, at).clone()
-    return logits, mine, eager(model, token, theirs, at), theirs
+    logits = decoder(token, mine, at, offsets).clone()
+    return logits, mine, eager(model, token, theirs, at, offsets), theirs
 
 
 def assert_same(model, position: list[int], capacity: int, tolerance: float = 2e-5, **how) -> None:

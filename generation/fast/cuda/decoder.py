@@ -151,7 +151,9 @@ class TritonDecoder:
         fitting = min(self._programs // (rows * self._kv), 8192 // (self._lines * self._width), 64)
         return 1 << max(fitting, 1).bit_length() - 1
 
-    def __call__(self, token: Tensor, kv_cache: KVCache, position: Tensor) -> Tensor:
+    def __call__(
+        self, token: Tensor, kv_cache: KVCache, position: Tensor, offset: Tensor | None = None
+    ) -> Tensor:
         """Logits (B, V) in the type of the activations, in a buffer that the next call overwrites.
 
         Args:
@@ -159,6 +161,7 @@ class TritonDecoder:
             kv_cache: {"key", "value"} (B, H_kv, S, D_h) for each layer, which gains a position in each row.
                 Its layers are laid out alike, and positions lie side by side.
             position: (B,) int64, on the device. A row past the end of the cache writes nothing.
+            offset: (B,) int64, on the device: what is added to it for rotary places; None for nothing.
 
         Nothing is read back, and a CUDA graph of it serves every position in the same cache.
         """
@@ -169,10 +172,12 @@ class TritonDecoder:
             raise ValueError(f"kv_cache: expected layers alike, strides {strides}, got others")
         device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
         with device:
-            self._launch(token, kv_cache, position, rows)
+            self._launch(token, kv_cache, position, offset, rows)
         return self._logits[:rows]
 
-    def _launch(self, token: Tensor, kv_cache: KVCache, position: Tensor, rows: int) -> None:
+    def _launch(
+        self, token: Tensor, kv_cache: KVCache, position: Tensor, offset: Tensor | None, rows: int
+    ) -> None:
         S, config, eps = self.sizes(rows), self.model.config, self.model.config.rms_norm_eps
         splits, warps = self._splits(rows), {"num_warps": 8 if rows == 1 else 4}
         x, qkv, attended, h = self._x, self._qkv, self._attended, self._h
@@ -184,7 +189,7 @@ class TritonDecoder:
             return (min(-(-height // block), most, MOST_PROGRAMS),)
 
         kernels.begin[(rows,)](
-            *self._inputs(token, position),
+            *self._inputs(token, position, offset),
             x,
             self._cos,
             self._sin,
@@ -226,11 +231,11 @@ class TritonDecoder:
             **(warps | registers),
         )
 
-    def _inputs(self, token: Tensor, position: Tensor) -> tuple[Tensor, ...]:
+    def _inputs(self, token: Tensor, position: Tensor, offset: Tensor | None) -> tuple[Tensor | None, ...]:
         table = self.model.embed_tokens
         scale = getattr(table, "scale", None)
         scale = self._cos if scale is None else scale  # not read
-        return token, position, table.weight.detach(), scale, self.model.inv_freq(self._device)
+        return token, position, offset, table.weight.detach(), scale, self.model.inv_freq(self._device)
 
     def _outputs(self) -> tuple[Tensor, ...]:
         last = self.model.lm_head

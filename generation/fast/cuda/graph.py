@@ -226,7 +226,7 @@ class GraphStep(Step):
         self.static = StaticCache(model.config, int(STATIC_SHARE * weights * model.cache_dtype.itemsize))
         self._triton: TritonDecoder | None = None
         self._reasons: dict[int, str | None] = {}  # of `no_triton`, by the number of rows
-        self._buffers: tuple[Tensor, Tensor, Tensor] | None = None  # token ids, positions, logits
+        self._buffers: tuple[Tensor, ...] | None = None  # token ids, positions, offsets, logits
         self._last: tuple | None = None  # batch, cache and weights of the last call
 
     def decoder(self, rows: int) -> TritonDecoder | None:
@@ -268,14 +268,14 @@ class GraphStep(Step):
         self._check_weights()
         self.static.adopt(kv_cache, filled, needed)
 
-    def _decode(self, token: Tensor, cache: KVCache, position: Tensor) -> Tensor:
+    def _decode(self, token: Tensor, cache: KVCache, position: Tensor, offset: Tensor | None) -> Tensor:
         """(B, 1) ids at (B,) positions -> (B, V) logits; the eager step reads all of the cache."""
         if (decoder := self.decoder(len(token))) is not None:
-            return decoder(token, cache, position)
+            return decoder(token, cache, position, offset)
         # Flash attention takes no mask, and cuDNN plans its kernels anew for each length.
         kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
         with sdpa_kernel(kernels) if self._device.type == "cuda" else nullcontext():
-            return self.chunk(token, cache, position)[:, -1]
+            return self.chunk(token, cache, position, 0 if offset is None else offset)[:, -1]
 
     def _read(self, rows: int, kv_cache: KVCache, longest: int | None = None) -> int:
         """Positions that a recording for some rows reads at most: the bucket of the `longest`, or all of a
@@ -306,27 +306,26 @@ class GraphStep(Step):
             self.graphs.clear()  # they are bound to the old buffers
             self._buffers = (
                 torch.zeros(batch, 1, dtype=torch.int64, device=self._device),
-                torch.zeros(batch, dtype=torch.int64, device=self._device),
+                *(torch.zeros(batch, dtype=torch.int64, device=self._device) for _ in range(2)),
                 model.norm.weight.new_zeros(batch, model.config.vocab_size),
             )
-        token, position, logits = (buffer[:batch] for buffer in self._buffers)
-        token.copy_(token_ids)
-        if isinstance(start_pos, int):
-            position.fill_(start_pos)
-            kv_len = self._read(batch, kv_cache, start_pos + 1)
-        else:
-            position.copy_(start_pos)
-            kv_len = self._read(batch, kv_cache)
+        token, position, offsets, logits = (buffer[:batch] for buffer in self._buffers)
+        token[:], position[:] = token_ids, start_pos
+        kv_len = self._read(batch, kv_cache, start_pos + 1 if isinstance(start_pos, int) else None)
+        own = None
+        if isinstance(offset, Tensor) or offset:
+            own, offsets[:] = offsets, offset
 
         def make() -> Callable[[], None]:
             cache = fixed(kv_cache, kv_len)
 
             def step() -> None:
-                logits.copy_(self._decode(token, cache, position))
+                logits.copy_(self._decode(token, cache, position, own))
 
             return step
 
-        self.graphs.get((batch, places, kv_len), (batch, kv_len), make, [])()
+        kind = batch, kv_len, own is None
+        self.graphs.get((places, *kind), kind, make, [])()
         return logits.clone()
 
     @torch.no_grad()
@@ -346,10 +345,11 @@ class GraphStep(Step):
 
         def make() -> Callable[[], None]:
             cache = fixed(kv_cache, kv_len)
-            return lambda: choose(self._decode(token, cache, positions))
+            return lambda: choose(self._decode(token, cache, positions, offsets))
 
-        buffers = token.data_ptr(), positions.data_ptr(), buffer_addresses(kv_cache), len(token), kv_len
-        return self.graphs.get((key, buffers), (len(token), kv_len, key), make, state)
+        read = [tensor.data_ptr() for tensor in (token, positions, offsets) if tensor is not None]
+        buffers = *read, buffer_addresses(kv_cache), len(token), kv_len
+        return self.graphs.get((key, buffers), (len(token), kv_len, key, len(read)), make, state)
 
 
 def fixed(kv_cache: KVCache, length: int) -> KVCache:

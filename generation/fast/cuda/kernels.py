@@ -182,10 +182,11 @@ def row_numbers(S: tl.constexpr):
 
 @triton.jit
 def begin(
-    token, position, table, scale, frequencies, x, cos, sin, count,
+    token, position, offset, table, scale, frequencies, x, cos, sin, count,
     S: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """x (count, D): embeddings of `token`; cos and sin (count, HD / 2) of `position`, both (count,) int64."""
+    """x (count, D): embeddings of `token`; cos and sin (count, HD / 2) of `position`, plus `offset` where it
+    is not None: (count,) int64."""
     for row in range(tl.program_id(0), count, tl.num_programs(0)):
         chosen = tl.load(token + row)
         columns = tl.arange(0, BK)
@@ -195,7 +196,10 @@ def begin(
             read = read * tl.load(scale + chosen)
         tl.store(x + row * S.D + columns, read.to(S.DT), mask=here)
         pair = tl.arange(0, HALF)
-        angle = tl.load(position + row).to(tl.float32) * tl.load(frequencies + pair)
+        place = tl.load(position + row)
+        if offset is not None:
+            place += tl.load(offset + row)
+        angle = place.to(tl.float32) * tl.load(frequencies + pair)
         tl.store(cos + row * HALF + pair, tl.cos(angle).to(S.DT))
         tl.store(sin + row * HALF + pair, tl.sin(angle).to(S.DT))
 

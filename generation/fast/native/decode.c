@@ -23,6 +23,7 @@ typedef struct {
     Matrix embedding, head;
     const float *final_norm;
     const float *inv_freq; /* (D_h / 2,) */
+    const int64_t *axis;   /* (D_h / 2,): which of a token's three places each frequency turns by */
     Layer *layer;
 } Model;
 
@@ -30,9 +31,12 @@ typedef struct {
 typedef struct {
     int64_t count;
     const int64_t *id;       /* (T,), or NULL: then their embeddings are given */
-    const float *embedding;  /* (T, D) */
+    int64_t deep;            /* how many layers, from the first on, are followed by a part of the embeddings */
+    const float *embedding;  /* (T, (1 + deep) * D) */
     const int64_t *row;      /* (T,) in the cache */
-    const int64_t *position; /* (T,) */
+    const int64_t *position; /* (T,) in the row */
+    int64_t axes;            /* 3 or 1 */
+    const int64_t *place;    /* (T, axes): what keys and queries are rotated by */
     int64_t outputs;
     const int64_t *output;   /* (outputs,): the tokens whose logits are wanted */
 } Tokens;
@@ -196,10 +200,15 @@ static __attribute__((noinline)) void gated(float *gate, const float *up, int64_
     for (int64_t i = from; i < to; i++) gate[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
 }
 
+/* What is given of token i: its embedding, and then what is added after each of the first layers. */
+static inline const float *given(const Model *m, const Tokens *t, int64_t i, int64_t part) {
+    return t->embedding + (i * (1 + t->deep) + part) * m->width;
+}
+
 /* The hidden state that token i begins with. */
 static void begin_token(const Model *m, const Tokens *t, int64_t i, float *x) {
     if (t->id) embed(m->embedding, t->id[i], x + i * m->width);
-    else memcpy(x + i * m->width, t->embedding + i * m->width, m->width * sizeof(float));
+    else memcpy(x + i * m->width, given(m, t, i, 0), m->width * sizeof(float));
 }
 
 /* What each thread does of a pass. With few tokens every one has hidden states and inputs of its own, and makes all of
@@ -218,7 +227,7 @@ static void forward(const Model *m, const Tokens *t, const Scratch *s, int64_t c
     #define TOGETHER if (!alone) { REGROUP }
     for (int64_t i; (i = next_unit(me, n)) >= 0;) {
         for (int64_t j = 0; j < dim / 2; j++) {
-            float angle = (float)t->position[i] * m->inv_freq[j];
+            float angle = (float)t->place[i * t->axes + (t->axes > 1 ? m->axis[j] : 0)] * m->inv_freq[j];
             s->cosine[i * dim / 2 + j] = cosf(angle);
             s->sine[i * dim / 2 + j] = sinf(angle);
         }
@@ -271,6 +280,8 @@ static void forward(const Model *m, const Tokens *t, const Scratch *s, int64_t c
         product(layer->down, in, (Output){s->added, width, 0}, me);
         REGROUP
         for (int64_t i = mine * width; i < end * width; i++) x[i] += s->added[i];
+        for (int64_t i = mine; l < t->deep && i < end; i++)
+            for (int64_t j = 0; j < width; j++) x[i * width + j] += given(m, t, i, l + 1)[j];
     }
     TOGETHER
     if (t->outputs) { /* at most as many as tokens */

@@ -69,8 +69,8 @@ DECODER = Network(
         "rope_scaling.original_max_position_embeddings": ANY,
         "hidden_act": ("silu",),
         **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias_only", "qk_norm"), (False, True)),
-        "rope_sections": ((),),
-        "rope_interleaved": (False,),
+        "rope_sections": ANY,
+        "rope_interleaved": (False, True),
     },
     eps="rms_norm_eps",
 )
@@ -92,6 +92,7 @@ class _Model(ctypes.Structure):
         ("head", Matrix),
         ("final_norm", _POINTER),
         ("inv_freq", _POINTER),
+        ("axis", _POINTER),
         ("layer", ctypes.POINTER(_Layer)),
     )
 
@@ -100,8 +101,11 @@ class _Tokens(ctypes.Structure):
     _fields_ = (
         ("count", _LONG),
         ("id", ctypes.POINTER(_LONG)),
+        ("deep", _LONG),
         ("embedding", _POINTER),
         *((name, ctypes.POINTER(_LONG)) for name in ("row", "position")),
+        ("axes", _LONG),
+        ("place", ctypes.POINTER(_LONG)),
         ("outputs", _LONG),
         ("output", ctypes.POINTER(_LONG)),
     )
@@ -111,11 +115,16 @@ def _longs(numbers: Sequence[int]) -> ctypes.Array:
     return (_LONG * len(numbers))(*numbers)
 
 
-def _starts(start_pos: int | Tensor, rows: int) -> list[int]:
-    """Where each row's tokens begin."""
-    if isinstance(start_pos, int):
-        return [start_pos] * rows
-    return start_pos.expand(rows).tolist()
+def _each(number: int | Tensor, rows: int) -> list[int]:
+    """A start or an offset of each row."""
+    if isinstance(number, int):
+        return [number] * rows
+    return number.expand(rows).tolist()
+
+
+def _positions(lengths: Sequence[int], starts: Sequence[int]) -> list[int]:
+    """Of all tokens, row by row."""
+    return [start + step for start, length in zip(starts, lengths) for step in range(length)]
 
 
 def _declare(opened: ctypes.CDLL) -> None:
@@ -173,6 +182,9 @@ class NativeStep(Step):
             if layer.self_attn.q_norm and layer.self_attn.k_norm:
                 slot.q_norm = self._float(layer.self_attn.q_norm.weight)
                 slot.k_norm = self._float(layer.self_attn.k_norm.weight)
+        self._axis: Tensor | None = None  # (D_h / 2,): which of three places each frequency turns by
+        if config.rope_sections:
+            self._axis = model.turns(torch.arange(3)[:, None, None]).contiguous()
         self._description = _Model(
             layers=config.num_hidden_layers,
             width=config.hidden_size,
@@ -186,6 +198,7 @@ class NativeStep(Step):
             head=self._matrix(model.lm_head),
             final_norm=self._float(model.norm.weight),
             inv_freq=self._float(model.inv_freq(torch.device("cpu"))),
+            axis=None if self._axis is None else self._axis.data_ptr(),
             layer=self._layers,
         )
         self._scratch = torch.empty(0)
@@ -215,7 +228,10 @@ class NativeStep(Step):
         ids = token_ids.reshape(-1).tolist()
         logits = torch.empty(batch * length, self._vocab)
         lengths, wanted = [length] * batch, range(batch * length)
-        self._run(ids, lengths, _starts(start_pos, batch), wanted, kv_cache, logits)
+        starts, places = _each(start_pos, batch), None
+        if isinstance(offset, Tensor) or offset:
+            places = _positions(lengths, _each(start_pos + offset, batch))
+        self._run(ids, lengths, starts, wanted, kv_cache, logits, places)
         return logits.view(batch, length, self._vocab)
 
     def ragged(
@@ -228,7 +244,8 @@ class NativeStep(Step):
         """Nothing is padded here."""
         lengths = list(map(len, token_ids))
         logits, ids = torch.empty(sum(lengths), self._vocab), [one for own in token_ids for one in own]
-        self._run(ids, lengths, list(starts), range(len(ids)), kv_cache, logits)
+        places = _positions(lengths, [sum(pair) for pair in zip(starts, offsets, strict=True)])
+        self._run(ids, lengths, list(starts), range(len(ids)), kv_cache, logits, places)
         return list(logits.split(lengths))
 
     def prefill(
@@ -239,21 +256,24 @@ class NativeStep(Step):
         start_pos: int | Tensor = 0,
         places: Tensor | None = None,
     ) -> Tensor:
-        """(B, L, D) embeddings, of which each row's first `lengths` are real -> (B, V) float32 logits of its
-        last. The cache gains `lengths` positions in each row.
-        """
-        if min(lengths) < 1 or max(lengths) > embeddings.shape[1]:
-            raise ValueError(
-                f"lengths: expected 1 to {embeddings.shape[1]} for each row, got {list(lengths)}"
-            )
-        if embeddings.shape[2] != self._description.width:
-            raise ValueError(
-                f"embeddings: expected width {self._description.width}, got {embeddings.shape[2]}"
-            )
-        x = torch.cat([row[:length] for row, length in zip(embeddings.float(), lengths)])  # (tokens, D)
-        logits = torch.empty(len(lengths), self._vocab)
-        wanted = [end - 1 for end in accumulate(lengths)]
-        self._run(x.contiguous(), lengths, _starts(start_pos, len(lengths)), wanted, kv_cache, logits)
+        """See `Step`: logits are float32."""
+        batch, longest, width = len(lengths), *embeddings.shape[1:]
+        if min(lengths) < 1 or max(lengths) > longest:
+            raise ValueError(f"lengths: expected 1 to {longest} for each row, got {list(lengths)}")
+        if not width or width % self._description.width:
+            raise ValueError(f"embeddings: expected width {self._description.width}, got {width}")
+        if places is not None and (self._axis is None or places.shape != (3, batch, longest)):
+            expected = "None for this model" if self._axis is None else (3, batch, longest)
+            raise ValueError(f"places: expected {expected}, got {tuple(places.shape)}")
+
+        def real(rows: Tensor) -> Tensor:
+            """(B, L, n) -> (T, n): all but padding."""
+            return torch.cat([row[:length] for row, length in zip(rows, lengths)]).contiguous()
+
+        turned_by = None if places is None else real(places.permute(1, 2, 0)).flatten().tolist()
+        logits = torch.empty(batch, self._vocab)
+        wanted, starts = [end - 1 for end in accumulate(lengths)], _each(start_pos, batch)
+        self._run(real(embeddings.float()), lengths, starts, wanted, kv_cache, logits, turned_by)
         return logits
 
     def _run(
@@ -264,10 +284,12 @@ class NativeStep(Step):
         wanted: Sequence[int],
         kv_cache: KVCache,
         logits: Tensor,
+        places: list[int] | None,
     ) -> None:
-        """Tokens, T ids or embeddings (T, D): of each of the cache's rows so many, from a position on. The
-        logits of those `wanted`, in order, go to logits (n, V). Lists, because a tensor's every operation
-        takes as long as a small model's layer."""
+        """Tokens, T ids or embeddings (T, (1 + n) · D): of each of the cache's rows so many, from a position
+        on. The logits of those `wanted`, in order, go to logits (n, V). `places`: one or three of each token,
+        where they are rotated by other numbers than their positions. Lists, because a tensor's every
+        operation takes as long as a small model's layer."""
         held = geometry(kv_cache)
         capacity, strides = held.capacity, held.strides
         head_stride = strides[1] // held.head_dim
@@ -283,7 +305,8 @@ class NativeStep(Step):
             raise ValueError(f"kv_cache: expected {len(lengths)} rows, got {held.rows}")
         library = load_step(self._weight_bits, BITS[held.dtype])
         rows = [row for row, length in enumerate(lengths) for _ in range(length)]
-        positions = [start + step for start, length in zip(starts, lengths) for step in range(length)]
+        positions = _positions(lengths, starts)
+        axes = 1 if places is None else len(places) // len(rows)
         with self._turns:
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
@@ -296,13 +319,19 @@ class NativeStep(Step):
                 end = min(first + MOST_TOKENS, len(rows))
                 here = [token - first for token in wanted if first <= token < end]
                 given, kind = tokens[first:end], "embedding" if isinstance(tokens, Tensor) else "id"
-                integers = {"row": rows[first:end], "position": positions[first:end], "output": here}
+                at = _longs(positions[first:end])
                 part = _Tokens(
                     count=end - first,
+                    row=_longs(rows[first:end]),
+                    position=at,
+                    axes=axes,
+                    place=at if places is None else _longs(places[first * axes : end * axes]),
                     outputs=len(here),
-                    **{name: _longs(numbers) for name, numbers in integers.items()},
+                    output=_longs(here),
                     **{kind: given.data_ptr() if isinstance(given, Tensor) else _longs(given)},
                 )
+                if isinstance(given, Tensor):
+                    part.deep = given.shape[1] // self._description.width - 1
                 to = logits[done:].data_ptr()
                 make_pass(self._paces, part.count, partial(self._pass, library, part, head_stride, to))
                 done += len(here)
