@@ -195,9 +195,18 @@ SAMPLINGS = {
         "temperature": 1.1, "repetition_penalty": 1.4, "seed": 7, "num_return_sequences": 2
     },
 }  # fmt: skip
-# Every sampling for one model, and the one that needs most for the others.
-CASES = [("placeholder", sampling) for sampling in SAMPLINGS]
-CASES += [(model, "two answers, penalty") for model in MODELS if model != "placeholder"]
+# Every way with every sampling for one model; for the others, those that a model can differ in, with the
+# sampling that needs most.
+CASES = [(entrance, "placeholder", sampling) for entrance in ENTRANCES for sampling in SAMPLINGS]
+CASES += [
+    (entrance, model, "two answers, penalty")
+    for entrance in (
+        *("cached", "left padding", "session", "three slots", "graph slots", "native padded"),
+        *("chunks native padded", "lookup native slots", "kept session"),
+    )
+    for model in MODELS
+    if model != "placeholder"
+]
 
 
 @cache

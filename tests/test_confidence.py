@@ -56,8 +56,13 @@ def assert_told(reports: list, ids: list[int], expected: torch.Tensor, free: lis
         assert len(report.top) == 2 * asked
 
 
-@pytest.mark.parametrize("sampling", invariants.SAMPLINGS)
-@pytest.mark.parametrize("entrance", ["recomputed", *invariants.ENTRANCES])
+@pytest.mark.parametrize(
+    ("entrance", "sampling"),
+    [
+        *((entrance, "sampled") for entrance in invariants.ENTRANCES),
+        *((entrance, "two answers, penalty") for entrance in ("recomputed", "three slots", "graph session")),
+    ],
+)
 def test_every_way_to_an_answer_tells_how_likely_it_is(entrance, sampling):
     """An answer's end does not count, but for one that is nothing else."""
     vlm, rows, options, ids = invariants.case("placeholder", sampling)

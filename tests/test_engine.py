@@ -47,7 +47,7 @@ from web.models import Models
 
 FOLDER = str(ROOT / "checkpoints/ocelli-shapes")
 IMAGES = [(ROOT / "assets" / name).read_bytes() for name in ("example.png", "three.png", "cup.png")]
-MANY = 16  # requests at a time
+MANY = 9  # requests at a time
 QUESTIONS = ("What colour is the star?", "Describe the picture.", "How many shapes are there?")
 
 

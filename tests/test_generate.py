@@ -24,8 +24,7 @@ def vlm():
     return tiny_vlm()
 
 
-@pytest.mark.parametrize(("model", "sampling"), invariants.CASES)
-@pytest.mark.parametrize("entrance", invariants.ENTRANCES)
+@pytest.mark.parametrize(("entrance", "model", "sampling"), invariants.CASES)
 def test_every_way_to_an_answer_gives_the_same_tokens(entrance, model, sampling):
     vlm, rows, options, expected = invariants.case(model, sampling)
     assert invariants.answers(vlm, entrance, rows, **options) == expected

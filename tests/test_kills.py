@@ -12,9 +12,9 @@ from tests.soak.kills import kill_answers, kill_saving
 
 @pytest.mark.parametrize(
     "part",
-    [*(partial(kill_answers, command, images=6) for command in ("evaluation", "batch")), kill_saving],
+    [*(partial(kill_answers, command, images=3) for command in ("evaluation", "batch")), kill_saving],
     ids=["evaluation", "batch", "saving"],
 )
 def test_nothing_is_lost_and_nothing_twice(part, tmp_path):
-    outcome = part(tmp_path, kills=3)
-    assert outcome.killed == 3 and outcome.as_never_killed, outcome
+    outcome = part(tmp_path, kills=2)
+    assert outcome.killed == 2 and outcome.as_never_killed, outcome

@@ -46,9 +46,17 @@ def serve(scheduler: Scheduler, requests: list[Request], arrivals: list[int] | N
     return outputs
 
 
-@pytest.mark.parametrize("kind", [None, NativeStep, GraphStep])
-@pytest.mark.parametrize("chunk", [None, 7])
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "chunk", "lag"),
+    [
+        (None, None, 0),
+        (None, 7, 1),
+        (NativeStep, 7, 0),
+        (NativeStep, None, 1),
+        (GraphStep, None, 0),
+        (GraphStep, 7, 1),
+    ],
+)
 def test_every_request_as_alone_whenever_it_comes(vlm, chunk, lag, kind):
     step = None if kind is None else fast_step(vlm, kind)
     rng = random.Random(f"arrivals:{chunk}")  # None would be another run each time
@@ -115,8 +123,7 @@ def test_what_is_still_computed_is_waited_for_and_shared(vlm):
     assert_as_alone(vlm, requests, outputs)
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("chunk", [None, 6])
+@pytest.mark.parametrize(("chunk", "lag"), [(None, 1), (6, 0)])
 def test_cancelled_at_any_step_the_others_go_on(vlm, chunk, lag):
     requests = uneven()
     for when in (0, 5, 11, 17):

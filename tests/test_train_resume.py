@@ -57,7 +57,7 @@ def no_file_beyond(room: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.parametrize(("style", "kills"), [("map", 2), ("streaming", 1), ("ranks", 1)])
+@pytest.mark.parametrize(("style", "kills"), [("map", 2), ("streaming", 1)])
 def test_killed_at_random_moments(folder, style, kills):
     """`python -m tests.soak.kills` does it oftener."""
     outcome = kill_training(folder, kills=kills, style=style)
