@@ -1,7 +1,7 @@
 """Boxes and points in the text of answers, in the six forms that models write them in; rows with boxes as
 questions and answers in these forms; and images that are flipped, cut and shrunk together with their boxes.
 
-    form = COORDINATES["qwen3-vl"]
+    form = processor.form((640, 480))                         # the model's own, or COORDINATES["qwen3-vl"]
     text = form.write([Box("star", (10, 20, 60, 80))], (640, 480))  # [{"bbox_2d": [16, 42, 94, 167], ...}]
     found = form.read(text, (640, 480))
     found.boxes, found.points, found.malformed
@@ -10,7 +10,7 @@ questions and answers in these forms; and images that are flipped, cut and shrun
 | form | a box | a point | step |
 |---|---|---|---|
 | `qwen3-vl` | {"bbox_2d": [x1, y1, x2, y2], "label": ...} | {"point_2d": [x, y], "label": ...} | 1/1000 |
-| `qwen2.5-vl` | the same | the same | a pixel of the resized image |
+| `qwen2.5-vl` | the same | the same | a pixel of the image as the model sees it |
 | `paligemma` | <locY1><locX1><locY2><locX2> label, `;` between several | none | 1/1024 |
 | `doctags` | <text><loc_X1><loc_Y1><loc_X2><loc_Y2>label</text> | none | 1/500 |
 | `molmo` | none | <point x= y= alt=>, <points x1= y1= ... alt=>, in percent | 1/1000 |
@@ -122,6 +122,10 @@ class CoordinateForm(ABC):
         can = {"detect": self.detect, "point": self.point, "describe": self.detect}
         return replace(self, **{key: prompts[key] for key in can if can[key] and prompts.get(key)})
 
+    def on(self, seen: Size) -> CoordinateForm:
+        """This form for an image that the model sees in the size `seen`, where its numbers depend on that."""
+        return self
+
     @abstractmethod
     def write(self, things: Sequence[Box | Point], size: Size) -> str:
         """Boxes or points of an image of `size` as text, `ABSENT` for none. ValueError where the form cannot
@@ -194,6 +198,7 @@ def _shown(text: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------- JSON
+_LABELS = ("label", "text_content")  # the second is a text that was read
 _LIST_BEGINS = re.compile(r"\[\s*\Z")
 _OBJECT = re.compile(r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')  # around no other
 _OBJECT_BEGINS = re.compile(r'\{\s*(?:"([^"]*)("?))?')
@@ -206,11 +211,15 @@ class _Json(CoordinateForm):
     """Objects with coordinates under a key, in a list or alone, wherever in the text.
 
     keys: key -> how many numbers may stand under it.
-    canvas: the image's size -> the width and height that its numbers are out of.
+    canvas: the width and height that its numbers are out of; None is the size in which the model sees an
+        image, or the image's own where that is not known.
     """
 
     keys: Mapping[str, tuple[int, ...]]
-    canvas: Callable[[Size], Size]
+    canvas: Size | None
+
+    def on(self, seen: Size) -> CoordinateForm:
+        return replace(self, canvas=self.canvas or seen)
 
     def write(self, things: Sequence[Box | Point], size: Size) -> str:
         if not self._sayable(things, size):
@@ -224,12 +233,12 @@ class _Json(CoordinateForm):
         return json.dumps(objects, ensure_ascii=False)
 
     def _from_pixels(self, numbers: Sequence[float], size: Size) -> list[int]:
-        width, height = self.canvas(size)
+        width, height = self.canvas or size
         return [round(one) for one in _scaled(numbers, width / size[0], height / size[1])]
 
     def _to_pixels(self, numbers: Any, count: int, size: Size) -> Sequence[float]:
         """Numbers of an object in pixels. Raises _Bad."""
-        width, height = self.canvas(size)
+        width, height = self.canvas or size
         return _scaled(_checked(numbers, count, width, height), size[0] / width, size[1] / height)
 
     def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]:
@@ -264,7 +273,7 @@ class _Json(CoordinateForm):
 
     def _objects(self, text: str, last: bool) -> tuple[list[tuple[int, int]], int]:
         """Where a thing stands by itself or in a list; what is within other JSON stays JSON."""
-        spans, at, names = list[tuple[int, int]](), 0, (*self.keys, "label")
+        spans, at, names = list[tuple[int, int]](), 0, (*self.keys, *_LABELS)
         while (at := text.find("{", at)) >= 0:
             begun, whole = _OBJECT_BEGINS.match(text, at), _OBJECT.match(text, at, at + _HELD)
             assert begun is not None, "it begins with a brace"
@@ -302,7 +311,8 @@ class _Json(CoordinateForm):
         return at if opened and len(text) - at < _HELD else len(text)
 
     def scaled(self, text: str, size: Size, back: bool = False) -> str:
-        shown, canvas = (self.canvas(size), size) if back else (size, self.canvas(size))
+        shown, canvas = size, self.canvas or size
+        shown, canvas = (canvas, shown) if back else (shown, canvas)
 
         def whole(match: re.Match[str]) -> str:
             numbers = _numbers_of(f"{match[1]}]") if match[2] else []
@@ -312,7 +322,8 @@ class _Json(CoordinateForm):
         return self._lists().sub(whole, text)
 
     def _read(self, one: Mapping[str, Any], key: str, size: Size) -> Box | Point | Malformed:
-        numbers, label, counts = one[key], one.get("label", ""), self.keys[key]
+        numbers, counts = one[key], self.keys[key]
+        label = next((one[name] for name in _LABELS if name in one), "")
         count = len(numbers) if isinstance(numbers, list) and len(numbers) in counts else counts[0]
         try:
             if not isinstance(label, str):
@@ -341,18 +352,6 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
             yield one
         if isinstance(one, dict | list):
             stack += reversed(list(one.values() if isinstance(one, dict) else one))
-
-
-def smart_resize(size: Size, factor: int = 28, least: int = 56 * 56, most: int = 28 * 28 * 16384) -> Size:
-    """The size that Qwen2.5-VL shows an image in: multiples of `factor`, `least` to `most` pixels."""
-    width, height = (max(factor, round(side / factor) * factor) for side in size)
-    if width * height > most:
-        shrink = math.sqrt(size[0] * size[1] / most)
-        width, height = (max(factor, math.floor(side / shrink / factor) * factor) for side in size)
-    elif width * height < least:
-        grow = math.sqrt(least / (size[0] * size[1]))
-        width, height = (math.ceil(side * grow / factor) * factor for side in size)
-    return width, height
 
 
 # ---------------------------------------------------------------------------------------------- moondream
@@ -591,13 +590,17 @@ COORDINATES: dict[str, CoordinateForm] = {
             'Locate every instance that belongs to the following categories: "{thing}". '
             "Report bbox coordinates in JSON format.",
             'Locate every instance of "{thing}" with points. Report point coordinates in JSON format.',
-            *(_KEYS, lambda size: (1000, 1000)),
+            *(_KEYS, (1000, 1000)),
+            describe="Locate every object in the image. Report bbox coordinates and names in JSON format.",
         ),
         _Json(
             "qwen2.5-vl",
             "Outline the position of each {thing} and output all the coordinates in JSON format.",
-            "Point to each {thing} and output all the point coordinates in JSON format.",
-            *(_KEYS, smart_resize),
+            "Point to each {thing} and output all the point coordinates in JSON format, "
+            'like this: {"point_2d": [x, y], "label": "name"}.',
+            *(_KEYS, None),
+            describe="Outline the position of every item, and output all bbox coordinates and names in JSON "
+            "format.",
         ),
         _Tokens(
             *("paligemma", "detect {thing}", "", 1024, 1023, True),
@@ -611,21 +614,20 @@ COORDINATES: dict[str, CoordinateForm] = {
         _Molmo("molmo", "", "Point to {thing}."),
         _Moondream(
             *("moondream", "\n\nDetect: {thing}\n\n", "\n\nPoint: {thing}\n\n"),
-            *({"bins": (4, 2)}, lambda size: (_BINS, _BINS)),
+            *({"bins": (4, 2)}, (_BINS, _BINS)),
         ),
     )
 }
 
 
-def form_of(generation_config: Mapping[str, Any], name: str | None = None) -> CoordinateForm | None:
-    """The form called `name`, else the one that a checkpoint's generation_config.json names, else None.
+def form_of(said: Any, name: str | None = None) -> CoordinateForm | None:
+    """The form called `name`, else the one that a checkpoint names, else None.
 
-    That file may say {"coordinates": {"form": "qwen3-vl", "detect": "Where is the {thing}?", "point": ...,
-    "describe": ...}}, or the name alone; its prompts replace the form's own. Raises ValueError for
-    what is none of these.
+    said: `data.processor.coordinates_of` it. Its generation_config.json may have {"coordinates": {"form":
+        "qwen3-vl", "detect": "Where is the {thing}?", "point": ..., "describe": ...}}, or the name alone;
+        these prompts replace the form's own. Raises ValueError for what is none of these.
     """
-    said = generation_config.get("coordinates") or {}
-    said = {"form": said} if isinstance(said, str) else said
+    said = {"form": said} if isinstance(said, str) else said or {}
     if not isinstance(said, Mapping) or not all(isinstance(said.get(key, ""), str) for key in _SAID):
         raise ValueError(f"generation_config.json: coordinates: expected {', '.join(_SAID)} as texts")
     wanted = name or said.get("form")
@@ -636,18 +638,6 @@ def form_of(generation_config: Mapping[str, Any], name: str | None = None) -> Co
     return COORDINATES[wanted].asking(said if wanted == said.get("form") else {})
 
 
-def questions_about(
-    form: CoordinateForm | None, detect: Sequence[str], point: Sequence[str], describe: bool, needed: bool
-) -> list[tuple[str, str]]:
-    """(question, thing) for things to detect and to point to, and for everything. Raises ValueError where the
-    form has no such question, and where it is `needed` and not known."""
-    asked = [("detect", one) for one in detect] + [("point", one) for one in point]
-    asked += [("describe", "")] * describe
-    if form is None and (asked or needed):
-        raise ValueError("the model does not say in which form it writes boxes: give --box-format")
-    return [(form.question(kind, thing), thing) for kind, thing in asked] if form else []
-
-
 # ------------------------------------------------------------------------------------------ rows of boxes
 BAD_BOX = "bad box"
 CATEGORIES = ("objects", "ref")  # columns whose names may be numbers
@@ -655,11 +645,19 @@ _SLACK = 1.0  # pixels by which annotations may leave their image, and are cut
 _BOXES, NAMES = ("bbox", "bboxes"), ("category", "categories", "classes", "label", "labels")
 
 
+FormFor: TypeAlias = Callable[[Size, str], CoordinateForm | None]  # `Processor.form`
+
+
+def by_name(size: Size, name: str) -> CoordinateForm | None:
+    """The form of that name, for a model that is not known."""
+    return form_of(None, name)
+
+
 @dataclass(frozen=True)
 class BoxRows:
     """How the boxes of a dataset are read and asked for.
 
-    form: a name in COORDINATES.
+    form: a name in COORDINATES; "" is the model's, and qwen3-vl for one that names none.
     corners: boxes are x1, y1, x2, y2.
     augment: images are cut and shrunk, with their boxes, where what they are asked for stays true.
     flip: with `augment`, they are flipped as well: no name and no image may be about left and right, or show
@@ -668,7 +666,7 @@ class BoxRows:
     names: of categories that are numbers, from 0.
     """
 
-    form: str = "qwen3-vl"
+    form: str = ""
     corners: bool = False
     augment: bool = False
     flip: bool = False
@@ -676,17 +674,20 @@ class BoxRows:
     point: str = ""
     names: Sequence[str] = ()
 
-    @property
-    def coordinates(self) -> CoordinateForm:
-        form = COORDINATES[self.form]
+    def coordinates(self, size: Size, form_for: FormFor) -> CoordinateForm:
+        """The form for an image of `size`. Raises BadRow where the model takes no such image."""
+        try:
+            form = form_for(size, self.form) or COORDINATES["qwen3-vl"]
+        except ImageError as error:
+            raise BadRow("broken image", str(error)) from error
         return form.asking({"detect": self.detect, "point": self.point})
 
     def turns(
-        self, row: Mapping[str, Any], image: Any, seed: Sequence[int]
+        self, row: Mapping[str, Any], image: Any, seed: Sequence[int], form_for: FormFor
     ) -> tuple[list[Mapping[str, Any]], Any]:
         """A user's and an assistant's message for each thing that a row (with our column names) is about, and
         the image to show. `seed` seeds the augmentation. Raises BadRow."""
-        (size, image), form = self.measure(image), self.coordinates
+        size, image = self.measure(image)
         groups = self.groups(row, size)
         if self.augment:
             try:
@@ -695,6 +696,7 @@ class BoxRows:
                 raise BadRow("broken image", str(error)) from error
             image, groups = augmented(opened, groups, seed, self.flip)
             size = image.size
+        form = self.coordinates(size, form_for)
         kind = "detect" if form.detect else "point"
         messages: list[Mapping[str, Any]] = []
         for name, boxes in groups.items():

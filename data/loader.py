@@ -260,7 +260,8 @@ class Shard:
         """Put a row's sample into the buffer, or a bad row among those; False for these and filtered ones."""
         source = self.mixture.sources[read.source]
         try:
-            if (conversation := source.schema.conversation(read.row, (read.number, *read.position))) is None:
+            seed, form_for = (read.number, *read.position), self.encoder.processor.form
+            if (conversation := source.schema.conversation(read.row, seed, form_for)) is None:
                 return False
             sample = self.encoder.encode(conversation, (source.name, read.number))
         except BadRow as error:

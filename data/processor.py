@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data.boxes import CoordinateForm, form_of
 from data.chat import (
     SMOLVLM_CHAT_TEMPLATE,
     ChatEncoder,
@@ -35,7 +36,7 @@ from data.chat import (
 )
 from data.errors import ImageError, ProcessorError, PromptError
 from data.images import ImageLimits, describe, load_image
-from data.tiles import Images, Parts, Visual, cut_image
+from data.tiles import Images, Parts, Sizes, Visual, cut_image
 from data.tokenizer import (
     END,
     FAKE,
@@ -80,21 +81,22 @@ class EncodedConversation:
 
     `parts` are those of its images, still bytes, or None; `assistant_mask` marks what the assistant says, end
     of turn included; `image_tokens` counts the positions that images take.
-    `image_size` is what an answer's coordinates are of: (width, height) in pixels of the images of the last
-    message that has some, or None where there is none or they differ.
+    `sizes` is what an answer's coordinates are of: those of the images of the last message that has some, or
+    None where there is none or they differ.
     """
 
     input_ids: list[int]
     assistant_mask: list[bool]
     parts: Parts | None
     image_tokens: int
-    image_size: tuple[int, int] | None = None
+    sizes: Sizes | None = None
 
 
 class Processor:
     """See the module's docstring. Build one with `from_pretrained` or `make_processor`. `image_order` is that
     of `data.chat.in_order`, which generation_config.json says where the model learnt one only; `config` is
-    the model's, whose context bounds what is tokenized of a prompt."""
+    the model's, whose context bounds what is tokenized of a prompt; `coordinates` says how the model writes
+    boxes (`coordinates_of`)."""
 
     def __init__(
         self,
@@ -104,8 +106,9 @@ class Processor:
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         image_order: str | None = None,
+        coordinates: Any = None,
     ):
-        self.images, self.image_order = images, image_order
+        self.images, self.image_order, self.coordinates = images, image_order, coordinates
         self.tokenizer, self.limits = tokenizer, limits
         self.stop_token_ids = turn_ends(tokenizer)
         self.image_token_id = tokenizer.convert_tokens_to_ids(images.image_token)
@@ -143,7 +146,8 @@ class Processor:
                 images, tokenizer, template = family.open_images(folder, described)
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
-                return cls(images, tokenizer, template, config, limits, read_image_order(folder))
+                said = coordinates_of(described, read_object(folder / "generation_config.json"))
+                return cls(images, tokenizer, template, config, limits, read_image_order(folder), said)
         except ProcessorError:
             raise
         except PromptError as error:
@@ -235,7 +239,7 @@ class Processor:
         if (got := encoded.input_ids.count(self.image_token_id)) != image_tokens:
             raise PromptError(f"{label}: expected {image_tokens} placeholders for its images, got {got}")
         parts = Parts.cat(one.parts for one in images) if images else None
-        sizes = {one.size for one in images[len(images) - newest :]}
+        sizes = {one.sizes for one in images[len(images) - newest :]}
         size = sizes.pop() if len(sizes) == 1 else None
         return EncodedConversation(encoded.input_ids, encoded.assistant_mask, parts, image_tokens, size)
 
@@ -245,6 +249,12 @@ class Processor:
             return source
         image = load_image(source, self.limits)
         return cut_image(self.images, image, describe(source), self.limits.max_tiles)
+
+    def form(self, size: tuple[int, int], name: str = "") -> CoordinateForm | None:
+        """The form of that name, or else the model's, for an image of `size`; None where it is not known.
+        ImageError for a size that the model does not take."""
+        form = form_of(self.coordinates, name)
+        return form and form.on(self.images.plan(*size).sizes[1])
 
     def collate(
         self,
@@ -331,6 +341,13 @@ def make_processor(
         "max_image_size": {"longest_edge": image_size},
     }
     return Processor(idefics3.IdeficsImages(settings, image_seq_len), tokenizer, chat_template, config)
+
+
+def coordinates_of(config: Mapping, generation: Mapping) -> Any:
+    """In which form a checkpoint of these config.json and generation_config.json writes boxes and points, for
+    `data.boxes.form_of`: what the second says, or else the name that its family has, or None."""
+    forms = {kind: form for family in FAMILIES.values() for kind, form in family.BOX_FORMS.items()}
+    return generation.get("coordinates", forms.get(str(config.get("model_type"))))
 
 
 def _check_fit(processor: Processor, config: VLMConfig) -> None:

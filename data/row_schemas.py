@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.boxes import BoxRows
+from data.boxes import BoxRows, FormFor, by_name
 from data.errors import BadRow, DatasetError
 
 # Why a row was left out. States of runs hold these words.
@@ -65,9 +65,11 @@ class RowSchema:
     allow_outside: bool = False
     boxes: BoxRows = field(default_factory=BoxRows)
 
-    def conversation(self, row: Any, seed: Sequence[int] = ()) -> list[dict[str, Any]] | None:
+    def conversation(
+        self, row: Any, seed: Sequence[int] = (), form_for: FormFor = by_name
+    ) -> list[dict[str, Any]] | None:
         """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow. `seed`
-        seeds the augmentation of rows with boxes."""
+        seeds the augmentation of rows with boxes; `form_for` (`Processor.form`) says how they are written."""
         if not isinstance(row, Mapping):  # a line that could not be read
             raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
         if (kept := self._turns_kept(row)) is None:
@@ -78,7 +80,7 @@ class RowSchema:
             if len(images) != 1:
                 raise BadRow(PLACEHOLDERS, f"expected one image with its boxes, got {len(images)}")
             own = {name: self._get(row, name) for name in self.text_columns}
-            turns, images[0] = self.boxes.turns(own, images[0], seed)
+            turns, images[0] = self.boxes.turns(own, images[0], seed, form_for)
         given = turns if self.text_columns in _OF_BOXES else self._given(row, kept)
         unplaced = iter(images)
         messages = [

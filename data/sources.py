@@ -550,7 +550,7 @@ class DatasetConfig:
         kinds = {"form": str, "corners": bool, "augment": bool, "flip": bool, "detect": str, "point": str}
         if not all(key in kinds and isinstance(value, kinds[key]) for key, value in self.boxes.items()):
             raise DatasetError(f"dataset: boxes: expected {', '.join(kinds)}, got {dict(self.boxes)}")
-        if (form := self.boxes.get("form", "qwen3-vl")) not in COORDINATES:
+        if (form := self.boxes.get("form", "")) not in ("", *COORDINATES):
             raise DatasetError(f"dataset: boxes: form: expected {', '.join(COORDINATES)}, got {form!r}")
         if not self.path:
             raise DatasetError("dataset: expected a path or Hub id, got none")

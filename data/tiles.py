@@ -30,6 +30,8 @@ from torch import Tensor
 from data.errors import ImageError, ProcessorError, PromptError
 
 Cell: TypeAlias = tuple[int, int, int, int]  # top, left, bottom, right
+# (width, height) of an image in pixels: its own, and that in which its model sees it.
+Sizes: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 _AMPLE = 16  # times the tiles' bytes: so much shared memory must be free for them to go through it
 _AS_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # numpy has no bfloat16
 
@@ -196,6 +198,11 @@ class Visual:
     grid: tuple[int, int]
     size: tuple[int, int]
     name: str = "image"
+
+    @property
+    def sizes(self) -> Sizes:
+        """With that of a part for the one that is seen: it is the whole image, where that is not cut."""
+        return self.size, (self.parts.shape[3], self.parts.shape[2])
 
 
 def _apart(shapes: list[torch.Size], coded: Tensor, codes: Tensor, others: Tensor, values: Tensor) -> Parts:

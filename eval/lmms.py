@@ -27,7 +27,7 @@ from lmms_eval.protocol import ChatMessages
 from lmms_eval.tasks import TaskManager
 from tqdm import tqdm
 
-from data.boxes import form_of
+from data.boxes import CoordinateForm
 from eval.lmms_tasks import (
     Error,
     LmmsError,
@@ -64,7 +64,6 @@ class Ocelli(lmms):
         super().__init__()
         self.checkpoint, self.batch_size = checkpoint, batch_size
         self.errors: list[Error] = []
-        self.form = form_of(checkpoint.model.generation_config)
 
     @property
     def device(self) -> torch.device:
@@ -82,8 +81,8 @@ class Ocelli(lmms):
                     text = cut(answer_text(self.checkpoint, done.token_ids), read[done.key][1])
                     _, _, _, document, task, split = requests[done.key].args
                     held = self.task_dict[task][split][document]
-                    if self.form is not None and asks_for_box(task, held, self.form):
-                        text = in_their_form(text, held, self.form)
+                    if form := self._form(task, held):
+                        text = in_their_form(text, held, form)
                     results[done.key] = GenerationResult(text, TokenCounts(output_tokens=len(done.token_ids)))
                 else:
                     _, _, _, document, task, _ = requests[done.key].args
@@ -105,8 +104,8 @@ class Ocelli(lmms):
         _, doc_to_messages, settings, document, task, split = request.args
         held = self.task_dict[task][split][document]
         messages = ChatMessages(messages=doc_to_messages(held)).to_hf_messages()
-        if self.form is not None and asks_for_box(task, held, self.form):
-            messages = in_our_form(messages, held, self.form)
+        if form := self._form(task, held):
+            messages = in_our_form(messages, held, form)
         row = self.checkpoint.processor.encode_conversation(
             messages, True, label=f"{task}, document {document}"
         )
@@ -114,6 +113,13 @@ class Ocelli(lmms):
         if settings.get("max_new_tokens") is None:  # the limit is ours, so whatever there is room for will do
             limit = max(1, min(limit, self.checkpoint.context - len(row.input_ids)))
         return requests_for(self.checkpoint, row, limit, options)[0]
+
+    def _form(self, task: str, document: Mapping[str, Any]) -> CoordinateForm | None:
+        """The model's form for the box that a task asks for; None where it asks for none."""
+        if not asks_for_box(task, document):
+            return None
+        form = self.checkpoint.processor.form(document["image"].size)
+        return form if form is not None and form.detect else None
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         raise RequestError(

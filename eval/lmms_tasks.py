@@ -85,10 +85,10 @@ def cut(text: str, until: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- boxes
-def asks_for_box(task: str, document: Mapping[str, Any], form: CoordinateForm | None) -> bool:
-    """Whether a task wants the box of what a document names, and the model has a form for it."""
+def asks_for_box(task: str, document: Mapping[str, Any]) -> bool:
+    """Whether a task wants the box of what a document names."""
     named = isinstance(document.get("answer"), str) and hasattr(document.get("image"), "size")
-    return "_bbox_rec" in task and named and form is not None and bool(form.detect)
+    return "_bbox_rec" in task and named
 
 
 def in_our_form(

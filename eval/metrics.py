@@ -336,7 +336,8 @@ def rouge_l(stem: bool = False) -> Metric:
 
 
 # ------------------------------------------------------------------------------------------------- boxes
-BOX_FIELDS = ("thing", "boxes", "size")  # of a row: the name, corners of each box, (width, height)
+# Of a row: the name, corners of each box, (width, height), and how the model writes coordinates of its image.
+BOX_FIELDS = ("thing", "boxes", "size", "form")
 
 
 def boxes(
@@ -348,7 +349,7 @@ def boxes(
     def asked(answer: str, fields: Fields) -> Asked:
         if any(name not in fields for name in BOX_FIELDS):
             raise MetricError("boxes: expected rows with ref and bbox, or objects, and an image")
-        found = COORDINATES[form].read(answer, tuple(fields["size"]), fields["thing"])
+        found = fields["form"].read(answer, tuple(fields["size"]), fields["thing"])
         return Asked(fields["thing"], tuple(map(tuple, fields["boxes"])), found)
 
     def summarise(samples: Sequence[Scored]) -> dict[str, float]:

@@ -30,7 +30,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from data.boxes import COORDINATES, BoxRows, form_of
+from data.boxes import BoxRows, by_name
 from data.errors import DatasetError
 from data.images import image_size
 from data.processor import EncodedConversation, Processor
@@ -70,12 +70,12 @@ from generation.requests import LazyRequest, Request, Stats
 from inference.answer import answer_text
 from inference.attribution.agreement import looked_at
 from inference.batch import open_scheduler
-from inference.checkpoint import Checkpoint, RequestError, open_checkpoint, pick_device
+from inference.checkpoint import ANY_SIZE, Checkpoint, RequestError, open_checkpoint, pick_device
 from inference.cli import log_if_slow
 from inference.conversation import Turn, messages_of
 from inference.locks import only_writer
 from messages import one_line
-from models.checkpoints.hub import describe, for_terminal
+from models.checkpoints.hub import for_terminal
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
 from training.distributed import Ranks
@@ -336,7 +336,7 @@ class HeldOutQuestions:
 
     def __init__(self, config: TrainConfig, task: TrainingTask, ranks: Ranks):
         self.ranks, self.processor = ranks, task.processor
-        self.tasks = ranks.first_then_others(lambda: scored_tasks(config))
+        self.tasks = ranks.first_then_others(lambda: scored_tasks(config, task.processor))
         keeps = ranks.is_first and config.eval_samples
         self.questions: list[Question] = task.questions(config.eval_samples) if keeps else []
         self.scored = bool(self.tasks)
@@ -391,7 +391,7 @@ class HeldOutQuestions:
         return [Answered(one, answer.text.strip()) for one, answer in given if not answer.error]
 
 
-def scored_tasks(config: TrainConfig) -> list[EvalTask]:
+def scored_tasks(config: TrainConfig, processor: Processor) -> list[EvalTask]:
     """Held-out questions about shapes, or held-out rows if there is a metric."""
     if config.eval_questions and config.is_drawn:
         return [shapes_task(config.eval_questions, HELD_OUT_SEED)]
@@ -407,10 +407,10 @@ def scored_tasks(config: TrainConfig) -> list[EvalTask]:
         of_metric: dict[str, Any] = {}
         if config.eval_metric == "boxes":  # asked for as in training, in images as they are
             boxes = BoxRows(**{**entry.boxes, "augment": False, "flip": False})
-            options["boxes"] = boxes
-            points = not boxes.coordinates.detect  # a form that has no boxes is asked for points
-            options["points"] = points
-            of_metric = {"form": boxes.form, "corners": boxes.corners, "points": points}
+            form = boxes.coordinates(ANY_SIZE, processor.form)
+            points = not form.detect  # a form that has no boxes is asked for points
+            options |= {"boxes": boxes, "form_for": processor.form, "points": points}
+            of_metric = {"form": form.name, "corners": boxes.corners, "points": points}
         limit = max(1, config.eval_questions // len(entries))
         rows = DataConfig(entry.path, limit=limit, download=True, **options)
         tasks.append(data_task(rows, find_metric(config.eval_metric, **of_metric)))
@@ -472,17 +472,17 @@ def _data_task(settings: argparse.Namespace) -> EvalTask:
         *("subset", "split", "columns", "system", "max_new_tokens", "limit"),
         *("allow_urls", "allow_outside", "allow_text_only"),
     )
-    options, boxes = dict(settings.metric_option), None
+    options, boxes, form_for = dict(settings.metric_option), None, by_name
     if settings.metric == "boxes":
-        said = describe(settings.model, settings.revision).generation_config
-        form = form_of(said, options.get("form")) or COORDINATES["qwen3-vl"]
-        options["form"] = form.name
-        boxes = BoxRows(form.name, bool(options.get("corners")), detect=form.detect, point=form.point)
+        form_for = Processor.from_pretrained(settings.model, revision=settings.revision).form
+        boxes = BoxRows(options.get("form", ""), bool(options.get("corners")))
+        options["form"] = boxes.coordinates(ANY_SIZE, form_for).name
     config = DataConfig(
         settings.data,
         revision=settings.data_revision,
         prompt=settings.prompt.replace("\\n", "\n"),
         boxes=boxes,
+        form_for=form_for,
         points=bool(options.get("points", False)),
         looked=bool(options.get("looked", False)),
         **{name: getattr(settings, name) for name in names},

@@ -35,7 +35,7 @@ from pkgutil import resolve_name
 from string import Formatter, ascii_uppercase
 from typing import Any
 
-from data.boxes import CATEGORIES, BoxRows, centre
+from data.boxes import CATEGORIES, BoxRows, FormFor, by_name, centre
 from data.errors import ADDRESS, BadRow, DatasetError
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
@@ -251,6 +251,7 @@ class DataConfig:
     max_new_tokens: None is 32, and of boxes 512.
     limit: the first so many questions; None is all.
     boxes: rows are read as boxes, which are asked for, or with `points` a point in each of them.
+    form_for: `Processor.form` of the model that they are asked of.
     looked: see `EvalTask`.
     download: all rows, though `limit` needs few: a training run has downloaded them already.
     """
@@ -268,6 +269,7 @@ class DataConfig:
     allow_outside: bool = False
     allow_text_only: bool = False
     boxes: BoxRows | None = None
+    form_for: FormFor = by_name
     points: bool = False
     looked: bool = False
     download: bool = False
@@ -426,7 +428,8 @@ class _Reader:
         images = self.schema.column_images(row)
         if len(images) != 1:
             raise _bad(f"expected one image with its boxes, got {len(images)}")
-        (size, _), form = rows.measure(images[0]), rows.coordinates
+        size, _ = rows.measure(images[0])
+        form = rows.coordinates(size, self.config.form_for)
         own = {name: row[column] for name, column in self.box_names.items() if column in row}
         kind = "point" if self.config.points else "detect"
         given = row.get(self.names["id"])
@@ -434,7 +437,7 @@ class _Reader:
         held = [row.get(self.names[key]) for key in ("images", "image")]
         groups = rows.groups(own, size)
         for place, (thing, boxes) in enumerate(groups.items(), 1):
-            fields = {"question": form.question(kind, thing), "thing": thing, "size": size}
+            fields = {"question": form.question(kind, thing), "thing": thing, "size": size, "form": form}
             fields["boxes"] = [box.box for box in boxes]
             things = [centre(box) for box in boxes] if self.config.points else boxes
             full = f"{name}.{place}" if len(groups) > 1 else name

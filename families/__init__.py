@@ -22,6 +22,7 @@ none by name:
     open_images(folder, config)    -> image rule (`data.tiles.Images`), tokenizer, chat template
     write(config, dtype)           -> config.json, or a CheckpointError that says why it cannot be saved
     processor_classes(config)      transformers' classes of a saved processor and of its images
+    BOX_FORMS                      model_type -> the form in which its models write boxes (`data.boxes`)
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from models.vision_transformer import ModalityProjector, VisionTransformer
 
 NAME = "idefics3"
 TITLE = "transformers Idefics3 / SmolVLM / SmolVLM2"
+BOX_FORMS: dict[str, str] = {}
 # Buffers that old transformers versions stored follow from the config, and a tied head is the embedding.
 IGNORABLE = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)|lm_head\.weight")
 # Our tensor names -> theirs, the longer prefix first.

@@ -34,6 +34,7 @@ from models.vision_transformer import MLPProjector, VisionTransformer
 
 NAME = "internvl"
 TITLE = "InternVL3 / InternVL3.5 (transformers' layout, and that of InternVLChatModel)"
+BOX_FORMS: dict[str, str] = {}
 # What follows from the config, a tied head, and a token that only pre-training used.
 IGNORABLE = re.compile(r".*rotary_emb\.inv_freq|(language_model\.)?lm_head\.weight|.*\.mask_token")
 # How our tensors' names begin as transformers' modules have them, which adapters name and we write; in files

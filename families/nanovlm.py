@@ -39,6 +39,7 @@ from models.language_model import rope_frequencies
 
 NAME = "nanovlm"
 TITLE = "nanoVLM (today's and v0.1)"
+BOX_FORMS: dict[str, str] = {}
 INV_FREQ = "decoder.rotary_embd.inv_freq"
 HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
 # The frequencies are read by `read_config`, and a tied head is the embedding.

@@ -29,6 +29,7 @@ __all__ = ["open_images"]
 
 NAME = "qwen_vl"
 TITLE = "transformers Qwen2.5-VL / Qwen3-VL"
+BOX_FORMS = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
 IGNORABLE = re.compile(r".*rotary_pos_emb\.inv_freq|.*rotary_emb\.inv_freq|lm_head\.weight")
 KINDS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}  # model_type -> a text model's with the same blocks
 _CLASS = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}

@@ -162,13 +162,9 @@ class _Question:
         ids = [self.ids[number] for number in sorted(self.ids)]
         answers = answers_of(self.checkpoint, row, ids, self.options)
         if len(self.ids) == 1:
-            config = (
-                {"coordinates": self.box_format}
-                if self.box_format
-                else self.checkpoint.model.generation_config
-            )
+            said = self.box_format or self.checkpoint.processor.coordinates
             thing = self.files.source.things.get(line.question, "")
-            answers |= located(config, row.image_size, answers["answers"][0], thing)
+            answers |= located(said, row.sizes, answers["answers"][0], thing)
         pixels = self.checkpoint.pixels(row, False, self.box_format)
         answers["answers"] = [pixels.whole(one) for one in answers["answers"]]
         # With so few digits a line is the same in whatever company it was answered.

@@ -1,6 +1,6 @@
 """Boxes and points of answers: what to ask for them, what an answer locates, and the image with them drawn.
 
-found = form_of(checkpoint.model.generation_config).read(answer, image.size)
+found = checkpoint.processor.form(image.size).read(answer, image.size)
 save_signed(draw_things(image, found.boxes, found.points), Path("boxes.png"))
 """
 
@@ -12,7 +12,9 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from data.boxes import Box, CoordinateForm, Located, Point, form_of, lines_of, questions_about
+from data.boxes import Box, CoordinateForm, Located, Point, form_of, lines_of
+from data.processor import coordinates_of
+from data.tiles import Sizes
 from inference.attribution.agreement import looked_at
 from inference.attribution.draw import font, save_signed
 from inference.checkpoint import ANY_SIZE, Checkpoint, spoken_form
@@ -38,16 +40,14 @@ def located_fields(form: CoordinateForm, found: Located) -> dict[str, list[dict[
     }
 
 
-def located(
-    generation_config: Mapping[str, Any], size: tuple[int, int] | None, answer: str, thing: str = ""
-) -> dict[str, list[dict[str, Any]]]:
-    """`located_fields` of an answer, as the model wrote it, about an image of `size`, where it was asked for
-    `thing`; {} where the model's form is not known. Without a size the pixels are None beside the `raw`
-    numbers: there is no image, or it is open which of several is meant."""
-    if (form := spoken_form(generation_config)) is None:
+def located(said: Any, sizes: Sizes | None, answer: str, thing: str = "") -> dict[str, list[dict[str, Any]]]:
+    """`located_fields` of an answer, as the model (`Processor.coordinates`) wrote it, about an image of these
+    sizes, where it was asked for `thing`; {} where the model's form is not known. Without sizes the pixels
+    are None beside the `raw` numbers: there is no image, or it is open which of several is meant."""
+    if (form := spoken_form(said, sizes)) is None:
         return {}
-    fields = located_fields(form, form.read(answer, size or ANY_SIZE, thing))
-    for one in (*fields["boxes"], *fields["points"]) if size is None else ():
+    fields = located_fields(form, form.read(answer, sizes[0] if sizes else ANY_SIZE, thing))
+    for one in (*fields["boxes"], *fields["points"]) if sizes is None else ():
         one |= {name: None for name in ("box", "point") if name in one}
     return fields
 
@@ -88,6 +88,22 @@ def draw_things(image: Image.Image, boxes: Sequence[Box], points: Sequence[Point
     return drawn
 
 
+def asked_for(args: argparse.Namespace, needed: bool) -> tuple[CoordinateForm | None, list[tuple[str, str]]]:
+    """The form that generate.py's arguments name, or else the model's, which need not be open; and (question,
+    thing) for things to detect and to point to, and for everything. Raises RequestError where the form has
+    no such question, and where it is `needed` and not known."""
+    asked = [("detect", one) for one in args.detect] + [("point", one) for one in args.point]
+    asked += [("describe", "")] * args.describe
+    files = describe(args.model, args.revision)
+    try:
+        form = form_of(coordinates_of(files.config, files.generation_config), args.box_format)
+        if form is None and (asked or needed):
+            raise ValueError("the model does not say in which form it writes boxes: give --box-format")
+        return form, [(form.question(kind, thing), thing) for kind, thing in asked] if form else []
+    except ValueError as error:
+        raise RequestError(error) from error
+
+
 class Locator:
     """Reads the answers to generate.py's questions, one after another.
 
@@ -110,15 +126,12 @@ class Locator:
         self.questions = list(questions)
         self.asked: dict[int, str] = {}
         self.found: list[Located] = []
-        try:
-            self.form = form_of(describe(args.model, args.revision).generation_config, args.box_format)
-            if needed and self.image is None:
-                raise ValueError(f"boxes and points: expected one image, got {len(images)}")
-            for question, thing in questions_about(self.form, args.detect, args.point, args.describe, needed):
-                self.asked[len(self.questions)] = thing
-                self.questions.append(question)
-        except ValueError as error:
-            raise RequestError(error) from error
+        if needed and self.image is None:
+            raise RequestError(f"boxes and points: expected one image, got {len(images)}")
+        self.form, asked = asked_for(args, needed)
+        for question, thing in asked:
+            self.asked[len(self.questions)] = thing
+            self.questions.append(question)
 
     def locate(self, checkpoint: Checkpoint, question: str, result: Mapping[str, Any]) -> dict[str, Any]:
         """The fields `boxes`, `points` and `malformed` of the next question's answer; {} where a model's form
@@ -128,7 +141,8 @@ class Locator:
         if self.form is None or self.image is None:
             return {}
         asked = self.asked.get(len(self.found), "")
-        self.found.append(self.form.read(result["answers"][0], self.image.size, asked))
+        form = self.form.on(checkpoint.processor.images.plan(*self.image.size).sizes[1])
+        self.found.append(form.read(result["answers"][0], self.image.size, asked))
         if self.drawing is not None and len(self.found) == max(1, len(self.questions)):
             boxes = [box for one in self.found for box in one.boxes]
             points = [point for one in self.found for point in one.points]

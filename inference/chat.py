@@ -355,14 +355,14 @@ def as_json_lines(conversation: Conversation) -> str:
 
 def as_markdown(conversation: Conversation) -> str:
     """Questions with their images, and answers, with a note on those that were cut off."""
-    config = conversation.checkpoint.model.generation_config
+    coordinates = conversation.checkpoint.processor.coordinates
     blocks = [f"# A conversation with {conversation.checkpoint.name}"]
     if conversation.system:
         blocks.append(f"**System:** {conversation.system}")
     for turn in conversation.turns:
         cut = "" if turn.ended == "stop" else f" _(ended by: {turn.ended})_"
         blocks += [f"![{Path(image.name).name}](<{place(image)}>)" for image in turn.images]
-        answer = PixelText(config, turn.image_size).whole(turn.answer)
+        answer = PixelText(coordinates, turn.sizes).whole(turn.answer)
         blocks += [f"**You:** {turn.question}", f"**Model:** {answer}{cut}"]
     return for_terminal("\n\n".join(blocks)) + "\n"  # as some look at files on a terminal
 

@@ -22,6 +22,7 @@ import torch
 
 from data.boxes import CoordinateForm, Pixels, form_of
 from data.processor import EncodedConversation, Processor
+from data.tiles import Sizes
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.cuda.graph import unsupported as unrecorded
 from generation.fast.native.build import NoCompiler, to_panels
@@ -179,8 +180,7 @@ class Checkpoint:
     def pixels(self, row: EncodedConversation, lines: bool = True, form: str | None = None) -> PixelText:
         """What makes pixels of the coordinates in an answer to this prompt: lines for a person, or JSON. They
         are read in the form of that name, or in the model's."""
-        config = {"coordinates": form} if form else self.model.generation_config
-        return PixelText(config, row.image_size, lines)
+        return PixelText(form or self.processor.coordinates, row.sizes, lines)
 
     def check_images(self, count: int) -> None:
         """Raises RequestError for a question without an image if the model needs one."""
@@ -196,28 +196,25 @@ class Checkpoint:
 
 
 class PixelText:
-    """The text of an answer with its coordinates in pixels of an image of `size` (`data.boxes.Pixels`):
-    `put` each piece, then `finish`. For a model without a form nothing changes, and without a size lines end
+    """The text of an answer with its coordinates in pixels of an image of these sizes (`data.boxes.Pixels`):
+    `put` each piece, then `finish`. For a model without a form nothing changes, and without sizes lines end
     with a note if there are coordinates.
 
     Nothing is looked for before the first mark of coordinates: most answers have none.
     """
 
-    def __init__(
-        self, generation_config: Mapping[str, Any], size: tuple[int, int] | None, lines: bool = True
-    ):
-        self._config, self._size, self._lines = generation_config, size, lines
-        self._looking = "coordinates" in generation_config
-        self._shown = ""
+    def __init__(self, coordinates: Any, sizes: Sizes | None, lines: bool = True):
+        self._coordinates, self._sizes, self._lines = coordinates, sizes, lines
+        self._looking, self._shown = coordinates is not None, ""
         self._pixels: Pixels | None = None
         self._unsized: CoordinateForm | None = None  # in which there may be coordinates of no known image
 
     def put(self, piece: str) -> str:
         """What can be shown with this piece."""
         if self._looking and not MARKS.isdisjoint(piece):
-            self._looking, form = False, spoken_form(self._config)
-            if form is not None and self._size is not None:
-                self._pixels = Pixels(form, self._size, self._lines, self._shown)
+            self._looking, form = False, spoken_form(self._coordinates, self._sizes)
+            if form is not None and self._sizes is not None:
+                self._pixels = Pixels(form, self._sizes[0], self._lines, self._shown)
             elif self._lines:
                 self._unsized, self._shown = form, ""
         if self._pixels is not None:
@@ -268,13 +265,15 @@ def other_model(generation_config: Mapping[str, Any], answers: Iterable[str]) ->
     )
 
 
-def spoken_form(generation_config: Mapping[str, Any]) -> CoordinateForm | None:
-    """The form in which a model says that it writes boxes and points. None as well where its file says
-    nonsense: other questions have answers all the same, and --detect says what is wrong."""
+def spoken_form(coordinates: Any, sizes: Sizes | None) -> CoordinateForm | None:
+    """The form in which a model (`Processor.coordinates`) writes boxes and points of an image of these sizes.
+    None as well where its file says nonsense: other questions have answers all the same, and --detect says
+    what is wrong."""
     try:
-        return form_of(generation_config)
+        form = form_of(coordinates)
     except ValueError:
         return None
+    return form.on(sizes[1]) if form is not None and sizes is not None else form
 
 
 def open_checkpoint(

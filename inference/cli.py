@@ -320,7 +320,9 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--describe", action="store_true", help="put a box around everything in the image")
     drawn = "write the image with all boxes and points of the answers"
     add("--show-boxes", type=Path, metavar="OUT.png", help=drawn)
-    written = "form of the model's coordinates (default: the one that its generation_config.json names): "
+    written = (
+        "form of the model's coordinates (default: what its generation_config.json names, or its family's): "
+    )
     add("--box-format", choices=BOX_FORMATS, metavar="NAME", help=written + ", ".join(BOX_FORMATS))
 
     add = parser.add_argument_group("many questions").add_argument
@@ -626,12 +628,9 @@ def _source(args: argparse.Namespace) -> QuestionLines | ImageQuestions:
     things = bool(args.detect or args.point or args.describe)
     if not are_images(args.batch, bool(args.questions) or things):
         return QuestionLines(Path(args.batch[0]))
-    from data.boxes import form_of, questions_about  # a sixth of a second, which --help does without
+    asked: dict[str, str] = {}
+    if things:
+        from inference.boxes import asked_for  # a second, which --help does without
 
-    try:
-        config = describe(args.model, args.revision).generation_config if things else {}
-        form = form_of(config, args.box_format)
-        asked = dict(questions_about(form, args.detect, args.point, args.describe, things))
-    except ValueError as error:
-        raise RequestError(error) from error
+        asked = dict(asked_for(args, True)[1])
     return ImageQuestions(args.batch, [*args.questions, *asked], asked)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from data.processor import EncodedConversation, Processor
-from data.tiles import Visual
+from data.tiles import Sizes, Visual
 from generation.decoding import GenerationOptions, TokenStream
 from generation.session import Session
 from inference.answer import answers_of, start
@@ -45,7 +45,7 @@ class Turn:
     alone: no earlier turn stood in the prompt.
     answer_ids: as generated, with the stop token.
     ended: "stop", "length" (max_new_tokens), "context" (no room left) or "stopped" (by the user).
-    image_size: what the answer's coordinates are of: see `EncodedConversation`.
+    sizes: what the answer's coordinates are of: see `EncodedConversation`.
     """
 
     question: str
@@ -55,7 +55,7 @@ class Turn:
     answer: str = ""
     answer_ids: tuple[int, ...] = ()
     ended: str = ""
-    image_size: tuple[int, int] | None = None
+    sizes: Sizes | None = None
 
 
 class Conversation:
@@ -260,7 +260,7 @@ def next_turn(
             f" and question ({row.image_tokens} are image tokens); {advice}"
         )
     options = replace(options, max_new_tokens=min(options.max_new_tokens, room))
-    turn = Turn(question, images, tuple(row.input_ids[-TAIL:]), alone=not before, image_size=row.image_size)
+    turn = Turn(question, images, tuple(row.input_ids[-TAIL:]), alone=not before, sizes=row.sizes)
     return NextTurn(turn, row, options, "context" if options.max_new_tokens == room else "length")
 
 

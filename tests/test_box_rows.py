@@ -13,10 +13,12 @@ from PIL import Image
 from data.boxes import BAD_BOX, COORDINATES, Box, BoxRows, augmented, cut, flip
 from data.errors import BadRow, DatasetError
 from data.loader import Loader, LoaderConfig
-from data.processor import Processor
+from data.processor import Processor, coordinates_of
 from data.sources import DatasetConfig, first_rows, open_datasets, open_source
 from eval.metrics import find_metric
 from eval.tasks import DEFAULT_MODEL, DataConfig, data_task
+from families.qwen_images import QwenImages
+from tests import qwen_checkpoints
 
 SIZE = (200, 100)
 PLACE = (40, 20, 90, 60)  # of the one dark thing
@@ -150,6 +152,25 @@ def test_images_are_flipped_where_the_entry_says_so(tmp_path, name, flips):
         left, _, right, _ = dark(image)
         sides.add(left / image.width < 1 - right / image.width)
     assert sides == ({True, False} if flips else {True})
+
+
+@pytest.mark.parametrize("kind", qwen_checkpoints.KINDS)
+def test_a_family_learns_its_own_form_for_the_image_that_it_sees(kind):
+    """However the image is cut, flipped and shrunk for the row, and resized for the model."""
+    images = QwenImages(qwen_checkpoints.image_settings(kind, most=10_000))
+    said, tokenizer = coordinates_of({"model_type": kind}, {}), qwen_checkpoints.tokenizer()
+    processor = Processor(images, tokenizer, qwen_checkpoints.TEMPLATE, coordinates=said)
+    row = {"ref": "the block", "bbox": [40, 20, 50, 40], "image": drawn()}
+    source = open_source([row], DatasetConfig("rows", boxes={"augment": True, "flip": True}))
+    for number in range(20):
+        question, answer = source.schema.conversation(row, (number,), processor.form)
+        image = question["content"][0]["image"]
+        steps = (1000, 1000) if kind == "qwen3_vl" else images.cut(image).parts.shape[:1:-1]
+        (thing,) = json.loads(answer["content"][0]["text"])
+        pixels = [one * image.size[at % 2] / steps[at % 2] for at, one in enumerate(thing["bbox_2d"])]
+        assert np.allclose(
+            pixels, dark(image), atol=1 + max(image.width / steps[0], image.height / steps[1]) / 2
+        )
 
 
 @pytest.mark.parametrize(

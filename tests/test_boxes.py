@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,8 @@ from PIL import Image
 
 import generate
 from data.boxes import COORDINATES, Box, Point, form_of
+from data.chat import Message
+from data.processor import Processor
 from generation.options import GenerationOptions
 from inference import answer
 from inference.attribution import is_sheet
@@ -26,9 +30,12 @@ from inference.attribution.attention import attention_maps
 from inference.boxes import draw_things
 from inference.checkpoint import OPEN_NOTE, open_checkpoint
 from inference.cli import BOX_FORMATS
+from tests import qwen_checkpoints
 from tests.pages import EMBEDDED, make_service
 from web.boxes import overlay
+from web.engine import prepare_messages
 from web.page import _messages
+from web.pictures import take_in
 from web.service import AskRequest, Exchange, Visitor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -213,7 +220,7 @@ def test_what_cannot_be_asked_is_refused(arguments, named, capsys):
     ("arguments", "named"),
     [
         (["--detect", "star"], "--box-format"),
-        (["--describe", "--box-format", "qwen3-vl"], "-q"),  # no prompt of its own for this
+        (["--describe", "--box-format", "paligemma"], "-q"),  # no prompt of its own for this
     ],
 )
 def test_a_checkpoint_that_names_no_form_leaves_it_to_the_command(model_folder, arguments, named, capsys):
@@ -223,14 +230,14 @@ def test_a_checkpoint_that_names_no_form_leaves_it_to_the_command(model_folder, 
 
 
 def test_the_form_that_a_checkpoint_names():
-    assert form_of({}) is None and set(BOX_FORMATS) == set(COORDINATES)
-    assert form_of({"coordinates": "molmo"}) == COORDINATES["molmo"]
-    own = form_of({"coordinates": {"form": "qwen3-vl", "detect": "Find {thing}!"}})
+    assert form_of(None) is None and set(BOX_FORMATS) == set(COORDINATES)
+    assert form_of("molmo") == COORDINATES["molmo"]
+    own = form_of({"form": "qwen3-vl", "detect": "Find {thing}!"})
     assert own.question("detect", "it") == "Find it!" and own.point == QWEN.point
-    assert form_of({"coordinates": {"form": "qwen3-vl"}}, "moondream").name == "moondream"
+    assert form_of({"form": "qwen3-vl"}, "moondream").name == "moondream"
     for wrong in ("qwen9", 3, {"form": 3}, {"form": "molmo", "point": 3}, ["molmo"]):
         with pytest.raises(ValueError):
-            form_of({"coordinates": wrong})
+            form_of(wrong)
 
 
 def test_the_page_says_pixels():
@@ -238,7 +245,7 @@ def test_the_page_says_pixels():
     asked = AskRequest((str(IMAGE),), "Where is the star?", EMBEDDED, max_new_tokens=60)
 
     async def ask() -> list[list[dict]]:
-        return [_messages(view.log, service.models) async for view in service.ask(visitor, asked)]
+        return [_messages(view.log) async for view in service.ask(visitor, asked)]
 
     *growing, (*question, answer) = asyncio.run(ask())
     service.close()
@@ -251,11 +258,11 @@ def test_the_page_shows_what_an_answer_locates():
     asked = AskRequest((str(IMAGE),), "Where?", "")
     broken = '{"bbox_2d": [9, 1, 2, 3], "label": "<b>"}'
     hostile = Box("<script>alert(1)</script>", RED.box)
-    models = SimpleNamespace(default="m", held=lambda name: SimpleNamespace(model=model))
-    model = SimpleNamespace(generation_config={"coordinates": "qwen3-vl"})
+    known = {"sizes": (SIZE, SIZE), "coordinates": "qwen3-vl"}
 
-    def shown(answer: str, **changes) -> str:
-        return overlay(Exchange(replace(asked, **changes), (), [answer], ["stop"], size=SIZE), models)
+    def shown(answer: str, said: Any = "qwen3-vl", **changes) -> str:
+        request = replace(asked, **changes)
+        return overlay(Exchange(request, (), [answer], ["stop"], **known | {"coordinates": said}))
 
     html = shown(QWEN.write([RED, hostile], SIZE) + broken)
     assert html.count("<rect") == 2 and "<script" not in html and "<b>" not in html
@@ -263,8 +270,102 @@ def test_the_page_shows_what_an_answer_locates():
     assert not shown("2") and not shown("[]")
     assert not shown(QWEN.write([RED], SIZE), images=(str(IMAGE), str(IMAGE)))
     assert not shown(QWEN.write([RED], SIZE), images=("gone.png",))
-    running = Exchange(asked, (), [QWEN.write([RED], SIZE)], [], size=SIZE)
+    running = Exchange(asked, (), [QWEN.write([RED], SIZE)], [], **known)
     for unknown in (running, Exchange(asked, (), [QWEN.write([RED], SIZE)], ["stop"])):
-        assert not overlay(unknown, models)
-    model.generation_config = {}
-    assert not shown(QWEN.write([RED], SIZE))
+        assert not overlay(unknown)
+    assert not shown(QWEN.write([RED], SIZE), said=None)
+
+
+# -------------------------------------------------------------------------- families with their own form
+LARGE, CAR = (1000, 600), (250, 150, 500, 450)  # the models see fewer pixels of it
+
+
+@pytest.fixture(scope="module", params=qwen_checkpoints.KINDS)
+def qwen(request, tmp_path_factory) -> tuple[str, Path, Callable[..., str]]:
+    """A model, an image that is resized for it, and what such a model writes of boxes and points in it: in
+    thousandths, or in pixels of what it sees."""
+    folder = tmp_path_factory.mktemp(request.param)
+    qwen_checkpoints.save_hf(request.param, folder / "model")
+    Image.new("RGB", LARGE, "grey").save(folder / "street.png")
+    seen = Processor.from_pretrained(folder / "model").images.plan(*LARGE).parts.shape[:1:-1]
+    steps = (1000, 1000) if request.param == "qwen3_vl" else seen
+    assert steps != LARGE
+
+    def written(*places: tuple[float, ...]) -> str:
+        lines = []
+        for place in places:
+            numbers = [round(one * steps[at % 2] / LARGE[at % 2]) for at, one in enumerate(place)]
+            lines.append({"bbox_2d" if len(numbers) == 4 else "point_2d": numbers, "label": "red car"})
+        return "```json\n[\n\t" + ",\n\t".join(map(json.dumps, lines)) + "\n]\n```"
+
+    return str(folder / "model"), folder / "street.png", written
+
+
+def near(found: list[float], place: tuple[float, ...]) -> bool:
+    """Within half a step of either form: the models see at least 300 pixels of each side."""
+    return np.allclose(found, place, atol=max(LARGE) / 300 / 2)
+
+
+def test_a_family_is_asked_in_its_own_words_and_answers_in_pixels_of_the_image(
+    qwen, monkeypatch, capsys, tmp_path
+):
+    model, image, written = qwen
+    whole = written(CAR, (0, 0, *LARGE))
+    said = [whole, whole[: whole.index("}") + 30], written((400, 300)), "```json\n[]\n```"]
+    monkeypatch.setattr(answer, "answer_text", lambda *_: said.pop(0))
+    drawn = tmp_path / "boxes.png"
+    asked = ["--detect", "red car", "--detect", "hat", "--point", "red car", "--describe"]
+    assert run(str(image), "--model", model, *asked, "--json", "--show-boxes", str(drawn)) == 0
+    boxes, cut, points, nothing = map(json.loads, capsys.readouterr().out.splitlines())
+    assert all("JSON" in one["question"] for one in (boxes, cut, points, nothing))
+    car, everything = (one["box"] for one in boxes["boxes"])
+    assert near(car, CAR) and near(everything, (0, 0, *LARGE))
+    assert near(points["points"][0]["point"], (400, 300)) and not points["malformed"]
+    assert len(cut["boxes"]) == len(cut["malformed"]) == 1  # what is whole before it counts
+    assert not nothing["boxes"] and not nothing["malformed"]
+    changed = np.asarray(Image.open(drawn).convert("RGB"), dtype=int) != 128
+    assert changed.shape[:2] == LARGE[::-1] and changed[150, 300].any() and not changed[200, 300].any()
+
+
+def test_a_family_says_pixels_in_batches_and_to_programs(qwen, tmp_path):
+    """With an answer that a schema leaves no choice about."""
+    model, image, written = qwen
+    thing = json.loads(written(CAR).strip("`json\n"))
+    schema = {"const": thing}
+    (tmp_path / "asked.jsonl").write_text(
+        json.dumps({"image": str(image), "question": "Where?", "schema": schema, "max_new_tokens": 200})
+    )
+    out = tmp_path / "out.jsonl"
+    assert run("--model", model, "--batch", str(tmp_path / "asked.jsonl"), "--out", str(out)) == 0
+    (line,) = map(json.loads, out.read_text().splitlines())
+    assert near(line["boxes"][0]["box"], CAR)
+    assert near(json.loads(line["answers"][0])[0]["bbox_2d"], CAR)
+
+    url = "data:image/png;base64," + base64.b64encode(image.read_bytes()).decode()
+    checkpoint, shown = open_checkpoint(model, device="cpu"), json.dumps([{"bbox_2d": CAR}])
+    sent = [
+        Message("user", (("image", url), ("text", "Where?"))),
+        Message("assistant", (("text", shown),)),
+        Message("user", (("text", "And?"),)),
+    ]
+    row = prepare_messages(sent, GenerationOptions(), checkpoint).row
+    assert str(thing[0]["bbox_2d"]) in checkpoint.processor.decode(row.input_ids)  # its own numbers again
+
+
+def test_the_page_shows_boxes_over_a_smaller_copy_of_an_upload(qwen, tmp_path):
+    """Its model sees the copy, and the visitor reads pixels of the photograph."""
+    model, image, written = qwen
+    service = make_service(model)
+    checkpoint = service.models.open(model)
+    copy = take_in(str(shutil.copy(image, tmp_path / "street.png")), Image.open(image).convert("RGB"), 640)
+    visual = service.tiled(checkpoint, copy)
+    service.close()
+    assert visual.sizes[0] == LARGE and Image.open(copy).width == 640
+    request = AskRequest((copy,), "Where?", model)
+    known = {"sizes": visual.sizes, "coordinates": checkpoint.processor.coordinates}
+    exchange = Exchange(request, (), [written(CAR)], ["stop"], **known)
+    (line,) = [line for line in exchange.readable(exchange.answers[0]).splitlines() if "box" in line]
+    assert near([float(one) for one in line.split()[-4:]], CAR)
+    drawn = re.search("<rect" + r' \w+="([\d.]+)"' * 4, overlay(exchange))
+    x, y, width, height = map(float, drawn.groups())
+    assert near([x, y, x + width, y + height], CAR)

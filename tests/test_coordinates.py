@@ -6,19 +6,23 @@ import json
 import random
 
 import pytest
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from data.boxes import COORDINATES, Box, Located, Pixels, Point, smart_resize
+from data.boxes import COORDINATES, Box, Located, Pixels, Point
+from data.processor import Processor, coordinates_of
+from families.qwen_images import QwenImages
+from tests import qwen_checkpoints
 
 
 def numbers(thing: Box | Point) -> tuple[float, ...]:
     return thing.box if isinstance(thing, Box) else thing.point
 
 
-def error_allowed(name: str, length: int, resized: int, side: float, at: float) -> float:
+def error_allowed(name: str, length: int, side: float, at: float) -> float:
     """Half a step of a form along a side of `length` pixels, at least half a pixel. Location tokens end one
     step before the far edge."""
     steps = {"qwen3-vl": 1000, "paligemma": 1024, "doctags": 500, "molmo": 1000, "moondream": 1024}
-    step = length / steps.get(name, resized)
+    step = length / steps.get(name, length)  # else in pixels, of no known model
     half = step if name in ("paligemma", "doctags", "moondream") and at > length - step else step / 2
     if name == "moondream":  # its logarithmic widths, which are 1/1024 at least
         half += max(side * (2 ** (5 / 1023) - 1), step) / 2
@@ -47,10 +51,10 @@ def test_what_is_written_is_read(name):
             assert one.raw  # the model's own numbers
             expected = numbers(wanted)
             for at, (a, b) in enumerate(zip(numbers(one), expected, strict=True)):
-                length, resized = size[at % 2], smart_resize(size)[at % 2]
+                length = size[at % 2]
                 side = abs(expected[at] - expected[at - 2]) if len(expected) == 4 else 0
                 reach = b if name != "moondream" or len(expected) == 2 else (b + expected[at - 2]) / 2
-                assert abs(a - b) <= error_allowed(name, length, resized, side, reach), (size, wanted)
+                assert abs(a - b) <= error_allowed(name, length, side, reach), (size, wanted)
 
 
 BROKEN = {
@@ -163,7 +167,40 @@ def test_known_answers():
         "<section_header_level_1><loc_50><loc_100><loc_250><loc_150></section_header_level_1>", (500, 1000)
     )
     assert page.boxes == (Box("section_header_level_1", (50, 200, 250, 300)),)
-    assert smart_resize((640, 480)) == (644, 476) and smart_resize((10, 10)) == (56, 56)
+    fenced = '```json\n[\n\t{"bbox_2d": [10, 20, 60, 80], "label": "a car", "color": "red"},\n'
+    fenced += '\t{"bbox_2d": [10, 20, 60, 81], "text_content": "STOP"}\n]\n```'
+    cars = COORDINATES["qwen3-vl"].read(fenced, (2000, 500))
+    assert cars.boxes == (Box("a car", (20, 10, 120, 40)), Box("STOP", (20, 10, 120, 40.5)))
+
+
+@pytest.mark.parametrize("kind", qwen_checkpoints.KINDS)
+def test_a_click_lands_where_it_should_whatever_was_resized(kind):
+    """What a model writes about the image as it sees it, for any size and budget of pixels, is read at most
+    half a step, of its pixels or of a thousandth, from the place in the image itself."""
+    random_, settings = random.Random(kind), qwen_checkpoints.image_settings(kind)
+    said, tokenizer = coordinates_of({"model_type": kind}, {}), qwen_checkpoints.tokenizer()
+    processor = Processor(QwenImages(settings), tokenizer, qwen_checkpoints.TEMPLATE, coordinates=said)
+    factor = 2 * settings["patch_size"]
+    for _ in range(2000):
+        width = round(2 ** random_.uniform(3, 13))
+        size = width, min(8192, max(8, round(width * 2 ** random_.uniform(-6, 6))))
+        most = round(2 ** random_.uniform(14, 24))
+        processor.images = QwenImages(settings | {"size": {"shortest_edge": 4096, "longest_edge": most}})
+        seen = smart_resize(size[1], size[0], factor, 4096, most)[::-1]
+        steps = seen if kind == "qwen2_5_vl" else (1000, 1000)
+        (x1, x2), (y1, y2) = (sorted(random_.uniform(0, side) for _ in range(2)) for side in size)
+        box, click = (x1, y1, x2, y2), (x2, y1)
+        raw = [round(place * steps[at % 2] / size[at % 2]) for at, place in enumerate((*box, *click))]
+        form = processor.form(size)
+        for text in (
+            f'[{{"bbox_2d": {raw[:4]}, "label": "it"}}, {{"point_2d": {raw[4:]}, "label": "it"}}]',
+            form.write([Box("it", box), Point("it", click)], size),
+        ):
+            found = form.read(text, size)
+            assert not found.malformed and found.boxes[0].raw + found.points[0].raw == tuple(raw)
+            got = (*found.boxes[0].box, *found.points[0].point)
+            for at, (place, wanted) in enumerate(zip(got, (*box, *click), strict=True)):
+                assert abs(place - wanted) <= size[at % 2] / steps[at % 2] / 2 + 1e-6, (size, most)
 
 
 def test_what_a_form_cannot_say():

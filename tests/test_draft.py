@@ -430,7 +430,7 @@ def test_the_page_shows_a_draft_until_the_answer_begins(model_folder, photo, alw
     async def shown(request):
         found = []
         async for view in service.ask(Visitor(), request):
-            found += [_messages(view.log, service.models)[-1]["content"]] if view.log else []
+            found += [_messages(view.log)[-1]["content"]] if view.log else []
         return found, view.log[-1]
 
     (seen, last), (plain, expected) = (

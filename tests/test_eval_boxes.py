@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import eval.run
 from data.boxes import COORDINATES, Box, Located, Malformed, Point
+from data.processor import Processor
 from eval import __main__ as command
 from eval.boxes import Asked, figures, hits, ious, mean_average_precision, score_of
 from eval.lmms_tasks import asks_for_box, in_our_form, in_their_form
 from eval.metrics import MetricError, find_metric
 from inference.attribution.agreement import agreement
+from tests import qwen_checkpoints
 
 ONE, FAR = (0.0, 0.0, 10.0, 10.0), (50.0, 50.0, 60.0, 60.0)
 
@@ -145,6 +148,7 @@ def test_rows_with_boxes(rows, tmp_path, capsys):
     metric = find_metric("boxes")
     star = next(one for one in samples if "star" in one["question"])
     fields = {"thing": "star", "boxes": [(10, 20, 40, 60)], "size": (120, 90)}
+    fields |= {"form": COORDINATES["qwen3-vl"]}
     assert metric.score(star["targets"][0], star["targets"], fields) == 1  # its own target is right
 
 
@@ -169,6 +173,27 @@ def test_whether_the_model_looked_there(tmp_path):
         assert results["figures"][f"looked_{key}"] == pytest.approx(mean)
 
 
+@pytest.mark.parametrize("kind", qwen_checkpoints.KINDS)
+def test_a_family_is_scored_in_its_own_form(kind, monkeypatch, tmp_path):
+    """Thousandths, or pixels of what its model sees of the image; so are the targets of the report."""
+    qwen_checkpoints.save_hf(kind, tmp_path / "model")
+    size, box = (1000, 600), (250, 150, 500, 450)
+    Image.new("RGB", size, "white").save(tmp_path / "image.png")
+    row = {"image": "image.png", "ref": "the car", "bbox": [250, 150, 250, 300]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    seen = Processor.from_pretrained(tmp_path / "model").images.plan(*size).parts.shape[:1:-1]
+    steps = (1000, 1000) if kind == "qwen3_vl" else seen
+    own = json.dumps([{"bbox_2d": [round(one * steps[at % 2] / size[at % 2]) for at, one in enumerate(box)]}])
+    monkeypatch.setattr(eval.run, "answer_text", lambda *_: own)
+    data = ["--data", str(tmp_path / "rows.jsonl"), "--metric", "boxes", "--max-new-tokens", "4"]
+    more = ["--model", str(tmp_path / "model"), "--compile", "off", "--output", str(tmp_path / "run")]
+    assert command.main(data + more) == 0
+    figures_ = json.loads((tmp_path / "run" / "results.json").read_text())["figures"]
+    assert figures_["acc_90"] == figures_["point_in_box"] == 1
+    (sample,) = map(json.loads, (tmp_path / "run" / "samples.jsonl").read_text().splitlines())
+    assert json.loads(own)[0].items() <= json.loads(sample["targets"][0])[0].items()
+
+
 @pytest.mark.parametrize("row", [{"question": "How?", "answer": "so"}, {"ref": "x", "bbox": [1, 2, 300, 4]}])
 def test_rows_without_good_boxes_are_refused(row, tmp_path, capsys):
     Image.new("RGB", (12, 9), "white").save(tmp_path / "image.png")
@@ -183,9 +208,8 @@ def test_rows_without_good_boxes_are_refused(row, tmp_path, capsys):
 def test_tasks_of_refcoco_are_asked_and_answered_in_their_own_words():
     form, image = COORDINATES["qwen3-vl"], Image.new("RGB", (200, 100))
     document = {"answer": "the cat", "image": image}
-    assert asks_for_box("refcoco_bbox_rec_val", document, form)
-    assert not asks_for_box("refcoco_bbox_val", document, form)  # it wants words
-    assert not asks_for_box("refcoco_bbox_rec_val", document, COORDINATES["molmo"])
+    assert asks_for_box("refcoco_bbox_rec_val", document)
+    assert not asks_for_box("refcoco_bbox_val", document)  # it wants words
     asked = [
         {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "[0, 1]?"}]}
     ]

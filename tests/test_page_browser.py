@@ -386,7 +386,7 @@ def test_what_the_chosen_model_makes_of_several_images_is_said_before_it_is_open
 
 
 def test_a_photograph_stays_large_where_any_model_may_be_asked_about_it(visit, tmp_path):
-    """Boxes of some models depend on the size of the file."""
+    """What a model that nobody has opened makes of it is not known."""
     large = tmp_path / "large.png"
     Image.new("RGB", (3000, 2000)).save(large)
     visit.upload(large)

@@ -89,9 +89,9 @@ def test_a_refusal_names_a_model_for_photographs(any_model, cli):
 
 
 def test_what_a_model_says_counts_before_it_is_opened(tmp_path):
-    """Whoever adds images for it reads how many it knows, and its boxes are in pixels of the whole file."""
-    folders = [tmp_path / name for name in ("usual", "boxes")]
-    for folder, says in zip(folders, ({}, {"most_images": 2, "coordinates": "qwen2.5-vl"}), strict=True):
+    """Whoever adds images for it reads how many it knows, and they stay as large as it may see them."""
+    folders = [tmp_path / name for name in ("usual", "several")]
+    for folder, says in zip(folders, ({}, {"most_images": 2}), strict=True):
         shutil.copytree(EMBEDDED, folder)
         path = folder / "generation_config.json"
         path.write_text(json.dumps({"single_turn": True, **says}))
@@ -99,10 +99,10 @@ def test_what_a_model_says_counts_before_it_is_opened(tmp_path):
     for service in (alone, both):
         service.models.open(str(folders[0]))
     assert alone.edge < 3000 < both.edge
-    usual, boxes = map(str, folders)
-    assert both.about_images(boxes, 2) == both.about_images(usual, 2) != ""
-    assert both.about_images(boxes, 3) != both.about_images(usual, 3)
-    assert both.models.held(boxes) is None
+    usual, several = map(str, folders)
+    assert both.about_images(several, 2) == both.about_images(usual, 2) != ""
+    assert both.about_images(several, 3) != both.about_images(usual, 3)
+    assert both.models.held(several) is None
     for service in (alone, both):
         service.close()
 

@@ -174,7 +174,8 @@ class RowsTask(Task):
             if len(found) == count or (row := reader.next()) is None:
                 break
             try:
-                messages = self.held_out.sources[row.source].schema.conversation(row.row)
+                schema = self.held_out.sources[row.source].schema
+                messages = schema.conversation(row.row, form_for=self.processor.form)
                 if messages is not None:
                     found.append(first_question(messages, self.processor))
             except (BadRow, ImageError):

@@ -381,11 +381,11 @@ class Answer:
         return {**counts, "prompt_tokens_details": cached}
 
     def _pixels(self) -> PixelText:
-        return PixelText(self.ticket.generation_config, self.ticket.image_size, lines=False)
+        return PixelText(self.ticket.coordinates, self.ticket.sizes, lines=False)
 
     def _located(self, text: str) -> dict[str, Any]:
         """What an answer locates, beside its text, from what the model wrote."""
-        return located(self.ticket.generation_config, self.ticket.image_size, text)
+        return located(self.ticket.coordinates, self.ticket.sizes, text)
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         """Those of a piece, without the token that ends an answer."""

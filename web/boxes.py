@@ -10,27 +10,25 @@ from urllib.parse import quote
 from data.boxes import Box, Located, Point
 from inference.boxes import COLOURS
 from inference.checkpoint import spoken_form
-from web.models import Models
 from web.service import Exchange
 
 HIGHEST = 320  # pixels of a page that an image takes, so that its question and the names are seen with it
 
 
-def overlay(exchange: Exchange, models: Models) -> str:
+def overlay(exchange: Exchange) -> str:
     """HTML of a question's image with what its answer locates, or "" where that is nothing, or where several
     images or answers leave open which is meant. Nothing that was asked or answered is HTML here."""
-    request, size = exchange.request, exchange.size
-    if not exchange.stop_reasons or size is None or len(exchange.answers) != 1 or len(request.images) != 1:
+    request, sizes = exchange.request, exchange.sizes
+    if not exchange.stop_reasons or sizes is None or len(exchange.answers) != 1 or len(request.images) != 1:
         return ""
     if not os.path.isfile(request.images[0]):  # it has been deleted meanwhile
         return ""
-    checkpoint = models.held(request.model or models.default)
-    form = spoken_form(checkpoint.model.generation_config) if checkpoint is not None else None
-    found = Located() if form is None else form.read(exchange.answers[0], size)
+    form = spoken_form(exchange.coordinates, sizes)
+    found = Located() if form is None else form.read(exchange.answers[0], sizes[0])
     things: list[Box | Point] = [*found.boxes, *found.points]
     if not things:
         return ""
-    width, height = size
+    width, height = sizes[0]
     labels = list(dict.fromkeys(thing.label for thing in things))
     shapes, names = [], []
     for number, thing in enumerate(things):

@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -39,6 +39,7 @@ from torch import OutOfMemoryError
 from data.chat import Message
 from data.images import ImageLimits, load_image
 from data.processor import EncodedConversation
+from data.tiles import Sizes
 from generation.decoding import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
@@ -164,8 +165,8 @@ class Ticket:
         them, of those that no stop string ended.
     prompt_tokens: positions of the prompt, and cached_tokens: those of them that were kept from before.
     first_token_seconds: from the arrival; None before it. decode_seconds: from there to the latest token.
-    image_size, generation_config: what coordinates in an answer are of (see `EncodedConversation`), and how
-        the model writes them; known with the first piece.
+    sizes, coordinates: what coordinates in an answer are of (see `EncodedConversation`), and how the model
+        writes them (`Processor.coordinates`); known with the first piece.
     """
 
     def __init__(self, engine: Engine, request: EngineRequest):
@@ -176,8 +177,8 @@ class Ticket:
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.first_token_seconds: float | None = None
         self.decode_seconds = 0.0
-        self.image_size: tuple[int, int] | None = None
-        self.generation_config: Mapping[str, Any] = {}
+        self.sizes: Sizes | None = None
+        self.coordinates: Any = None
         self._engine, self._loop = engine, asyncio.get_running_loop()
         self._pieces: list[Piece] = []
         self._news, self._over = asyncio.Event(), asyncio.Event()
@@ -565,7 +566,7 @@ class Engine:
         checkpoint.check_images(row.image_tokens)
         if ticket.form is not None:
             options = replace(options, constraint=ticket.form)
-        ticket.image_size, ticket.generation_config = row.image_size, checkpoint.model.generation_config
+        ticket.sizes, ticket.coordinates = row.sizes, checkpoint.processor.coordinates
         ticket.prompt_tokens = len(row.input_ids)
         if (room := checkpoint.context - ticket.prompt_tokens) < 1:
             got = f"{ticket.prompt_tokens} ({row.image_tokens} of images)"
@@ -837,7 +838,7 @@ def prepare_messages(messages: list[Message], options: GenerationOptions, checkp
     """The prompt of a conversation. Images have been looked at by whoever accepted them. Earlier answers say
     pixels, as they were shown (see `PixelText`), and are read by the model in its own numbers."""
     limits = ImageLimits(allow_urls=False, allow_paths=False)
-    form, size = spoken_form(checkpoint.model.generation_config), None
+    form, size, processor = None, None, checkpoint.processor
     conversation = []
     for message in messages:
         parts = [
@@ -845,8 +846,9 @@ def prepare_messages(messages: list[Message], options: GenerationOptions, checkp
         ]
         if sizes := {value.size for kind, value in parts if kind == "image"}:
             size = sizes.pop() if len(sizes) == 1 else None
+            form = spoken_form(processor.coordinates, processor.images.plan(*size).sizes) if size else None
         if message.role == "assistant" and form is not None and size is not None:
             parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
         content = [{"type": kind, kind: value} for kind, value in parts]
         conversation.append({"role": message.role, "content": content})
-    return Prepared(checkpoint.processor.encode_conversation(conversation, True), options)
+    return Prepared(processor.encode_conversation(conversation, True), options)

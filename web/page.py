@@ -32,7 +32,6 @@ from web.attribution_tab import AttributionTab
 from web.boxes import overlay
 from web.connections import BoundedServer
 from web.guard import Guard, Hosts, Uploads
-from web.models import Models
 from web.parts import (
     EXAMPLES,
     add_images,
@@ -225,7 +224,7 @@ class AskTab:
         """Take everything back from a question on, and ask it anew."""
         visitor = visitor_of(self.service, request)
         message = edited.index[0] if isinstance(edited.index, list | tuple) else edited.index
-        shown = (_messages([exchange], self.service.models) for exchange in visitor.log)
+        shown = (_messages([exchange]) for exchange in visitor.log)
         number = [n for n, messages in enumerate(shown) for _ in messages][message]
         images = visitor.log[number].request.images
         while len(visitor.log) > number:
@@ -280,7 +279,7 @@ class AskTab:
 
     def _changes(self, now: View) -> dict[Any, Any]:
         return {
-            self.chat: _messages(now.log, self.service.models),
+            self.chat: _messages(now.log),
             self.stats: _stats(now.log[-1].stats if now.log else {}),
             self.notice: notice(now.notice, now.failed),
             self.message: gr.update(submit_btn=not now.busy, stop_btn=now.busy),
@@ -295,7 +294,7 @@ def _title(service: Service, name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------- values of components
-def _messages(log: Sequence[Exchange], models: Models) -> list[dict[str, Any]]:
+def _messages(log: Sequence[Exchange]) -> list[dict[str, Any]]:
     """Questions and answers for `gr.Chatbot`, which takes text for HTML: escaped, so that visitors read what
     was typed and generated. An answer that locates something is the image with that over it, and its text."""
     shown: list[dict[str, Any]] = []
@@ -316,7 +315,7 @@ def _messages(log: Sequence[Exchange], models: Models) -> list[dict[str, Any]]:
                     f" [{reason}]" if reason else ""
                 )
             content: Any = escape(text, quote=False)
-            if located := overlay(exchange, models):
+            if located := overlay(exchange):
                 content = gr.HTML(f'{located}<p class="said">{content}</p>', padding=False)
             shown.append({"role": "assistant", "content": content})
     return shown

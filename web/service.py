@@ -20,10 +20,9 @@ import secrets
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,10 @@ from PIL import Image
 
 from data.errors import ImageError, PromptError
 from data.images import ImageLimits, load_image
-from data.tiles import Visual
+from data.tiles import Sizes, Visual
 from generation.kv_cache import bytes_per_position
 from generation.options import GenerationOptions
-from inference.checkpoint import (
-    Checkpoint,
-    PixelText,
-    RequestError,
-    other_model,
-    spoken_form,
-    too_many_images,
-)
+from inference.checkpoint import Checkpoint, PixelText, RequestError, other_model, too_many_images
 from inference.conversation import NextTurn, Turn, encode_short, next_turn
 from models.checkpoints.hub import Origin
 from models.checkpoints.names import PHOTOGRAPHS
@@ -54,9 +46,9 @@ ALIVE = 1.0  # while nothing happens, a view is given this often: it fails where
 ENDING = 2.0  # seconds that a page which is loaded anew waits for the end of its earlier answer
 _KEY = re.compile(r"[0-9a-f]{32}")  # of 128 bits
 STOPPED = "Stopped before the first word."
-# Pixels of a longest side: what a page shows of an image at most, what no model known so far sees more than,
-# and no bound.
-SHOWN, SEEN, UNBOUND = 1024, 2048, 10**6
+# Pixels of a longest side: what a page shows of an image at most, what a model that is not open yet may see
+# (Qwen-VL's 16 million of a square), and no bound.
+SHOWN, SEEN, UNBOUND = 1024, 4096, 10**6
 OF_VISITORS = ImageLimits(allow_urls=False, allow_paths=False)  # as large as on the command line
 
 
@@ -136,8 +128,8 @@ class Exchange:
     draft: what is shown until an answer begins.
     turn: once all answers have ended, for the prompts of later questions, of a model from `origin`; without
         its images, which are the request's.
-    size: (width, height) in pixels of the image that coordinates in an answer are of, if it is known, and
-    pixels: what makes pixels of them, for a person. Both are set when the prompt is made.
+    sizes, coordinates: of the image that coordinates in an answer are of, if it is known, and how its model
+        writes them (`Processor.coordinates`). Both are set when the prompt is made.
     """
 
     request: AskRequest
@@ -148,14 +140,12 @@ class Exchange:
     draft: str = ""
     turn: Turn | None = None
     origin: Origin | None = None
-    size: tuple[int, int] | None = None
-    pixels: Callable[[], PixelText] | None = None
+    sizes: Sizes | None = None
+    coordinates: Any = None
 
     def readable(self, text: str) -> str:
         """An answer or the draft so far, as a person reads it: boxes and points as lines, in pixels."""
-        if self.pixels is None:
-            return text
-        pixels = self.pixels()
+        pixels = PixelText(self.coordinates, self.sizes)
         return pixels.put(text) + (pixels.finish() if self.stop_reasons else "")
 
     def take(self, piece: Piece, seconds: float) -> None:
@@ -291,11 +281,8 @@ class Service:
         models = self.models
         held = [one for name in models.names if (one := models.held(name)) is not None]
         edges = [SHOWN, *(one.processor.images.longest_side for one in held)]
-        forms = [spoken_form(models.said(name)) for name in {*models.names, *models.guests}]
-        if any(form is not None and form.name == "qwen2.5-vl" for form in forms):
-            return UNBOUND  # its coordinates depend on the size of the file
         if models.any_model:
-            return UNBOUND  # so may those of a guest that is not open yet
+            return UNBOUND  # what a guest that is not open yet makes of them is not known
         return max(edges) if len(held) == len(models.names) else max(*edges, SEEN)
 
     def take_in(self, path: str) -> str:
@@ -371,9 +358,7 @@ class Service:
                 turns[0], shown = replace(turns[0], images=images), ()
             asked = next_turn(checkpoint, None, turns, shown, request.question, options)
             made.append((asked.without_tiles(), checkpoint))
-            exchange.size = size = asked.row.image_size
-            # With the config alone: the checkpoint would outlive its closing.
-            exchange.pixels = partial(PixelText, checkpoint.model.generation_config, size)
+            exchange.sizes, exchange.coordinates = asked.row.sizes, checkpoint.processor.coordinates
             short = encode_short(checkpoint, None, (), images, request.question) if drafted else None
             return Prepared(asked.row, asked.options, short)
 
@@ -399,7 +384,7 @@ class Service:
             elif exchange in visitor.log:
                 visitor.log.remove(exchange)
         # What a guest says about several images is known from now on.
-        guest, said = request.model not in self.models.names, ticket.generation_config
+        guest, said = request.model not in self.models.names, self.models.said(request.model)
         told = too_many_images(request.model, said, len(request.images)) if guest else ""
         if other := other_model(said, exchange.answers):
             told = f"{other[:1].upper()}{other[1:]}: {self.models.how(PHOTOGRAPHS)}."
