@@ -179,6 +179,7 @@ def test_which_tower_is_chosen(monkeypatch, tmp_path):
     expected = tower(pixels)
     assert fast_tower(copy.deepcopy(tower).half())[0] is None
     monkeypatch.setenv("OCELLI_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))
     build.load_library.cache_clear()
     for prepared in (tower, pack(copy.deepcopy(tower), "int8")):
         few, _ = fast_tower(copy.deepcopy(prepared), compiling=False)

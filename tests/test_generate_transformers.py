@@ -10,7 +10,7 @@ from models.vision_language_model import VisionLanguageModel
 from tests import tiny
 
 ROWS = ((1,), (), (2, 1), (1, 1))  # tiles of each image of each row of the ragged batch
-NEW = 64
+NEW = 32
 
 
 @functools.cache
@@ -32,11 +32,10 @@ def transformers_tokens(model, inputs: dict, **options) -> torch.Tensor:
 def test_one_prompt(name):
     theirs, ours = models(name)
     inputs = tiny.make_inputs(tiny.CASES[name])
-    for penalty in (1.0, 1.5):  # tied random models repeat themselves without a penalty
-        expected = transformers_tokens(theirs, inputs, eos_token_id=None, repetition_penalty=penalty)
-        got = ours.generate(**inputs, max_new_tokens=NEW, stop_token_ids=(), repetition_penalty=penalty)
-        assert expected.shape == (1, NEW) and torch.equal(got, expected)
-    assert len(expected.unique()) > 16
+    penalty = {"repetition_penalty": 1.5}  # tied random models repeat themselves without one
+    expected = transformers_tokens(theirs, inputs, eos_token_id=None, **penalty)
+    got = ours.generate(**inputs, max_new_tokens=NEW, stop_token_ids=(), **penalty)
+    assert expected.shape == (1, NEW) and torch.equal(got, expected) and len(expected.unique()) > 12
 
 
 @pytest.mark.parametrize("name", tiny.CASES)

@@ -46,17 +46,8 @@ def serve(scheduler: Scheduler, requests: list[Request], arrivals: list[int] | N
     return outputs
 
 
-@pytest.mark.parametrize(
-    ("kind", "chunk", "lag"),
-    [
-        (None, None, 0),
-        (None, 7, 1),
-        (NativeStep, 7, 0),
-        (NativeStep, None, 1),
-        (GraphStep, None, 0),
-        (GraphStep, 7, 1),
-    ],
-)
+@pytest.mark.parametrize("kind", [None, NativeStep, GraphStep])
+@pytest.mark.parametrize(("chunk", "lag"), [(None, 0), (7, 1)])
 def test_every_request_as_alone_whenever_it_comes(vlm, chunk, lag, kind):
     step = None if kind is None else fast_step(vlm, kind)
     rng = random.Random(f"arrivals:{chunk}")  # None would be another run each time

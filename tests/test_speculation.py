@@ -167,7 +167,7 @@ def test_a_session_goes_on_after_proposals(way):
             history = [*history, *expected, *words(turn, 5), *expected[2:9]]
 
 
-@pytest.mark.parametrize(("sampling", "chunk"), zip(SAMPLINGS, [None, 7, None, 7]))
+@pytest.mark.parametrize(("sampling", "chunk"), [*zip(SAMPLINGS, [None, 7, None, 7])])
 def test_rows_of_a_scheduler_each_have_their_own(way, sampling, chunk, monkeypatch):
     """Right, wrong and none side by side, between prompts that are still computed, with uneven lengths."""
     vlm, make_step = way
