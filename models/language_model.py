@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from generation.kv_cache import KVCache, geometry
 from models.config import TextConfig
-
-KVCache = list[dict[str, Tensor]]
 
 
 def rope_frequencies(config: TextConfig, device=None) -> Tensor:
@@ -278,7 +277,7 @@ class LanguageModel(nn.Module):
             slots = start_pos[:, None] + steps  # (B, T)
             # Reading the longest row back would stop the device: whoever decodes hands in a buffer (or a view
             # of one) of fitting length, and the mask hides what a row has not filled.
-            kv_length = kv_cache[0]["key"].shape[2]
+            kv_length = geometry(kv_cache).capacity
         positions = slots + (offset[:, None] if isinstance(offset, Tensor) else offset)
         if position_ids is not None:
             positions = position_ids
@@ -286,7 +285,7 @@ class LanguageModel(nn.Module):
             # Padding takes no position: the first real token of a row stands at 0.
             positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
         if kv_cache is not None:
-            rows, _, capacity, _ = kv_cache[0]["key"].shape
+            rows, _, capacity, *_ = geometry(kv_cache)
             if rows != batch or capacity < kv_length:
                 raise ValueError(
                     f"kv_cache holds {rows} rows of {capacity} positions; "

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from families import FAMILIES
 from generation import decoding
 from generation.decoding import GenerationOutput, TokenStream
-from generation.kv_cache import to_device
+from generation.kv_cache import KVCache, to_device
 from generation.options import GenerationOptions, with_overrides
 from generation.protocol import Pixels
 from models.checkpoints.backbones import from_backbones
@@ -29,7 +29,6 @@ from models.checkpoints.load import Put, load, put_parameter
 from models.checkpoints.save import push, save
 from models.config import VLMConfig
 from models.initial_weights import init_weights
-from models.language_model import KVCache
 from models.losses import summed_cross_entropy
 
 IGNORE_INDEX = -100  # label of a position that carries no loss, as in cross_entropy

@@ -59,6 +59,7 @@ MAY_IMPORT = {
     **{name: {*FLOORS["files"]} for name in FLOORS["files"]},
     "models.checkpoints": {"models.checkpoints", "models.config", "families"},  # handed the class of models
     "models.vision_language_model": {"models", "generation", "families"},
+    "models.language_model": {"models", "generation.kv_cache"},  # what a cache is, which its layers write
     "models": {"models"},
     "families": {"families", *(name for floor in FLOORS.values() for name in floor)},
     "generation": {"generation"},

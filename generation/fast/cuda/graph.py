@@ -187,7 +187,8 @@ class StaticCache:
         if self.cache is None or not _serves(kv.geometry(self.cache), held):
             self.cache = None  # the old memory is freed before the new one is taken
             try:
-                self.cache = kv.allocate_for(config, held.rows, positions, like=kv_cache[0]["key"])
+                sizes = (len(kv_cache), held.rows, held.kv_heads, positions, held.head_dim)
+                self.cache = kv.allocate(*sizes, held.dtype, held.device)
             except torch.OutOfMemoryError:  # the user's own cache serves as well
                 return
         # Tensors of their own, which live as long as the user's cache.
