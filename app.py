@@ -23,6 +23,7 @@ from inference.cli import (
     DTYPES,
     MODEL,
     Parser,
+    add_max_pixels,
     add_threads,
     address,
     check_model,
@@ -66,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="data type of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the "
         "checkpoint's own; int8 works on a CPU and on CUDA")
     add_threads(add)
+    add_max_pixels(add)
     add("--share", action=argparse.BooleanOptionalAction, default=False,
         help="make the page public for a week, through Gradio's servers")
     add("--browser", action=argparse.BooleanOptionalAction, default=None,
@@ -88,9 +90,8 @@ def start(settings: argparse.Namespace, host: str, port: int):
     from web import engine, guard, models, page, service
 
     largest = settings.largest_model * 10**9
-    opened = models.Models(
-        names, settings.any_model, settings.device, settings.dtype, largest, settings.threads
-    )
+    machine = {name: getattr(settings, name) for name in ("device", "dtype", "threads", "max_pixels")}
+    opened = models.Models(names, settings.any_model, largest_guest=largest, **machine)
     with log_if_slow("app.py", opened.default):
         first = opened.open(opened.default)
     space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name

@@ -79,7 +79,8 @@ def load(args: argparse.Namespace, options: GenerationOptions, long: bool = Fals
     from inference.checkpoint import open_checkpoint, worth_compiling
 
     with cli.log_if_slow("generate.py", args.model):
-        checkpoint = open_checkpoint(args.model, args.revision, args.device, args.dtype, args.threads)
+        machine = (args.device, args.dtype, args.threads, args.max_pixels)
+        checkpoint = open_checkpoint(args.model, args.revision, *machine)
     if args.compile != "off" and args.cache:
         compiling = args.compile == "on" or worth_compiling(checkpoint.model, long)
         checkpoint = checkpoint.compiled(compiling)
@@ -107,6 +108,7 @@ def answer_questions(args: argparse.Namespace) -> None:
         questions = locator.questions
     questions = questions or [DEFAULT_QUESTION]
     checkpoint, options = load(args, options)
+    cli.log_sizes(args, names, images, checkpoint, log)
     if args.show_attention is not None:
         from inference.attribution import attention, draw
 
@@ -161,6 +163,7 @@ def chat(args: argparse.Namespace) -> int:
 
     checkpoint, options = load(args, options, long=True)
     cli.log_unused(args, log)
+    cli.log_sizes(args, names, images, checkpoint, log)
     if names != args.images:
         log(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
     talk = Chat(checkpoint, args.system, options, args.stats, args.debug, args.draft)

@@ -25,6 +25,7 @@ from inference.cli import (
     DTYPES,
     MODEL,
     Parser,
+    add_max_pixels,
     add_threads,
     address,
     check_model,
@@ -63,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="data type of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the "
         "checkpoint's own; int8 works on a CPU and on CUDA")
     add_threads(add)
+    add_max_pixels(add)
     add("--slots", type=positive, default=8, metavar="N",
         help="answers that are made at the same time (default 8)")
     add("--queue", type=positive, default=64, metavar="N",
@@ -114,7 +116,8 @@ def start(settings: argparse.Namespace, uploads: str):
     listening = listen(settings.host, settings.port)
     from web import api, engine, guard, models
 
-    opened = models.Models(names, device=settings.device, dtype=settings.dtype, threads=settings.threads)
+    machine = {name: getattr(settings, name) for name in ("device", "dtype", "threads", "max_pixels")}
+    opened = models.Models(names, **machine)
     with log_if_slow("serve.py", opened.default):
         first = opened.open(opened.default)
     limits = api.ApiLimits(

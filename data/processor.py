@@ -131,11 +131,13 @@ class Processor:
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         revision: str | None = None,
+        max_pixels: int | None = None,
     ) -> Processor:
         """The processor of a checkpoint: a folder, or a repository on the Hub at a `revision`.
 
-        With the model's `config`, tile size, tokens per tile and placeholder id must fit it. A ProcessorError
-        says what is missing or broken.
+        With the model's `config`, tile size, tokens per tile and placeholder id must fit it. Of a model that
+        takes images whole (Qwen-VL), larger images are made to fit `max_pixels`, or the checkpoint's own
+        budget where that is less. A ProcessorError says what is missing or broken.
         """
         folder = folder_of(source, revision)
         try:
@@ -144,6 +146,8 @@ class Processor:
                 # A folder without a model is what transformers' Idefics3Processor writes.
                 family = next((one for one in FAMILIES.values() if one.recognises(described)), idefics3)
                 images, tokenizer, template = family.open_images(folder, described)
+                if max_pixels is not None and images.budget is not None:
+                    images.budget = min(images.budget, max_pixels)
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
                 said = coordinates_of(described, read_object(folder / "generation_config.json"))

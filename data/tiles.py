@@ -240,6 +240,7 @@ class Images(Protocol):
     flat: bool  # parts go to the model as (N, 3, M, M), not padded per row with a pixel mask
     own_sizes: bool  # or as `Parts`, because their sizes differ
     longest_side: int  # pixels of an image that it makes something of
+    budget: int | None  # most pixels of an image that is taken whole; None where images are cut into tiles
 
     def plan(self, width: int, height: int) -> Visual:
         """What `cut` makes of an image of this size, with pixels on the meta device."""
@@ -265,11 +266,16 @@ class Images(Protocol):
 
 def check_tiles(side: Any, longest_side: Any, positions: Any) -> None:
     """Refuse, with a ProcessorError, numbers that memory is asked for by and that no real checkpoint has."""
-    for what, got, most in (
+    check_numbers(
         ("pixels per tile side", side, MOST_TILE_SIDE),
         ("pixels of an image's longest side", longest_side, MOST_TILE_SIDE),
         ("image tokens per tile", positions, MOST_TILE_TOKENS),
-    ):
+    )
+
+
+def check_numbers(*bounds: tuple[str, Any, int]) -> None:
+    """Refuse, with a ProcessorError, what is no whole number from 1 to the last of the three."""
+    for what, got, most in bounds:
         if isinstance(got, bool) or not isinstance(got, int) or not 1 <= got <= most:
             raise ProcessorError(f"{what}: expected an integer from 1 to {most}, got {str(got)[:80]}")
 
@@ -283,7 +289,7 @@ class TiledImages:
     """
 
     string_content, add_special_tokens, flat, own_sizes = False, True, False, False
-    with_whole, whole_first, uncut = True, False, (1, 1)
+    with_whole, whole_first, uncut, budget = True, False, (1, 1), None
     tile_size: int
     tile_positions: int
 

@@ -32,7 +32,18 @@ from typing import Any
 from data.errors import check_rows_path
 from eval.metrics import find_metric
 from eval.tasks import DEFAULT_MODEL, OWN, TaskError, check_official, is_user_error
-from inference.cli import DTYPES, MODEL, Parser, add_threads, check_model, device, dtype, model, positive
+from inference.cli import (
+    DTYPES,
+    MODEL,
+    Parser,
+    add_max_pixels,
+    add_threads,
+    check_model,
+    device,
+    dtype,
+    model,
+    positive,
+)
 from messages import one_line
 
 # Nothing here imports torch before everything is checked that can be: --help and refusals answer at once.
@@ -87,6 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--compile", default="auto", choices=("auto", "off"), help=compiled)
     add("--batch-size", type=positive, default=32, metavar="N", help="answers in parallel (default 32)")
     add_threads(add)
+    add_max_pixels(add)
 
     add = parser.add_argument_group("output").add_argument
     add("--output", type=Path, metavar="DIR", help="folder of the run (default runs/eval/TASK-MODEL)")

@@ -449,9 +449,8 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
 
         check_tasks(official)  # before our own tasks are answered
     with log_if_slow("python -m eval", settings.model) if ranks.is_first else nullcontext():
-        checkpoint = open_checkpoint(
-            settings.model, settings.revision, str(ranks.device), settings.dtype, settings.threads
-        )
+        machine = (str(ranks.device), settings.dtype, settings.threads, settings.max_pixels)
+        checkpoint = open_checkpoint(settings.model, settings.revision, *machine)
     if settings.compile != "off":
         checkpoint = checkpoint.compiled()
     model = _as_folder(settings.model)

@@ -14,7 +14,16 @@ from PIL import Image
 
 from data.chat import Message, chat_template
 from data.errors import ImageError
-from data.tiles import CLIP_PIXELS, Cell, Parts, Visual, pixel_rule, pixels_of, reading_settings
+from data.tiles import (
+    CLIP_PIXELS,
+    Cell,
+    Parts,
+    Visual,
+    check_numbers,
+    pixel_rule,
+    pixels_of,
+    reading_settings,
+)
 from data.tokenizer import AnyTokenizer, image_settings, open_with, read_object
 from families.saving import SavedProcessor
 
@@ -27,11 +36,15 @@ _DEFAULTS: dict[str, Any] = {
     "merge_size": 2,
 }
 _MOST_OBLONG = 200  # times as long as wide, transformers refuses more
+_MOST_PIXELS = 8192 * 8192  # four times as many as any checkpoint's
 
 
 class QwenImages:
     """How a transformers Qwen2VLImageProcessor (its PIL backend) resizes an image, whole, within a budget of
-    pixels. `settings` are what preprocessor_config.json has; those of `video` are kept for saving."""
+    pixels. `settings` are what preprocessor_config.json has; those of `video` are kept for saving.
+
+    least, budget: pixels of a resized image. The budget may be made smaller.
+    """
 
     image_token = IMAGE
     string_content = False
@@ -41,13 +54,19 @@ class QwenImages:
     def __init__(self, settings: Mapping[str, Any], video: Mapping[str, Any] | None = None):
         self.settings, self.video = dict(settings), video
         known: dict[str, Any] = _DEFAULTS | self.settings
-        size = {**_DEFAULTS["size"], **(known["size"] or {})}
         with reading_settings(known):
-            self.patch, self.factor = known["patch_size"], known["patch_size"] * known["merge_size"]
+            size = {**_DEFAULTS["size"], **(known["size"] or {})}
             self.least = known.get("min_pixels") or size["shortest_edge"]
-            self.most = known.get("max_pixels") or size["longest_edge"]
+            self.budget: int = known.get("max_pixels") or size["longest_edge"]
+            check_numbers(
+                ("patch_size", known["patch_size"], 256),
+                ("merge_size", known["merge_size"], 16),
+                ("least pixels of an image", self.least, _MOST_PIXELS),
+                ("most pixels of an image", self.budget, _MOST_PIXELS),
+            )
+            self.factor = known["patch_size"] * known["merge_size"]
             self._resample, self._values = pixel_rule(known)
-        self.longest_side = math.isqrt(self.most * _MOST_OBLONG)
+        self.longest_side = math.isqrt(self.budget * _MOST_OBLONG)
 
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
         settings: dict[str, Any] = {"image_processor": self.settings}
@@ -69,13 +88,13 @@ class QwenImages:
                 f"expected an image at most {_MOST_OBLONG} times as long as wide, "
                 f"got {width} x {height} pixels"
             )
-        factor, sides = self.factor, (height, width)
+        factor, sides, least = self.factor, (height, width), min(self.least, self.budget)
         rows, columns = (round(side / factor) for side in sides)
-        if rows * columns * factor**2 > self.most:
-            by = math.sqrt(height * width / self.most)
+        if rows * columns * factor**2 > self.budget:
+            by = math.sqrt(height * width / self.budget)
             rows, columns = (max(1, math.floor(side / by / factor)) for side in sides)
-        elif rows * columns * factor**2 < self.least:
-            by = math.sqrt(self.least / (height * width))
+        elif rows * columns * factor**2 < least:
+            by = math.sqrt(least / (height * width))
             rows, columns = (math.ceil(side * by / factor) for side in sides)
         return rows, columns
 

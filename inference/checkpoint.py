@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 MARKS = frozenset("[{`")  # with which coordinates in JSON begin, or the list or code fence around them
 ANY_SIZE = (10**4, 10**4)  # of an image, to find coordinates that are not to become pixels
 OPEN_NOTE = "(The numbers are the model's own: which image they are of is open.)"
+# Pixels of images that are taken whole, on a CPU: with so many Qwen3-VL-2B computes about 3 TFLOP for a 4:3
+# photograph, as SmolVLM-256M for its 13 tiles. Checkpoints' own budgets are up to 16 million.
+CPU_PIXELS = 2**19
 LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
 
 
@@ -103,7 +106,9 @@ class Checkpoint:
     def settings(self) -> dict[str, str]:
         """What every result reports about the machine."""
         steps = {"decode_step": self.fast.name, "vision_tower": self.fast.tower}
-        return {"device": str(self.model.device), "dtype": self.dtype, **steps}
+        budget = self.processor.images.budget
+        seen = {} if budget is None else {"max_pixels": str(budget)}
+        return {"device": str(self.model.device), "dtype": self.dtype, **steps, **seen}
 
     @property
     def device_name(self) -> str:
@@ -282,16 +287,19 @@ def open_checkpoint(
     device: str = "auto",
     dtype: str = "auto",
     threads: int | None = None,
+    max_pixels: int | None = None,
 ) -> Checkpoint:
     """Load model and processor from a folder or the Hub.
 
     `device` is auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1 or mps; `dtype` is as for
     `VisionLanguageModel.from_pretrained`, or int8 (CPU and CUDA; compiled C rounds activations as well). A
     CPU without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32. `threads` is for all
-    that this process computes: see `generation.threads.choose`.
+    that this process computes: see `generation.threads.choose`. `max_pixels` is that of
+    `Processor.from_pretrained`, by default CPU_PIXELS on a CPU.
     """
     choose(threads)
     chosen, began = pick_device(device), time.perf_counter()
+    pixels = CPU_PIXELS if max_pixels is None and chosen.type == "cpu" else max_pixels
     if dtype == "int8" and chosen.type not in ("cpu", "cuda"):
         raise RequestError(f"dtype int8: expected device cpu or cuda, got {chosen}; use bfloat16 there")
 
@@ -301,7 +309,7 @@ def open_checkpoint(
         assert model.origin is not None, "a loaded model knows where it came from"
         # The commit of the weights: the branch may have moved on meanwhile.
         folder = snapshot(source, model.origin.commit or revision)
-        return model, Processor.from_pretrained(folder, config=model.config)
+        return model, Processor.from_pretrained(folder, config=model.config, max_pixels=pixels)
 
     model, processor = one_version(source, revision, read)
     name = dtype if dtype == "int8" else str(model.dtype).removeprefix("torch.")

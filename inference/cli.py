@@ -157,6 +157,13 @@ def dtype(text: str) -> str:
     return _DTYPE_ALIASES.get(text, text)
 
 
+def add_max_pixels(add: Callable[..., Any]) -> None:
+    """The option of `inference.checkpoint.open_checkpoint`."""
+    about = "pixels that larger images are made to fit, for models that take images whole (Qwen-VL); "
+    about += "default: 524288 on a CPU, elsewhere the checkpoint's own, which is never exceeded"
+    add("--max-pixels", type=partial(positive, least=1024), metavar="N", help=about)
+
+
 def add_threads(add: Callable[..., Any]) -> None:
     """The option of `generation.threads.choose`."""
     usual = "the variable OMP_NUM_THREADS, or one for each processor that this process may use"
@@ -271,6 +278,7 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     compiled += "already compiled, if the model is large, and for a chat or a batch"
     add("--compile", default="auto", choices=when, help=compiled)
     add_threads(add)
+    add_max_pixels(add)
 
     add_group = parser.add_argument_group("answer")
     add = add_group.add_argument
@@ -518,6 +526,24 @@ def log_defaults(
         log(f"{', '.join(args.images) or ('no image' if args.no_image else image)}: {question}")
     if not args.json and args.num_answers > 1 and args.temperature == 0:
         log("all answers are the same, the most likely one: give a --temperature to get different ones")
+
+
+MANY_POSITIONS = 1024  # of one image: some seconds to minutes on a CPU
+
+
+def log_sizes(
+    args: argparse.Namespace, names: list[str], images: list[Any], checkpoint: Any, log: Callable[[str], None]
+) -> None:
+    """Say, before it is computed, what an image will take that is shown whole: where that is much, and where
+    by default it is made much smaller."""
+    rule = checkpoint.processor.images
+    for name, image in zip(names, images, strict=True) if rule.budget is not None else ():
+        visual = rule.plan(*image.size)
+        height, width = visual.parts.shape[2:]
+        much_smaller = args.max_pixels is None and 4 * width * height < image.width * image.height
+        if not args.json and (much_smaller or visual.positions > MANY_POSITIONS):
+            seen = f"seen at {width} x {height} pixels ({visual.positions} positions)"
+            log(f"{name}: {seen}; --max-pixels N changes that")
 
 
 def log_other_model(checkpoint: Any, answers: list[str], log: Callable[[str], None]) -> None:

@@ -86,22 +86,22 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 # commit's message what went elsewhere for it: what is added should displace something. The second number is
 # what the room should come down to.
 BUDGETS = {
-    "*.py": (970, 850),  # the entry points, and what errors say
+    "*.py": (975, 850),  # the entry points, and what errors say
     "models": (1_555, 1_900),
     "models/checkpoints": (2_215, 1_400),
-    "families": (1_420, 2_000),
+    "families": (1_440, 2_000),
     "generation": (4_400, 2_700),
     "generation/fast": (4_070, 4_300),
     "tools": (820, 600),
-    "data": (5_970, 4_900),
-    "inference": (5_086, 3_100),
+    "data": (5_980, 4_900),
+    "inference": (5_120, 3_100),
     "web": (4_275, 3_000),
     "training": (3_126, 3_100),
     "shapes": (2_110, 1_700),
-    "eval": (3_828, 3_400),
+    "eval": (3_840, 3_400),
     "benchmarks": (2_460, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (30_105, 20_000),
+    "tests": (30_170, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -15,17 +16,19 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from data.errors import ImageError, ProcessorError, PromptError
 from data.processor import Processor
 from families import qwen_vl
 from families.qwen_images import QwenImages
 from families.text import TEXT_KEYS
+from inference.checkpoint import CPU_PIXELS, open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes
 from models.checkpoints.weights import check_shapes, export_tensors
 from models.config import PackedVisionConfig
 from models.packed_vision_transformer import patches_of
 from tests.processors import draw_image
-from tests.qwen_checkpoints import CLASSES, hf_config, save_hf
+from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf
 from tests.tiny import randomize
 
 BAR = 1e-4
@@ -165,26 +168,93 @@ def test_logits_and_places_are_those_of_transformers(kind, seed):
     torch.testing.assert_close(alone, features, atol=1e-5, rtol=1e-4)
 
 
-def test_pixels_are_those_of_transformers():
-    draw = random.Random(0)
-    for index in range(60):
-        patch, least = draw.choice([14, 16]), draw.choice([56 * 56, 65_536])
-        most = max(least, draw.choice([50_000, 200_000, 1_003_520]))
-        width, height = draw.randint(5, 900), draw.randint(5, 900)
-        pixels = np.random.default_rng(index).integers(0, 256, (height, width, 3), dtype=np.uint8)
-        image = Image.fromarray(pixels)
-        settings = {"patch_size": patch, "size": {"shortest_edge": least, "longest_edge": most}}
-        if patch == 16:
-            settings |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+def draw_sizes(count: int) -> list[tuple[int, int]]:
+    """Widths and heights: usual ones, tiny ones, and some next to 200 times as long as wide."""
+    draw, sizes = random.Random(0), [(1, 1), (1, 200), (200, 1), (13, 2600), (31, 33), (3, 7)]
+    while len(sizes) < count:
+        most = draw.choice([40, 300, 900])
+        size = [draw.randint(1, most), draw.randint(1, most)]
+        if draw.random() < 0.1:
+            size = [size[0] % 20 + 1, (size[0] % 20 + 1) * draw.randint(100, 200)]
+            draw.shuffle(size)
+        if max(size) <= 200 * min(size):
+            sizes.append((size[0], size[1]))
+    return sizes
+
+
+@pytest.mark.parametrize("kind", qwen_vl.KINDS)
+def test_pixels_are_those_of_transformers(kind):
+    rng, patch = np.random.default_rng(0), image_settings(kind)["patch_size"]
+    own = (3136, 12_845_056) if kind == "qwen2_5_vl" else (65_536, 16_777_216)
+    tower = PackedVisionConfig(patch_size=patch)
+    for index, (width, height) in enumerate(draw_sizes(250)):
+        least, most = [own, (4 * patch**2, 50_000), (own[0], 200_000), (30_000, 30_000)][index % 4]
+        image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        budget = {"size": {"shortest_edge": least, "longest_edge": most}}
+        if index % 2:  # as the Hub's Qwen2.5-VL says it
+            budget = {"min_pixels": least, "max_pixels": most}
+        settings = image_settings(kind) | budget
         expected = Qwen2VLImageProcessorPil(**settings)(image, return_tensors="pt")
         images = QwenImages(settings)
         visual = images.cut(image)
-        assert visual.grid == images.plan(width, height).grid
-        assert visual.parts.shape == images.plan(width, height).parts.shape
-        tower = PackedVisionConfig(patch_size=patch)
+        planned = images.plan(width, height)
+        assert (visual.grid, visual.parts.shape) == (planned.grid, planned.parts.shape)
         patches = patches_of(visual.parts.to("cpu")[0], tower).view(-1, 3, 1, patch**2)
         assert torch.equal(patches.expand(-1, -1, 2, -1).flatten(1), expected["pixel_values"])
         assert expected["image_grid_thw"].tolist() == [[1, 2 * visual.grid[0], 2 * visual.grid[1]]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"patch_size": 0},
+        {"patch_size": 10**6},
+        {"patch_size": "14"},
+        {"merge_size": 10**6},
+        {"size": {"longest_edge": 10**12}},
+        {"min_pixels": 10**12},
+        {"max_pixels": -1},
+        {"size": {"shortest_edge": 56.5}},
+        {"size": [56, 56]},
+        {"do_resize": False},
+    ],
+    ids=str,
+)
+def test_settings_that_no_checkpoint_has_are_refused(settings):
+    """A stranger's file says them, and memory is asked for by them."""
+    with pytest.raises((ProcessorError, PromptError)):
+        QwenImages(image_settings("qwen3_vl") | settings)
+
+
+def test_too_long_an_image_is_refused():
+    with pytest.raises(ImageError):
+        QwenImages(image_settings("qwen3_vl")).plan(201, 1)
+    with pytest.raises(ValueError):
+        Qwen2VLImageProcessorPil(**image_settings("qwen3_vl"))(Image.new("RGB", (201, 1)))
+
+
+def test_a_budget_of_pixels(both, as_json, tmp_path):
+    """It holds in Python and at the command line, never goes beyond the checkpoint's, and is not saved."""
+    _, folder, ours, processor = both
+    large = tmp_path / "large"
+    shutil.copytree(folder, large)
+    stored = image_settings("qwen3_vl" if ours.config.text.rope_interleaved else "qwen2_5_vl", 10**7)
+    (large / "preprocessor_config.json").write_text(json.dumps(stored))
+    photo = draw_image(1600, 1200)
+    side = processor.images.factor
+    for budget in (4 * side**2, 30_000, 300_000):
+        limited = Processor.from_pretrained(large, ours.config, max_pixels=budget)
+        visual = limited.cut(photo)
+        assert budget / 2 <= visual.positions * side**2 <= budget
+        assert limited.images.settings == stored
+    own = Processor.from_pretrained(folder, max_pixels=10**7).cut(photo)
+    assert own.parts.digests == processor.cut(photo).parts.digests
+    assert open_checkpoint(large, device="cpu").processor.images.budget == CPU_PIXELS
+    photo.save(tmp_path / "photo.png")
+    ask = (tmp_path / "photo.png", "-q", "how many", "--max-new-tokens", 2, "--max-pixels", 30_000)
+    (made,) = as_json(*ask, model=large)
+    assert made["image_tokens"] == Processor.from_pretrained(large, max_pixels=30_000).cut(photo).positions
+    assert made["max_pixels"] == "30000"
 
 
 @pytest.fixture(scope="module", params=qwen_vl.KINDS)
