@@ -32,17 +32,16 @@ demo: $(INSTALLED)
 serve: $(INSTALLED)
 	@$(PY) serve.py
 
-# Two at a time, of about the same length: what trains, evaluates and serves with the commands of the docs,
-# and everything else.
-TRAINING := $(sort $(wildcard tests/test_train*.py tests/test_eval*.py)) tests/test_docs_commands.py \
-    tests/test_engine.py tests/test_finetune.py tests/test_launch.py tests/test_loader.py tests/test_locks.py \
-    tests/test_page_guard.py tests/test_page_models.py tests/test_serve.py tests/test_served.py \
-    tests/test_service.py
+# At once, of about the same length: what trains, evaluates and serves with the commands of the docs, and
+# everything else. Beside them are the types: much of the time somebody waits.
+TRAINING := $(sort $(wildcard tests/test_train*.py tests/test_eval*.py tests/test_page*.py tests/test_serv*.py)) \
+    tests/test_docs_commands.py tests/test_engine.py tests/test_finetune.py tests/test_launch.py \
+    tests/test_loader.py tests/test_locks.py
 
 test: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	@$(MAKE) --no-print-directory -j2 types tests-of-training other-tests
+	@$(MAKE) --no-print-directory -j3 types tests-of-training other-tests
 
 types: $(INSTALLED)
 	$(PY) -m mypy

@@ -36,6 +36,7 @@ RUN_ELSEWHERE = {
     ".venv/bin/python -m pytest tests/test_cli.py -k json": "tests/test_cli.py",
     '.venv/bin/python generate.py -q "Describe the picture." --no-cache --stats': "tests/test_cli.py",
     ".venv/bin/python -m eval --tasks shapes --model runs/shapes --limit 20 --controls": "tests/test_eval.py",
+    ".venv/bin/python -m eval --tasks shapes --limit 20 --controls": "tests/test_eval.py",
     ".venv/bin/python -m tests.walks": "tests/test_architecture.py",
     # Of those that need minutes, with a small model, few questions, one round:
     ".venv/bin/python -m benchmarks.latency decode --systems ours-fast,transformers,llama.cpp --prompts 1 "
