@@ -179,7 +179,7 @@ class Trainer:
             if number >= warm_up:
                 seconds += now(self.device) - start
                 positions += sum(batch["input_ids"].numel() for batch in batch_list)
-                timed += map(amounts_of, batch_list)
+                timed += (amounts_of(batch, SHAPES[self.shape].vision) for batch in batch_list)
         return {
             "seconds": seconds,
             "loss": loss,

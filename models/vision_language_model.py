@@ -34,7 +34,7 @@ from models.losses import summed_cross_entropy
 IGNORE_INDEX = -100  # label of a position that carries no loss, as in cross_entropy
 
 
-def _size(part: Any) -> tuple[int, int]:
+def part_size(part: Any) -> tuple[int, int]:
     """Height and width in pixels of a part of an image, numbers (3, H, W) or still bytes."""
     height, width = (part if isinstance(part, Tensor) else part.pixels).shape[-2:]
     return height, width
@@ -182,14 +182,14 @@ class VisionLanguageModel(nn.Module):
     def positions(self, parts: Pixels) -> list[int]:
         """How many positions each part takes in a prompt; a ValueError for one that the tower cannot take."""
         of = FAMILIES[self.config.family].positions
-        return [of(self.config, *_size(part)) for part in parts]
+        return [of(self.config, *part_size(part)) for part in parts]
 
     def places(self, prompts: Sequence[Tensor], parts: Pixels | None) -> list[tuple[Tensor, int]] | None:
         """Of each prompt (T,), rotary places (3, T) of its tokens, and what is added to the slot of a token
         after it; None where places are slots. `parts` are those of all prompts, in order."""
         if not self.config.text.rope_sections:
             return None
-        sizes = map(_size, () if parts is None else self.parts_of_rows(parts)[0])
+        sizes = map(part_size, () if parts is None else self.parts_of_rows(parts)[0])
         family = FAMILIES[self.config.family]
         return [family.places(self.config, ids.tolist(), sizes) for ids in prompts]
 

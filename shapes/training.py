@@ -31,7 +31,7 @@ from data.processor import Processor, make_processor
 from data.tokenizer import build_tokenizer
 from families import FAMILIES
 from models.config import TextConfig, VisionConfig, VLMConfig
-from models.vision_language_model import VisionLanguageModel
+from models.vision_language_model import VisionLanguageModel, part_size
 from shapes import (
     COLOURS,
     MAX_THINGS,
@@ -46,7 +46,7 @@ from shapes.settings import images_after, total_steps, vision_steps
 from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig
 from training.config import PlanOptions, TrainConfig, flag
 from training.distributed import Ranks
-from training.flops import Amounts, amounts_of, training_flops
+from training.flops import Amounts, amounts_of, tower_amounts, training_flops
 from training.plan import AverageRow, choose_device, line, make_plan, stored_network
 from training.rows import open_model
 from training.task import Question, Task
@@ -391,8 +391,8 @@ class ShapesTask(Task):
 
     def amounts(self, batch: Batch, step: int) -> Amounts:
         if step < self.second_stage:
-            return Amounts(tiles=len(batch["pixel_values"]), positions=0, pairs=0, labelled=0)
-        return amounts_of(batch)
+            return Amounts(*tower_amounts(self.model.config.vision, map(part_size, batch["pixel_values"])))
+        return super().amounts(batch, step)
 
     def matrix_peak(self, step: int) -> float | None:
         return self.config.vision_matrix_lr if step < self.second_stage else None
@@ -448,7 +448,7 @@ class ShapesTask(Task):
         pieces = chat_pieces(processor.tokenizer, tile_positions(shape))
         stream = cls.new_stream(config, processor, pieces)
         alone = vision_steps(config)
-        drawn = amounts_of(stream.batch(alone))
+        drawn = amounts_of(stream.batch(alone), shape.vision)
         row = AverageRow(
             tiles=drawn.tiles / config.batch_size,
             fill=drawn.positions / (config.batch_size * config.sequence_length),
@@ -457,7 +457,8 @@ class ShapesTask(Task):
         )
         lines = [make_plan(config, options, device, shape, row).table()]
         if alone:
-            amounts = Amounts(alone * config.vision_batch_size, 0, 0, 0)
+            side, pictures = shape.vision.image_size, alone * config.vision_batch_size
+            amounts = Amounts(*tower_amounts(shape.vision, [(side, side)], pictures))
             flops = training_flops(shape, amounts, frozenset({"vision_model"}))
             hours = flops / (options.plan_mfu * device.peak * options.plan_ranks) / 3600
             lines += [

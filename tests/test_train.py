@@ -158,16 +158,24 @@ def test_data_that_end_early_are_evaluated_too(base):
     assert states(base / "early" / FOLDER)[-1].name == f"step-{logged['step']:08d}"
 
 
-def test_adapters(base):
+@pytest.mark.parametrize("projector_lr", [-1, 1e-2], ids=("adapters", "and the projector"))
+def test_adapters(base, projector_lr):
     """Saved as a standard adapter that opens on the transformers model, and merged beside it."""
-    train.main(settings(base, "lora", lora_rank=4, lora_alpha=8.0, lr=1e-2, steps=4))
+    of_lora = {"lora_rank": 4, "lora_alpha": 8.0, "projector_lr": projector_lr, "resume": False}
+    train.main(settings(base, "lora", **of_lora, lr=1e-2, steps=4))
     start = AutoModelForImageTextToText.from_pretrained(base / "tiny").eval()
     merged = AutoModelForImageTextToText.from_pretrained(base / "lora").eval()
     ids = torch.arange(3, 40)[None]
+    ids[:, 1:5] = start.config.image_token_id
+    inputs = {"input_ids": ids, "pixel_values": torch.rand(1, 1, 3, 32, 32)}
     with torch.no_grad():
-        plain, expected = start(input_ids=ids).logits, merged(input_ids=ids).logits
+        plain, expected = start(**inputs).logits, merged(**inputs).logits
+        learnt = merged.model.connector.modality_projection.proj.weight
+        assert torch.equal(learnt, start.model.connector.modality_projection.proj.weight) == (
+            projector_lr < 0
+        )
         adapted = PeftModel.from_pretrained(start, base / "lora" / "adapter").eval()
-        torch.testing.assert_close(adapted(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(adapted(**inputs).logits, expected, rtol=1e-4, atol=1e-4)
         assert (plain - expected).abs().max() > 1e-3
 
 

@@ -14,11 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import train
 from benchmarks.common import SHAPES
 from data.packing import Batch, dense_mask
-from families import FAMILIES
+from families import FAMILIES, qwen_vl
 from models.config import VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes.settings import total_steps, vision_steps
 from shapes.training import ShapesTask
+from tests import qwen_checkpoints
 from tests.runs import refused, tiny_checkpoint
 from training.config import PlanOptions, TrainConfig, parse_arguments
 from training.flops import (
@@ -42,6 +43,10 @@ TINY = replace(  # with several layers and heads, so that what grows with them i
     vision=replace(SHAPES["tiny"].vision, **_SIZES, image_size=64),
     text=replace(SHAPES["tiny"].text, **_TEXT),
 )
+PACKED = [
+    qwen_vl.read_config(json.loads(qwen_checkpoints.hf_config(kind).to_json_string()), {}, {})
+    for kind in qwen_checkpoints.KINDS
+]
 ROWS, LENGTH, TILES = 2, 96, 2
 LABELLED = 0.25
 SMOLVLM = SHAPES["SmolVLM-256M"]
@@ -55,14 +60,22 @@ def model_of(config: VLMConfig, frozen=()) -> VisionLanguageModel:
     return model
 
 
+def size_in(config: VLMConfig) -> tuple[int, int]:
+    """Height and width in pixels of the images here."""
+    side = config.vision.least_side
+    return (4 * side, 5 * side) if config.family == "qwen_vl" else (side, side)
+
+
 def batch_of(config: VLMConfig, segments: int = 1) -> dict[str, torch.Tensor]:
     """Rows with TILES tiles each, the last quarter labelled; cut into segments of one length."""
-    ids = torch.randint(1, 190, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
-    ids[:, : TILES * FAMILIES[config.family].positions(config)] = config.image_token_id
+    ids, size = (
+        torch.randint(1, 190, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0)),
+        size_in(config),
+    )
+    ids[:, : TILES * FAMILIES[config.family].positions(config, *size)] = config.image_token_id
     labels = ids.clone()
     labels[:, : int(LENGTH * (1 - LABELLED))] = IGNORE_INDEX
-    side = config.vision.image_size
-    batch = {"input_ids": ids, "labels": labels, "pixel_values": torch.randn(ROWS * TILES, 3, side, side)}
+    batch = {"input_ids": ids, "labels": labels, "pixel_values": torch.randn(ROWS * TILES, 3, *size)}
     if segments > 1:
         of = torch.arange(LENGTH).div(LENGTH // segments, rounding_mode="floor")[None].expand(ROWS, -1) + 1
         batch["attention_mask"] = dense_mask(of)
@@ -81,10 +94,10 @@ def plan_with(shape: VLMConfig, frozen=(), ranks=1, kind="cuda", precision="bflo
     return make_plan(config, PlanOptions(plan_ranks=ranks, plan_mfu=0.5), device, shape, row or AverageRow())
 
 
-def tiny_plan(frozen=(), samples=1, precision="float32", **more):
-    row = AverageRow(tiles=TILES, samples=samples, labelled=LABELLED)
+def tiny_plan(frozen=(), samples=1, precision="float32", shape=TINY, **more):
+    row = AverageRow(tiles=TILES, size=size_in(shape), samples=samples, labelled=LABELLED)
     more = {"batch_size": ROWS, "sequence_length": LENGTH, "kind": "cpu", "row": row} | more
-    return plan_with(TINY, frozen, precision=precision, **more)
+    return plan_with(shape, frozen, precision=precision, **more)
 
 
 # --------------------------------------------------------------------------------- parameters and memory
@@ -132,22 +145,26 @@ def kept_by(model, autocast: bool = False, **batch) -> int:
 
 def loss_of(model, batch):
     """As training takes it: the head on labelled positions only."""
-    x = model.embed(batch["input_ids"], batch["pixel_values"])
+    features = torch.cat(tuple(model.encode_images(batch["pixel_values"])))
+    places = (batch["input_ids"] == model.config.image_token_id).flatten().nonzero()[:, 0]
+    x = model.place_features(batch["input_ids"], features, places)
     hidden, _ = model.language_model(x, batch.get("attention_mask"))
     return model.summed_loss(hidden, batch["labels"])[0]
 
 
 @pytest.mark.parametrize(
-    "precision, frozen, segments",
+    "precision, frozen, segments, shape",
     [
-        ("float32", (), 4),
-        ("bfloat16", ("vision_model",), 4),
+        ("float32", (), 4, TINY),
+        ("bfloat16", ("vision_model",), 4, TINY),
+        *(("float32", frozen, 4, shape) for shape in PACKED for frozen in ((), ("vision_model",), PARTS[:2])),
+        ("bfloat16", (), 4, PACKED[1]),
     ],
 )
-def test_activations_are_what_autograd_keeps(precision, frozen, segments):
-    model, autocast = model_of(TINY, frozen), precision == "bfloat16"
-    plan = tiny_plan(frozen, segments, precision)
-    measured = kept_by(model, autocast, **batch_of(TINY, segments))
+def test_activations_are_what_autograd_keeps(precision, frozen, segments, shape):
+    model, autocast = model_of(shape, frozen), precision == "bfloat16"
+    plan = tiny_plan(frozen, segments, precision, shape)
+    measured = kept_by(model, autocast, **batch_of(shape, segments))
     expected = plan.memory["activations"]
     if autocast:  # copies of weights are saved with them
         expected += plan.memory["weights"]
@@ -176,17 +193,18 @@ def test_fsdp_cuts_what_it_shards():
 @pytest.mark.parametrize(
     "frozen", [(), ("vision_model",), ("language_model",), ("projector", "language_model")], ids=str
 )
-def test_flops_are_those_of_torchs_counter(frozen):
-    model = model_of(TINY, frozen)
+@pytest.mark.parametrize("shape", [TINY, *PACKED], ids=("tiles", *qwen_checkpoints.KINDS))
+def test_flops_are_those_of_torchs_counter(frozen, shape):
+    model = model_of(shape, frozen)
     # Plain products, which the counter knows; fused attention on a CPU it does not.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        loss_of(model, batch_of(TINY)).backward()
-    assert tiny_plan(frozen).flops == pytest.approx(counter.get_total_flops(), rel=0.03)
+        loss_of(model, batch_of(shape)).backward()
+    assert tiny_plan(frozen, shape=shape).flops == pytest.approx(counter.get_total_flops(), rel=0.03)
 
 
 def test_what_learns_is_named_as_the_model_names_it():
     """A name that no part has would count as nothing."""
-    amounts = Amounts(tiles=1, positions=10, pairs=100, labelled=5)
+    amounts = Amounts(tiles=1, patches=64, patch_pairs=4096, positions=10, pairs=100, labelled=5)
     with pytest.raises(AssertionError, match="vision_model"):
         training_flops(TINY, amounts, frozenset({"vision"}))
     learns, _ = what_learns(model_of(TINY, ()))
@@ -198,10 +216,13 @@ def test_amounts_of_a_batch():
     segments = torch.tensor([[1, 1, 1, 2, 2, -1], [0, 0, 1, 2, 2, 2]])
     labels = torch.full_like(segments, -100)
     labels[0, 2] = labels[1, 4] = 7
-    amounts = amounts_of(Batch(segment_ids=segments, labels=labels, pixel_values=torch.zeros(3, 3, 2, 2)))
-    assert (amounts.tiles, amounts.positions, amounts.labelled) == (3, 11, 2)
+    vision = replace(TINY.vision, patch_size=2)
+    pixels = [torch.zeros(3, 4, 6), torch.zeros(3, 2, 2)]
+    amounts = amounts_of(Batch(segment_ids=segments, labels=labels, pixel_values=pixels), vision)
+    assert (amounts.tiles, amounts.positions, amounts.labelled) == (2, 11, 2)
+    assert (amounts.patches, amounts.patch_pairs) == (6 + 1, 36 + 1)
     assert amounts.pairs == (9 + 4) + (4 + 1 + 2 + 9 + 6)
-    assert amounts_of(Batch(segment_ids=segments * 0 - 1, labels=labels)).positions == 0
+    assert amounts_of(Batch(segment_ids=segments * 0 - 1, labels=labels), vision).positions == 0
 
 
 def test_steps_and_hours():

@@ -153,7 +153,9 @@ class TrainConfig:
     # optimisation
     lr: float = setting(2e-3, "peak AdamW learning rate of the language model; 0 freezes it", 0, 100)
     vision_lr: float = setting(-1.0, "the same for the vision tower; 0 freezes it, -1: as --lr", -1, 100)
-    projector_lr: float = setting(-1.0, "the same for the projector; 0 freezes it, -1: as --lr", -1, 100)
+    projector_lr: float = setting(
+        -1.0, "the same for the projector; 0 freezes it, -1: as --lr, but frozen beside LoRA", -1, 100
+    )
     muon: str = setting(
         "all", "matrices of blocks and projector that Muon updates", "all", "language", "none"
     )
@@ -192,7 +194,9 @@ class TrainConfig:
         "auto", "float32", "bfloat16",
     )  # fmt: skip
     activation_checkpointing: bool = setting(False, "recompute activations in backward to save memory")
-    compile: bool = setting(False, "torch.compile the transformer blocks")
+    compile: bool = setting(
+        False, "torch.compile the transformer blocks, but not those of towers for whole images"
+    )
     async_save: bool = setting(False, "under torchrun: write the training state in the background")
 
     # the network, where it starts from scratch
@@ -248,7 +252,7 @@ class TrainConfig:
             raise ValueError("--data: rows need a model: give --init-from, or --vision-from and --text-from")
         if not (self.lr if self.lora_rank else any(self.rates.values())):
             raise ValueError("--lr: expected something that learns, got a rate of 0 for all of it")
-        if self.lora_rank and (self.vision_lr > 0 or self.projector_lr > 0):
+        if self.lora_rank and self.vision_lr > 0:
             raise ValueError("--lora-rank: adapters train in place of all weights; set no --vision-lr")
         if self.eval_metric and (self.is_drawn or not self.eval_data):
             raise ValueError("--eval-metric: expected rows with --eval-data")
@@ -268,6 +272,14 @@ class TrainConfig:
             "vision_model": self.lr if self.vision_lr < 0 else self.vision_lr,
             "projector": self.lr if self.projector_lr < 0 else self.projector_lr,
         }
+
+    @property
+    def learns(self) -> frozenset[str]:
+        """Parts whose own weights learn. With LoRA, adapters do in their place, and beside them the projector
+        if it has a rate of its own."""
+        if self.lora_rank:
+            return frozenset({"projector"} if self.projector_lr > 0 else ())
+        return frozenset(part for part, rate in self.rates.items() if rate)
 
 
 # What data sheets say of each GPU: FLOP/s of dense bfloat16 products with float32 sums. TF32, in which

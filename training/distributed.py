@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from messages import one_line
+from models.packed_vision_transformer import PackedBlock
 from models.vision_language_model import VisionLanguageModel, prepare_device
 from training.config import TrainConfig
 
@@ -164,7 +165,8 @@ def prepare_blocks(model: VisionLanguageModel, recompute: bool, compiled: bool) 
     for block in blocks_of(model):
         if recompute:
             block.forward = partial(forward, block.forward)
-        if compiled:
+        # Whole images have other numbers of patches in each batch, and for each it would compile anew.
+        if compiled and not isinstance(block, PackedBlock):
             block.compile()
 
 

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from data.packing import IGNORE_INDEX
-from models.config import TextConfig, VLMConfig
+from families import FAMILIES
+from models.checkpoints.load import meta_init
+from models.config import PackedVisionConfig, TextConfig, VLMConfig
+from models.packed_vision_transformer import image_windows
+from models.vision_language_model import part_size
 from training.config import PEAKS
 from training.optim import part_of
 
@@ -26,31 +32,65 @@ PARTS = ("vision_model", "projector", "language_model")
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much of what goes through the model. `pairs` sums, over positions, how many each may look at.
+    """How much of what goes through the model. `patches` are those of all `tiles`; `patch_pairs` sums, over
+    patches, how many each may look at in an average layer of the tower; `pairs` the same over positions.
     Without positions, tiles go through the vision tower alone."""
 
     tiles: float
-    positions: float
-    pairs: float
-    labelled: float
+    patches: float
+    patch_pairs: float
+    positions: float = 0
+    pairs: float = 0
+    labelled: float = 0
 
 
-def amounts_of(batch: Mapping[str, Tensor]) -> Amounts:
-    """What a batch sends through the model, without padding.
+def tower_amounts(vision: Any, sizes: Iterable[Sequence[int]], each: float = 1) -> tuple[float, float, float]:
+    """Tiles, or whole images, of these heights and widths in pixels, `each` so many times; their patches, and
+    the pairs of these; see `Amounts`."""
+    tiles = patches = pairs = 0.0
+    for height, width in sizes:
+        grid = (height // vision.patch_size, width // vision.patch_size)
+        count = grid[0] * grid[1]
+        tiles, patches, whole = tiles + each, patches + each * count, 1.0
+        if isinstance(vision, PackedVisionConfig) and vision.window:
+            whole = len(vision.whole_layers) / vision.num_hidden_layers
+            _, windows = image_windows(grid, vision.merge_size, vision.window)
+            pairs += each * (1 - whole) * sum(length**2 for length in windows)
+        pairs += each * whole * count**2
+    return tiles, patches, pairs
+
+
+def amounts_of(batch: Mapping[str, Any], vision: Any) -> Amounts:
+    """What a batch sends through the model, without padding. `vision` is the tower's config.
 
     Segments of a row are blind to each other; segment 0, where there is one, is a prefix that all see.
     """
-    segments, pixels = batch["segment_ids"], batch.get("pixel_values")
-    tiles = 0 if pixels is None else len(pixels)
+    segments = batch["segment_ids"]
+    of_tower = tower_amounts(vision, map(part_size, batch.get("pixel_values", ())))
     columns = int(segments.max()) + 1
     if columns == 0:  # nothing but padding
-        return Amounts(tiles=tiles, positions=0, pairs=0, labelled=0)
+        return Amounts(*of_tower)
     rows = torch.arange(len(segments))[:, None]
     cells = (rows * columns + segments)[segments >= 0]
     lengths = torch.bincount(cells, minlength=len(segments) * columns).view(-1, columns)  # of segments
     pairs = (lengths**2).sum() + (lengths[:, :1] * lengths[:, 1:]).sum()
     labelled = (batch["labels"] != IGNORE_INDEX).sum()
-    return Amounts(tiles, int(lengths.sum()), int(pairs), int(labelled))
+    return Amounts(*of_tower, int(lengths.sum()), int(pairs), int(labelled))
+
+
+@lru_cache(8)
+def image_weights(config: VLMConfig) -> tuple[float, float, bool]:
+    """Weights that each patch is multiplied with, in the tower's blocks and in the projector; and whether
+    that one has a norm in front, whose weights need the gradient of its products' input."""
+    with meta_init():
+        tower, projector, _ = FAMILIES[config.family].build(config)
+    blocks, after = (
+        sum(p.numel() for p in part.parameters() if p.dim() == 2) for part in (tower.layers, projector)
+    )
+    side = config.vision.least_side
+    patches = (side // config.vision.patch_size) ** 2
+    share = FAMILIES[config.family].positions(config, side, side) / patches
+    return blocks, after * share, any("norm" in name for name, _ in projector.named_parameters())
 
 
 def linear_sizes(text: TextConfig) -> dict[str, tuple[int, int]]:
@@ -78,12 +118,11 @@ def training_flops(
     """
     assert learns <= set(PARTS), f"expected parts out of {PARTS}, got {sorted(learns)}"
     vision, text = config.vision, config.text
-    patches, width = vision.num_patches, vision.hidden_size
-    # Forward, per tile: the patch convolution (pixels get no gradient), the tower, the projector.
-    convolution = 2 * patches * vision.num_channels * vision.patch_size**2 * width
-    per_patch = 2 * (4 * width * width + 2 * width * vision.intermediate_size) + 4 * patches * width
-    tower = vision.num_hidden_layers * patches * per_patch
-    projector = 2 * patches * width * text.hidden_size
+    # Forward, per patch: the patch convolution (pixels get no gradient), the tower, the projector.
+    convolution = 2 * vision.num_channels * vision.patch_size**2 * vision.hidden_size
+    blocks, after, normed = image_weights(config)
+    tower, projector = 2 * blocks, 2 * after
+    seeing = vision.num_hidden_layers * 4 * vision.hidden_size  # per pair of patches
     # Forward, per position, per pair of positions, and per labelled position.
     products = text.num_hidden_layers * 2 * sum(a * b for a, b in linear_sizes(text).values())
     attention = text.num_hidden_layers * 4 * text.num_attention_heads * text.head_dim
@@ -91,16 +130,18 @@ def training_flops(
 
     sees, projects, speaks = (part in learns for part in PARTS)
     into_blocks = sees or projects or speaks or adapters > 0  # gradients go back through the decoder
-    tile = convolution * (1 + sees) + tower * (1 + 2 * sees)
+    patch, patch_pair = convolution * (1 + sees) + tower * (1 + 2 * sees), seeing * (1 + 2 * sees)
     if amounts.positions:
-        tile += projector * (1 + projects + sees)
+        patch += projector * (1 + projects + (sees or (projects and normed)))
     position = products * (1 + speaks + into_blocks) + 3 * 2 * adapters
     pair = attention * (1 + 2 * into_blocks)
     label = head * (1 + speaks + into_blocks)
     if recompute:
-        tile, position, pair = tile + tower * sees, position + products, pair + attention
+        patch, patch_pair = patch + tower * sees, patch_pair + seeing * sees
+        position, pair = position + products, pair + attention
+    through_tower = patch * amounts.patches + patch_pair * amounts.patch_pairs
     through_blocks = position * amounts.positions + pair * amounts.pairs
-    return tile * amounts.tiles + through_blocks + label * amounts.labelled
+    return through_tower + through_blocks + label * amounts.labelled
 
 
 def what_learns(model: nn.Module) -> tuple[frozenset[str], int]:

@@ -1,13 +1,14 @@
 """Low-rank adapters (arXiv:2106.09685) through peft: put in, saved as a standard adapter, merged.
 
 The adapter's folder is what peft writes for the transformers model, so that
-`PeftModel.from_pretrained(transformers_model, folder)` opens it.
+`PeftModel.from_pretrained(transformers_model, folder)` opens it. A projector that learns beside the adapters
+is in it whole.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from models.checkpoints.weights import StoredTensorOf, write_file
 from training.config import TrainConfig
+from training.optim import part_of
 
 ADAPTER = "adapter"  # the folder of a run's adapter, in its output
 _NAME, _BASE = "default", ".base_layer."
@@ -28,8 +30,9 @@ def _peft() -> ModuleType:
     return peft
 
 
-def lora_config(config: TrainConfig, inside: str):
-    """peft's settings, for the layers of the language model, which is called `inside`."""
+def lora_config(config: TrainConfig, inside: str, whole: Sequence[str] = ()):
+    """peft's settings, for the layers of the language model, which is called `inside`, and for modules that
+    learn `whole`."""
     targets = "|".join(re.escape(name.strip()) for name in config.lora_targets.split(","))
     return _peft().LoraConfig(
         r=config.lora_rank,
@@ -37,15 +40,16 @@ def lora_config(config: TrainConfig, inside: str):
         lora_dropout=config.lora_dropout,
         target_modules=rf".*{inside}\.layers\..*\.({targets})",
         bias="none",
+        modules_to_save=list(whole) or None,
     )
 
 
 def add_adapters(model: nn.Module, config: TrainConfig) -> None:
-    """Put adapters in. From then on they alone train."""
+    """Put adapters in. From then on they alone train, and a projector with a rate of its own."""
     generator = torch.Generator().manual_seed(config.seed)
     _peft().inject_adapter_in_model(lora_config(config, "language_model"), model, _NAME)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name)
+        parameter.requires_grad_("lora_" in name or part_of(name) in config.learns)
         if "lora_A" in name:  # drawn from the run's seed alone
             bound = parameter.shape[1] ** -0.5
             drawn = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
@@ -73,13 +77,17 @@ def save_adapter(
 
     places: where transformers has our tensors, of `models.checkpoints.save.written`.
     """
-    named = {}
+    named, whole = {}, dict[str, None]()  # names of modules, each once
     for name, value in tensors.items():
         if match := _FACTOR.fullmatch(name):
             layer = places(f"{match[1]}.weight").name.removesuffix(".weight")
             named[f"base_model.model.{layer}.lora_{match[2]}.weight"] = value.contiguous()
+        elif part_of(name) in config.learns:
+            stored = places(name).name
+            named[f"base_model.model.{stored}"] = value.contiguous()
+            whole[stored.rpartition(".")[0]] = None
     inside = places("language_model.layers.0.weight").name.split(".layers.")[0].rsplit(".", 1)[-1]
-    described = lora_config(config, inside)
+    described = lora_config(config, inside, [*whole])
     described.base_model_name_or_path = config.init_from
     described.inference_mode = True
     folder = output / ADAPTER

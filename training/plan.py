@@ -27,15 +27,22 @@ from models.checkpoints.hub import read_json, snapshot
 from models.checkpoints.load import choose_family, meta_init
 from models.checkpoints.weights import PARTS as TABLE_PARTS
 from models.checkpoints.weights import module_of
-from models.config import TextConfig, VLMConfig
+from models.config import PackedVisionConfig, TextConfig, VLMConfig
 from models.losses import chunk_positions
 from models.vision_language_model import VisionLanguageModel
 from training.config import PlanOptions, TrainConfig, dataset_entries
-from training.flops import PARTS, Amounts, known_peak, linear_sizes, peak_flops, training_flops
+from training.flops import (
+    Amounts,
+    known_peak,
+    linear_sizes,
+    peak_flops,
+    tower_amounts,
+    training_flops,
+)
 from training.optim import is_muon_matrix, part_of
 from training.rows import new_tokenizer
 
-_TAGS = 2  # tokens around a tile: what names its place, and a marker
+_TAGS = 2  # tokens around a tile (what names its place, and a marker), or around a whole image
 _FILL = 0.97  # share of a packed row that is not padding
 
 
@@ -51,10 +58,12 @@ class Device:
 
 @dataclass(frozen=True)
 class AverageRow:
-    """What the data decides; samples of a row are blind to each other. fill: share of positions that are not
-    padding; labelled: share of these that carry a label; total_samples: of the whole run, None if unknown."""
+    """What the data decides; samples of a row are blind to each other. size: height and width of a tile in
+    pixels, None for the tower's; fill: share of positions that are not padding; labelled: share of these that
+    carry a label; total_samples: of the whole run, None if unknown."""
 
     tiles: float = 1.0
+    size: tuple[int, int] | None = None
     samples: float = 1.0
     fill: float = 1.0
     labelled: float = 0.25
@@ -106,7 +115,7 @@ def line(name: str, value: str) -> str:
 def make_plan(
     config: TrainConfig, options: PlanOptions, device: Device, shape: VLMConfig, row: AverageRow
 ) -> Plan:
-    ranks, learns = options.plan_ranks, learning(config)
+    ranks, learns = options.plan_ranks, config.learns
     per_rank, left = divmod(config.batch_size, ranks)
     micro = config.micro_batch_size or max(1, per_rank)
     if left or per_rank % micro:
@@ -128,7 +137,7 @@ def make_plan(
     positions, samples = config.batch_size * config.sequence_length, config.batch_size * row.samples
     tokens = positions * row.fill
     amounts = Amounts(
-        tiles=config.batch_size * row.tiles,
+        *_of_tower(shape, row, config.batch_size),
         positions=tokens,
         pairs=tokens * config.sequence_length * row.fill / row.samples,
         labelled=tokens * row.labelled,
@@ -158,9 +167,10 @@ def make_plan(
     )
 
 
-def learning(config: TrainConfig) -> frozenset[str]:
-    """Parts whose own weights learn; with LoRA, the adapters do in their place."""
-    return frozenset(part for part in PARTS if config.rates[part] and not config.lora_rank)
+def _of_tower(shape: VLMConfig, row: AverageRow, rows: int) -> tuple[float, float, float]:
+    """Tiles of so many rows, their patches, and the pairs of these."""
+    size = row.size or (shape.vision.least_side,) * 2
+    return tower_amounts(shape.vision, [size], rows * row.tiles)
 
 
 def adapter_weights(config: TrainConfig, text: TextConfig) -> int:
@@ -189,7 +199,7 @@ def memory(
     """
     text, fsdp, full = shape.text, config.parallel == "fsdp" and ranks > 1, device.dtype == torch.float32
     residual, product = (4, 4) if full else (2, 2) if fsdp else (4, 2)  # bytes of a number there
-    parts, adapters = learning(config), adapter_weights(config, text)
+    parts, adapters = config.learns, adapter_weights(config, text)
     learns = {name: p for name, p in parameters.items() if part_of(name) in parts}
     trained = sum(p.numel() for p in learns.values()) + adapters
     muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, config.muon))
@@ -216,7 +226,8 @@ def memory(
         # The mask between samples, T² for a row.
         activations += micro * config.sequence_length**2 * product
     # Numbers of the micro-batch that is computed with, and of the next, which is copied meanwhile.
-    pixels = 2 * 4 * micro * row.tiles * shape.vision.num_channels * shape.vision.image_size**2
+    _, patches, _ = _of_tower(shape, row, micro)
+    pixels = 2 * 4 * patches * shape.vision.num_channels * shape.vision.patch_size**2
     result = {
         "weights": weights,
         "master weights": 0 if full else master,
@@ -261,34 +272,52 @@ def activation_bytes(
     where each product casts its own. Attention keeps q, k, v, its output, and a float32 normalizer for each
     head. With checkpointing, each block keeps its input alone, and one block at a time has everything.
     """
-    vision, text, learns = shape.vision, shape.text, learning(config)
+    vision, text, learns = shape.vision, shape.text, config.learns
     casts, size = residual != product, 0.0
-    tiles, positions = micro * row.tiles, micro * config.sequence_length
+    (_, patches, _), positions = _of_tower(shape, row, micro), micro * config.sequence_length
+    packed = isinstance(vision, PackedVisionConfig)
+
+    def rms(width: int, learns: bool) -> float:
+        """A fused norm keeps its input; elsewhere a float32 one, and what comes out before the weight."""
+        return width * residual + 4 if fused else width * (8 if learns else 4)
 
     def blocks(count: int, block: float, width: int) -> float:
         return count * width * residual + block if config.activation_checkpointing else count * block
 
     if "vision_model" in learns:
-        width = vision.hidden_size
-        # Two norms keep their input, mean and deviation; the MLP keeps what goes into GELU and comes out.
-        block = 2 * (width * residual + 8) + (4 if casts else 2) * width * product
-        block += 4 * width * product + 4 * vision.num_attention_heads
-        block += 2 * vision.intermediate_size * product
+        width, gated = vision.hidden_size, packed and vision.gated_mlp
+        norm = rms(width, True) if packed and vision.norm == "rms" else width * residual + 8
+        # LayerNorms keep their input, mean and deviation; the MLP keeps what goes into its activation and
+        # comes out, a gated one also what that is multiplied with, and the product; packed attention joins
+        # what comes out of its segments.
+        block = 2 * norm + (4 + gated if casts else 2) * width * product
+        block += (4 + packed) * width * product + 4 * vision.num_attention_heads
+        block += (4 if gated else 2) * vision.intermediate_size * product
         tower = blocks(vision.num_hidden_layers, block, width) + width * residual + 8
-        size += tiles * (vision.num_channels * vision.image_size**2 * product + vision.num_patches * tower)
-    if "projector" in learns:
-        size += tiles * vision.num_patches * vision.hidden_size * product
+        size += patches * (vision.num_channels * vision.patch_size**2 * product + tower)
+    if packed:
+        deep = len(vision.taps)
+        if {"vision_model", "projector"} & learns:
+            # Each merger keeps what goes into its norm, of some with a copy, its layers and its activation.
+            merger = vision.hidden_size * (residual + 3 * product) + 8
+            size += patches * (merger * (1 + deep) + deep * vision.hidden_size * residual)
+            size += patches / vision.merge_size**2 * (1 + deep) * text.hidden_size * residual
+        # The first block's input lies in one tensor with what is added after the next ones.
+        size += positions * deep * text.hidden_size * residual
+    elif "projector" in learns:
+        size += patches * vision.hidden_size * product
 
     # Gradients pass the whole decoder, whatever learns: adapters sit in its first block.
     speaks, width = "language_model" in learns, text.hidden_size
     needs_inputs = speaks or config.lora_rank > 0
-    # A fused norm keeps its input; elsewhere a float32 one, and what comes out before the weight.
-    norm = width * residual + 4 if fused else width * (8 if speaks else 4)
+    norm = rms(width, speaks)
     heads, keys = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
     inputs = (5 if casts else 2) * width * product if needs_inputs else 0
     swiglu = (4 if needs_inputs else 3) * text.intermediate_size * product
     attention = 2 * (heads + keys) * product + 4 * text.num_attention_heads
     block = 2 * norm + inputs + attention + swiglu
+    if text.qk_norm:
+        block += rms(heads + keys, speaks)
     return size + positions * (blocks(text.num_hidden_layers, block, width) + norm)
 
 
@@ -311,9 +340,9 @@ def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
 
 def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
     """The plan of a run on rows, and what it assumes."""
-    shape, longest_edge = network(config)
-    tiles = options.plan_tiles if options.plan_tiles != -1 else _tiles(longest_edge, shape.vision.image_size)
-    positions = FAMILIES[shape.family].positions(shape)
+    shape, (shown, size) = network(config)
+    tiles = shown if options.plan_tiles == -1 else options.plan_tiles
+    positions = FAMILIES[shape.family].positions(shape, *size)
     tokens = tiles * (positions + _TAGS) + options.plan_text
     most = config.max_tiles or config.sequence_length
     if tokens > config.sequence_length or tiles > most:
@@ -331,6 +360,7 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
         total = math.floor(config.steps * config.batch_size * samples)
     row = AverageRow(
         tiles=samples * tiles,
+        size=size,
         samples=samples,
         fill=min(1.0, samples * tokens / config.sequence_length),
         labelled=options.plan_labelled * options.plan_text / tokens,
@@ -338,9 +368,9 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
     )
     device = choose_device(config, options)
     return make_plan(config, options, device, shape, row), (
-        f"assumed: a sample is {tiles:g} tiles of {positions} positions and {options.plan_text} "
-        f"tokens of text, {options.plan_labelled:.0%} of them answers (--plan-tiles, --plan-text, "
-        f"--plan-labelled); {device.name} (--plan-device)"
+        f"assumed: a sample is {tiles:g} tiles of {size[1]} x {size[0]} pixels, {positions} positions, and "
+        f"{options.plan_text} tokens of text, {options.plan_labelled:.0%} of them answers (--plan-tiles, "
+        f"--plan-text, --plan-labelled); {device.name} (--plan-device)"
     )
 
 
@@ -383,13 +413,30 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "text_config": _smollm2(576, 1536, 30, 9, 3, 49_280),
         "vision_config": {"hidden_size": 768, "image_size": 512, "num_attention_heads": 12, "patch_size": 16},
     },
-}
+    "Qwen/Qwen3-VL-2B-Instruct": {
+        "model_type": "qwen3_vl",
+        "tie_word_embeddings": True,
+        "text_config": {
+            "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+            "max_position_embeddings": 262_144,
+        },
+        "vision_config": {
+            "depth": 24, "hidden_size": 1024, "intermediate_size": 4096,
+            "deepstack_visual_indexes": [5, 11, 17],
+        },
+    },
+}  # fmt: skip
 LONGEST_EDGE = 2048  # pixels that SmolVLM's processor resizes an image's longer side to
+MAX_PIXELS = 2**24  # that Qwen3-VL's leaves an image
 SMOLLM2_TOKENS = 3  # of SmolVLM's special tokens, those that SmolLM2's tokenizers have
 
 
-def network(config: TrainConfig) -> tuple[VLMConfig, int]:
-    """The shape of the model that a run on rows trains, and the pixels of an image's longer side."""
+Tiles = tuple[int, tuple[int, int]]  # that a 4:3 image makes, and the height and width in pixels of each
+
+
+def network(config: TrainConfig) -> tuple[VLMConfig, Tiles]:
+    """The shape of the model that a run on rows trains, and the tiles of an image."""
     if config.init_from:
         return stored_network(config.init_from)
     stored, added = config_of(config.text_from), len(SPECIAL_TOKENS) - SMOLLM2_TOKENS
@@ -406,34 +453,43 @@ def network(config: TrainConfig) -> tuple[VLMConfig, int]:
         image_token_id=vocabulary - 1,
         tie_word_embeddings=bool(stored.get("tie_word_embeddings", False)),
     )
-    return shape, config.longest_edge
+    return shape, _tiles(config.longest_edge, shape)
 
 
 def config_of(source: str) -> dict[str, Any]:
     return PUBLISHED.get(source) or describe_checkpoint(source).config
 
 
-def stored_network(source: str) -> tuple[VLMConfig, int]:
-    """The shape of a checkpoint, and the pixels that its processor resizes an image's longer side to."""
+def stored_network(source: str, max_pixels: int = 0) -> tuple[VLMConfig, Tiles]:
+    """The shape of a checkpoint, and the tiles that its processor makes of an image, or, of a whole one, of
+    at most `max_pixels`, where that is given."""
     stored = config_of(source)
     shape = choose_family(stored, source).read_config(stored, {}, {})
-    if source in PUBLISHED:
-        return shape, LONGEST_EDGE
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        path = snapshot(source) / name
-        settings = read_json(path) if path.is_file() else {}
-        settings = settings.get("image_processor", settings)
-        if settings.get("do_image_splitting") is False:
-            return shape, shape.vision.image_size
-        if "size" in settings:
-            return shape, settings["size"].get("longest_edge", shape.vision.image_size)
-    return shape, stored.get("max_img_size", shape.vision.image_size)  # nanoVLM
+    packed = isinstance(shape.vision, PackedVisionConfig)
+    longest = MAX_PIXELS if packed else LONGEST_EDGE
+    if source not in PUBLISHED:
+        longest = stored.get("max_img_size", shape.vision.least_side)  # nanoVLM
+        for name in ("processor_config.json", "preprocessor_config.json"):
+            path = snapshot(source) / name
+            settings = read_json(path) if path.is_file() else {}
+            settings = settings.get("image_processor", settings)
+            if settings.get("do_image_splitting") is False:
+                longest = shape.vision.least_side
+            elif settings:
+                size = settings.get("size") or {}
+                longest = settings.get("max_pixels") or size.get("longest_edge", longest)
+    return shape, _tiles(max_pixels or longest if packed else longest, shape)
 
 
-def _tiles(longest_edge: int, tile: int) -> int:
-    """Tiles of a 4:3 image, and the whole image as one more where it is cut."""
-    long = math.ceil(longest_edge / tile)
-    return 1 if long <= 1 else long * math.ceil(0.75 * long) + 1
+def _tiles(longest: int, shape: VLMConfig) -> Tiles:
+    """Of an image whose longer side has so many pixels: the tiles that it is cut into, and one more of all of
+    it. Or the whole image, of so many pixels in all."""
+    side = shape.vision.least_side
+    if isinstance(shape.vision, PackedVisionConfig):
+        rows, columns = (max(1, int(math.sqrt(longest * ratio) / side)) for ratio in (3 / 4, 4 / 3))
+        return 1, (rows * side, columns * side)
+    long = math.ceil(longest / side)
+    return 1 if long <= 1 else long * math.ceil(0.75 * long) + 1, (side, side)
 
 
 def _rows_here(config: TrainConfig) -> int | None:

@@ -105,9 +105,8 @@ class RowsTask(Task):
         self.steps = config.steps or self._steps_of_epochs()
         self.loader = Loader(self.mixture, self.processor, self.loader_config, ranks.rank, ranks.world_size)
         self._before = self.loader.state  # where the latest step's batches begin
-        rates = config.rates
-        trains = not config.lora_rank and (rates["vision_model"] > 0 or rates["projector"] > 0)
-        self.module = RowsLoss(self.model, blank=trains or config.parallel == "fsdp")
+        sees = bool(config.learns & {"vision_model", "projector"})
+        self.module = RowsLoss(self.model, blank=sees or config.parallel == "fsdp")
         starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
         self.summary = f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
 

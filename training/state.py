@@ -305,8 +305,8 @@ _SWITCHES: dict[str, Callable[[TrainConfig], bool]] = {  # of these only whether
     "ema": lambda config: config.ema > 0,
     "data": lambda config: config.is_drawn,
     "lr": lambda config: config.lr > 0,
-    "vision_lr": lambda config: config.rates["vision_model"] > 0,
-    "projector_lr": lambda config: config.rates["projector"] > 0,
+    "vision_lr": lambda config: "vision_model" in config.learns,
+    "projector_lr": lambda config: "projector" in config.learns,
 }
 
 

@@ -101,7 +101,7 @@ class Task:
 
     def amounts(self, batch: Batch, step: int) -> Amounts:
         """How much of what the batch sends through the model, for FLOPs."""
-        return amounts_of(batch)
+        return amounts_of(batch, self.model.config.vision)
 
     def matrix_peak(self, step: int) -> float | None:
         """A peak rate for Muon other than the config's."""
