@@ -6,7 +6,9 @@ that are kept say how much of theirs is unused, and nobody is promised the same 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -35,6 +37,13 @@ class Keeper(Protocol):
 
 _keepers: WeakSet[Keeper] = WeakSet()
 _lock = Lock()  # for adding to them
+
+
+def give_back() -> None:
+    """Return to the system what was freed between blocks that are in use: a copy of each weight, after they
+    have been rearranged. Of what systems there are, glibc keeps it, and has this call."""
+    with suppress(AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def register(keeper: Keeper) -> None:

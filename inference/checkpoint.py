@@ -29,6 +29,7 @@ from generation.fast.native.build import NoCompiler, to_panels
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack, put_packed
 from generation.fast.tower import FastTower, fast_tower
+from generation.memory import give_back
 from generation.prefix import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
@@ -197,6 +198,7 @@ class Checkpoint:
         answers are the same. The model's weights are rearranged in place."""
         began = time.perf_counter()
         fast = speed_up(self.model, compiling)
+        give_back()
         return replace(self, fast=fast, load_seconds=self.load_seconds + time.perf_counter() - began)
 
 
@@ -315,6 +317,7 @@ def open_checkpoint(
     name = dtype if dtype == "int8" else str(model.dtype).removeprefix("torch.")
     if name == "bfloat16" and chosen.type == "cpu" and not has_fast_bfloat16():
         pack(model, name)
+    give_back()
     if chosen.type == "cpu":
         for blocks in (model.language_model.layers, model.vision_model.layers):
             watch(blocks)

@@ -49,6 +49,7 @@ FOLDER = Path(__file__).parent
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8}
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 STAKE = 2e-4  # seconds that threads may wait for one another in a pass, whatever that brings
+_SUMMED = 4_096  # rows
 _packing, _multiplying = Paces(CROWD), Paces(CROWD)
 # Sums are vectorised by hand and stay as they are written, so that a row's result is the same in any batch.
 # NaN and infinity keep their meaning.
@@ -264,7 +265,10 @@ class PanelWeight(nn.Module):
         self.register_buffer("weight", panels)
         # As long as the panels are, because C reads whole vectors of them.
         scale = None if scale is None else F.pad(scale.detach().float(), (0, padding))
-        sums = None if scale is None else F.pad(weight.sum(1, dtype=torch.int32), (0, padding))
+        sums = None  # of rows, a few at a time: PyTorch widens them all first
+        if scale is not None:
+            counted = [rows.sum(1, dtype=torch.int32) for rows in weight.split(_SUMMED)]
+            sums = F.pad(torch.cat(counted), (0, padding))
         self.register_buffer("scale", scale)
         self.register_buffer("sum", sums)
         self.register_buffer("bias", None if bias is None else F.pad(bias.detach().float(), (0, padding)))
