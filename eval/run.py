@@ -70,7 +70,14 @@ from generation.requests import LazyRequest, Request, Stats
 from inference.answer import answer_text
 from inference.attribution.agreement import looked_at
 from inference.batch import open_scheduler
-from inference.checkpoint import ANY_SIZE, Checkpoint, RequestError, open_checkpoint, pick_device
+from inference.checkpoint import (
+    ANY_SIZE,
+    Checkpoint,
+    RequestError,
+    open_checkpoint,
+    pick_device,
+    pixel_budget,
+)
 from inference.cli import log_if_slow
 from inference.conversation import Turn, messages_of
 from inference.locks import only_writer
@@ -440,7 +447,7 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
     official = [name for name in settings.tasks if name not in OWN]
     tasks = []
     if settings.data:
-        tasks.append(_data_task(settings))
+        tasks.append(_data_task(settings, ranks.device))
     tasks += [own_task(name, settings.limit, settings.seed or 0) for name in OWN if name in settings.tasks]
     for task in tasks:
         task.check()
@@ -466,14 +473,15 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
         print(f"{result['n']} questions, {result['seconds']:.1f} s in all; {output / result['task']['name']}")
 
 
-def _data_task(settings: argparse.Namespace) -> EvalTask:
+def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
     names = (
         *("subset", "split", "columns", "system", "max_new_tokens", "limit"),
         *("allow_urls", "allow_outside", "allow_text_only"),
     )
     options, boxes, form_for = dict(settings.metric_option), None, by_name
     if settings.metric == "boxes":
-        form_for = Processor.from_pretrained(settings.model, revision=settings.revision).form
+        seen = {"revision": settings.revision, "max_pixels": pixel_budget(on, settings.max_pixels)}
+        form_for = Processor.from_pretrained(settings.model, **seen).form
         boxes = BoxRows(options.get("form", ""), bool(options.get("corners")))
         options["form"] = boxes.coordinates(ANY_SIZE, form_for).name
     config = DataConfig(

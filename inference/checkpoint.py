@@ -301,7 +301,7 @@ def open_checkpoint(
     """
     choose(threads)
     chosen, began = pick_device(device), time.perf_counter()
-    pixels = CPU_PIXELS if max_pixels is None and chosen.type == "cpu" else max_pixels
+    pixels = pixel_budget(chosen, max_pixels)
     if dtype == "int8" and chosen.type not in ("cpu", "cuda"):
         raise RequestError(f"dtype int8: expected device cpu or cuda, got {chosen}; use bfloat16 there")
 
@@ -322,6 +322,11 @@ def open_checkpoint(
         for blocks in (model.language_model.layers, model.vision_model.layers):
             watch(blocks)
     return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
+
+
+def pixel_budget(device: torch.device, max_pixels: int | None) -> int | None:
+    """The `max_pixels` with which `open_checkpoint` opens a processor."""
+    return CPU_PIXELS if max_pixels is None and device.type == "cpu" else max_pixels
 
 
 def has_fast_bfloat16() -> bool:

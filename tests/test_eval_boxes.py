@@ -181,12 +181,14 @@ def test_a_family_is_scored_in_its_own_form(kind, monkeypatch, tmp_path):
     Image.new("RGB", size, "white").save(tmp_path / "image.png")
     row = {"image": "image.png", "ref": "the car", "bbox": [250, 150, 250, 300]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    seen = Processor.from_pretrained(tmp_path / "model").images.plan(*size).parts.shape[:1:-1]
+    processor = Processor.from_pretrained(tmp_path / "model", max_pixels=50_000)
+    seen = processor.images.plan(*size).parts.shape[:1:-1]
     steps = (1000, 1000) if kind == "qwen3_vl" else seen
     own = json.dumps([{"bbox_2d": [round(one * steps[at % 2] / size[at % 2]) for at, one in enumerate(box)]}])
     monkeypatch.setattr(eval.run, "answer_text", lambda *_: own)
     data = ["--data", str(tmp_path / "rows.jsonl"), "--metric", "boxes", "--max-new-tokens", "4"]
     more = ["--model", str(tmp_path / "model"), "--compile", "off", "--output", str(tmp_path / "run")]
+    more += ["--max-pixels", "50000"]
     assert command.main(data + more) == 0
     figures_ = json.loads((tmp_path / "run" / "results.json").read_text())["figures"]
     assert figures_["acc_90"] == figures_["point_in_box"] == 1
