@@ -74,9 +74,7 @@ def bytes_read(language_model) -> int:
 
 def cache_bytes(shape: str, dtype: torch.dtype | None) -> int:
     """Of a position in a cache of that type; 0 without one."""
-    sizes = SHAPES[shape].text
-    heads, width = sizes.num_key_value_heads, sizes.head_dim
-    return kv.bytes_per_token(sizes.num_hidden_layers, heads, width, dtype) if dtype else 0
+    return kv.numbers_per_token(SHAPES[shape].text.cache_layout) * dtype.itemsize if dtype else 0
 
 
 # ---------------------------------------------------------------------------------------------- Ocelli

@@ -1,4 +1,5 @@
-"""The key-value cache: a list with one dict {"key", "value"} per layer, tensors (B, H_kv, S, D_h).
+"""The cache: a list with one dict per layer, what that keeps of each slot, by name: tensors (B, H, S, D). Of
+attention {"key", "value"} (B, H_kv, S, D_h), of a short convolution {"conv"}, its inputs (B, 1, S, D).
 
 Slot s of a row holds token s of that row. The cache does not track its length: the
 decode loop owns `start_pos`, and every slot at or after it is free. Going back is therefore only a smaller
@@ -12,7 +13,7 @@ the slots, or a function of a prompt's ids and image sizes, and slot + one numbe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from generation.protocol import Decoder
 
 KVCache = list[dict[str, Tensor]]
+Layout = Sequence[Mapping[str, tuple[int, int]]]  # of each layer, by name: heads, and numbers of each
 
 STEP = 1024  # positions by which a buffer grows
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
@@ -46,51 +48,42 @@ def round_up(length: int, multiple: int) -> int:
 
 
 def allocate(
-    num_layers: int,
-    batch: int,
-    kv_heads: int,
-    capacity: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device | str | None = None,
+    layout: Layout, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str | None = None
 ) -> KVCache:
     """An empty cache for `batch` rows of `capacity` positions.
 
     Zeros, not uninitialised memory: a masked slot takes part in attention with weight 0, and 0 · NaN is NaN.
     """
-    shape = (batch, kv_heads, capacity, head_dim)
     return [
-        {name: torch.zeros(shape, dtype=dtype, device=device) for name in ("key", "value")}
-        for _ in range(num_layers)
+        {
+            name: torch.zeros(batch, heads, capacity, width, dtype=dtype, device=device)
+            for name, (heads, width) in layer.items()
+        }
+        for layer in layout
     ]
 
 
 def allocate_for(
     text_config, batch: int, capacity: int, like: Tensor, dtype: torch.dtype | None = None
 ) -> KVCache:
-    """`allocate` with the geometry of a text config, on the device of `like`, in its dtype or another."""
-    layers, heads = text_config.num_hidden_layers, text_config.num_key_value_heads
-    dim = text_config.head_dim
-    return allocate(layers, batch, heads, capacity, dim, dtype or like.dtype, like.device)
+    """`allocate` with the layout of a text config, on the device of `like`, in its dtype or another."""
+    return allocate(text_config.cache_layout, batch, capacity, dtype or like.dtype, like.device)
 
 
 class Geometry(NamedTuple):
-    """How keys and values lie in every layer of a cache: (rows, kv_heads, capacity, head_dim)."""
+    """What all layers of a cache have in common; `strides` are those of its first tensor (B, H, S, D)."""
 
     rows: int
-    kv_heads: int
     capacity: int  # positions that each row has room for
-    head_dim: int
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
 
 
 def geometry(kv_cache: KVCache) -> Geometry:
-    """The only place that looks into a cache for it: not every kind of layer may have keys."""
-    key = kv_cache[0]["key"]
-    rows, heads, capacity, width = key.shape
-    return Geometry(rows, heads, capacity, width, key.stride(), key.dtype, key.device)
+    """The only place that looks into a cache for it: not every kind of layer has keys."""
+    first = next(iter(kv_cache[0].values()))
+    return Geometry(first.shape[0], first.shape[2], first.stride(), first.dtype, first.device)
 
 
 def size_in_bytes(kv_cache: KVCache) -> int:
@@ -98,15 +91,14 @@ def size_in_bytes(kv_cache: KVCache) -> int:
     return sum(tensor.nbytes for layer in kv_cache for tensor in layer.values())
 
 
-def bytes_per_token(num_layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of one position of one row: keys and values of every layer."""
-    return 2 * num_layers * kv_heads * head_dim * dtype.itemsize
+def numbers_per_token(layout: Layout) -> int:
+    """Numbers that all layers keep of one position of one row."""
+    return sum(heads * width for layer in layout for heads, width in layer.values())
 
 
 def bytes_per_position(language_model: Decoder) -> int:
-    """`bytes_per_token` of this model."""
-    text, dtype = language_model.config, language_model.cache_dtype
-    return bytes_per_token(text.num_hidden_layers, text.num_key_value_heads, text.head_dim, dtype)
+    """Bytes of what this model keeps of one position of one row."""
+    return numbers_per_token(language_model.config.cache_layout) * language_model.cache_dtype.itemsize
 
 
 def grow(kv_cache: KVCache, needed: int, limit: int | None = None) -> None:
@@ -127,8 +119,8 @@ def resize(kv_cache: KVCache, target: int) -> None:
 
     The list and its dicts stay the same objects and get new tensors one at a time, so that no second whole
     cache exists meanwhile. Cut short (out of memory, Ctrl-C), it puts back the length that there was; if that
-    fails as well, layers are not `even`, and another call makes them so. The first layer's keys, which
-    `geometry` reads, come last.
+    fails as well, layers are not `even`, and another call makes them so. The first tensor, which `geometry`
+    reads, comes last.
     """
     before = geometry(kv_cache).capacity
     try:
@@ -140,8 +132,7 @@ def resize(kv_cache: KVCache, target: int) -> None:
 
 def _resize_tensors(kv_cache: KVCache, target: int) -> None:
     for layer in reversed(kv_cache):
-        for name in ("value", "key"):
-            old = layer[name]
+        for name, old in reversed(layer.items()):
             batch, heads, length, dim = old.shape
             if length != target:
                 new, kept = old.new_zeros(batch, heads, target, dim), min(length, target)
@@ -150,9 +141,11 @@ def _resize_tensors(kv_cache: KVCache, target: int) -> None:
 
 
 def even(kv_cache: KVCache) -> bool:
-    """Whether all layers are laid out alike, as kernels that are told one layout take for granted."""
-    strides = geometry(kv_cache).strides
-    return all(tensor.stride() == strides for layer in kv_cache for tensor in layer.values())
+    """Whether all layers of a kind are laid out alike, as kernels that know one layout take for granted."""
+    strides: dict[str, tuple[int, ...]] = {}
+    tensors = [named for layer in kv_cache for named in layer.items()]
+    alike = all(tensor.stride() == strides.setdefault(name, tensor.stride()) for name, tensor in tensors)
+    return alike and len({tensor.shape[2] for _, tensor in tensors}) == 1
 
 
 def view(kv_cache: KVCache, length: int, first: int = 0, count: int | None = None) -> KVCache:
@@ -169,11 +162,11 @@ def fork(source: KVCache, length: int, n: int, new_capacity: int) -> KVCache:
     held = geometry(source)
     if n < 1 or not 0 <= length <= min(held.capacity, new_capacity):
         raise ValueError(f"cannot fork {length} of {held.capacity} positions into {n} rows of {new_capacity}")
-    sizes = (held.rows * n, held.kv_heads, new_capacity, held.head_dim)
-    target = allocate(len(source), *sizes, held.dtype, held.device)
+    layout = [{name: (one.shape[1], one.shape[3]) for name, one in layer.items()} for layer in source]
+    target = allocate(layout, held.rows * n, new_capacity, held.dtype, held.device)
     for old, new in zip(source, target, strict=True):
-        for name in ("key", "value"):
-            filled = old[name][:, :, :length]  # (B, H_kv, length, D_h)
+        for name, tensor in old.items():
+            filled = tensor[:, :, :length]  # (B, H, length, D)
             new[name][:, :, :length] = filled if n == 1 else filled.repeat_interleave(n, 0)
     return target
 

@@ -19,6 +19,7 @@ and a block never before those that follow it, which could not be found without 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from generation.kv_cache import KVCache, bytes_per_position, geometry
+from generation.kv_cache import KVCache, Layout, bytes_per_position, geometry, numbers_per_token
 from generation.memory import available_bytes
 from generation.options import check_integer
 from generation.prefix import Item, KeyedPrompt, SlotCache, is_finite
@@ -38,7 +39,7 @@ from generation.protocol import VisionLanguage
 PREFIX_BYTES = 2**30  # in memory: 23 images of 17 tiles for SmolVLM-256M in float32
 LOOK_EVERY = 1.0
 TEXT_BLOCK = 32  # positions of text that are worth a block of their own
-FORMAT = b"ocelli prefix 1"  # another one where blocks are cut, named or laid out otherwise
+FORMAT = b"ocelli prefix 2"  # another one where blocks are cut, named or laid out otherwise
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,9 @@ class PrefixStore:
         self.model, self.max_bytes, self.size_in_bytes = model, max_bytes, 0
         self._most, self._next_look = max_bytes, 0.0  # see `_look`
         self._files, self._root = files, hashlib.sha256(FORMAT + identity).digest()
-        self._blocks: OrderedDict[bytes, Tensor] = OrderedDict()  # (2 · layers, H_kv, n, D_h); the last is
-        self._lock = Lock()  # the one used last
+        # As `_flat` has them; the last is the one used last.
+        self._blocks: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._lock = Lock()
 
     def __len__(self) -> int:
         """Blocks in memory."""
@@ -167,12 +169,12 @@ class PrefixStore:
             if block.name not in held:
                 break
             part = slice(max(start - block.start, 0), end - block.start)
-            numbers.append(held[block.name][:, :, part].to(into.device, non_blocking=True))
+            flat = held[block.name].to(into.device, non_blocking=True)
+            numbers.append([own[:, part] for own in self._unflat(flat, block.end - block.start)])
             reached = min(end, block.end)
         if numbers:
             # A call for each layer's keys and one for its values, and no copy between.
-            sources = zip(*(block.unbind(0) for block in numbers))
-            for target, parts in zip(_tensors(kv_cache), sources, strict=True):
+            for target, parts in zip(_tensors(kv_cache), zip(*numbers), strict=True):
                 torch.cat(parts, 1, out=target[row, :, start:reached])
         self._use(chain, held)
         if self._files:
@@ -231,9 +233,18 @@ class PrefixStore:
     def _cut(self, keys: Tensor, items: Sequence[Item]) -> list[Block]:
         return cut(keys, items, self._root)
 
+    @property
+    def _layout(self) -> Layout:
+        return self.model.language_model.config.cache_layout
+
     def _shape(self, block: Block) -> tuple[int, ...]:
-        text = self.model.language_model.config
-        return (2 * text.num_hidden_layers, text.num_key_value_heads, block.end - block.start, text.head_dim)
+        return (numbers_per_token(self._layout) * (block.end - block.start),)
+
+    def _unflat(self, flat: Tensor, length: int) -> list[Tensor]:
+        """What a block of `length` positions has for each tensor of a cache: (H, length, D)."""
+        shapes = [(heads, length, width) for layer in self._layout for heads, width in layer.values()]
+        parts = flat.split([math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _use(self, chain: list[Block], numbers: dict[bytes, Tensor]) -> None:
         """Make a chain's blocks, with these new ones, those that were used last, its head the very last."""
@@ -261,12 +272,14 @@ class PrefixStore:
 
 
 def _tensors(kv_cache: KVCache) -> list[Tensor]:
-    return [layer[name] for layer in kv_cache for name in ("key", "value")]
+    return [tensor for layer in kv_cache for tensor in layer.values()]
 
 
 def _copy_of(kv_cache: KVCache, row: int, block: Block) -> Tensor:
-    """A block of a row in host memory (2 · layers, H_kv, n, D_h); from a GPU, once its stream gets there."""
-    block_of_row = torch.stack([tensor[row, :, block.start : block.end] for tensor in _tensors(kv_cache)])
+    """A block of a row in host memory, one tensor after another; from a GPU, once its stream gets there."""
+    block_of_row = torch.cat(
+        [tensor[row, :, block.start : block.end].flatten() for tensor in _tensors(kv_cache)]
+    )
     if not block_of_row.is_cuda:
         return block_of_row
     host = torch.empty(block_of_row.shape, dtype=block_of_row.dtype, pin_memory=True)

@@ -196,6 +196,22 @@ class TextConfig:
     rope_sections: tuple[int, ...] = ()
     rope_interleaved: bool = False
 
+    # What mixes a layer's positions: "attention" or "conv"; () where it is attention everywhere.
+    layer_types: tuple[str, ...] = ()
+    conv_kernel: int = 3
+    conv_bias: bool = False
+
+    def mixer(self, layer: int) -> str:
+        """What mixes the positions of a layer."""
+        return self.layer_types[layer] if self.layer_types else "attention"
+
+    @property
+    def cache_layout(self) -> list[dict[str, tuple[int, int]]]:
+        """What each layer keeps of a slot, by name: heads, and numbers of each."""
+        keys = (self.num_key_value_heads, self.head_dim)
+        kept = {"attention": {"key": keys, "value": keys}, "conv": {"conv": (1, self.hidden_size)}}
+        return [kept[self.mixer(layer)] for layer in range(self.num_hidden_layers)]
+
     def __post_init__(self):
         _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size", "num_attention_heads")
         if self.num_key_value_heads is None:
@@ -211,6 +227,16 @@ class TextConfig:
             raise ValueError(f"TextConfig.head_dim must be even for rotary embeddings, got {self.head_dim}")
         _check_choice(self, "hidden_act", "silu")
         _make_positive(self, "rms_norm_eps", "rope_theta")
+        _check_range(self, 1, 64, "conv_kernel")
+        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(
+                f"TextConfig.layer_types: expected one for each of {self.num_hidden_layers} layers, "
+                f"got {len(self.layer_types)}"
+            )
+        if strange := set(self.layer_types) - {"attention", "conv"}:
+            raise ValueError(
+                f"TextConfig.layer_types: expected attention or conv, got {sorted(strange)[0]!r}"
+            )
         sections = self.rope_sections
         if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != self.head_dim // 2):
             raise ValueError(

@@ -1,6 +1,7 @@
-"""A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention (or, in some layers, what else
+`TextConfig.layer_types` says), SwiGLU.
 
-The cache is a list with one dict {"key", "value"} per layer, tensors (B, H_kv, S, D_h), made by whoever
+The cache is a list with one dict per layer, of attention {"key", "value"} (B, H_kv, S, D_h), made by whoever
 decodes (`generation/kv_cache.py`). Slot s of a row holds token s of that row: `start_pos` says where keys are
 written, and how they are rotated, unless a family has rotary places of its own (`position_ids`, `offset`).
 """
@@ -18,6 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from generation.kv_cache import KVCache, geometry
 from models.config import TextConfig
+from models.short_convolution import ShortConvolution
 
 
 def rope_frequencies(config: TextConfig, device=None) -> Tensor:
@@ -66,6 +68,16 @@ def rope_axes(config: TextConfig) -> Tensor:
         axes[config.rope_sections[0] :] = 1
         axes[len(axes) - columns :] = 2
     return axes
+
+
+def segment_places(positions: Tensor) -> Tensor:
+    """How many positions of its segment each one has before it, (T,) or (B, T), of rotary places (…, T): a
+    segment begins where they are 0, and nowhere else all three of (3, B, T) are."""
+    begins = positions == 0
+    if positions.dim() == 3:
+        begins = begins.all(0)
+    steps = torch.arange(begins.shape[-1], device=positions.device).expand(begins.shape)
+    return steps - steps.masked_fill(~begins, 0).cummax(-1).values
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -191,15 +203,23 @@ class MLP(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    def __init__(self, config: TextConfig):
+    def __init__(self, config: TextConfig, index: int):
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
+        self.mixes_by_attention = config.mixer(index) == "attention"
+        if self.mixes_by_attention:
+            self.self_attn = Attention(config)
+        else:
+            self.conv = ShortConvolution(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope, mask, layer_cache, start_pos, kv_length) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, mask, layer_cache, start_pos, kv_length)
+    def forward(self, x: Tensor, rope, mask, layer_cache, start_pos, kv_length, before) -> Tensor:
+        normed = self.input_layernorm(x)
+        if self.mixes_by_attention:
+            x = x + self.self_attn(normed, rope, mask, layer_cache, start_pos, kv_length)
+        else:
+            x = x + self.conv(normed, layer_cache, start_pos, before)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -210,7 +230,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderBlock(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(DecoderBlock(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tied = tie_word_embeddings
@@ -257,7 +277,7 @@ class LanguageModel(nn.Module):
             attention_mask: None; or (B, S) with 0 on padding, S = start_pos + T; or (B, T, S) bool, True
                 where a query may look, which then has the whole say (packed segments, shared prefixes),
                 as has a `BlockMask` of flex_attention.
-            kv_cache: one {"key", "value"} dict per layer, written in place at start_pos; None keeps nothing.
+            kv_cache: a dict per layer, written in place at start_pos; None keeps nothing.
             start_pos: position of the first token, an int, or (B,) int64 where rows differ.
             position_ids: rotary places where they are not the slots: (B, T), or (3, B, T) by time, row and
                 column for a model with `rope_sections`.
@@ -285,7 +305,7 @@ class LanguageModel(nn.Module):
             # Padding takes no position: the first real token of a row stands at 0.
             positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
         if kv_cache is not None:
-            rows, _, capacity, *_ = geometry(kv_cache)
+            rows, capacity, *_ = geometry(kv_cache)
             if rows != batch or capacity < kv_length:
                 raise ValueError(
                     f"kv_cache holds {rows} rows of {capacity} positions; "
@@ -295,10 +315,11 @@ class LanguageModel(nn.Module):
         if isinstance(mask, Tensor) and kv_cache is None and torch.is_grad_enabled():
             mask = additive(mask, x)
         rope = rope_tables(self.inv_freq(x.device), self.turns(positions), x.dtype)
+        before = slots if kv_cache is not None or not self.config.layer_types else segment_places(positions)
         x, *deep = x.split(self.config.hidden_size, dim=-1)
         for index, layer in enumerate(self.layers):
             layer_cache = None if kv_cache is None else kv_cache[index]
-            x = layer(x, rope, mask, layer_cache, start_pos, kv_length)
+            x = layer(x, rope, mask, layer_cache, start_pos, kv_length, before)
             if index < len(deep):
                 x = x + deep[index]
         return self.norm(x), kv_cache

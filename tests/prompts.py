@@ -92,6 +92,11 @@ def packed(inputs: dict) -> dict:
     return inputs | ({"pixel_values": Parts(tuple(Part(one, None) for one in images))} if images else {})
 
 
+def keys(layers: int, heads: int, width: int) -> list[dict[str, tuple[int, int]]]:
+    """The layout of a cache of attention alone."""
+    return [dict.fromkeys(("key", "value"), (heads, width))] * layers
+
+
 def length_of(prompt: list[int]) -> int:
     """Positions of a prompt."""
     return sum(PER_TILE if isinstance(part, ImageBlock) else 1 for part in prompt)

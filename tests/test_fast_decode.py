@@ -25,7 +25,7 @@ from inference.checkpoint import fast_step, has_fast_bfloat16, open_checkpoint, 
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import read_tensor
-from tests.prompts import tiny_vlm
+from tests.prompts import keys, tiny_vlm
 from tests.qwen_checkpoints import save_hf
 from tests.waiting import PATIENCE
 
@@ -60,7 +60,7 @@ def walk(step, language_model, rows, count, dtype=torch.float32, starts=None, of
     that start later find keys before them: without any, a wrong angle at all of a row's positions would not
     show."""
     text = language_model.config
-    cache = kv.allocate(3, rows, text.num_key_value_heads, 160, text.head_dim, dtype)
+    cache = kv.allocate(text.cache_layout, rows, 160, dtype)
     generator = torch.Generator().manual_seed(0)
     for tensor in (tensor for layer in cache for tensor in layer.values()):
         for row, start in enumerate(starts or ()):
@@ -103,7 +103,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision):
     step, text = NativeStep(lm), lm.config
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     lengths = [7, 700, 31, 32, 513, 1, 512, 64, 129]
-    whole = kv.allocate(3, len(lengths), text.num_key_value_heads, 704, text.head_dim, dtype)
+    whole = kv.allocate(text.cache_layout, len(lengths), 704, dtype)
     for layer in whole:
         layer["key"].normal_(), layer["value"].normal_()
     tokens = torch.arange(len(lengths))[:, None] * 5
@@ -254,7 +254,7 @@ def test_threads_share_a_native_step():
     """Each writes to its own cache, though the other comes to its step in the middle."""
     lm = make_model().language_model
     step, token = NativeStep(lm), torch.tensor([[7]])
-    expected, own, others = (kv.allocate(3, 1, 2, 8, 24, torch.float32) for _ in range(3))
+    expected, own, others = (kv.allocate(keys(3, 2, 24), 1, 8, torch.float32) for _ in range(3))
     Step(lm)(token, expected, 0)
     other = threading.Thread(target=step, args=(token, others, 0))
 
@@ -294,9 +294,9 @@ def test_a_cache_that_shares_some_tensors_with_the_last_one_is_another_cache(mak
     """Freed memory is reused in part: two caches may agree in their first and last address only."""
     lm = make_model().language_model
     step, token = make_step(lm), torch.tensor([[7]])
-    first = kv.allocate(3, 1, 2, 64, 24, torch.float32)
+    first = kv.allocate(keys(3, 2, 24), 1, 64, torch.float32)
     step(token, first, 0)
-    second = kv.allocate(3, 1, 2, 64, 24, torch.float32)
+    second = kv.allocate(keys(3, 2, 24), 1, 64, torch.float32)
     second[0]["key"], second[-1]["value"] = first[0]["key"], first[-1]["value"]
     reference = [{name: tensor.clone() for name, tensor in layer.items()} for layer in second]
     expected = Step(lm)(token, reference, 1)

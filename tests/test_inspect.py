@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from data.processor import Processor
-from generation.kv_cache import bytes_per_token
 from models.checkpoints.save import model_card
 from models.checkpoints.weights import PARTS
 from models.vision_language_model import VisionLanguageModel
@@ -66,8 +65,8 @@ def test_numbers_are_those_of_the_model(report, tmp_path, name):
     assert told["fits"] == "yes" and told["stored"]["dtypes"] == {"float32": parameters["all"]}
     text = theirs.config.text_config
     for dtype, size in told["cache"].items():
-        heads = (text.num_hidden_layers, text.num_key_value_heads, text.head_dim)
-        per_token = bytes_per_token(*heads, getattr(torch, dtype))
+        numbers = 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim
+        per_token = numbers * getattr(torch, dtype).itemsize
         assert size == {"per_token": per_token, "full_context": 512 * per_token}
     memory = told["memory"]["bfloat16"]
     assert memory["all"] == 2 * parameters["all"] + told["cache"]["bfloat16"]["full_context"]

@@ -8,6 +8,7 @@ from generation import memory
 from models.config import RopeScaling, TextConfig
 from models.language_model import LanguageModel
 from tests import invariants
+from tests.prompts import keys
 
 
 def language_model(**changes) -> LanguageModel:
@@ -38,7 +39,7 @@ MODELS = {
 
 
 def filled_cache(batch=1, capacity=6, layers=2, heads=2, dim=4, dtype=torch.float32):
-    cache = kv.allocate(layers, batch, heads, capacity, dim, dtype)
+    cache = kv.allocate(keys(layers, heads, dim), batch, capacity, dtype)
     for index, layer in enumerate(cache):
         layer["key"].copy_(torch.randn(layer["key"].shape))
         layer["value"].fill_(index + 1)
@@ -88,7 +89,7 @@ def test_going_back_then_on_equals_never_having_been_there():
 @pytest.mark.parametrize("target", [9, 3], ids=["longer", "shorter"])
 def test_a_change_of_length_cut_short_leaves_layers_alike_and_can_be_tried_again(monkeypatch, target, fails):
     """Where it could not be undone either, it can be seen: kernels take one layout for all layers."""
-    cache = kv.allocate(2, 1, 1, 6, 2, torch.float32)
+    cache = kv.allocate(keys(2, 1, 2), 1, 6, torch.float32)
     for layer in cache:
         for tensor in layer.values():
             tensor[:, :, :3] += torch.arange(3.0)[:, None]

@@ -26,8 +26,9 @@ from tests.invariants import session_holds
 from tests.prompts import NO_STOP, PER_TILE, ImageBlock, inputs_of, length_of, tiny_vlm, words
 from tests.test_batching import assert_as_alone, request, uneven
 
-LAYERS, HEADS, DIM = 2, 1, 2
-BYTES = 2 * LAYERS * HEADS * DIM * 4  # of a position of the small model below
+# Of the small model below: a layer of attention, and a short convolution.
+LAYOUT = [{"key": (2, 2), "value": (2, 2)}, {"conv": (1, 3)}]
+BYTES = kv.numbers_per_token(LAYOUT) * 4  # of a position
 
 
 def test_kept_prefixes_make_room_for_who_asks_now(monkeypatch):
@@ -243,14 +244,13 @@ def test_two_prompts_share_the_blocks_of_what_they_share(one, other):
 
 
 def small_model() -> SimpleNamespace:
-    text = SimpleNamespace(num_hidden_layers=LAYERS, num_key_value_heads=HEADS, head_dim=DIM)
-    decoder = SimpleNamespace(config=text, cache_dtype=torch.float32)
+    decoder = SimpleNamespace(config=SimpleNamespace(cache_layout=LAYOUT), cache_dtype=torch.float32)
     return SimpleNamespace(language_model=decoder)
 
 
 def filled_cache(keys: torch.Tensor, items: list[Item], rows: int = 2, row: int = 1) -> kv.KVCache:
     """A cache whose row holds numbers that depend on all that stands before them, as real ones do."""
-    cache = kv.allocate(LAYERS, rows, HEADS, len(keys) + 3, DIM, torch.float32)
+    cache = kv.allocate(LAYOUT, rows, len(keys) + 3, torch.float32)
     numbers, seen = [], 0
     for what in spelled(keys, items):
         seen = hash((seen, what)) % 2**20
@@ -265,7 +265,7 @@ def check_loaded(store: PrefixStore, keys: torch.Tensor, items: list[Item], star
     """Load all that is held into an empty row, beside another one, and compare it with what was computed."""
     held = store.match(keys, items)
     expected = filled_cache(keys, items)
-    cache = kv.allocate(LAYERS, 2, HEADS, len(keys) + 3, DIM, torch.float32)
+    cache = kv.allocate(LAYOUT, 2, len(keys) + 3, torch.float32)
     end = store.load(keys, items, cache, 1, start, held)
     for layer, right in zip(cache, expected):
         for name, tensor in layer.items():

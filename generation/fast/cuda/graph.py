@@ -176,9 +176,7 @@ class StaticCache:
         the old ones.
         """
         config, held = self._config, kv.geometry(kv_cache)
-        each = kv.bytes_per_token(
-            config.num_hidden_layers, config.num_key_value_heads, config.head_dim, held.dtype
-        )
+        each = kv.numbers_per_token(config.cache_layout) * held.dtype.itemsize
         positions = min(
             self._max_bytes // (each * held.rows) // BUCKET * BUCKET, config.max_position_embeddings
         )
@@ -187,8 +185,8 @@ class StaticCache:
         if self.cache is None or not _serves(kv.geometry(self.cache), held):
             self.cache = None  # the old memory is freed before the new one is taken
             try:
-                sizes = (len(kv_cache), held.rows, held.kv_heads, positions, held.head_dim)
-                self.cache = kv.allocate(*sizes, held.dtype, held.device)
+                layout = config.cache_layout
+                self.cache = kv.allocate(layout, held.rows, positions, held.dtype, held.device)
             except torch.OutOfMemoryError:  # the user's own cache serves as well
                 return
         # Tensors of their own, which live as long as the user's cache.
@@ -197,7 +195,7 @@ class StaticCache:
                 tensor[:, :, :filled] = layer[name][:, :, :filled]
                 tensor[:, :, filled:] = 0  # the last answer's may be NaN, which no mask keeps out
             layer.update(target)
-        self._user = weakref.ref(kv_cache[0]["key"])
+        self._user = weakref.ref(next(iter(kv_cache[0].values())))
 
 
 class GraphStep(Step):

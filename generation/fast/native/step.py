@@ -292,7 +292,7 @@ class NativeStep(Step):
         operation takes as long as a small model's layer."""
         held = geometry(kv_cache)
         capacity, strides = held.capacity, held.strides
-        head_stride = strides[1] // held.head_dim
+        head_stride = strides[1] // strides[2]
         # C reads and writes where it is told to.
         if isinstance(tokens, list) and (min(tokens) < 0 or max(tokens) >= self._vocab):
             got = f"{min(tokens)} to {max(tokens)}"
