@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from families import idefics3, internvl, nanovlm, qwen_vl
+from families import idefics3, internvl, lfm2_vl, nanovlm, qwen_vl
 
-FAMILIES: dict[str, ModuleType] = {family.NAME: family for family in (idefics3, nanovlm, internvl, qwen_vl)}
+FAMILIES: dict[str, ModuleType] = {
+    family.NAME: family for family in (idefics3, nanovlm, internvl, qwen_vl, lfm2_vl)
+}

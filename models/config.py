@@ -115,12 +115,21 @@ class PackedVisionConfig:
     norm_eps: float = 1e-6
     gated_mlp: bool = False
     patch_bias: bool = True
+    channels_last: bool = False  # a patch's numbers are colour by colour of each pixel (SigLIP2)
     table_side: int = 48  # of the square table of learned positions; 0: there is none
+    table_antialias: bool = False  # stretched as a picture is, edge on edge; else corner on corner
     rope_theta: float = 10_000.0
+    rotary: bool = True  # queries and keys are rotated by row and column
+    last_norm: bool = False
     window: int = 0  # patches a side; 0: every layer attends to the whole image
     whole_layers: tuple[int, ...] = ()  # which do nevertheless
     taps: tuple[int, ...] = ()  # layers whose output is taken, too, for the first layers of the text part
     tokens_per_second: int = 4  # places in time that a video takes (Qwen2.5-VL); kept for saving
+    # Of the projector: its norm is over a whole block, or there is none; its inner width; its biases.
+    merger_norm: str = "patch"
+    merger_norm_eps: float = 1e-6
+    merger_width: int | None = None  # None: as wide as a block
+    merger_bias: bool = True
 
     def __post_init__(self):
         _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size")
@@ -133,6 +142,9 @@ class PackedVisionConfig:
         if (dim := self.hidden_size // self.num_attention_heads) % 4:
             raise ValueError(f"PackedVisionConfig: heads of {dim} numbers, expected a multiple of 4")
         _check_choice(self, "norm", "layer", "rms")
+        _check_choice(self, "merger_norm", "patch", "block", "none")
+        if self.merger_width is not None:
+            _check_range(self, 1, _MAX_WIDTH, "merger_width")
         _make_positive(self, "norm_eps", "rope_theta")
         if self.window % self.merge_size:
             _check_multiple(self, "window", "merge_size")
@@ -205,13 +217,6 @@ class TextConfig:
         """What mixes the positions of a layer."""
         return self.layer_types[layer] if self.layer_types else "attention"
 
-    @property
-    def cache_layout(self) -> list[dict[str, tuple[int, int]]]:
-        """What each layer keeps of a slot, by name: heads, and numbers of each."""
-        keys = (self.num_key_value_heads, self.head_dim)
-        kept = {"attention": {"key": keys, "value": keys}, "conv": {"conv": (1, self.hidden_size)}}
-        return [kept[self.mixer(layer)] for layer in range(self.num_hidden_layers)]
-
     def __post_init__(self):
         _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size", "num_attention_heads")
         if self.num_key_value_heads is None:
@@ -237,6 +242,11 @@ class TextConfig:
             raise ValueError(
                 f"TextConfig.layer_types: expected attention or conv, got {sorted(strange)[0]!r}"
             )
+        # What each layer keeps of a slot, by name: heads, and numbers of each. It follows from the fields.
+        keys = (self.num_key_value_heads, self.head_dim)
+        kept = {"attention": {"key": keys, "value": keys}, "conv": {"conv": (1, self.hidden_size)}}
+        layout = [kept[self.mixer(layer)] for layer in range(self.num_hidden_layers)]
+        object.__setattr__(self, "cache_layout", layout)
         sections = self.rope_sections
         if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != self.head_dim // 2):
             raise ValueError(

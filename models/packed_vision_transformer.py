@@ -39,13 +39,14 @@ class PackedAttention(nn.Module):
         self.v_proj = nn.Linear(width, width)
         self.out_proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], lengths: Sequence[int]) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: Sequence[int]) -> Tensor:
         """x (P, D), `rope` as `axial_rope` gives it, the segments' lengths, whose sum is P."""
         q, k, v = (
             part(x).view(len(x), self.num_heads, -1) for part in (self.q_proj, self.k_proj, self.v_proj)
         )
         # Angles are float32, and so is the rotation: half precision would move a patch of a large image.
-        q, k = (apply_rope(part.float(), *rope).to(v.dtype) for part in (q, k))
+        if rope is not None:
+            q, k = (apply_rope(part.float(), *rope).to(v.dtype) for part in (q, k))
         done, out = 0, []
         for length, same in groupby(lengths):  # one call for neighbours of one length, as most windows are
             count = len(list(same))
@@ -89,7 +90,7 @@ class PackedBlock(nn.Module):
         self.self_attn = PackedAttention(config)
         self.mlp = GatedMLP(config) if config.gated_mlp else PlainMLP(config)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], lengths: Sequence[int]) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: Sequence[int]) -> Tensor:
         x = x + self.self_attn(self.norm1(x), rope, lengths)
         return x + self.mlp(self.norm2(x))
 
@@ -100,13 +101,16 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config: PackedVisionConfig):
         super().__init__()
         side = config.patch_size
-        shape = (config.hidden_size, config.num_channels, config.temporal_patch_size, side, side)
-        self.weight = nn.Parameter(torch.empty(shape))
+        numbers: tuple[int, ...] = (config.num_channels, config.temporal_patch_size, side, side)
+        if config.channels_last:
+            numbers = (side * side * config.num_channels,)
+        self.weight = nn.Parameter(torch.empty(config.hidden_size, *numbers))
         self.bias = nn.Parameter(torch.empty(config.hidden_size)) if config.patch_bias else None
 
     def forward(self, patches: Tensor) -> Tensor:
         """(P, C · side · side) of stills -> (P, D)."""
-        return F.linear(patches, self.weight.sum(2).flatten(1), self.bias)
+        weight = self.weight if self.weight.dim() == 2 else self.weight.sum(2).flatten(1)
+        return F.linear(patches, weight, self.bias)
 
 
 class PackedVisionTransformer(nn.Module):
@@ -120,6 +124,7 @@ class PackedVisionTransformer(nn.Module):
         side = config.table_side
         self.position_embedding = nn.Embedding(side**2, config.hidden_size) if side else None
         self.layers = nn.ModuleList(PackedBlock(config) for _ in range(config.num_hidden_layers))
+        self.norm = norm_of(config) if config.last_norm else None
 
     def forward(self, images: Sequence[Tensor]) -> Tensor:
         """Normalised images (C, H, W), each of its own size, multiples of patch_size · merge_size.
@@ -136,18 +141,20 @@ class PackedVisionTransformer(nn.Module):
         if self.position_embedding is not None:
             table = [interpolated(self.position_embedding.weight, grid, config) for grid in grids]
             x = x + torch.cat(table).to(dtype)
-        rope = axial_rope(grids, config, device)
+        rope = axial_rope(grids, config, device) if config.rotary else None
         whole = [rows * columns for rows, columns in grids]
         windows, order = whole, None
         if config.window:
             order, windows = windows_of(grids, config)
             order = order.to(device)
-            x, rope = x[order], (rope[0][order], rope[1][order])
+            x, rope = x[order], rope and (rope[0][order], rope[1][order])
         kept = []
         for index, layer in enumerate(self.layers):
             x = layer(x, rope, whole if not config.window or index in config.whole_layers else windows)
             if index in config.taps:
                 kept.append(x)
+        if self.norm is not None:
+            x = self.norm(x)
         features = torch.stack((*kept, x), dim=1)  # (P, taps + 1, D)
         return features if order is None else features[order.argsort()]
 
@@ -157,7 +164,8 @@ def patches_of(image: Tensor, config: PackedVisionConfig) -> Tensor:
     side, merge = config.patch_size, config.merge_size
     channels, height, width = image.shape
     blocks = (channels, height // side // merge, merge, side, width // side // merge, merge, side)
-    return image.reshape(blocks).permute(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels * side * side)
+    order = (1, 4, 2, 5, 3, 6, 0) if config.channels_last else (1, 4, 2, 5, 0, 3, 6)
+    return image.reshape(blocks).permute(order).reshape(-1, channels * side * side)
 
 
 def block_order(grid: Grid, merge: int) -> Tensor:
@@ -169,9 +177,13 @@ def block_order(grid: Grid, merge: int) -> Tensor:
 
 
 def interpolated(table: Tensor, grid: Grid, config: PackedVisionConfig) -> Tensor:
-    """A square table of learned positions (side², D) stretched, corner on corner, to a grid: (P, D)."""
+    """A square table of learned positions (side², D) stretched to a grid: (P, D)."""
     side = config.table_side
     order = block_order(grid, config.merge_size).to(table.device)
+    if config.table_antialias:
+        picture = table.float().view(1, side, side, -1).permute(0, 3, 1, 2)
+        stretched = F.interpolate(picture, grid, mode="bilinear", align_corners=False, antialias=True)
+        return stretched[0, :, order[:, 0], order[:, 1]].T.to(table.dtype)
     total = table.new_zeros(len(order), table.shape[1])
     taps = []
     for axis in (0, 1):
@@ -227,18 +239,19 @@ def image_windows(grid: Grid, merge: int, window: int) -> tuple[Tensor, list[int
 class PatchMerger(nn.Module):
     """Blocks of merge_size² patches (P, D_v) to embeddings (P / merge_size², D): norm, and two layers."""
 
-    def __init__(self, config: PackedVisionConfig, width: int, norm_block: bool = False):
+    def __init__(self, config: PackedVisionConfig, width: int, norm: str):
         super().__init__()
-        block = config.hidden_size * config.merge_size**2
-        kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
-        self.block, self.norm_block = block, norm_block
-        self.norm = kind(block if norm_block else config.hidden_size, eps=config.norm_eps)
-        self.fc1 = nn.Linear(block, block)
-        self.fc2 = nn.Linear(block, width)
+        self.block = block = config.hidden_size * config.merge_size**2
+        inner, kind = config.merger_width or block, nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
+        self.norm_block, normed = norm == "block", {"patch": config.hidden_size, "block": block}
+        self.norm = kind(normed[norm], eps=config.merger_norm_eps) if norm in normed else None
+        self.fc1 = nn.Linear(block, inner, bias=config.merger_bias)
+        self.fc2 = nn.Linear(inner, width, bias=config.merger_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x.reshape(-1, self.block)) if self.norm_block else self.norm(x).reshape(-1, self.block)
-        return self.fc2(F.gelu(self.fc1(x)))
+        x = x.reshape(-1, self.block) if self.norm_block else x
+        x = x if self.norm is None else self.norm(x)
+        return self.fc2(F.gelu(self.fc1(x.reshape(-1, self.block))))
 
 
 class PatchMergers(nn.Module):
@@ -250,8 +263,8 @@ class PatchMergers(nn.Module):
 
     def __init__(self, config: PackedVisionConfig, width: int):
         super().__init__()
-        self.merger = PatchMerger(config, width)
-        self.deep = nn.ModuleList(PatchMerger(config, width, norm_block=True) for _ in config.taps)
+        self.merger = PatchMerger(config, width, config.merger_norm)
+        self.deep = nn.ModuleList(PatchMerger(config, width, "block") for _ in config.taps)
 
     def forward(self, x: Tensor) -> Tensor:
         deep = [merger(x[:, index]) for index, merger in enumerate(self.deep)]

@@ -174,6 +174,7 @@ MODELS = {
     },
     "biases on q, k, v": {"attention_bias": True, "qkv_bias_only": True},
     "InternVL, norms of queries and keys": {"family": "internvl", "qk_norm": True, "head_dim": 20},
+    "short convolutions": {"layer_types": ("conv", "attention"), "conv_kernel": 4, "qk_norm": True},
     "Qwen2.5-VL": {
         "family": "qwen_vl",
         "rope_sections": (2, 2, 2),

@@ -51,6 +51,7 @@ HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.
 _NOT_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
 # The dtype that "auto" means: on a CPU float32 is exact, and bfloat16 no faster for one question.
 AUTO_DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
+_LAYER = re.compile(r"(\w+)\.layers\.(\d+)\.(.+)")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS.values()}
 
 
@@ -160,19 +161,24 @@ def resolve_tying(
 
 
 def expected_shapes(cls: Any, config: VLMConfig) -> dict[str, Shape]:
-    """Every parameter of the model that a config describes, and its shape, from a model of one layer a tower:
+    """Every parameter of the model that a config describes, and its shape, from a model of one layer a kind:
     a thousand layers take seconds to build, and a file that does not have them is to be refused before.
     """
     vision, text = config.vision, config.text
     depth = {"vision_model": vision.num_hidden_layers, "language_model": text.num_hidden_layers}
-    vision, text = replace(vision, num_hidden_layers=1), replace(text, num_hidden_layers=1)
+    kinds = sorted(set(text.layer_types))
+    alike = replace(text, num_hidden_layers=len(kinds) or 1, layer_types=tuple(kinds))
     with meta_init():
-        model = cls(replace(config, vision=vision, text=text))
+        model = cls(replace(config, vision=replace(vision, num_hidden_layers=1), text=alike))
     expected: dict[str, Shape] = {}
     for name, parameter in model.named_parameters():
-        tower, is_layer, rest = name.partition(".layers.0.")
-        layers = range(depth[tower]) if is_layer else ()
-        names = [f"{tower}.layers.{index}.{rest}" for index in layers] or [name]
+        names = [name]
+        if found := _LAYER.fullmatch(name):
+            tower, kind, rest = found[1], int(found[2]), found[3]
+            layers = list(range(depth[tower]))
+            if tower == "language_model" and kinds:
+                layers = [layer for layer in layers if text.mixer(layer) == kinds[kind]]
+            names = [f"{tower}.layers.{layer}.{rest}" for layer in layers]
         expected |= dict.fromkeys(names, tuple(parameter.shape))
     return expected
 

@@ -1,0 +1,98 @@
+"""LFM2-VL: of a checkpoint Ocelli computes what transformers does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Lfm2VlConfig
+
+from data.processor import Processor
+from families import lfm2_vl
+from models import VisionLanguageModel
+from models.checkpoints.load import expected_shapes
+from models.packed_vision_transformer import patches_of
+from tests.lfm2_checkpoints import save_hf
+from tests.processors import draw_image
+
+
+def user(*content) -> list[dict]:
+    parts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in content]
+    return [{"role": "user", "content": parts}]
+
+
+def seen(*size: int, seed: int = 0) -> dict:
+    return {"type": "image", "image": draw_image(*size, seed)}
+
+
+BATCH = [
+    user(seen(100, 60), "how many red squares"),  # 2 x 1 tiles or more, and the image
+    user("are there two"),
+    user(seen(30, 20), "and", seen(24, 24, seed=1), "circles are there"),
+]
+
+
+def transformers_inputs(inputs: dict, vision) -> dict:
+    """Ours as transformers' processor gives them: padded patches, row by row."""
+    images = inputs["pixel_values"].to("cpu", torch.float32)
+    shapes = [(image.shape[1] // vision.patch_size, image.shape[2] // vision.patch_size) for image in images]
+    most = max(rows * columns for rows, columns in shapes)
+    pixels = torch.zeros(len(images), most, 3 * vision.patch_size**2)
+    mask = torch.zeros(len(images), most, dtype=torch.int64)
+    for index, (image, (rows, columns)) in enumerate(zip(images, shapes)):
+        cut = image.reshape(3, rows, vision.patch_size, columns, vision.patch_size).permute(1, 3, 2, 4, 0)
+        pixels[index, : rows * columns] = cut.reshape(rows * columns, -1)
+        mask[index, : rows * columns] = 1
+    return {
+        "input_ids": inputs["input_ids"],
+        "attention_mask": inputs["attention_mask"],
+        "pixel_values": pixels,
+        "pixel_attention_mask": mask,
+        "spatial_shapes": torch.tensor(shapes),
+    }
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(8))
+def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):
+    theirs = save_hf(tmp_path, seed)
+    ours = VisionLanguageModel.from_pretrained(tmp_path)
+    processor = Processor.from_pretrained(tmp_path, ours.config)
+    # Padding has inputs there, where the convolution's projection has a bias: no row is then padded.
+    inputs = processor.prepare(BATCH[2:] if ours.config.text.conv_bias else BATCH)
+    given = transformers_inputs(inputs, ours.config.vision)
+    real = inputs["attention_mask"].bool()
+    expected = theirs(**given).logits[real]
+    assert (ours(**inputs).logits[real] - expected).abs().max() <= 1e-4
+    length = given["input_ids"].shape[1]
+    answers = theirs.generate(**given, max_new_tokens=10, do_sample=False, eos_token_id=None)[:, length:]
+    for how in ({}, {"use_cache": False}, {"prefill_chunk": 7}):
+        assert torch.equal(ours.generate(**inputs, max_new_tokens=10, stop_token_ids=[], **how), answers), how
+
+
+def test_a_patch_is_read_pixel_by_pixel():
+    image = torch.arange(3 * 8 * 8).reshape(3, 8, 8).float()
+    config = lfm2_vl.PackedVisionConfig(patch_size=4, merge_size=2, channels_last=True)
+    patches = patches_of(image, config)
+    assert torch.equal(patches[1], image[:, :4, 4:].permute(1, 2, 0).flatten())
+
+
+def test_every_tensor_of_the_published_shapes_has_its_place():
+    """LFM2-VL-450M's sizes."""
+    kinds = [2, 5, 8, 10, 12, 14]
+    text = {"model_type": "lfm2", "hidden_size": 1024, "intermediate_size": 6656, "num_hidden_layers": 16}
+    text |= {"num_attention_heads": 16, "num_key_value_heads": 8, "full_attn_idxs": kinds}
+    described = Lfm2VlConfig(text_config=text, vision_config={"model_type": "siglip2_vision_model"})
+    config = lfm2_vl.read_config(described.to_dict(), {}, {})
+    shapes = expected_shapes(VisionLanguageModel, config)
+    assert shapes["language_model.layers.2.self_attn.q_norm.weight"] == (64,)
+    assert shapes["language_model.layers.3.conv.weight"] == (1024, 1, 3)
+    assert shapes["language_model.layers.15.mlp.up_proj.weight"] == (4608, 1024)
+    with torch.device("meta"):
+        from transformers import Lfm2VlForConditionalGeneration
+
+        stored = Lfm2VlForConditionalGeneration(described).state_dict()
+    place = lfm2_vl.tensor_map(list(stored))
+    left = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    for name, shape in shapes.items():
+        assert left.pop(place(name).name) == shape or name.endswith("lm_head.weight")
+    assert all(lfm2_vl.IGNORABLE.fullmatch(name) for name in left)
