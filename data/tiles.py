@@ -15,6 +15,7 @@ training process.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -229,6 +230,7 @@ def _free_shared_memory() -> float:
 # ------------------------------------------------------------- parts, as a stranger's settings cut images
 MOST_TILE_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
 MOST_TILE_TOKENS = 65_536  # per tile
+_MOST_TILES = 400  # the time to list their grids grows with the square
 
 
 class Images(Protocol):
@@ -307,7 +309,11 @@ class TiledImages:
         if visual.grid == self.uncut or not self.with_whole:
             return visual if visual.grid == self.uncut else None
         shown = visual.parts[:1] if self.whole_first else visual.parts[-1:]
-        return replace(visual, parts=shown, positions=self.tile_positions, grid=self.uncut)
+        return replace(visual, parts=shown, positions=self.positions(shown), grid=self.uncut)
+
+    def positions(self, parts: Parts) -> int:
+        """Positions that parts take in a prompt."""
+        return len(parts) * self.tile_positions
 
     def cells(self, visual: Visual) -> list[Cell]:
         if visual.grid == self.uncut:
@@ -323,6 +329,31 @@ class TiledImages:
     def normalise_messages(self, messages: list[Any], label: str) -> list[Any]:
         """Images stay where the conversation has them."""
         return messages
+
+
+class TileGrids:
+    """The grids of `least` to `most` square tiles of a side, as InternVL's rule has them."""
+
+    def __init__(self, least: Any, most: Any, side: int):
+        if type(least) is not int or type(most) is not int or not 1 <= least <= most <= _MOST_TILES:
+            raise ProcessorError(
+                f"preprocessor_config.json: expected 1 <= least <= most <= {_MOST_TILES} tiles, "
+                f"got {least!r} and {most!r}"
+            )
+        grids = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
+        self._grids = sorted((one for one in grids if math.prod(one) >= least), key=math.prod)
+        self._tile = side * side
+
+    def nearest(self, width: int, height: int) -> tuple[int, int]:
+        """(rows, columns) that relate most like the image's sides. Of two that do alike, and here only then,
+        the one of more tiles is taken unless they would be more than twice the image."""
+        best, nearest = (1, 1), math.inf
+        for rows, columns in self._grids:  # those of few tiles first
+            distance = abs(width / height - columns / rows)
+            large = width * height > 0.5 * self._tile * columns * rows
+            if distance < nearest or (distance == nearest and large):
+                best, nearest = (rows, columns), distance
+        return best
 
 
 def pixels_of(image: Image.Image) -> Tensor:

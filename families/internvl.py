@@ -9,7 +9,6 @@ image as one more tile. It is ours, because transformers' takes seconds to impor
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -93,7 +92,6 @@ _DEFAULTS: dict[str, Any] = {
     "do_convert_rgb": True, "size": {"height": 384, "width": 384}, "min_patches": 1, "max_patches": 12,
     **tiles.CLIP_PIXELS,
 }  # fmt: skip
-_MOST_TILES = 400  # the time to list their grids grows with the square
 CHAT_PIXELS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 
@@ -196,18 +194,12 @@ class InternVLImages(tiles.TiledImages):
         with tiles.reading_settings(self.settings):
             self.tile_size: int = self.settings["size"]["height"]
             self._resample, self._values = tiles.pixel_rule(self.settings)
-        least, most = self.settings["min_patches"], self.settings["max_patches"]
-        if type(least) is not int or type(most) is not int or not 1 <= least <= most <= _MOST_TILES:
-            raise ProcessorError(
-                f"preprocessor_config.json: expected 1 <= min_patches <= max_patches <= {_MOST_TILES}, "
-                f"got {least!r} and {most!r}"
-            )
+        most = self.settings["max_patches"]
+        self._grids = tiles.TileGrids(self.settings["min_patches"], most, self.tile_size)
         tiles.check_tiles(self.tile_size, self.tile_size, tile_positions)
         self.longest_side = self.tile_size * most  # an image of one row
         if self.settings["size"].get("width") != self.tile_size:
             raise ProcessorError("preprocessor_config.json: expected a square size")
-        grids = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
-        self._grids = sorted((one for one in grids if math.prod(one) >= least), key=math.prod)
 
     def transformers(self, tokenizer: Any, chat_template: str) -> saving.SavedProcessor:
         settings = {"image_seq_length": self.tile_positions, "image_processor": self.settings}
@@ -215,15 +207,7 @@ class InternVLImages(tiles.TiledImages):
         return saving.SavedProcessor(tokenizer, chat_template, token_id, self.tile_positions, ROLES, settings)
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """(rows, columns) that relate most like the image's sides. Of two that do alike, and here only then,
-        the one of more tiles is taken unless they would be more than twice the image."""
-        best, nearest = (1, 1), math.inf
-        for rows, columns in self._grids:  # those of few tiles first
-            distance = abs(width / height - columns / rows)
-            large = width * height > 0.5 * self.tile_size * self.tile_size * columns * rows
-            if distance < nearest or (distance == nearest and large):
-                best, nearest = (rows, columns), distance
-        return best
+        return self._grids.nearest(width, height)
 
     def cut(self, image: Image.Image) -> tiles.Visual:
         side, planned = self.tile_size, self.plan(*image.size)

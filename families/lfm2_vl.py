@@ -7,7 +7,6 @@ names of their tower.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -16,17 +15,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import torch
 from PIL import Image
 from torch import nn
 
+from data import tiles
 from data.chat import chat_template
-from data.errors import ProcessorError, PromptError
-from data.tiles import Parts, TiledImages, Visual, byte_values, check_tiles, tiles_of
-from data.tokenizer import AnyTokenizer, check_files, open_tokenizer, read_object
+from data.errors import ProcessorError
+from data.tokenizer import AnyTokenizer, image_settings, open_with
+from families import saving
 from families import text as shared
-from families.text import checked, expect, read_ids, section
+from families.text import checked, expect, section
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import PackedVisionConfig, TextConfig, VLMConfig
@@ -37,28 +35,19 @@ NAME = "lfm2_vl"
 TITLE = "transformers LFM2-VL / LFM2.5-VL"
 PROCESSOR = ("Lfm2VlProcessor", "Lfm2VlImageProcessor")
 IGNORABLE = re.compile(r"(model\.)?vision_tower\.(vision_model\.)?head\..*|lm_head\.weight")  # its pooling
-_TEXT = {
-    "vocab_size": 65_536,
-    "hidden_size": 2560,
-    "intermediate_size": 12_288,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 128_000,
-    "norm_eps": 1e-5,
-    "rope_theta": 1e6,
-    "block_multiple_of": 256,
-    "block_ffn_dim_multiplier": 1.0,
+# Defaults of transformers' Lfm2Config and Siglip2VisionConfig.
+_TEXT: dict[str, Any] = {
+    "vocab_size": 65_536, "hidden_size": 2560, "intermediate_size": 12_288, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128_000, "norm_eps": 1e-5,
+    "rope_theta": 1e6, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0,
     "block_auto_adjust_ff_dim": True,
-}
+}  # fmt: skip
 _VISION = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_channels": 3,
-    "patch_size": 16,
-}
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "num_channels": 3, "patch_size": 16,
+}  # fmt: skip
+_PLAIN = {"projector_hidden_act": "gelu"}  # whose other values would need code that is not here
+_PLAIN_VISION = {"hidden_act": "gelu_pytorch_tanh"}
 
 
 def recognises(config: Mapping) -> bool:
@@ -68,8 +57,8 @@ def recognises(config: Mapping) -> bool:
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
     text, vision = section(config, "text_config"), section(config, "vision_config")
-    expect(config, {"projector_hidden_act": "gelu"})
-    expect(vision, {"hidden_act": "gelu_pytorch_tanh"})
+    expect(config, _PLAIN)
+    expect(vision, _PLAIN_VISION)
     decoder = _read_text(text)
     known = _VISION | {name: value for name, value in vision.items() if value is not None}
     tower = checked(
@@ -88,16 +77,8 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         merger_width=config.get("projector_hidden_size", 2560),
         merger_bias=config.get("projector_bias", True),
     )
-    return checked(
-        VLMConfig,
-        family=NAME,
-        vision=tower,
-        text=decoder,
-        scale_factor=1,
-        image_token_id=config.get("image_token_id", 396),
-        tie_word_embeddings=config.get("tie_embedding", config.get("tie_word_embeddings", True)),
-        **read_ids(config, generation, text, decoder.vocab_size),
-    )
+    parts = {"family": NAME, "vision": tower, "scale_factor": 1}
+    return shared.vlm_config(config, generation, 396, config.get("tie_embedding", True), decoder, **parts)
 
 
 def _read_text(stored: Mapping) -> TextConfig:
@@ -185,8 +166,16 @@ def positions(config: VLMConfig, height: int, width: int) -> int:
 def write(config: VLMConfig, dtype: str) -> dict:
     """config.json of transformers' Lfm2VlForConditionalGeneration."""
     text, vision = config.text, config.vision
-    as_qwen3 = shared.write_text(replace(config, text=replace(text, layer_types=())), dtype)
-    own = {
+    seen = {name: getattr(vision, name) for name in _VISION}
+    seen |= {
+        "model_type": "siglip2_vision_model",
+        "layer_norm_eps": vision.norm_eps,
+        "vision_use_head": False,
+    }
+    seen |= {"num_patches": vision.table_side**2, **_PLAIN_VISION}
+    as_qwen3 = replace(config, text=replace(text, layer_types=()))
+    described = saving.write_config(as_qwen3, dtype, "Lfm2VlForConditionalGeneration", NAME, seen)
+    described["text_config"] |= {
         "model_type": "lfm2",
         "architectures": ["Lfm2ForCausalLM"],
         "norm_eps": text.rms_norm_eps,
@@ -195,27 +184,12 @@ def write(config: VLMConfig, dtype: str) -> dict:
         "conv_bias": text.conv_bias,
         "block_auto_adjust_ff_dim": False,
     }
-    return {
-        "model_type": NAME,
-        "architectures": ["Lfm2VlForConditionalGeneration"],
-        "image_token_id": config.image_token_id,
+    return described | {
         "downsample_factor": vision.merge_size,
         "projector_hidden_size": vision.merger_width,
-        "projector_hidden_act": "gelu",
+        **_PLAIN,
         "projector_bias": vision.merger_bias,
         "projector_use_layernorm": vision.merger_norm == "block",
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "text_config": {**as_qwen3, **own},
-        "vision_config": {
-            "model_type": "siglip2_vision_model",
-            **{name: getattr(vision, name) for name in _VISION},
-            "layer_norm_eps": vision.norm_eps,
-            "hidden_act": "gelu_pytorch_tanh",
-            "num_patches": vision.table_side**2,
-            "vision_use_head": False,
-            **shared.both_dtypes(dtype),
-        },
-        **shared.both_dtypes(dtype),
     }
 
 
@@ -223,27 +197,14 @@ def write(config: VLMConfig, dtype: str) -> dict:
 START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
 # Lfm2VlImageProcessor's own, where a file does not say.
 _DEFAULTS: dict[str, Any] = {
-    "downsample_factor": 2,
-    "do_image_splitting": True,
-    "min_tiles": 2,
-    "max_tiles": 10,
-    "use_thumbnail": True,
-    "min_image_tokens": 64,
-    "max_image_tokens": 256,
-    "encoder_patch_size": 16,
-    "tile_size": 512,
-    "max_pixels_tolerance": 2.0,
-    "resample": int(Image.Resampling.BILINEAR),
-    "do_rescale": True,
-    "rescale_factor": 1 / 255,
-    "do_normalize": True,
-    "image_mean": [0.5] * 3,
-    "image_std": [0.5] * 3,
-}
-_MOST_TILES = 100
+    "downsample_factor": 2, "do_image_splitting": True, "min_tiles": 2, "max_tiles": 10,
+    "use_thumbnail": True, "min_image_tokens": 64, "max_image_tokens": 256, "encoder_patch_size": 16,
+    "tile_size": 512, "max_pixels_tolerance": 2.0, **tiles.CLIP_PIXELS,
+    "resample": int(Image.Resampling.BILINEAR), "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+}  # fmt: skip
 
 
-class Lfm2Images(TiledImages):
+class Lfm2Images(tiles.TiledImages):
     """How transformers' Lfm2VlProcessor cuts images and writes them into a prompt: a large one becomes a grid
     of tiles, and all of it in its own shape follows. `settings` are what preprocessor_config.json has."""
 
@@ -252,121 +213,84 @@ class Lfm2Images(TiledImages):
     def __init__(self, settings: Mapping[str, Any], image_token: str):
         self.image_token = image_token
         self.settings = _DEFAULTS | {key: settings[key] for key in _DEFAULTS if settings.get(key) is not None}
-        known = SimpleNamespace(**self.settings)
-        self.tile_size, self.with_whole = known.tile_size, known.use_thumbnail
-        self.patch, self.factor = known.encoder_patch_size, known.encoder_patch_size * known.downsample_factor
-        tokens = (known.min_image_tokens, known.max_image_tokens)
-        self.least, self.most = (count * self.factor**2 for count in tokens)
-        self.tile_positions = (known.tile_size // self.factor) ** 2
-        check_tiles(self.tile_size, self.tile_size, max(self.tile_positions, known.max_image_tokens))
+        with tiles.reading_settings(self.settings):
+            known = SimpleNamespace(**self.settings)
+            self._resample, self._values = tiles.pixel_rule(self.settings)
+            self.tile_size, self.with_whole = known.tile_size, bool(known.use_thumbnail)
+            self.patch = known.encoder_patch_size
+            self.factor = self.patch * known.downsample_factor
+            tokens = (known.min_image_tokens, known.max_image_tokens)
+            self.least, self.most = (count * self.factor**2 for count in tokens)
+            self.tile_positions = (known.tile_size // self.factor) ** 2
+            self._largest = self.most * known.max_pixels_tolerance
         fewest, most = (known.min_tiles, known.max_tiles) if known.do_image_splitting else (1, 1)
-        if not 1 <= fewest <= most <= _MOST_TILES or self.tile_size % self.factor:
+        self._grids = tiles.TileGrids(fewest, most, self.tile_size)
+        self._splits, self.longest_side = most > 1, self.tile_size * most
+        tiles.check_tiles(self.tile_size, self.longest_side, max(self.tile_positions, known.max_image_tokens))
+        if self.tile_size % self.factor:
             raise ProcessorError(
-                f"preprocessor_config.json: expected 1 <= min_tiles <= max_tiles <= {_MOST_TILES} and "
-                f"tiles of a multiple of {self.factor} pixels, got {fewest}, {most} and {self.tile_size}"
+                f"preprocessor_config.json: expected tiles of a multiple of {self.factor} pixels, "
+                f"got {self.tile_size}"
             )
-        self._splits, self._tolerance = most > 1, known.max_pixels_tolerance
-        self.longest_side = self.tile_size * most
-        self._resample, self._values = Image.Resampling(known.resample), byte_values(self.settings)
-        grids = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
-        self._grids = sorted((one for one in grids if math.prod(one) >= fewest), key=math.prod)
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """(rows, columns) of tiles, (1, 1) for an image that is not cut; of two grids that relate alike the
-        later one, unless it is more than twice the image."""
         near = max(self.patch, self._round(height)) * max(self.patch, self._round(width))
-        if not self._splits or near <= self.most * self._tolerance:
+        if not self._splits or near <= self._largest:
             return self.uncut
-        best, nearest = (1, 1), math.inf
-        for rows, columns in self._grids:
-            distance = abs(width / height - columns / rows)
-            large = width * height > 0.5 * self.tile_size**2 * columns * rows
-            if distance < nearest or (distance == nearest and large):
-                best, nearest = (rows, columns), distance
-        return best
+        return self._grids.nearest(width, height)
 
     def _round(self, side: float) -> int:
         return round(side / self.factor) * self.factor
 
     def _whole_size(self, width: int, height: int) -> tuple[int, int]:
         """Width and height of the image in its own shape, between the least and the most pixels."""
-        sides = (width, height)
-        rounded = [max(self.factor, self._round(side)) for side in sides]
+        sides, factor = (width, height), self.factor
+        rounded = [max(factor, self._round(side)) for side in sides]
         if math.prod(rounded) > self.most:
             by = math.sqrt(width * height / self.most)
-            rounded = [max(self.factor, math.floor(side / by / self.factor) * self.factor) for side in sides]
+            rounded = [max(factor, math.floor(side / by / factor) * factor) for side in sides]
         elif math.prod(rounded) < self.least:
             by = math.sqrt(self.least / (width * height))
-            rounded = [math.ceil(side * by / self.factor) * self.factor for side in sides]
+            rounded = [math.ceil(side * by / factor) * factor for side in sides]
         return rounded[0], rounded[1]
 
-    def plan(self, width: int, height: int) -> Visual:
+    def plan(self, width: int, height: int) -> tiles.Visual:
         grid, (wide, high) = self.grid(width, height), self._whole_size(width, height)
-        parts = []
-        if grid != self.uncut:
-            parts.append(Parts.planned(math.prod(grid), self.tile_size))
+        parts = tiles.Parts.planned(0 if grid == self.uncut else math.prod(grid), self.tile_size)
         if grid == self.uncut or self.with_whole:
-            parts.append(Parts.planned(1, high, wide))
-        together = Parts.cat(parts)
-        return Visual(together, self._positions(together), grid, (width, height))
+            parts = tiles.Parts.cat([parts, tiles.Parts.planned(1, high, wide)])
+        return tiles.Visual(parts, self.positions(parts), grid, (width, height))
 
-    def _positions(self, parts: Parts) -> int:
+    def positions(self, parts: tiles.Parts) -> int:
         return sum(math.prod(part.pixels.shape[1:]) for part in parts) // self.factor**2
 
-    def cut(self, image: Image.Image) -> Visual:
-        planned, side = self.plan(*image.size), self.tile_size
+    def cut(self, image: Image.Image) -> tiles.Visual:
+        planned, side, parts = self.plan(*image.size), self.tile_size, []
         rows, columns = planned.grid
-        parts = []
         if planned.grid != self.uncut:
             resized = image.resize((columns * side, rows * side), self._resample)
-            parts.append(tiles_of(resized, side, self._values))
+            parts.append(tiles.tiles_of(resized, side, self._values))
         if planned.grid == self.uncut or self.with_whole:
-            whole = np.array(image.resize(self._whole_size(*image.size), self._resample))
-            parts.append(Parts.of(torch.from_numpy(whole.transpose(2, 0, 1).copy())[None], self._values))
-        return replace(planned, parts=Parts.cat(parts))
+            whole = image.resize(self._whole_size(*image.size), self._resample)
+            parts.append(tiles.Parts.of(tiles.pixels_of(whole)[None], self._values))
+        return replace(planned, parts=tiles.Parts.cat(parts))
 
-    def whole(self, visual: Visual) -> Visual | None:
-        if visual.grid == self.uncut or not self.with_whole:
-            return visual if visual.grid == self.uncut else None
-        return replace(
-            visual, parts=visual.parts[-1:], positions=self._positions(visual.parts[-1:]), grid=(1, 1)
-        )
-
-    def prompt(self, visual: Visual, index: int, count: int) -> str:
+    def prompt(self, visual: tiles.Visual, index: int, count: int) -> str:
         rows, columns = visual.grid
-        tiles, text = rows * columns if visual.grid != self.uncut else 0, ""
-        for number in range(tiles):
-            text += f"<|img_row_{number // columns + 1}_col_{number % columns + 1}|>"
-            text += self.image_token * self.tile_positions
-        rest = visual.positions - tiles * self.tile_positions
-        text += (THUMBNAIL if tiles and rest else "") + self.image_token * rest
-        return START + text + END
+        cut = rows * columns if visual.grid != self.uncut else 0
+        names = [f"<|img_row_{at // columns + 1}_col_{at % columns + 1}|>" for at in range(cut)]
+        text = "".join(name + self.image_token * self.tile_positions for name in names)
+        rest = visual.positions - cut * self.tile_positions
+        return START + text + (THUMBNAIL if cut and rest else "") + self.image_token * rest + END
 
-    def transformers(self, tokenizer: Any, template: str) -> SimpleNamespace:
-        """What saving asks of transformers' processor, which itself needs torchvision."""
-
-        def save_pretrained(folder: Path) -> None:
-            tokenizer.save_pretrained(folder)
-            (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-            described = {"processor_class": PROCESSOR[0], "image_processor_type": PROCESSOR[1]}
-            described |= self.settings
-            (folder / "preprocessor_config.json").write_text(json.dumps(described), encoding="utf-8")
-
-        return SimpleNamespace(
-            tokenizer=tokenizer,
-            image_token_id=tokenizer.convert_tokens_to_ids(self.image_token),
-            image_seq_len=None,
-            save_pretrained=save_pretrained,
-        )
+    def transformers(self, tokenizer: Any, chat_template: str) -> saving.SavedProcessor:
+        token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+        described = {"image_processor": self.settings | {"image_processor_type": PROCESSOR[1]}}
+        return saving.SavedProcessor(tokenizer, chat_template, token_id, self.tile_positions, {}, described)
 
 
 def open_images(folder: Path, config: Mapping) -> tuple[Lfm2Images, AnyTokenizer, str | None]:
     """The image rule, tokenizer and chat template of a checkpoint folder."""
-    check_files(folder)
-    settings = read_object(folder / "processor_config.json").get("image_processor")
-    settings = settings or read_object(folder / "preprocessor_config.json")
-    tokenizer = open_tokenizer(folder)
-    if absent := [token for token in (START, END) if token not in tokenizer.get_added_vocab()]:
-        raise PromptError(f"tokenizer: expected special tokens for images, {', '.join(absent)} are absent")
+    tokenizer = open_with(folder, (START, END, THUMBNAIL))
     token = tokenizer.convert_ids_to_tokens(config.get("image_token_id", 396))
-    return Lfm2Images(settings, token), tokenizer, chat_template(folder)
+    return Lfm2Images(image_settings(folder), token), tokenizer, chat_template(folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 # Far beyond any real model: a config past these is refused before anything is allocated.
 _MAX_WIDTH = 65_536
@@ -213,6 +213,9 @@ class TextConfig:
     conv_kernel: int = 3
     conv_bias: bool = False
 
+    # What each layer keeps of a slot, by name: heads, and numbers of each. It follows from the fields.
+    cache_layout: ClassVar[list[dict[str, tuple[int, int]]]]
+
     def mixer(self, layer: int) -> str:
         """What mixes the positions of a layer."""
         return self.layer_types[layer] if self.layer_types else "attention"
@@ -242,7 +245,6 @@ class TextConfig:
             raise ValueError(
                 f"TextConfig.layer_types: expected attention or conv, got {sorted(strange)[0]!r}"
             )
-        # What each layer keeps of a slot, by name: heads, and numbers of each. It follows from the fields.
         keys = (self.num_key_value_heads, self.head_dim)
         kept = {"attention": {"key": keys, "value": keys}, "conv": {"conv": (1, self.hidden_size)}}
         layout = [kept[self.mixer(layer)] for layer in range(self.num_hidden_layers)]

@@ -88,9 +88,9 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 # what the room should come down to.
 BUDGETS = {
     "*.py": (975, 850),  # the entry points, and what errors say
-    "models": (1_660, 1_900),
+    "models": (1_700, 1_900),
     "models/checkpoints": (2_215, 1_400),
-    "families": (1_760, 2_000),
+    "families": (1_790, 2_000),
     "generation": (4_405, 2_700),
     "generation/fast": (4_075, 4_300),
     "tools": (820, 600),
