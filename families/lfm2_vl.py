@@ -33,7 +33,6 @@ from models.packed_vision_transformer import PackedVisionTransformer, PatchMerge
 
 NAME = "lfm2_vl"
 TITLE = "transformers LFM2-VL / LFM2.5-VL"
-PROCESSOR = ("Lfm2VlProcessor", "Lfm2VlImageProcessor")
 IGNORABLE = re.compile(r"(model\.)?vision_tower\.(vision_model\.)?head\..*|lm_head\.weight")  # its pooling
 # Defaults of transformers' Lfm2Config and Siglip2VisionConfig.
 _TEXT: dict[str, Any] = {
@@ -132,7 +131,7 @@ _IN_TEXT = {
 }
 
 
-def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
+def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
     """Where each of our tensors lies."""
     nested = any(".vision_tower.vision_model." in name for name in stored_names)
 
@@ -191,6 +190,10 @@ def write(config: VLMConfig, dtype: str) -> dict:
         "projector_bias": vision.merger_bias,
         "projector_use_layernorm": vision.merger_norm == "block",
     }
+
+
+def processor_classes(config: VLMConfig) -> tuple[str, str]:
+    return "Lfm2VlProcessor", "Lfm2VlImageProcessor"
 
 
 # -------------------------------------------------------------------------------------------------- images
@@ -285,8 +288,8 @@ class Lfm2Images(tiles.TiledImages):
 
     def transformers(self, tokenizer: Any, chat_template: str) -> saving.SavedProcessor:
         token_id = tokenizer.convert_tokens_to_ids(self.image_token)
-        described = {"image_processor": self.settings | {"image_processor_type": PROCESSOR[1]}}
-        return saving.SavedProcessor(tokenizer, chat_template, token_id, self.tile_positions, {}, described)
+        described = {"image_processor": self.settings | {"image_processor_type": "Lfm2VlImageProcessor"}}
+        return saving.SavedProcessor(tokenizer, chat_template, token_id, None, {}, described)
 
 
 def open_images(folder: Path, config: Mapping) -> tuple[Lfm2Images, AnyTokenizer, str | None]:

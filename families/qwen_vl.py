@@ -34,7 +34,7 @@ IGNORABLE = re.compile(r".*rotary_pos_emb\.inv_freq|.*rotary_emb\.inv_freq|lm_he
 KINDS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}  # model_type -> a text model's with the same blocks
 _CLASS = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
 # Defaults of transformers' configs, where they are not those of a text model of that type.
-_TEXT = {
+_TEXT: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568, "num_hidden_layers": 80,
         "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,

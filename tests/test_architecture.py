@@ -89,7 +89,7 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (975, 850),  # the entry points, and what errors say
     "models": (1_700, 1_900),
-    "models/checkpoints": (2_215, 1_400),
+    "models/checkpoints": (2_222, 1_400),
     "families": (1_790, 2_000),
     "generation": (4_405, 2_700),
     "generation/fast": (4_075, 4_300),

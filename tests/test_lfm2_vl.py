@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Lfm2VlConfig
+from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
 
 from data.processor import Processor
 from families import lfm2_vl
@@ -67,6 +67,13 @@ def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):
     answers = theirs.generate(**given, max_new_tokens=10, do_sample=False, eos_token_id=None)[:, length:]
     for how in ({}, {"use_cache": False}, {"prefill_chunk": 7}):
         assert torch.equal(ours.generate(**inputs, max_new_tokens=10, stop_token_ids=[], **how), answers), how
+    if seed < 2:
+        ours.save_pretrained(tmp_path / "saved", processor)
+        again = Lfm2VlForConditionalGeneration.from_pretrained(tmp_path / "saved")
+        assert torch.equal(again(**given).logits[real], expected)
+        opened = VisionLanguageModel.from_pretrained(tmp_path / "saved")
+        same = Processor.from_pretrained(tmp_path / "saved", opened.config)
+        assert opened.config == ours.config and same.images.settings == processor.images.settings
 
 
 def test_a_patch_is_read_pixel_by_pixel():
@@ -88,8 +95,6 @@ def test_every_tensor_of_the_published_shapes_has_its_place():
     assert shapes["language_model.layers.3.conv.weight"] == (1024, 1, 3)
     assert shapes["language_model.layers.15.mlp.up_proj.weight"] == (4608, 1024)
     with torch.device("meta"):
-        from transformers import Lfm2VlForConditionalGeneration
-
         stored = Lfm2VlForConditionalGeneration(described).state_dict()
     place = lfm2_vl.tensor_map(list(stored))
     left = {name: tuple(tensor.shape) for name, tensor in stored.items()}
