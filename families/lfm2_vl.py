@@ -33,6 +33,7 @@ from models.packed_vision_transformer import PackedVisionTransformer, PatchMerge
 
 NAME = "lfm2_vl"
 TITLE = "transformers LFM2-VL / LFM2.5-VL"
+BOX_FORMS: dict[str, str] = {}
 IGNORABLE = re.compile(r"(model\.)?vision_tower\.(vision_model\.)?head\..*|lm_head\.weight")  # its pooling
 # Defaults of transformers' Lfm2Config and Siglip2VisionConfig.
 _TEXT: dict[str, Any] = {
