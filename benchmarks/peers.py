@@ -68,8 +68,9 @@ def need(*packages: str) -> list[Any]:
 
 def bytes_read(language_model) -> int:
     """Bytes of weights that a decode step reads: all but the embedding table, of which it needs one row."""
-    tensors = {**dict(language_model.named_parameters()), **dict(language_model.named_buffers())}
-    return sum(tensor.nbytes for name, tensor in tensors.items() if not name.startswith("embed_tokens"))
+    found = (language_model.named_parameters, language_model.named_buffers)
+    named = (pair for each in found for pair in each(remove_duplicate=False))  # the head may be the table
+    return sum(tensor.nbytes for name, tensor in named if not name.startswith("embed_tokens"))
 
 
 def cache_bytes(shape: str, dtype: torch.dtype | None) -> int:
@@ -370,7 +371,7 @@ class LlamaCpp:
 
 
 def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes (rows, columns) of llama.cpp's tensors of a Llama whose head is not its embedding."""
+    """Names and shapes (rows, columns) of llama.cpp's tensors of a Llama or Qwen3 with a head of its own."""
     width, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
@@ -381,6 +382,7 @@ def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
     }
     block |= {"attn_output": (width, queries), "attn_norm": (width,), "ffn_norm": (width,)}
     block |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+    block |= dict.fromkeys(("attn_q_norm", "attn_k_norm") if config.qk_norm else (), (config.head_dim,))
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (config.vocab_size, width)}
     for layer in range(config.num_hidden_layers):
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
@@ -392,7 +394,7 @@ def write_gguf(config: TextConfig, kind: str, path: Path) -> int:
     """Write random weights; returns the bytes that one token reads. All layers get the same numbers, which
     keeps memory small; speed does not depend on them. The tokens have names and no meaning."""
     (gguf,) = need("gguf")
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "qwen3" if config.qk_norm else "llama")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

@@ -21,12 +21,17 @@ from data.processor import Processor
 from families import qwen_vl
 from families.qwen_images import QwenImages
 from families.text import TEXT_KEYS
+from generation.fast.native.step import NativeStep
+from generation.options import GenerationOptions
+from generation.requests import Request
+from generation.session import Session
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes
 from models.checkpoints.weights import check_shapes, export_tensors
 from models.config import PackedVisionConfig
 from models.packed_vision_transformer import patches_of
+from tests.invariants import fast_step, run_all
 from tests.processors import draw_image
 from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf
 from tests.tiny import randomize
@@ -264,6 +269,27 @@ def both(request, tmp_path_factory):
     theirs = save_hf(request.param, folder)
     ours = VisionLanguageModel.from_pretrained(folder)
     return theirs, folder, ours, Processor.from_pretrained(folder, ours.config)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fast", [False, True])
+def test_answers_are_those_of_transformers(both, fast):
+    """Greedy, in a batch of unequal rows, in slots with prompts in chunks, and in a session."""
+    theirs, _, ours, processor = both
+    asked = [CONVERSATION, user("are there two"), user("and", seen((200, 90), 2), "circles", seen((64, 64)))]
+    step, inputs = fast_step(ours, NativeStep) if fast else None, processor.prepare(asked)
+    options = GenerationOptions(max_new_tokens=12, stop_token_ids=())
+    greedy = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    expected = theirs.generate(**for_transformers(inputs, ours.config), **greedy)[:, -12:].tolist()
+    assert ours.generate(**inputs, options=options, decode_step=step).tolist() == expected
+    rows = [processor.encode_conversation(one, True) for one in asked]
+    prompts = [(torch.tensor([row.input_ids]), row.parts) for row in rows]
+    requests = [Request(ids[0], parts, options=options, key=key) for key, (ids, parts) in enumerate(prompts)]
+    outputs, _ = run_all(ours, requests, 2, prefill_chunk=9, decode_step=step)
+    assert [outputs[key].token_ids for key in range(3)] == expected
+    session = Session(ours)
+    for key in (2, 2, 0):
+        assert session.generate(*prompts[key], options=options, decode_step=step).tolist() == [expected[key]]
 
 
 @torch.no_grad()
