@@ -257,6 +257,7 @@ def plan_for(*arguments: str):
         ("nanovlm-460m", 86_433_024 + 361_821_120 + 16 * 768 * 960 + 40 * 960),
         ("smolvlm-256m-finetune", 256_484_928),
         ("smolvlm-256m-lora", 256_484_928),
+        ("qwen3-vl-2b-lora", 2_127_532_032),
     ],
 )
 def test_recipes(recipe, parameters, capsys):
@@ -273,7 +274,8 @@ def test_recipes(recipe, parameters, capsys):
     if "lora" in recipe:
         assert plan.trainable == {"adapters": plan.parameters["adapters"]}
         fewer = plan_for(str(path), *H100, "--lora-targets", "q_proj,v_proj", "--plan-rows", "800")
-        assert fewer.steps and fewer.parameters["adapters"] == 30 * 16 * (576 + 576 + 576 + 192)
+        of_layers = 28 * (3 * 2048 + 1024) if "qwen" in recipe else 30 * (576 + 576 + 576 + 192)
+        assert fewer.steps and fewer.parameters["adapters"] == 16 * of_layers
     # The memory in the recipe's comment is the plan's.
     planned = plan_for(str(path), *H100, "--plan-ranks", "8" if "460m" in recipe else "1")
     size = sum(planned.memory.values()) / 2**30

@@ -67,6 +67,9 @@ FROM_SCRATCH = Scope(
     lambda config: config.is_drawn and not config.init_from, "--data {drawn} without --init-from"
 )
 FROM_BACKBONES = Scope(lambda config: bool(config.vision_from), "--vision-from and --text-from")
+FROM_CHECKPOINT = Scope(
+    lambda config: bool(config.init_from) and not config.is_drawn, "--data with rows, and --init-from"
+)
 OF_PROJECTOR = Scope(
     lambda config: FROM_SCRATCH.holds(config) or FROM_BACKBONES.holds(config),
     "--data {drawn} without --init-from, or --vision-from and --text-from",
@@ -121,6 +124,12 @@ class TrainConfig:
     sequence_length: int = setting(256, "positions per row", 1, 1_048_576)
     max_tiles: int = setting(
         0, "maximum number of tiles per row; 0: as many as fit", 0, 65_536, scope=OF_ROWS
+    )
+    max_pixels: int = setting(
+        0,
+        "maximum number of pixels of an image, where none is cut into tiles; 0: the checkpoint's",
+        *(0, _MANY),
+        scope=FROM_CHECKPOINT,
     )
     packing: bool = setting(
         True, "pack several samples into a row, each blind to the others; else pad rows", scope=OF_ROWS

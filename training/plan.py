@@ -438,7 +438,7 @@ Tiles = tuple[int, tuple[int, int]]  # that a 4:3 image makes, and the height an
 def network(config: TrainConfig) -> tuple[VLMConfig, Tiles]:
     """The shape of the model that a run on rows trains, and the tiles of an image."""
     if config.init_from:
-        return stored_network(config.init_from)
+        return stored_network(config.init_from, config.max_pixels)
     stored, added = config_of(config.text_from), len(SPECIAL_TOKENS) - SMOLLM2_TOKENS
     text = read_text_config(stored)
     if config.text_from in PUBLISHED:
@@ -478,7 +478,7 @@ def stored_network(source: str, max_pixels: int = 0) -> tuple[VLMConfig, Tiles]:
             elif settings:
                 size = settings.get("size") or {}
                 longest = settings.get("max_pixels") or size.get("longest_edge", longest)
-    return shape, _tiles(max_pixels or longest if packed else longest, shape)
+    return shape, _tiles(min(longest, max_pixels or longest) if packed else longest, shape)
 
 
 def _tiles(longest: int, shape: VLMConfig) -> Tiles:

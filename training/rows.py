@@ -252,7 +252,12 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
         model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
         assert model.origin is not None, "a loaded model knows where it came from"
         folder = snapshot(config.init_from, model.origin.commit)
-        return model.train(), Processor.from_pretrained(folder, config=model.config)
+        processor = Processor.from_pretrained(
+            folder, config=model.config, max_pixels=config.max_pixels or None
+        )
+        if config.max_pixels and processor.images.budget is None:
+            raise ValueError("--max-pixels: has no effect on a model whose images are cut into tiles")
+        return model.train(), processor
     text = locate(config.text_from)
     tokenizer = new_tokenizer(snapshot(config.text_from))
     model = VisionLanguageModel.from_backbones(
