@@ -139,12 +139,12 @@ def through_blocks(
 ) -> Generator[tuple[DecoderBlock, Rope, Tensor], None, Tensor]:
     """A whole text, embedded as x (B, T, D), through the decoder: yields each block with what goes into it,
     and returns the hidden states (B, T, D)."""
-    length = x.shape[1]
-    rope = rope_tables(language_model.inv_freq(x.device), torch.arange(length, device=x.device), x.dtype)
+    slots = torch.arange(x.shape[1], device=x.device)
+    rope = rope_tables(language_model.inv_freq(x.device), slots, x.dtype)
     for block in language_model.layers:
         assert isinstance(block, DecoderBlock), "layers are decoder blocks"
         yield block, rope, x
-        x = block(x, rope, None, None, 0, length)
+        x = block(x, rope, None, None, 0, len(slots), slots)
     return language_model.norm(x)
 
 
