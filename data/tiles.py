@@ -254,7 +254,8 @@ class Images(Protocol):
         """What stands in a prompt for image `index` of `count`."""
 
     def whole(self, visual: Visual) -> Visual | None:
-        """The image as if it were not cut, made of parts of this one; None where none shows all of it."""
+        """A small picture of all of it, made of this one: as if it were not cut, or of fewer pixels. The same
+        object where it is small already; None where no part shows all of it."""
 
     def cells(self, visual: Visual) -> list[Cell]:
         """What each part shows of the image: (top, left, bottom, right) in cells of its grid."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ _DEFAULTS: dict[str, Any] = {
     "merge_size": 2,
 }
 _MOST_OBLONG = 200  # times as long as wide, transformers refuses more
+_LEAST_PICTURE = 48  # positions of a picture to draft an answer from
 _MOST_PIXELS = 8192 * 8192  # four times as many as any checkpoint's
 
 
@@ -108,8 +111,15 @@ class QwenImages:
     def prompt(self, visual: Visual, index: int, count: int) -> str:
         return IMAGE * visual.positions  # what stands around it is in the chat template
 
-    def whole(self, visual: Visual) -> None:
-        return None
+    def whole(self, visual: Visual) -> Visual:
+        """The same picture of an eighth of the pixels."""
+        positions = max(visual.positions // 8, _LEAST_PICTURE)
+        if visual.positions <= 3 * positions:
+            return visual
+        smaller = copy(self)
+        smaller.budget = positions * self.factor**2
+        picture = Image.fromarray(visual.parts.parts[0].pixels.permute(1, 2, 0).numpy())
+        return replace(smaller.cut(picture), size=visual.size, name=visual.name)
 
     def cells(self, visual: Visual) -> list[Cell]:
         return [(0, 0, *visual.grid)]

@@ -1,22 +1,23 @@
-"""An answer drafted from the whole image's tile alone, while the other tiles are still to be encoded.
+"""An answer drafted from a small picture of each image, while the images are still to be encoded.
 
     session = Session(model, FeatureCache(model), slots=2)
     stream = session.draft_stream(full_inputs, short_inputs, options)
-    for ids in stream.draft():                        # (1,) ids, as soon as one tile is encoded
+    for ids in stream.draft():                        # (1,) ids, as soon as the small picture is encoded
         ...
     for ids in stream:                                # then the answer
         ...
     stream.drafted, stream.accepted                   # the draft, and how many tokens of it were right
 
 An image that is cut into tiles is among them once more, as a whole. The short prompt is the prompt with that
-tile only, as the same processor makes it of an image that it does not cut. The same weights answer it first,
-in a slot of the scheduler. Then the other tiles are encoded and the full prompt is prefilled, and its row is
-offered the drafted tokens (`generation.speculation`): it keeps those that are chosen for it. So the answer is
-the one without a draft, greedy or sampled, and a draft that is right saves decode steps.
+tile only, as the same processor makes it of an image that it does not cut; where images are never cut, it has
+the same picture of fewer pixels. The same weights answer it first, in a slot of the scheduler. Then the other
+parts are encoded and the full prompt is prefilled, and its row is offered the drafted tokens
+(`generation.speculation`): it keeps those that are chosen for it. So the answer is the one without a draft,
+greedy or sampled, and a draft that is right saves decode steps.
 
-A draft is made where it can help: of an answer whose whole image is not encoded yet, nor are other tiles, and
-whose prompt is much shorter with the whole image alone. It ends when it has taken a small share of the time
-that the other tiles will take. That time is known by then, because a tile has just been encoded.
+A draft is made where it can help: of an answer whose small picture is not encoded yet, nor is the rest, and
+whose prompt is much shorter with the small picture alone. It ends when it has taken a small share of the time
+that the rest will take. That time is known by then, because a part has just been encoded.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from generation.protocol import VisionLanguage
 class DraftLimits:
     """When a draft is made, and when it ends.
 
-    share: of the time that the other tiles are expected to take; the first token, which the short prompt's
+    share: of the time that the other parts are expected to take; the first token, which the short prompt's
         prefill gives, is made in any case.
-    least_wait: seconds that the other tiles are expected to take at least: less is no time to read in.
+    least_wait: seconds that the other parts are expected to take at least: less is no time to read in.
     most_prompt: positions of the short prompt, as a share of those that the full one has to compute.
     """
 
@@ -107,20 +108,24 @@ class DraftStream(TokenStream):
         return self._first.pop() if self._first else super()._next()
 
 
-def tiles_left(
+def parts_left(
     model: VisionLanguage,
     features: FeatureCache,
     prompt: KeyedPrompt,
     short: KeyedPrompt,
     reused: int,
     limits: DraftLimits,
-) -> int:
-    """How many tiles are to be encoded after those of the short prompt, where the first `reused` positions of
-    the full one need not be computed; 0 where a draft does not help, or its tiles would be encoded twice."""
+) -> float:
+    """How much is to be encoded after the parts of the short prompt, in such parts, by their positions. The
+    first `reused` positions of the full prompt need not be computed. 0 where a draft does not help, or its
+    parts would be encoded twice."""
     position_bytes = model.config.text.hidden_size * model.language_model.norm.weight.itemsize
     too_long = len(short) > limits.most_prompt * (len(prompt) - reused)
     if too_long or sum(item.positions for item in short.items) * position_bytes > features.max_bytes:
         return 0
     missing = features.missing(prompt.digests[first_part(prompt, reused)[0] :])
-    first = missing & set(short.digests)
-    return len(missing - first) if first else 0  # without a tile to encode, nothing says how long one takes
+    first = features.missing(short.digests) - (set(prompt.digests) - missing)
+    if not first:  # without a part to encode, nothing says how long one takes
+        return 0
+    sizes = {item.digest: item.positions for item in (*prompt.items, *short.items)}
+    return sum(sizes[one] for one in missing - first) * len(first) / sum(sizes[one] for one in first)

@@ -98,7 +98,7 @@ class SlotRow(Row):
     embeds: (1, n, D) of positions that wait to be computed, from `start` on.
     told: tokens that were reported.
     draft: the row whose answer comes first, as this one's draft; it is `of` this one.
-    left: of a draft, tiles that are to be encoded after it; it ends at the time `until`, once that is known.
+    left: of a draft, `parts_left` after it; it ends at the time `until`, once that is known.
     """
 
     key: Any
@@ -112,7 +112,7 @@ class SlotRow(Row):
     told: int = 0
     draft: SlotRow | None = None
     of: SlotRow | None = None
-    left: int = 0
+    left: float = 0
     until: float = math.inf
     limits: DraftLimits = field(default_factory=DraftLimits)
 

@@ -44,7 +44,7 @@ from generation import draft
 from generation import kv_cache as kv
 from generation.confidence import confidence_of
 from generation.decoding import step_of
-from generation.draft import DraftLimits, tiles_left
+from generation.draft import DraftLimits, parts_left
 from generation.memory import available_bytes
 from generation.options import (
     CacheMemoryError,
@@ -253,10 +253,10 @@ class Scheduler:
             self.give_back()
         return row
 
-    def _drafts(self, row: SlotRow, short: KeyedPrompt, limits: DraftLimits) -> int:
-        """How many tiles are to be encoded after a draft from the short prompt; 0 for no draft."""
+    def _drafts(self, row: SlotRow, short: KeyedPrompt, limits: DraftLimits) -> float:
+        """`parts_left` after a draft from the short prompt."""
         reused = min(self.reusable(row.prompt), row.length - 1)
-        return tiles_left(self.model, self._features, row.prompt, short, reused, limits)
+        return parts_left(self.model, self._features, row.prompt, short, reused, limits)
 
     def reusable(self, prompt: KeyedPrompt) -> int:
         """How many positions of a prompt a slot holds."""

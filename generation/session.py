@@ -155,11 +155,10 @@ class Session:
         `generation.draft`).
 
         Args:
-            short_inputs: the prompt with the whole image alone; None where there is none.
+            short_inputs: the prompt with a small picture of each image; None where there is none.
             limits: None for the usual ones.
 
-        Raises ValueError for what a session refuses, and for a short prompt with other tiles than the full
-        one.
+        Raises ValueError for what a session refuses.
         """
         options = with_overrides(options, {}, self.model.config.eos_token_ids)
         prompt = read_prompt(self.model, **inputs, max_new_tokens=options.max_new_tokens)
@@ -176,10 +175,6 @@ class Session:
         """Refuse what cannot be answered."""
         if not options.use_cache:
             raise ValueError("a session is a kept cache: for use_cache=False, call the model's generate")
-        if short is not None and not set(short.digests) <= set(prompt.digests):
-            raise ValueError(
-                "short_inputs: expected tiles that are among those of the full prompt, got others"
-            )
         room = kv.round_up(len(prompt) + options.max_new_tokens - 1, kv.STEP)
         positions = min(room, self.model.config.text.max_position_embeddings)
         slots = max(self._slots, options.num_return_sequences, 1 + (short is not None))

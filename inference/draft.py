@@ -1,4 +1,4 @@
-"""Questions whose answers are drafted from the whole image, while its tiles are still to be encoded.
+"""Questions whose answers are drafted from a small picture, while the image is still to be encoded.
 
     reply = next(ask_each(checkpoint, ["photo.jpg"], ["How many boats are there?"], options))
     for piece in reply.draft():
@@ -52,10 +52,10 @@ def ask_each(
 
 
 def wholes(processor: Processor, images: Sequence[Visual]) -> list[Visual]:
-    """Each image as if it were not cut; [] if none was cut, or one has no part that shows all of it."""
+    """A small picture of each image; [] if none of them is smaller, or an image has none."""
     found = [whole for image in images if (whole := processor.images.whole(image)) is not None]
-    cut = any(len(image.parts) > 1 for image in images)
-    return found if cut and len(found) == len(images) else []
+    smaller = any(whole is not image for whole, image in zip(found, images))
+    return found if smaller and len(found) == len(images) else []
 
 
 def start_drafted(

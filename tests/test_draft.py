@@ -266,9 +266,7 @@ def test_nothing_is_taken_from_a_draft_where_that_could_show(vlm):
 def test_what_is_wrong_is_refused_before_any_work(vlm, monkeypatch):
     passes, images = record(monkeypatch, vlm)
     full, short = prompts(3, 6)
-    _, foreign = prompts(4, 6)
     for inputs, alone, options, field in (
-        (full, foreign, {}, "short_inputs"),
         (collate([full, full]), short, {}, "one prompt"),
         (full, short, {"use_cache": False}, "use_cache"),
         (full, short, {"max_new_tokens": 10_000}, "context"),

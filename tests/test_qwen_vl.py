@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -21,11 +22,14 @@ from data.processor import Processor
 from families import qwen_vl
 from families.qwen_images import QwenImages
 from families.text import TEXT_KEYS
+from generation import draft
 from generation.fast.native.step import NativeStep
 from generation.options import GenerationOptions
+from generation.prefix import FeatureCache
 from generation.requests import Request
 from generation.session import Session
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
+from inference.draft import wholes
 from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes
 from models.checkpoints.weights import check_shapes, export_tensors
@@ -34,6 +38,7 @@ from models.packed_vision_transformer import patches_of
 from tests.invariants import fast_step, run_all
 from tests.processors import draw_image
 from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf
+from tests.test_draft import ALWAYS, SAMPLINGS, OneByOne, drafted
 from tests.tiny import randomize
 
 BAR = 1e-4
@@ -386,3 +391,67 @@ def test_defaults_are_those_of_transformers(kind, tmp_path):
     tower = theirs.vision_config.to_dict() | {"out_hidden_size": ours.text.hidden_size}
     differ = {name: value for name, value in tower.items() if again[name] != value}
     assert differ.keys() <= {"dtype", "rope_parameters"}
+
+
+# ------------------------------------------------------------------------------------------------ drafts
+@pytest.fixture
+def large(both, tmp_path):
+    """The checkpoint with a larger budget of pixels: its model and processor, and its folder."""
+    _, folder, ours, _ = both
+    shutil.copytree(folder, tmp_path / "large")
+    stored = image_settings("qwen3_vl" if ours.config.text.rope_interleaved else "qwen2_5_vl", 400_000)
+    (tmp_path / "large/preprocessor_config.json").write_text(json.dumps(stored))
+    return ours, Processor.from_pretrained(tmp_path / "large", ours.config), tmp_path / "large"
+
+
+def test_a_small_picture_of_an_image(large):
+    _, processor, _ = large
+    for size in ((1200, 900), (300, 1500), (90, 60)):
+        visual = processor.cut(draw_image(*size))
+        whole = processor.images.whole(visual)
+        if visual.positions <= 3 * 48:
+            assert whole is visual
+            continue
+        assert whole.size == size and 16 < whole.positions <= max(48, visual.positions // 8)
+        rows, columns = visual.grid
+        assert rows / columns / 2 < whole.grid[0] / whole.grid[1] < rows / columns * 2
+        direct = QwenImages(processor.images.settings)
+        direct.budget = max(48, visual.positions // 8) * direct.factor**2
+        assert whole.grid == direct.plan(*visual.parts.shape[:1:-1]).grid
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["one by one", "native"])
+def test_the_answer_is_the_one_without_a_draft(large, kind):
+    """Of one image and of two, one of which is small already; greedy and sampled; wrong drafts and right."""
+    model, processor = copy.deepcopy(large[0]), large[1]
+    for layer in model.language_model.layers:  # it goes by its last token more than by its image
+        layer.self_attn.o_proj.weight *= 0.05
+    step = fast_step(model, NativeStep) if kind == "native" else OneByOne(model.language_model)
+    right, tokens, taken = 0, 0, 0
+    images = (draw_image(1000, 700), draw_image(500, 900, 1), draw_image(64, 64, 2))
+    for shown in (images[:1], images[1:], images[::-1]):
+        cut = [processor.cut(image) for image in shown]
+        asked = [processor.conversation(one, "how many red squares") for one in (cut, wholes(processor, cut))]
+        full, short = map(processor.prepare, asked)
+        assert 3 * short["input_ids"].shape[1] < full["input_ids"].shape[1]
+        for how in SAMPLINGS[:3]:
+            options = {"max_new_tokens": 8, "stop_token_ids": (), "decode_step": step, "lookup": "off", **how}
+            expected = model.generate(**full, **options)[0].tolist()
+            session = Session(model, FeatureCache(model, 2**24))
+            stream, answer = drafted(session, full, short, 6, **options)
+            assert answer == expected
+            right, tokens = right + stream.accepted, tokens + len(stream.drafted.token_ids)
+            taken += stream.result.accepted_tokens
+            again, answer = drafted(session, full, short, 6, **options)
+            assert answer == expected and again.drafted is None
+    assert 0 < taken < right < tokens
+
+
+def test_the_command_line_drafts(large, as_json, tmp_path, monkeypatch):
+    _, _, folder = large
+    monkeypatch.setattr(draft, "LIMITS", ALWAYS)
+    draw_image(1000, 700).save(tmp_path / "photo.png")
+    ask = (tmp_path / "photo.png", "-q", "how many red squares", "--max-new-tokens", 8)
+    (expected,), (made,) = (as_json(*ask, *more, model=folder) for more in ((), ("--draft",)))
+    assert made["token_ids"] == expected["token_ids"] and made["draft"]["tokens"] > 0
