@@ -278,10 +278,10 @@ def prefill(step: Step, prompt: Prompt, kv_cache: KVCache, chunk: int | None = N
         end = min(start + chunk, longest)
         # A row that has ended computes a position in vain, after its last.
         lengths = [min(max(length - start, 1), end - start) for length in prompt.lengths]
-        own_places = None if places is None else places[:, :, start:end]
-        own = step.prefill(prompt.embeddings[:, start:end], lengths, kv_cache, start, own_places)
+        part = None if places is None else places[:, :, start:end]
+        ended = step.prefill(prompt.embeddings[:, start:end], lengths, kv_cache, start, part)
         ends = torch.tensor([start < length <= end for length in prompt.lengths])[:, None]
-        logits = own if logits is None else torch.where(kv.to_device(ends, own.device), own, logits)
+        logits = ended if logits is None else torch.where(kv.to_device(ends, ended.device), ended, logits)
     assert logits is not None, "a prompt has a position"
     return logits
 
@@ -318,7 +318,7 @@ def run_decode(
     count = 0
     for ids in decode(step, logits, rows, position, speculation):
         count += 1
-        yield torch.tensor([own if len(row.tokens) >= count else pad for own, row in zip(ids, rows)])
+        yield torch.tensor([one if len(row.tokens) >= count else pad for one, row in zip(ids, rows)])
     watch.lap("decode")
     return GenerationOutput(
         **fields_of(rows, pad, logits.device),

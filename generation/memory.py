@@ -59,20 +59,20 @@ def promised_bytes() -> int:
     return sum(keeper.unused_bytes for keeper in keepers)
 
 
-def check_caches_fit(language_model: Decoder, caches: Sequence[tuple[int, int]], held: int = 0) -> None:
+def check_caches_fit(language_model: Decoder, caches: Sequence[tuple[int, int]], existing: int = 0) -> None:
     """Raise CacheMemoryError if these caches do not fit the memory of the model's device together.
 
     Args:
         caches: (rows, positions) of each.
-        held: bytes of a cache that exists already and becomes one of them.
+        existing: bytes of a cache that exists already and becomes one of them.
     """
     needed = sum(rows * positions for rows, positions in caches) * bytes_per_position(language_model)
     available = available_bytes(language_model.norm.weight.device)
-    if held < needed and available is not None and needed > available + held:
+    if existing < needed and available is not None and needed > available + existing:
         shapes = " and ".join(f"{rows} x {positions}" for rows, positions in caches)
         raise CacheMemoryError(
-            f"{shapes} positions need {needed} bytes of cache, but only {available + held} are available: "
-            "ask for fewer or shorter answers"
+            f"{shapes} positions need {needed} bytes of cache, but only {available + existing} are "
+            "available: ask for fewer or shorter answers"
         )
 
 

@@ -78,11 +78,11 @@ class SamplingParams:
     )
 
     def __post_init__(self):
-        for own in fields(SamplingParams):
-            value, whole = getattr(self, own.name), not isinstance(own.default, float)
-            if value is not None or own.default is not None:
-                bounds = {name: own.metadata[name] for name in ("low", "over", "high")}
-                check_number(own.name, value, whole, **bounds)
+        for option in fields(SamplingParams):
+            value, whole = getattr(self, option.name), not isinstance(option.default, float)
+            if value is not None or option.default is not None:
+                bounds = {name: option.metadata[name] for name in ("low", "over", "high")}
+                check_number(option.name, value, whole, **bounds)
 
     @property
     def greedy(self) -> bool:
@@ -92,9 +92,9 @@ class SamplingParams:
     def choice(self) -> SamplingParams:
         """What chooses a token, but for the random number: all of these without the seed, and without the
         filters where they have no effect."""
-        own = fields(SamplingParams)
+        known = fields(SamplingParams)
         kept = [
-            one.name for one in own if one.name != "seed" and not (self.greedy and one.metadata["of_draws"])
+            one.name for one in known if one.name != "seed" and not (self.greedy and one.metadata["of_draws"])
         ]
         return SamplingParams(**{name: getattr(self, name) for name in kept})
 

@@ -220,14 +220,14 @@ class CacheBudget:
         context = language_model.config.max_position_embeddings
         return cls(slots, min(kv.STEP, context), context, bytes_per_position(language_model), available)
 
-    def check(self, positions: int, held: int = 0) -> None:
+    def check(self, positions: int, existing: int = 0) -> None:
         """Raise CacheMemoryError if slots of so many positions are too large now, for a cache that has `held`
         bytes of them."""
         needed, available = self.slots * positions * self.bytes_per_position, self.available()
-        if available is not None and needed > available + held:
+        if available is not None and needed > available + existing:
             raise CacheMemoryError(
                 f"{self.slots} slots of {positions} positions need {needed} bytes of cache, but only "
-                f"{available + held} are available: ask for a shorter answer, or use fewer slots"
+                f"{available + existing} are available: ask for a shorter answer, or use fewer slots"
             )
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
 """Kept prefixes: keys and values that any later prompt that begins alike takes over, from memory or files.
 
     store = PrefixStore(model, max_bytes=2**30)
-    held = store.match(prompt.keys, prompt.items)              # positions from the front
-    end = store.load(prompt.keys, prompt.items, kv_cache, row, start=0, end=held)
+    matched = store.match(prompt.keys, prompt.items)           # positions from the front
+    end = store.load(prompt.keys, prompt.items, kv_cache, row, start=0, end=matched)
     ...                                                          # compute the positions from `end` on
     store.save(prompt.keys, prompt.items, kv_cache, row)
 
@@ -157,26 +157,26 @@ class PrefixStore:
         chain = [block for block in self._cut(keys, items) if block.start < end]
         wanted = [block for block in chain if block.end > start]
         with self._lock:
-            held = {block.name: self._blocks[block.name] for block in wanted if block.name in self._blocks}
-        absent = [(block.name, self._shape(block)) for block in wanted if block.name not in held]
+            tensors = {block.name: self._blocks[block.name] for block in wanted if block.name in self._blocks}
+        absent = [(block.name, self._shape(block)) for block in wanted if block.name not in tensors]
         into = geometry(kv_cache)
         pin = into.device.type == "cuda"
         read = self._files.read(absent, into.dtype, pin) if self._files and absent else iter(())
         reached, numbers = start, []
         for block in wanted:
-            if block.name not in held and (tensor := next(read, None)) is not None:
-                held[block.name] = tensor
-            if block.name not in held:
+            if block.name not in tensors and (tensor := next(read, None)) is not None:
+                tensors[block.name] = tensor
+            if block.name not in tensors:
                 break
             part = slice(max(start - block.start, 0), end - block.start)
-            flat = held[block.name].to(into.device, non_blocking=True)
-            numbers.append([own[:, part] for own in self._unflat(flat, block.end - block.start)])
+            flat = tensors[block.name].to(into.device, non_blocking=True)
+            numbers.append([layer[:, part] for layer in self._unflat(flat, block.end - block.start)])
             reached = min(end, block.end)
         if numbers:
             # A call for each layer's keys and one for its values, and no copy between.
             for target, parts in zip(_tensors(kv_cache), zip(*numbers), strict=True):
                 torch.cat(parts, 1, out=target[row, :, start:reached])
-        self._use(chain, held)
+        self._use(chain, tensors)
         if self._files:
             self._files.keep([(block.name, None) for block in chain if block.end <= reached])
         return reached
@@ -193,13 +193,13 @@ class PrefixStore:
             size += nbytes
             fits = size <= self._most and block.name not in self._blocks
             if fits or (self._files and not self._files.holds(block.name)):
-                held = self._blocks.get(block.name)
-                if held is None:
-                    held = _copy_of(kv_cache, row, block)
-                    if not on_gpu and not is_finite(held):  # there it would have to wait
+                tensor = self._blocks.get(block.name)
+                if tensor is None:
+                    tensor = _copy_of(kv_cache, row, block)
+                    if not on_gpu and not is_finite(tensor):  # there it would have to wait
                         del chain[number:]
                         break
-                new[block.name] = held
+                new[block.name] = tensor
         self._use(chain, new)
         if self._files and chain:
             ready = None
@@ -219,9 +219,9 @@ class PrefixStore:
     def extend(self, slots: SlotCache, slot: int, prompt: KeyedPrompt, shared: int) -> int:
         """Load what is held of a prompt beyond the `shared` positions that its slot was assigned with.
         Returns how many the slot has then; never all, because the last position's logits are not kept."""
-        held = min(self.match(prompt.keys, prompt.items), len(prompt) - 1)
-        if held > shared:
-            shared = self.load(prompt.keys, prompt.items, slots.kv_cache, slot, shared, held)
+        matched = min(self.match(prompt.keys, prompt.items), len(prompt) - 1)
+        if matched > shared:
+            shared = self.load(prompt.keys, prompt.items, slots.kv_cache, slot, shared, matched)
             slots.filled[slot] = shared
         return shared
 

@@ -86,7 +86,7 @@ def each_answer(options: GenerationOptions) -> list[GenerationOptions]:
     count, seed = options.num_return_sequences, options.seed
     seeds = [None if seed is None else (seed + answer) % MAX_SEED for answer in range(count)]
     one = replace(options, num_return_sequences=1, decode_step=None, prefill_chunk=None)
-    return [replace(one, seed=own) for own in seeds]
+    return [replace(one, seed=seed) for seed in seeds]
 
 
 @dataclass(eq=False, kw_only=True)

@@ -193,8 +193,8 @@ class Chosen:
             self.largest = None if self.largest is None else _sent(self.largest)
             self.chosen = None if self.chosen is None else _sent(self.chosen)
             self.reports = {
-                number: None if own is None else (_sent(own[0]), _sent(own[1]))
-                for number, own in self.reports.items()
+                number: None if report is None else (_sent(report[0]), _sent(report[1]))
+                for number, report in self.reports.items()
             }
             self.copied = torch.cuda.Event()
             self.copied.record(torch.cuda.current_stream(device))
@@ -207,17 +207,16 @@ class Chosen:
         ids: list[int] = self.ids.tolist()
         if self.largest is not None:
             # The maximum is NaN or +inf if any logit is; -inf alone is a banned token.
-            ids = [own if math.isfinite(top) else BAD for own, top in zip(ids, self.largest.tolist())]
+            ids = [one if math.isfinite(top) else BAD for one, top in zip(ids, self.largest.tolist())]
         chosen = None if self.chosen is None else self.chosen.T.tolist()
         for number, row in enumerate(self.rows):
             if row.stop_reason:
                 continue
             report = None
             if number in self.reports:
-                own = self.reports[number]
-                report = (
-                    TokenLogprobs(None, []) if own is None else token_logprobs(*(one.tolist() for one in own))
-                )
+                likely = self.reports[number]
+                none = TokenLogprobs(None, [])
+                report = none if likely is None else token_logprobs(*(one.tolist() for one in likely))
             row.take(ids[number], None if chosen is None else chosen[number], report)
         return ids
 
@@ -228,35 +227,35 @@ def _sent(tensor: Tensor) -> Tensor:
 
 def choose(rows: Sequence[Row], logits: Tensor) -> Chosen:
     """The next token of each row, from logits (k, V), which constraints change in place."""
-    held = [
+    constrained = [
         (number, row) for number, row in enumerate(rows) if row.constraint is not None and not row.stop_reason
     ]
-    for number, row in held:
+    for number, row in constrained:
         assert row.constraint is not None
         row.constraint.close(logits[number])
-    own = {
+    logprobs_of = {
         number: logits[number : number + 1].float().log_softmax(-1)
         for number, row in enumerate(rows)
         if row.options.logprobs is not None and not row.stop_reason
     }
     reports: dict[int, tuple[Tensor, Tensor] | None] = {}
-    if held:
+    if constrained:
         best = logits.argmax(-1).tolist()
-    for number, row in held:
+    for number, row in constrained:
         assert row.constraint is not None
-        if number in own and row.tokens and row.constraint.forced():
-            del own[number]
+        if number in logprobs_of and row.tokens and row.constraint.forced():
+            del logprobs_of[number]
             reports[number] = None
         try:
             # Confidences are among what is allowed. Else a mask that allows the likeliest changes nothing.
-            alone = row.params.likeliest and not row.options.confidence
-            if not alone or not row.constraint.allows(best[number]):
+            argmax_only = row.params.likeliest and not row.options.confidence
+            if not argmax_only or not row.constraint.allows(best[number]):
                 row.constraint.mask(logits[number])
         except ConstraintError as error:  # of this row alone
             row.error = error
             logits[number] = math.nan
     token = draw_each(rows, logits)
-    for number, logprobs in own.items():
+    for number, logprobs in logprobs_of.items():
         values, ids = likeliest(logprobs, token[number : number + 1], rows[number].options.logprobs or 0)
         reports[number] = values[0], ids[0]
     confident = any(row.options.confidence for row in rows)
@@ -317,7 +316,7 @@ def _draw_alike(rows: Sequence[Row], logits: Tensor) -> Tensor:
         seen = torch.stack([row.seen for row in rows if row.seen is not None])  # (k, V)
     token = sample(logits, params, uniform, seen)
     if seen is not None:
-        for row, own in zip(rows, token, strict=True):
+        for row, ids in zip(rows, token, strict=True):
             if row.seen is not None:
-                row.seen.scatter_(0, own, True)
+                row.seen.scatter_(0, ids, True)
     return token

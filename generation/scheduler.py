@@ -293,9 +293,9 @@ class Scheduler:
     def counts(self) -> dict[str, float]:
         """What was done so far: seconds of each kind, decode steps, tiles encoded, tokens proposed and
         accepted."""
-        stats, own = self.stats, self.speculation
+        stats, speculation = self.stats, self.speculation
         counts = {"steps": stats.decode_steps, "tiles": stats.tiles_encoded}
-        return {**stats.seconds, **counts, "proposed": own.proposed, "accepted": own.accepted}
+        return {**stats.seconds, **counts, "proposed": speculation.proposed, "accepted": speculation.accepted}
 
     @property
     def held(self) -> list[int]:
@@ -350,8 +350,8 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------ prompts
 
     def _read(self, request: Request, options: GenerationOptions) -> tuple[KeyedPrompt, GenerationOptions]:
-        alone = (options.num_return_sequences, options.use_cache, options.decode_step, options.prefill_chunk)
-        if alone != (1, True, None, None):
+        whole = (options.num_return_sequences, options.use_cache, options.decode_step, options.prefill_chunk)
+        if whole != (1, True, None, None):
             raise ValueError(
                 "a request cannot have num_return_sequences, use_cache, decode_step or prefill_chunk: "
                 "make one for each answer, and give the scheduler step and chunk"
@@ -394,13 +394,15 @@ class Scheduler:
                 for index in complete:
                     self._waiting.remove(rows[index])
                 if complete:
-                    own = logits if len(complete) == len(rows) else logits[complete]
-                    fresh.append(([rows[index] for index in complete], own))
+                    last = logits if len(complete) == len(rows) else logits[complete]
+                    fresh.append(([rows[index] for index in complete], last))
             if self._chunk is not None:
                 break
         if fresh:
             with self._timed("prefill"):
-                self._launch([row for rows, _ in fresh for row in rows], torch.cat([own for _, own in fresh]))
+                self._launch(
+                    [row for rows, _ in fresh for row in rows], torch.cat([last for _, last in fresh])
+                )
                 self._collect(self._lag)
 
     def _place(self, row: SlotRow) -> bool:
@@ -411,8 +413,8 @@ class Scheduler:
         ready = [min(shared, filled) for shared, filled in zip(common, self._cache.filled)]
         coming = max((common[other.slot] for other in self._waiting), default=0)
         if row.worth_sharing(max(ready), coming):
-            held = self.prefixes.match(row.prompt.keys, row.prompt.items) if self.prefixes else 0
-            if row.worth_sharing(held, coming):
+            kept = self.prefixes.match(row.prompt.keys, row.prompt.items) if self.prefixes else 0
+            if row.worth_sharing(kept, coming):
                 return False
         source = max(range(self.slots), key=ready.__getitem__)
         free = [slot for slot, other in enumerate(self._rows) if other is None]
@@ -500,8 +502,8 @@ class Scheduler:
             for row, length in zip(rows, lengths, strict=True)
             if row.embeds is not None
         ]
-        width = max(own.shape[2] for own in embeds)  # more where layers get features of images, too
-        x = torch.cat([F.pad(own, (0, width - own.shape[2], 0, longest - own.shape[1])) for own in embeds])
+        width = max(one.shape[2] for one in embeds)  # more where layers get features of images, too
+        x = torch.cat([F.pad(one, (0, width - one.shape[2], 0, longest - one.shape[1])) for one in embeds])
         start_pos = kv.per_row(starts, x.device)
         end = min(max(starts) + longest, self._cache.capacity)  # no more than that is real
         cache = kv.view(self._cache.kv_cache, end, rows[0].slot, len(rows))
@@ -544,7 +546,7 @@ class Scheduler:
         proposals: list[list[int]] = []
         if any(row.proposer is not None for row in rows):
             free = self._cache.capacity - 1 - max(positions)
-            proposals = [own[:free] for own in self.speculation.propose(rows)]
+            proposals = [ids[:free] for ids in self.speculation.propose(rows)]
         if any(proposals):
             self._several(rows, span, positions, proposals)
         else:
@@ -580,9 +582,9 @@ class Scheduler:
         if record:
             confident = any(row.options.confidence for row in rows)
             self._recorded(count, cache, params, confident, offset)()
-            own = self._index([row.slot for row in rows]) if len(rows) < count else slice(count)
-            chosen = self._logprobs[:, own].clone() if confident else None
-            ids = self._counters[4, own].clone()
+            slots = self._index([row.slot for row in rows]) if len(rows) < count else slice(count)
+            chosen = self._logprobs[:, slots].clone() if confident else None
+            ids = self._counters[4, slots].clone()
             self._launched.append(Chosen(rows, tokens, ids, chosen=chosen).send())
         else:
             began = time.perf_counter()
@@ -599,7 +601,7 @@ class Scheduler:
         self, rows: list[SlotRow], span: list[SlotRow], positions: list[int], proposals: list[list[int]]
     ) -> None:
         """A pass over the last tokens of rows and their proposals, which are verified."""
-        after = {row.slot: own for row, own in zip(rows, proposals, strict=True)}
+        after = {row.slot: ids for row, ids in zip(rows, proposals, strict=True)}
         ids = [[*row.tokens[-1:], *after[row.slot]] if row.slot in after else [0] for row in span]
         alike = min(positions) == max(positions)
         cache = self._view_of(len(span), None if alike else max(positions) + max(map(len, ids)))
@@ -642,14 +644,14 @@ class Scheduler:
         return self._view[1]
 
     def _recorded(
-        self, count: int, cache: kv.KVCache, params: SamplingParams, sure: bool, offset: int | Tensor
+        self, count: int, cache: kv.KVCache, params: SamplingParams, confident: bool, offset: int | Tensor
     ) -> Callable[[], None]:
         """A step of the first `count` slots with its choice, recorded; asked for anew where those change."""
         offsets = offset if isinstance(offset, Tensor) else None
-        key = (params, sure, offsets is None)
+        key = (params, confident, offsets is None)
         if self._replay is None or self._replay[0] is not cache or self._replay[1] != key:
             tokens, counters = self._tokens[:count], self._counters[:, :count]
-            choice = recordable(tokens, counters, params, self._logprobs[:, :count] if sure else None)
+            choice = recordable(tokens, counters, params, self._logprobs[:, :count] if confident else None)
             state = [self._tokens, self._counters, self._logprobs]
             replay = self._step.bind(tokens, cache, counters[0], choice, state, (count, *key), offsets)
             self._replay = cache, key, replay
@@ -700,8 +702,8 @@ class Scheduler:
             self._leave(row)
             self.stats.completed += 1
             self.stats.new_tokens += len(row.tokens)
-            sure = confidence_of(*row.sums) if row.options.confidence else None
-            output = RequestOutput(row.key, row.tokens, row.stop_reason, row.length, row.reused, sure)
+            confidence = confidence_of(*row.sums) if row.options.confidence else None
+            output = RequestOutput(row.key, row.tokens, row.stop_reason, row.length, row.reused, confidence)
             self._events.append(output)
 
     def _leave(self, row: SlotRow, kept: bool = True) -> None:

@@ -178,7 +178,7 @@ class Session:
         room = kv.round_up(len(prompt) + options.max_new_tokens - 1, kv.STEP)
         positions = min(room, self.model.config.text.max_position_embeddings)
         slots = max(self._slots, options.num_return_sequences, 1 + (short is not None))
-        check_caches_fit(self.model.language_model, [(slots, positions)], held=self.kv_cache_bytes)
+        check_caches_fit(self.model.language_model, [(slots, positions)], existing=self.kv_cache_bytes)
 
     def _locked(
         self, steps: Generator[Tensor, None, SessionOutput]

@@ -231,9 +231,9 @@ class Speculation:
         count = sum(map(len, proposals))
         self.proposed += count
         self.costs.observe(len(rows) + count, seconds)
-        for row, own in zip(rows, proposals, strict=True):
+        for row, ids in zip(rows, proposals, strict=True):
             if row.proposer is not None:
-                row.proposer.observe(len(own))
+                row.proposer.observe(len(ids))
 
     def verify(
         self, rows: Sequence[Row], proposals: Sequence[Sequence[int]], logits: Sequence[Tensor]

@@ -84,10 +84,10 @@ class Step:
         """`chunk` of so many ids of each row from its own slot on, with its own offset: logits (n, V) of each
         row."""
         longest, device = max(map(len, token_ids)), next(iter(kv_cache[0].values())).device
-        padded = torch.tensor([[*own, *[own[-1]] * (longest - len(own))] for own in token_ids])
+        padded = torch.tensor([[*ids, *[ids[-1]] * (longest - len(ids))] for ids in token_ids])
         start_pos, offset = (per_row(numbers, device) for numbers in (starts, offsets))
         logits = self.chunk(to_device(padded, device), kv_cache, start_pos, offset)
-        return [row[: len(own)] for row, own in zip(logits, token_ids, strict=True)]
+        return [row[: len(ids)] for row, ids in zip(logits, token_ids, strict=True)]
 
     def adopt(self, kv_cache: KVCache, filled: int, needed: int) -> None:
         """A loop will decode on this cache, which has so many filled positions and will have `needed`. A step
