@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ def other_config(model: VisionLanguageModel) -> None:
     class OtherConfig(type(model.config.text)):
         pass
 
-    model.language_model.config = OtherConfig(**vars(model.config.text))
+    model.language_model.config = OtherConfig(**asdict(model.config.text))
 
 
 def scaled_tower(model: VisionLanguageModel) -> None:

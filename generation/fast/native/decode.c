@@ -15,10 +15,16 @@ typedef struct {
     const float *input_norm, *post_norm;
     const float *q_norm, *k_norm; /* (D_h,), of each head before it is rotated; NULL where there are none */
     cached *key, *value; /* (B, H_kv, S, D_h), contiguous along D_h and S */
+    /* Where `taps` is not 0, a short convolution in place of attention: `mix` gives two gates and values, `o` comes
+     * after it. */
+    Matrix mix;
+    int64_t taps;
+    const float *convolution, *conv_bias; /* (taps, D), the last tap is the token's own; (D,) or NULL */
+    cached *inputs; /* (B, S, D) */
 } Layer;
 
 typedef struct {
-    int64_t layers, width, heads, kv_heads, head_dim, inner, vocab;
+    int64_t layers, width, heads, kv_heads, head_dim, inner, vocab, convolves; /* the last: whether any layer does */
     float eps;
     Matrix embedding, head;
     const float *final_norm;
@@ -45,7 +51,7 @@ typedef struct {
 #define RUN 8     /* tokens of a row that attend together, so that keys and values are read once for all of them */
 
 typedef struct {
-    float *x, *added, *q, *k, *v, *gate, *up, *cosine, *sine, *mixed, *partial, *shared_inputs, *own;
+    float *x, *added, *q, *k, *v, *gate, *up, *triple, *cosine, *sine, *mixed, *partial, *shared_inputs, *own;
     int64_t own_floats;      /* of each thread: hidden states, a normed row, inputs, */
     int64_t attention_floats; /* and at the end queries and sums of a run */
     int64_t *run;       /* (runs + 1,): the first token of each run */
@@ -60,7 +66,7 @@ static inline int64_t chunks_of(int64_t length) { return (length + chunk_of(leng
 
 static int64_t lay_out(const Model *m, const Tokens *t, int64_t threads, float *base, Scratch *s) {
     int64_t q_width = m->heads * m->head_dim, kv_width = m->kv_heads * m->head_dim, n = t->count;
-    int64_t at = 0, longest = 1;
+    int64_t at = 0, longest = 1, mixed_width = q_width > m->width ? q_width : m->width;
     for (int64_t i = 0; i < n; i++) {
         int64_t chunks = chunks_of(t->position[i] + 1);
         longest = chunks > longest ? chunks : longest;
@@ -74,9 +80,10 @@ static int64_t lay_out(const Model *m, const Tokens *t, int64_t threads, float *
     s->v = TAKE(n * kv_width);
     s->gate = TAKE(n * m->inner);
     s->up = TAKE(n * m->inner);
+    s->triple = TAKE(m->convolves ? 3 * n * m->width : 0);
     s->cosine = TAKE(n * m->head_dim / 2);
     s->sine = TAKE(n * m->head_dim / 2);
-    s->mixed = TAKE(n * q_width);
+    s->mixed = TAKE(n * mixed_width);
     s->partial = TAKE(n * m->heads * longest * (m->head_dim + 2));
     s->run = (int64_t *)TAKE(2 * (n + 1));
     int64_t widest = m->inner > q_width ? m->inner : q_width;
@@ -84,7 +91,7 @@ static int64_t lay_out(const Model *m, const Tokens *t, int64_t threads, float *
     int64_t few = n <= ALONE ? n : 0;
     s->shared_inputs = TAKE(input_floats(n, widest));
     s->attention_floats = round_up(RUN * (m->heads / m->kv_heads) * (2 * m->head_dim + 2), 16);
-    s->own_floats = round_up(few * (m->width + q_width) + widest + input_floats(few, widest), 16) + 16;
+    s->own_floats = round_up(few * (m->width + mixed_width) + widest + input_floats(few, widest), 16) + 16;
     s->own_floats += s->attention_floats;
     s->own = TAKE(threads * s->own_floats);
     #undef TAKE
@@ -195,6 +202,35 @@ static const float *attention(const Model *m, const Layer *layer, const Scratch 
     return together && !regroup(me) ? NULL : out;
 }
 
+/* A short convolution of tokens from … to - 1, out (T, D). What lies before this pass is in the cache, into which the
+ * inputs of the tokens write … written - 1 go. */
+static void convolve(const Model *m, const Layer *layer, const Scratch *s, const Tokens *t, int64_t capacity,
+                     int64_t from, int64_t to, int64_t write, int64_t written, float *out) {
+    int64_t width = m->width, last = layer->taps - 1;
+    for (int64_t i = write; i < written; i++) {
+        const float *gate = s->triple + 3 * i * width, *value = gate + 2 * width;
+        cached *slot = layer->inputs + (t->row[i] * capacity + t->position[i]) * width;
+        for (int64_t j = 0; j < width; j++) slot[j] = TO_CACHED(gate[j] * value[j]);
+    }
+    for (int64_t i = from; i < to; i++) {
+        const float *gate = s->triple + 3 * i * width, *value = gate + 2 * width, *tap = layer->convolution + last * width;
+        float *y = out + i * width;
+        for (int64_t j = 0; j < width; j++) y[j] = gate[j] * value[j] * tap[j];
+        for (int64_t back = 1; back <= last && back <= t->position[i]; back++) {
+            tap -= width;
+            if (i >= back && t->row[i - back] == t->row[i]) { /* as the cache will have it, which others write */
+                const float *before = gate - 3 * back * width, *its = before + 2 * width;
+                for (int64_t j = 0; j < width; j++) y[j] += CACHED_VALUE(TO_CACHED(before[j] * its[j])) * tap[j];
+            } else {
+                const cached *slot = layer->inputs + (t->row[i] * capacity + t->position[i] - back) * width;
+                for (int64_t j = 0; j < width; j++) y[j] += CACHED_VALUE(slot[j]) * tap[j];
+            }
+        }
+        for (int64_t j = 0; layer->conv_bias && j < width; j++) y[j] += layer->conv_bias[j];
+        for (int64_t j = 0; j < width; j++) y[j] *= gate[width + j];
+    }
+}
+
 /* gate = silu(gate) * up */
 static __attribute__((noinline)) void gated(float *gate, const float *up, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++) gate[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
@@ -217,7 +253,8 @@ static void forward(const Model *m, const Tokens *t, const Scratch *s, int64_t c
     int64_t width = m->width, dim = m->head_dim, q_width = m->heads * dim, kv_width = m->kv_heads * dim, n = t->count;
     int alone = n <= ALONE;
     float *own = s->own + me->id * s->own_floats, *x = alone ? own : s->x, *mixed = alone ? own + n * width : NULL;
-    float *normed = own + (alone ? n * (width + q_width) : 0), *heads = own + s->own_floats - s->attention_floats;
+    int64_t mixed_width = q_width > width ? q_width : width;
+    float *normed = own + (alone ? n * (width + mixed_width) : 0), *heads = own + s->own_floats - s->attention_floats;
     int64_t widest = m->inner > q_width ? m->inner : q_width, from, to, mine = 0, end = n;
     widest = width > widest ? width : widest;
     float *room = alone ? normed + round_up(widest, 16) : s->shared_inputs;
@@ -243,15 +280,24 @@ static void forward(const Model *m, const Tokens *t, const Scratch *s, int64_t c
             set_input(in, i, normed, width);
         }
         TOGETHER
-        product(layer->q, in, (Output){s->q, q_width, 0}, me);
-        product(layer->k, in, (Output){s->k, kv_width, 0}, me);
-        product(layer->v, in, (Output){s->v, kv_width, 0}, me);
-        REGROUP
-        const float *attended = attention(m, layer, s, t, capacity, mixed, heads, me);
-        if (!attended) return;
-        if (!alone) share(me, n, &mine, &end);
-        in = inputs_at(room, n, q_width, PRECISE_HALVES);
-        set_inputs(in, mine, end, attended, q_width);
+        const float *attended = alone ? mixed : s->mixed;
+        int64_t attended_width = layer->taps ? width : q_width;
+        if (layer->taps) {
+            product(layer->mix, in, (Output){s->triple, 3 * width, 0}, me);
+            REGROUP
+            share(me, n, &from, &to);
+            convolve(m, layer, s, t, capacity, mine, end, from, to, alone ? mixed : s->mixed);
+        } else {
+            product(layer->q, in, (Output){s->q, q_width, 0}, me);
+            product(layer->k, in, (Output){s->k, kv_width, 0}, me);
+            product(layer->v, in, (Output){s->v, kv_width, 0}, me);
+            REGROUP
+            attended = attention(m, layer, s, t, capacity, mixed, heads, me);
+            if (!attended) return;
+            if (!alone) share(me, n, &mine, &end);
+        }
+        in = inputs_at(room, n, attended_width, PRECISE_HALVES);
+        set_inputs(in, mine, end, attended, attended_width);
         TOGETHER
         product(layer->o, in, (Output){s->added, width, 0}, me);
         REGROUP

@@ -51,6 +51,8 @@ DECODER = Network(
         "layers.*.self_attn": ("models.language_model.Attention",),
         **{f"layers.*.self_attn.{name}_proj": LINEAR for name in ("q", "k", "v", "o")},
         **{f"layers.*.self_attn.{name}_norm": (nn.RMSNorm,) for name in ("q", "k")},
+        "layers.*.conv": ("models.short_convolution.ShortConvolution",),
+        **{f"layers.*.conv.{name}_proj": LINEAR for name in ("in", "out")},
         "layers.*.post_attention_layernorm": (nn.RMSNorm,),
         "layers.*.mlp": ("models.language_model.MLP",),
         **{f"layers.*.mlp.{name}_proj": LINEAR for name in ("gate", "up", "down")},
@@ -69,10 +71,12 @@ DECODER = Network(
         "rope_scaling.original_max_position_embeddings": ANY,
         "hidden_act": ("silu",),
         **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias_only", "qk_norm"), (False, True)),
-        "rope_sections": ANY,
+        **dict.fromkeys(("rope_sections", "layer_types", "conv_kernel"), ANY),
+        "conv_bias": (False, True),
         "rope_interleaved": (False, True),
     },
     eps="rms_norm_eps",
+    tensors={"layers.*.conv": ("weight", "bias")},
 )
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
@@ -81,12 +85,16 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, Matrix) for name in ("q", "k", "v", "o", "gate", "up", "down")),
         *((name, _POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm", "key", "value")),
+        ("mix", Matrix),
+        ("taps", _LONG),
+        *((name, _POINTER) for name in ("convolution", "conv_bias", "conv")),
     )
 
 
 class _Model(ctypes.Structure):
     _fields_ = (
         *((name, _LONG) for name in ("layers", "width", "heads", "kv_heads", "head_dim", "inner", "vocab")),
+        ("convolves", _LONG),
         ("eps", ctypes.c_float),
         ("embedding", Matrix),
         ("head", Matrix),
@@ -147,7 +155,7 @@ def unsupported(language_model) -> str | None:
 
 def is_compiled(language_model) -> bool:
     """Whether the library for this model exists already. Raises NoCompiler."""
-    weight = language_model.layers[0].self_attn.q_proj.weight
+    weight = language_model.layers[0].mlp.gate_proj.weight
     parts = library_parts(BITS[weight.dtype], BITS[language_model.cache_dtype])
     return is_sound(library_file(*parts)[1])
 
@@ -166,22 +174,21 @@ class NativeStep(Step):
             raise ValueError(f"the native decode step cannot run this model: {reason}")
         # Without `Step.__init__`: nothing here is eager.
         model, config, cache_bits = language_model, language_model.config, BITS[language_model.cache_dtype]
-        self._weight_bits = BITS[model.layers[0].self_attn.q_proj.weight.dtype]
+        self._weight_bits = BITS[model.layers[0].mlp.gate_proj.weight.dtype]
         self.library = load_step(self._weight_bits, cache_bits)
         to_panels(model)
         self._vocab = config.vocab_size
         self._kept: list = []  # decode.c points to these, so they must live as long as this object
         self._layers = (_Layer * config.num_hidden_layers)()
         for slot, layer in zip(self._layers, model.layers, strict=True):
-            for name in ("q", "k", "v", "o"):
-                setattr(slot, name, self._matrix(getattr(layer.self_attn, f"{name}_proj")))
+            if layer.mixes_by_attention:
+                self._describe_attention(slot, layer.self_attn)
+            else:
+                self._describe_convolution(slot, layer.conv)
             for name in ("gate", "up", "down"):
                 setattr(slot, name, self._matrix(getattr(layer.mlp, f"{name}_proj")))
             slot.input_norm = self._float(layer.input_layernorm.weight)
             slot.post_norm = self._float(layer.post_attention_layernorm.weight)
-            if layer.self_attn.q_norm and layer.self_attn.k_norm:
-                slot.q_norm = self._float(layer.self_attn.q_norm.weight)
-                slot.k_norm = self._float(layer.self_attn.k_norm.weight)
         self._axis: Tensor | None = None  # (D_h / 2,): which of three places each frequency turns by
         if config.rope_sections:
             self._axis = model.turns(torch.arange(3)[:, None, None]).contiguous()
@@ -193,6 +200,7 @@ class NativeStep(Step):
             head_dim=config.head_dim,
             inner=config.intermediate_size,
             vocab=config.vocab_size,
+            convolves=any(slot.taps for slot in self._layers),
             eps=config.rms_norm_eps,
             embedding=self._matrix(model.embed_tokens),
             head=self._matrix(model.lm_head),
@@ -204,6 +212,20 @@ class NativeStep(Step):
         self._scratch = torch.empty(0)
         self._turns = Turns()  # for the cache's addresses and the scratch memory
         self._paces = Paces(CROWD)
+
+    def _describe_attention(self, slot: _Layer, attention) -> None:
+        for name in ("q", "k", "v", "o"):
+            setattr(slot, name, self._matrix(getattr(attention, f"{name}_proj")))
+        if attention.q_norm and attention.k_norm:
+            slot.q_norm = self._float(attention.q_norm.weight)
+            slot.k_norm = self._float(attention.k_norm.weight)
+
+    def _describe_convolution(self, slot: _Layer, convolution) -> None:
+        slot.mix, slot.o = self._matrix(convolution.in_proj), self._matrix(convolution.out_proj)
+        slot.taps = convolution.weight.shape[2]
+        slot.convolution = self._float(convolution.weight[:, 0].T)
+        if convolution.bias is not None:
+            slot.conv_bias = self._float(convolution.bias)
 
     def _float(self, tensor: Tensor) -> int:
         self._kept.append(tensor.detach().float().contiguous())
@@ -291,8 +313,7 @@ class NativeStep(Step):
         where they are rotated by other numbers than their positions. Lists, because a tensor's every
         operation takes as long as a small model's layer."""
         held = geometry(kv_cache)
-        capacity, strides = held.capacity, held.strides
-        head_stride = strides[1] // strides[2]
+        capacity, head_stride = held.capacity, held.strides[1] // held.strides[2]
         # C reads and writes where it is told to.
         if isinstance(tokens, list) and (min(tokens) < 0 or max(tokens) >= self._vocab):
             got = f"{min(tokens)} to {max(tokens)}"
@@ -310,10 +331,12 @@ class NativeStep(Step):
         with self._turns:
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
-                own_key, own_value = layer["key"], layer["value"]
-                if own_key.stride() != strides or own_value.stride() != strides:
-                    raise ValueError(f"kv_cache: expected layers alike, strides {strides}, got others")
-                slot.key, slot.value = own_key.data_ptr(), own_value.data_ptr()
+                for name, own in layer.items():
+                    width = own.shape[3]
+                    expected = (own.shape[1] * head_stride * width, head_stride * width, width, 1)
+                    if own.stride() != expected:
+                        raise ValueError(f"kv_cache: expected strides {expected}, got {own.stride()}")
+                    setattr(slot, name, own.data_ptr())
             done = 0  # logits so far
             for first in range(0, len(rows), MOST_TOKENS):
                 end = min(first + MOST_TOKENS, len(rows))
