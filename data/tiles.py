@@ -292,7 +292,8 @@ class TiledImages:
     """
 
     string_content, add_special_tokens, flat, own_sizes = False, True, False, False
-    with_whole, whole_first, uncut, budget = True, False, (1, 1), None
+    with_whole, whole_first, uncut = True, False, (1, 1)
+    budget: int | None = None
     tile_size: int
     tile_positions: int
 
