@@ -109,8 +109,9 @@ class Conversation:
             short = encode_short(checkpoint, self.system, before, tiled, question) if tiled else None
             stream: TokenStream = start_drafted(checkpoint, asked.row, short, asked.options, self.session)
         else:
-            stream = start(checkpoint, asked.row, asked.options, self.session)
+            short, stream = None, start(checkpoint, asked.row, asked.options, self.session)
         self._pending = TurnReply(self, asked, began, stream)
+        self._pending.short = short and replace(short, parts=None)
         return self._pending
 
     def undo(self) -> Turn:

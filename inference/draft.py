@@ -47,7 +47,9 @@ def ask_each(
         short = encode(checkpoint, alone, question, system) if alone else None
         stream = start_drafted(checkpoint, row, short, options, session)
         row = replace(row, parts=None)
-        yield DraftedReply(checkpoint, row, stream, options, time.perf_counter() - began)
+        reply = DraftedReply(checkpoint, row, stream, options, time.perf_counter() - began)
+        reply.short = short and replace(short, parts=None)
+        yield reply
         began = time.perf_counter()
 
 
@@ -82,7 +84,9 @@ def start_drafted(
 
 
 class DraftedReply(Reply):
-    """A reply that may have a draft, if `draft` is iterated first."""
+    """A reply that may have a draft, if `draft` is iterated first: of the `short` prompt."""
+
+    short: EncodedConversation | None = None
 
     def draft(self) -> Iterator[str]:
         """The pieces of the draft's text, "" for a token that completes none; no pieces where no draft helps,
@@ -100,7 +104,7 @@ class DraftedReply(Reply):
         A draft that cannot be shown is not made, unless `always`. Ctrl-C leaves on the screen what is there.
         """
         if grey.possible or always:
-            for piece in wrapped(self.checkpoint.pixels(self.row).each(self.draft())):
+            for piece in wrapped(self.checkpoint.pixels(self.short or self.row).each(self.draft())):
                 grey.put(piece)
 
         def replacing() -> Iterator[tuple[int, str]]:

@@ -366,6 +366,12 @@ def test_the_page_shows_boxes_over_a_smaller_copy_of_an_upload(qwen, tmp_path):
     exchange = Exchange(request, (), [written(CAR)], ["stop"], **known)
     (line,) = [line for line in exchange.readable(exchange.answers[0]).splitlines() if "box" in line]
     assert near([float(one) for one in line.split()[-4:]], CAR)
+    half = (visual.sizes[1][0] // 2, visual.sizes[1][1] // 2)  # what a draft is made from
+    small = replace(exchange, small=(LARGE, half), stop_reasons=[])
+    steps = (1000, 1000) if known["coordinates"] == "qwen3-vl" else half
+    numbers = [round(one * steps[at % 2] / LARGE[at % 2]) for at, one in enumerate(CAR)]
+    (line,) = small.readable(json.dumps([{"bbox_2d": numbers}]), draft=True).splitlines()
+    assert np.allclose([float(one) for one in line.split()[-4:]], CAR, atol=5)
     drawn = re.search("<rect" + r' \w+="([\d.]+)"' * 4, overlay(exchange))
     x, y, width, height = map(float, drawn.groups())
     assert near([x, y, x + width, y + height], CAR)

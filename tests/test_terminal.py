@@ -92,7 +92,7 @@ def test_no_word_of_a_draft_is_cut_either(show, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     shown, text = show(), TEXTS["words"][:100]
     checkpoint = SimpleNamespace(pixels=lambda row: PixelText(None, None))
-    reply = SimpleNamespace(draft=lambda: iter(text), checkpoint=checkpoint, row=None)
+    reply = SimpleNamespace(draft=lambda: iter(text), checkpoint=checkpoint, short=None, row=None)
     DraftedReply.after_draft(reply, GreyText())
     lines = re.sub(r"\x1b\[\d*m", "", shown.getvalue()).split("\n")
     assert len(lines) == 3 and max(map(len, lines)) <= 40

@@ -305,7 +305,7 @@ def _messages(log: Sequence[Exchange]) -> list[dict[str, Any]]:
         shown.append({"role": "user", "content": escape(exchange.request.question, quote=False)})
         for number, answer in enumerate(exchange.answers):
             if exchange.draft and not (answer or exchange.stop_reasons):
-                draft = escape(exchange.readable(exchange.draft), quote=False)
+                draft = escape(exchange.readable(exchange.draft, draft=True), quote=False)
                 shown.append({"role": "assistant", "content": f'<span class="draft">{draft}</span>'})
                 continue
             text = exchange.readable(answer) or "…"

@@ -128,8 +128,8 @@ class Exchange:
     draft: what is shown until an answer begins.
     turn: once all answers have ended, for the prompts of later questions, of a model from `origin`; without
         its images, which are the request's.
-    sizes, coordinates: of the image that coordinates in an answer are of, if it is known, and how its model
-        writes them (`Processor.coordinates`). Both are set when the prompt is made.
+    sizes, small, coordinates: of the image that coordinates in an answer are of, if it is known, and in a
+        draft, and how its model writes them (`Processor.coordinates`). They are set when the prompt is made.
     """
 
     request: AskRequest
@@ -141,11 +141,12 @@ class Exchange:
     turn: Turn | None = None
     origin: Origin | None = None
     sizes: Sizes | None = None
+    small: Sizes | None = None
     coordinates: Any = None
 
-    def readable(self, text: str) -> str:
+    def readable(self, text: str, draft: bool = False) -> str:
         """An answer or the draft so far, as a person reads it: boxes and points as lines, in pixels."""
-        pixels = PixelText(self.coordinates, self.sizes)
+        pixels = PixelText(self.coordinates, self.small if draft else self.sizes)
         return pixels.put(text) + (pixels.finish() if self.stop_reasons else "")
 
     def take(self, piece: Piece, seconds: float) -> None:
@@ -360,6 +361,7 @@ class Service:
             made.append((asked.without_tiles(), checkpoint))
             exchange.sizes, exchange.coordinates = asked.row.sizes, checkpoint.processor.coordinates
             short = encode_short(checkpoint, None, (), images, request.question) if drafted else None
+            exchange.small = short.sizes if short is not None else None
             return Prepared(asked.row, asked.options, short)
 
         ticket = self.engine.submit(
