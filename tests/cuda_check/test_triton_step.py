@@ -22,9 +22,9 @@ from tests.prompts import NO_STOP, tiny_vlm  # noqa: E402
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 is not set")
 
 
-def small():
+def small(**parts):
     """As little as has heads that the kernels take: the interpreter is slow."""
-    return tiny_vlm(head_dim=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    return tiny_vlm(head_dim=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, **parts)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,14 @@ def test_tokens_are_those_of_the_eager_step(vlm, step, count, sampling):
     inputs, options = batch(count), {"max_new_tokens": 6, **sampling}
     assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
     assert step.decoder(count) is not None
+
+
+def test_tokens_after_images_are_turned_by_their_places():
+    vlm = small(family="qwen_vl", rope_sections=(4, 2, 2), rope_interleaved=True, qk_norm=True)
+    step = GraphStep(vlm.language_model)
+    assert_as_eager(vlm, step, batch(3), max_new_tokens=5, **NO_STOP)
+    assert_as_eager(vlm, step, batch(1), max_new_tokens=5, **NO_STOP)
+    assert step.decoder(3) is not None
 
 
 @pytest.mark.parametrize("kept", [False, True])
