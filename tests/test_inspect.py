@@ -120,6 +120,8 @@ def test_images_of_their_own_sizes(report, tmp_path, kind):
     picture = told["picture"]
     assert picture["image_tokens"] == picture["rows"] * picture["columns"]
     assert picture["tile_pixels"] == f"{picture['columns'] * side} x {picture['rows'] * side}"
+    small = report(tmp_path, "--image", "640x480", "--max-pixels", 30_000)["picture"]
+    assert 0 < small["image_tokens"] * side**2 <= 30_000 < picture["image_tokens"] * side**2
     ids = Processor.from_pretrained(tmp_path, config).ask(draw_image(640, 480), picture["question"])
     assert picture["prompt_tokens"] == ids["input_ids"].shape[1]
 

@@ -11,8 +11,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -40,6 +41,7 @@ from tests.processors import draw_image
 from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf
 from tests.test_draft import ALWAYS, SAMPLINGS, OneByOne, drafted
 from tests.tiny import randomize
+from tools.convert import convert
 
 BAR = 1e-4
 
@@ -455,3 +457,16 @@ def test_the_command_line_drafts(large, as_json, tmp_path, monkeypatch):
     ask = (tmp_path / "photo.png", "-q", "how many red squares", "--max-new-tokens", 8)
     (expected,), (made,) = (as_json(*ask, *more, model=folder) for more in ((), ("--draft",)))
     assert made["token_ids"] == expected["token_ids"] and made["draft"]["tokens"] > 0
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_adapter_is_merged_into_a_checkpoint_that_transformers_opens(kind, tmp_path):
+    torch.manual_seed(0)
+    random_factors = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    adapted = get_peft_model(save_hf(kind, tmp_path / "first"), random_factors)
+    adapted.save_pretrained(tmp_path / "adapter")
+    adapter, told = tmp_path / "adapter", list[str]()
+    convert(str(tmp_path / "first"), tmp_path / "to", dtype="bfloat16", adapter=adapter, log=told.append)
+    assert any(line.startswith("opened by transformers") for line in told)
+    theirs, merged = adapted.merge_and_unload().state_dict(), load_file(tmp_path / "to" / "model.safetensors")
+    assert all(torch.equal(tensor, theirs[name].bfloat16()) for name, tensor in merged.items())

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from data.errors import ImageError, ProcessorError, PromptError
 from data.images import check_sides
-from inference.cli import MODEL, Parser, check_image_name, check_model, dtype, model
+from inference.cli import MODEL, Parser, check_image_name, check_model, dtype, model, positive
 from inference.results import to_json
 from messages import one_line
 from models.checkpoints.folder import check_replaceable
@@ -47,6 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
         default=QUESTION,
         help="question in the prompt that --image counts (default: %(default)s)",
     )
+    pixels = "with --image, of a model that takes images whole (Qwen-VL): pixels that it is made to fit"
+    add("--max-pixels", type=positive, metavar="N", help=f"{pixels} (default: the checkpoint's own budget)")
     add("--json", action=flag, default=False, help="print one JSON object")
 
     what = "write a checkpoint in another layout or dtype, or with an adapter merged, and verify it"
@@ -89,7 +91,9 @@ def inspect(settings: argparse.Namespace) -> None:
 
     report = inspect.inspect(settings.source, settings.revision)
     if settings.image is not None:
-        report["picture"] = inspect.inspect_image(report, pixels or settings.image, settings.question)
+        report["picture"] = inspect.inspect_image(
+            report, pixels or settings.image, settings.question, settings.max_pixels
+        )
     print(to_json(report) if settings.json else for_terminal(inspect.as_text(report)))
 
 

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from data.errors import ProcessorError
 from data.processor import Processor
 from data.processor_conversion import as_idefics, as_it_was, as_nanovlm
-from families import FAMILIES, idefics3, internvl, nanovlm
+from families import FAMILIES, idefics3, internvl, nanovlm, qwen_vl
 from families.text import section, text_family
 from messages import one_line
 from models.checkpoints.backbones import with_mean_rows
@@ -60,8 +60,9 @@ from models.checkpoints.weights import (
     stored_entries,
     write_file,
 )
-from models.config import VLMConfig
+from models.config import PackedVisionConfig, VLMConfig
 from models.language_model import rope_frequencies
+from models.packed_vision_transformer import patches_of
 from models.vision_language_model import VisionLanguageModel
 
 HUB, NANOVLM = "hub", "nanovlm"
@@ -352,10 +353,10 @@ def merge_adapter(model: Any, base: Path, adapter: Path, probe: Probe) -> tuple[
     theirs = _open_in_transformers(base, adapted)
     reference = probe.theirs(theirs, model.config)
     _, place = written(model.config)
-    weights, changed = {place(name).name: weight for name, weight in model.named_parameters()}, 0
-    for name, parameter in theirs.merge_and_unload().named_parameters():
-        weight = weights[name]
-        parameter = parameter.view_as(weight)
+    merged, changed = dict(theirs.merge_and_unload().named_parameters()), 0
+    for name, weight in model.named_parameters():
+        own = place(name)
+        parameter = merged[own.name].view(own.parts, *weight.shape)[own.part]
         changed += not torch.equal(weight.float(), parameter)
         weight.copy_(parameter)
     return changed, reference
@@ -420,7 +421,7 @@ def nanovlm_tensors(
 # ----------------------------------------------------------------------------------------- verification
 @dataclass(frozen=True)
 class Probe:
-    """An image of one tile, pixels (1, 3, M, M) from 0 to 1, before some ids. Real questions could not show
+    """An image of one part, pixels (1, 3, H, W) from 0 to 1, before some ids. Real questions could not show
     more, and need a tokenizer."""
 
     pixels: Tensor
@@ -430,14 +431,20 @@ class Probe:
     def of(cls, config: VLMConfig, avoid: int) -> Probe:
         """For a model of this config; words are neither `avoid` nor the image's."""
         generator = torch.Generator().manual_seed(0)
-        size = config.vision.image_size
-        pixels = torch.rand(1, config.vision.num_channels, size, size, generator=generator)
+        vision = config.vision
+        if isinstance(vision, PackedVisionConfig):
+            side = vision.patch_size * vision.merge_size
+            size = 2 * side, 3 * side
+        else:
+            size = vision.image_size, vision.image_size
+        pixels = torch.rand(1, vision.num_channels, *size, generator=generator)
         words = torch.randint(config.text.vocab_size, (_WORDS,), generator=generator).tolist()
         return cls(pixels, tuple(word for word in words if word not in (config.image_token_id, avoid)))
 
     def input_ids(self, config: VLMConfig) -> Tensor:
         """(1, T), for a model of any config that the original became."""
-        image = [config.image_token_id] * FAMILIES[config.family].positions(config)
+        count = FAMILIES[config.family].positions(config, *self.pixels.shape[2:])
+        image = [config.image_token_id] * count
         return torch.tensor([image + list(self.words)])
 
     @torch.no_grad()
@@ -448,8 +455,17 @@ class Probe:
 
     @torch.no_grad()
     def theirs(self, model: Any, config: VLMConfig) -> Tensor:
-        pixels = self.pixels if config.family == internvl.NAME else self.pixels[None]  # (B, n, 3, M, M)
-        return model(input_ids=self.input_ids(config), pixel_values=2 * pixels - 1).logits[0].float()
+        ids, pixels, more = self.input_ids(config), 2 * self.pixels - 1, {}
+        if config.family == qwen_vl.NAME:
+            vision = config.vision
+            grid = [1, *(side // vision.patch_size for side in pixels.shape[2:])]
+            more = {"image_grid_thw": torch.tensor([grid])}
+            more["mm_token_type_ids"] = torch.eq(ids, config.image_token_id).int()
+            patches = patches_of(pixels[0], vision).unflatten(1, (3, 1, -1))
+            pixels = patches.expand(-1, -1, vision.temporal_patch_size, -1).flatten(1)  # a still is repeated
+        elif config.family != internvl.NAME:
+            pixels = pixels[None]  # (B, n, 3, M, M)
+        return model(input_ids=ids, pixel_values=pixels, **more).logits[0].float()
 
 
 def _open_in_transformers(folder: Path, then: Callable[[Any], Any] = lambda model: model) -> Any:

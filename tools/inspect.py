@@ -124,7 +124,9 @@ def _cache(text: TextConfig | None) -> dict[str, dict[str, int]] | None:
     }
 
 
-def inspect_image(report: Mapping[str, Any], image: str | tuple[int, int], question: str) -> dict[str, Any]:
+def inspect_image(
+    report: Mapping[str, Any], image: str | tuple[int, int], question: str, max_pixels: int | None = None
+) -> dict[str, Any]:
     """What an image, a file or (width, height), takes of the context of a checkpoint that was inspected, by
     its processor's own rules.
 
@@ -141,7 +143,9 @@ def inspect_image(report: Mapping[str, Any], image: str | tuple[int, int], quest
     folder = snapshot(report["source"], report["commit"])
     described = read_json(folder / "config.json")
     config = choose_family(described, report["source"]).read_config(described, {}, {})
-    processor = Processor.from_pretrained(folder, config=config)  # refused where it is not this model's
+    processor = Processor.from_pretrained(
+        folder, config=config, max_pixels=max_pixels
+    )  # refused where it is not this model's
     # No pixels: the prompt depends on how many tiles there are, not on what they show.
     planned = processor.images.plan(width, height)
     encoded = processor.encode_conversation(processor.conversation(planned, question), True)
