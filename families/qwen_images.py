@@ -122,7 +122,7 @@ class QwenImages:
         return replace(smaller.cut(picture), size=visual.size, name=visual.name)
 
     def cells(self, visual: Visual) -> list[Cell]:
-        return [(0, 0, *visual.grid)]
+        return [(0, 0, 1, 1)]
 
     def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
         """Images stay where the conversation has them."""

@@ -29,6 +29,8 @@ from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.requests import Request
 from generation.session import Session
+from inference.attribution.attention import attention_maps
+from inference.attribution.occlusion import greyed, occlusion_maps
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
 from inference.draft import wholes
 from models import VisionLanguageModel
@@ -470,3 +472,41 @@ def test_an_adapter_is_merged_into_a_checkpoint_that_transformers_opens(kind, tm
     assert any(line.startswith("opened by transformers") for line in told)
     theirs, merged = adapted.merge_and_unload().state_dict(), load_file(tmp_path / "to" / "model.safetensors")
     assert all(torch.equal(tensor, theirs[name].bfloat16()) for name, tensor in merged.items())
+
+
+# ----------------------------------------------------------------------------------------- where it looked
+@torch.no_grad()
+def test_attention_is_that_of_transformers(both):
+    """Of two images, each token's where it lies in the image."""
+    theirs, folder, ours, processor = both
+    answer, images = [7, 9, 200], [draw_image(100, 60), draw_image(64, 150, 1)]
+    found = attention_maps(open_checkpoint(folder, device="cpu"), images, "how many red squares", answer)
+    inputs = processor.ask(images, "how many red squares")
+    prompt = inputs["input_ids"].shape[1]
+    inputs["input_ids"] = torch.cat((inputs["input_ids"], torch.tensor([answer])), 1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    theirs.set_attn_implementation("eager")
+    layers = theirs(**for_transformers(inputs, ours.config), output_attentions=True).attentions
+    theirs.set_attn_implementation("sdpa")
+    rows = torch.stack(layers)[:, 0, :, prompt - 1 : -1].mean((0, 1))
+    rows = rows[:, inputs["input_ids"][0] == ours.config.image_token_id]
+    grids = [processor.cut(image).grid for image in images]
+    parts = rows.split([math.prod(grid) for grid in grids], dim=1)
+    for got, grid, expected in zip(found.maps, grids, parts, strict=True):
+        np.testing.assert_allclose(got, expected.view(-1, *grid).numpy(), atol=1e-5)
+
+
+@torch.no_grad()
+def test_occlusion_is_the_probability_of_a_greyed_image(both):
+    _, folder, ours, processor = both
+    answer, image = [7, 9], draw_image(100, 60)
+    found = occlusion_maps(open_checkpoint(folder, device="cpu"), [image], "how many", answer, window=1.0)
+    whole = [one for one in found.regions if (one.bottom - one.top, one.right - one.left) == found.shapes[0]]
+    for picture, scores in (
+        (image, found.base),
+        (greyed(image, whole[0], found.shapes[0]), found.occluded[found.regions.index(whole[0])]),
+    ):
+        inputs = processor.ask(picture, "how many")
+        ids = torch.cat((inputs["input_ids"], torch.tensor([answer[:1]])), 1)
+        logits = ours(ids, pixel_values=inputs["pixel_values"]).logits[0, -2:].log_softmax(-1)
+        np.testing.assert_allclose(scores, logits[[0, 1], answer].numpy(), atol=1e-4)

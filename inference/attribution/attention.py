@@ -90,7 +90,7 @@ def attention_steps(
     steps = tiles + len(checkpoint.model.language_model.layers)
     features = yield from saying((0, steps), forced.features())
     x = forced.embed(torch.cat(features)[None])
-    reading = attention_rows(checkpoint.model.language_model, x, forced.queries, layers, heads)
+    reading = attention_rows(checkpoint.model.language_model, x, forced.queries, layers, heads, forced.places)
     rows = yield from saying((tiles, steps), reading)
     counts = [image.positions for image in forced.tiled]
     by_image = rows[:, forced.image_positions].split(counts, dim=1)
@@ -110,13 +110,14 @@ def attention_rows(
     queries: Sequence[int],
     layers: Indices = None,
     heads: Indices = None,
+    places: Tensor | None = None,
 ) -> Steps[Tensor]:
     """What Q positions of a text, embedded as x (1, T, D), attend to, averaged over layers and heads:
     (Q, T) float32, rows of sum 1."""
     chosen = set(range(len(language_model.layers)) if layers is None else layers)
     positions = torch.as_tensor(list(queries), device=x.device)
     total = torch.zeros(len(positions), x.shape[1], device=x.device)
-    blocks = islice(through_blocks(language_model, x), max(chosen) + 1)
+    blocks = islice(through_blocks(language_model, x, places), max(chosen) + 1)
     for index, (block, rope, x) in enumerate(blocks):
         if index in chosen:
             weights = _weights(block.self_attn, block.input_layernorm(x), rope, positions)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from data.images import load_image
 from data.tiles import Cell, Parts, Visual
@@ -55,6 +56,7 @@ class ForcedAnswer:
     images: upright RGB. tiled: the same as tiles.
     answer: its A token ids.
     queries: the positions that chose them, each one before its token's own.
+    places: rotary places of prompt and answer, (T + A - 1,), or (3, 1, T + A - 1) where they have three axes.
 
     Raises RequestError (no image, no answer, ids that the model does not have, too long for its context),
     PromptError, ImageError.
@@ -86,6 +88,11 @@ class ForcedAnswer:
             )
         self.queries = range(prompt - 1, prompt - 1 + len(self.answer))
         self._input_ids = torch.tensor([row.input_ids], device=checkpoint.model.device)  # (1, T)
+        self.places = torch.arange(prompt + len(self.answer) - 1, device=checkpoint.model.device)
+        if found := checkpoint.model.places([torch.tensor(row.input_ids)], row.parts):
+            of_prompt, offset = found[0]
+            after = (self.places[prompt:] + offset).expand(3, -1)
+            self.places = torch.cat((of_prompt.to(after.device), after), dim=1)[:, None]
 
     @property
     def image_positions(self) -> Tensor:
@@ -114,20 +121,23 @@ class ForcedAnswer:
 
     @torch.no_grad()
     def embed(self, features: Tensor) -> Tensor:
-        """R versions of the image features (R, P, D) → prompt and answer (R, T + A - 1, D)."""
+        """R versions of the image features (R, P, D) → prompt and answer (R, T + A - 1, D), wider where the
+        first text layers are to add features (DeepStack)."""
         model, versions = self.checkpoint.model, len(features)
         ids = self._input_ids.expand(versions, -1)
         x = model.place_features(ids, features.flatten(0, 1))
         # The answer apart: if it holds the placeholder's id, that is no image.
         answer = torch.tensor(self.answer[:-1], dtype=torch.int64, device=ids.device)
         table = model.language_model.embed_tokens
-        return torch.cat((x, table(answer).to(x.dtype).expand(versions, -1, -1)), dim=1)
+        said = table(answer).to(x.dtype)
+        said = pad(said, (0, x.shape[2] - said.shape[1])).expand(versions, -1, -1)
+        return torch.cat((x, said), dim=1)
 
     @torch.no_grad()
     def log_probabilities(self, features: Tensor) -> Steps[Tensor]:
         """Of each answer token given those before it, (R, A) float32, for features (R, P, D)."""
         language_model = self.checkpoint.model.language_model
-        hidden = yield from saying(None, through_blocks(language_model, self.embed(features)))
+        hidden = yield from saying(None, through_blocks(language_model, self.embed(features), self.places))
         scores = language_model.logits(hidden[:, self.queries.start :]).float().log_softmax(-1)  # (R, A, V)
         targets = torch.tensor(self.answer, device=scores.device)[:, None].expand(len(features), -1, -1)
         return scores.gather(2, targets)[..., 0]
@@ -135,34 +145,40 @@ class ForcedAnswer:
 
 @torch.no_grad()
 def through_blocks(
-    language_model: LanguageModel, x: Tensor
+    language_model: LanguageModel, x: Tensor, places: Tensor | None = None
 ) -> Generator[tuple[DecoderBlock, Rope, Tensor], None, Tensor]:
     """A whole text, embedded as x (B, T, D), through the decoder: yields each block with what goes into it,
-    and returns the hidden states (B, T, D)."""
+    and returns the hidden states (B, T, D). `places` are those of `ForcedAnswer`."""
     slots = torch.arange(x.shape[1], device=x.device)
-    rope = rope_tables(language_model.inv_freq(x.device), slots, x.dtype)
-    for block in language_model.layers:
+    turns = language_model.turns(slots if places is None else places)
+    rope = rope_tables(language_model.inv_freq(x.device), turns, x.dtype)
+    x, *deep = x.split(language_model.config.hidden_size, dim=-1)
+    for index, block in enumerate(language_model.layers):
         assert isinstance(block, DecoderBlock), "layers are decoder blocks"
         yield block, rope, x
         x = block(x, rope, None, None, 0, len(slots), slots)
+        if index < len(deep):
+            x = x + deep[index]
     return language_model.norm(x)
 
 
 def place_on_image(weights: Tensor, image: Visual, cells: Sequence[Cell]) -> Tensor:
-    """Weights of an image's tokens (T, parts · s²) → a map of the image (T, h, w) with the same sum.
+    """Weights of an image's tokens (T, parts · h · w) → a map of the image (T, h, w) with the same sum.
 
     A processor stretches an image to whole tiles, without crop or padding, so cells divide the image evenly.
     (If patches do not fill a tile, as in SmolVLM-2.2B, they lie at most 1.6 % of a tile too far out.) `cells`
     are what each part shows; each token of a part that covers several, such as the whole image as one more
     tile, is divided evenly among those.
     """
-    side = math.isqrt(weights.shape[1] // len(cells))
+    each, (height, width) = weights.shape[1] // len(cells), image.parts.shape[2:]
+    tall = math.isqrt(each * height // width)  # tokens of a part, one below another
+    across = each // tall
     rows, columns = (max(cell[place] for cell in cells) for place in (2, 3))
-    placed = weights.new_zeros(len(weights), rows * side, columns * side)
-    for part, (top, left, bottom, right) in zip(weights.split(side**2, dim=1), cells, strict=True):
+    placed = weights.new_zeros(len(weights), rows * tall, columns * across)
+    for part, (top, left, bottom, right) in zip(weights.split(each, dim=1), cells, strict=True):
         high, wide = bottom - top, right - left
-        grid = part.reshape(-1, side, side).repeat_interleave(high, 1).repeat_interleave(wide, 2)
-        placed[:, top * side : bottom * side, left * side : right * side] += grid / (high * wide)
+        grid = part.reshape(-1, tall, across).repeat_interleave(high, 1).repeat_interleave(wide, 2)
+        placed[:, top * tall : bottom * tall, left * across : right * across] += grid / (high * wide)
     return placed
 
 
