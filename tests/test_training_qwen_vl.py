@@ -1,12 +1,17 @@
-"""Qwen2.5-VL and Qwen3-VL train as in transformers, padded or packed, on images of their own sizes."""
+"""Qwen2.5-VL and Qwen3-VL train as in transformers, padded or packed, on images of their own sizes; what is
+saved opens there."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 import torch
+from peft import PeftModel
+from transformers import AutoModelForImageTextToText
 
+import train
 from data.packing import Batch
 from data.processor import Processor
 from families import qwen_vl
@@ -14,6 +19,7 @@ from models import VisionLanguageModel
 from models.packed_vision_transformer import patches_of
 from tests import qwen_checkpoints
 from tests.rows import loader, png, rows
+from tests.runs import SETTINGS, flags
 from training.distributed import prepare_blocks
 from training.rows import RowsLoss
 
@@ -50,22 +56,26 @@ def ours_on(given: list[Batch], model: VisionLanguageModel) -> torch.Tensor:
     return torch.stack([RowsLoss(model, blank=True)(**batch.to("cpu"))[0] for batch in given]).sum()
 
 
+def of_transformers(ids: torch.Tensor, images: list[torch.Tensor], config) -> dict[str, torch.Tensor]:
+    """Its model's arguments besides ids."""
+    inputs, side = {"mm_token_type_ids": (ids == config.image_token_id).int()}, config.vision.patch_size
+    if len(images):
+        pixels = torch.cat([patches_of(image, config.vision) for image in images])
+        pixels = pixels.view(-1, 3, 1, side**2).expand(-1, -1, 2, -1)  # a still, twice
+        inputs["pixel_values"] = pixels.flatten(1)
+        grids = [(1, *(length // side for length in image.shape[1:])) for image in images]
+        inputs["image_grid_thw"] = torch.tensor(grids)
+    return inputs
+
+
 def theirs_on(given: list[Batch], config, model) -> torch.Tensor:
     """The same of padded batches."""
-    losses, vision = [], config.vision
+    losses = []
     for batch in given:
-        ids, images = batch["input_ids"], batch.to("cpu").get("pixel_values", [])
-        inputs = {}
-        if len(images):
-            pixels = torch.cat([patches_of(image, vision) for image in images]).view(
-                -1, 3, 1, vision.patch_size**2
-            )
-            inputs["pixel_values"] = pixels.expand(-1, -1, 2, -1).flatten(1)
-            inputs["image_grid_thw"] = torch.tensor(
-                [(1, *(side // vision.patch_size for side in image.shape[1:])) for image in images]
-            )
-        inputs |= {"mm_token_type_ids": (ids == config.image_token_id).int(), "labels": batch["labels"]}
-        out = model(input_ids=ids, attention_mask=(batch["segment_ids"] > 0).long(), **inputs)
+        ids = batch["input_ids"]
+        inputs = of_transformers(ids, batch.to("cpu").get("pixel_values", []), config)
+        mask = (batch["segment_ids"] > 0).long()
+        out = model(input_ids=ids, attention_mask=mask, labels=batch["labels"], **inputs)
         losses.append(out.loss * batch.num_labels)
     return torch.stack(losses).sum()
 
@@ -101,3 +111,31 @@ def test_every_gradient_is_theirs_padded_or_packed(opened, monkeypatch):
     # Recomputed activations change nothing.
     prepare_blocks(ours, recompute=True, compiled=False)
     compare(gradients(ours, lambda model: ours_on(packed, model)), (loss, expected))
+
+
+@pytest.mark.parametrize("kind", qwen_checkpoints.KINDS)
+def test_adapters_and_projector_open_in_transformers_and_peft(kind, tmp_path):
+    """Merged in the one, and in the other as an adapter that holds the projector whole."""
+    base = tmp_path / "base"
+    qwen_checkpoints.save_hf(kind, base, seed=1)
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(png(*SIZES[number], seed=number))
+    lines = [
+        {"question": "how many", "answer": "three", "images": ["0.png", f"{i % 3}.png"]} for i in range(8)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    paths = {"init_from": base, "data": tmp_path / "rows.jsonl", "output": tmp_path / "run"}
+    more = {"lora_rank": 4, "projector_lr": 1e-2, "max_pixels": 6000, "sequence_length": 96, "steps": 2}
+    train.main(flags(**SETTINGS | paths | more))
+    ours = VisionLanguageModel.from_pretrained(tmp_path / "run", dtype=torch.float32)
+    processor = Processor.from_pretrained(tmp_path / "run", config=ours.config)
+    inputs = processor.ask([tmp_path / "1.png", tmp_path / "2.png"], "how many")
+    ids, parts = inputs["input_ids"], inputs["pixel_values"]
+    named = of_transformers(ids, parts.to("cpu"), ours.config)
+    start, merged = (AutoModelForImageTextToText.from_pretrained(tmp_path / one) for one in ("base", "run"))
+    with torch.no_grad():
+        plain, expected = (model.eval()(input_ids=ids, **named).logits for model in (start, merged))
+        adapted = PeftModel.from_pretrained(start, tmp_path / "run" / "adapter").eval()
+        for got in (ours(ids, parts).logits, adapted(input_ids=ids, **named).logits):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert (plain - expected).abs().max() > 1e-2
