@@ -231,9 +231,8 @@ class NanoVLMImages(TiledImages):
 
 
 def open_images(folder: Path, config: Mapping) -> tuple[NanoVLMImages, AnyTokenizer, str]:
-    """The image rules, tokenizer and chat template. `lm_tokenizer` names a folder inside the checkpoint or a
-    repository on the Hub. The extra tokens are added where absent, in the config's order, so that they get
-    the ids the model was trained with."""
+    """The image rules, tokenizer and chat template. `lm_tokenizer` names a folder of the checkpoint or of the
+    Hub. Absent extra tokens are added in the config's order, which gives them the ids of training."""
     named = str(config.get("lm_tokenizer", ""))
     if not REPO_ID.fullmatch(named):
         raise PromptError(f"config.json: expected lm_tokenizer to name a folder or repository, got {named!r}")
