@@ -41,6 +41,7 @@ from models.checkpoints.hub import snapshot
 from models.checkpoints.load import meta_init, one_version, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
 from models.config import check_device
+from models.packed_vision_transformer import PatchMergers
 from models.vision_language_model import VisionLanguageModel, prepare_device
 from models.vision_transformer import ModalityProjector
 
@@ -396,7 +397,7 @@ def speed_up(model, compiling: bool = True) -> Fast:
     model.vision_model = faster or model.vision_model
     if isinstance(model.vision_model, FastTower) or isinstance(step, NativeStep):
         # Whatever type its input and its weights have.
-        if type(model.projector) is ModalityProjector:
+        if type(model.projector) in (ModalityProjector, PatchMergers):
             to_panels(model.projector)
         else:
             model.projector.float()

@@ -9,6 +9,7 @@ of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
@@ -113,6 +114,18 @@ class PatchEmbedding(nn.Module):
         return F.linear(patches, weight, self.bias)
 
 
+@dataclass(frozen=True)
+class Arranged:
+    """Images as a tower takes them, the patches of a window together."""
+
+    patches: Tensor  # (P, C · side · side)
+    places: Tensor | None  # (P, D), float32 or wider than the table: to be added to the embeddings
+    rope: tuple[Tensor, Tensor] | None  # see axial_rope
+    whole: list[int]  # patches of each image,
+    windows: list[int]  # and of each window
+    order: Tensor | None  # (P,): the place of each patch block by block; None: they stand so
+
+
 class PackedVisionTransformer(nn.Module):
     """Patches, positions from a learned table (where there is one) and from two-dimensional rotation, and
     pre-norm blocks."""
@@ -132,31 +145,40 @@ class PackedVisionTransformer(nn.Module):
         Returns (P, 1 + taps, D): of each patch the last layer's output, and before it those of the layers in
         `config.taps`. The patches of an image stand block by block, block_order says how.
         """
-        config, device = self.config, self.patch_embedding.weight.device
-        grids = [
-            (image.shape[1] // config.patch_size, image.shape[2] // config.patch_size) for image in images
-        ]
-        dtype = self.patch_embedding.weight.dtype
-        x = torch.cat([self.patch_embedding(patches_of(image.to(device, dtype), config)) for image in images])
-        if self.position_embedding is not None:
-            table = [interpolated(self.position_embedding.weight, grid, config) for grid in grids]
-            x = x + torch.cat(table).to(dtype)
-        rope = axial_rope(grids, config, device) if config.rotary else None
-        whole = [rows * columns for rows, columns in grids]
-        windows, order = whole, None
-        if config.window:
-            order, windows = windows_of(grids, config)
-            order = order.to(device)
-            x, rope = x[order], rope and (rope[0][order], rope[1][order])
+        weight = self.patch_embedding.weight
+        given = self.arrange([image.to(weight.device, weight.dtype) for image in images])
+        x = self.patch_embedding(given.patches)
+        if given.places is not None:
+            x = x + given.places.to(x.dtype)
         kept = []
         for index, layer in enumerate(self.layers):
-            x = layer(x, rope, whole if not config.window or index in config.whole_layers else windows)
-            if index in config.taps:
+            windowed = self.config.window and index not in self.config.whole_layers
+            x = layer(x, given.rope, given.windows if windowed else given.whole)
+            if index in self.config.taps:
                 kept.append(x)
         if self.norm is not None:
             x = self.norm(x)
         features = torch.stack((*kept, x), dim=1)  # (P, taps + 1, D)
-        return features if order is None else features[order.argsort()]
+        return features if given.order is None else features[given.order.argsort()]
+
+    def arrange(self, images: Sequence[Tensor]) -> Arranged:
+        """What the blocks begin with, and where each patch is."""
+        config, device = self.config, images[0].device
+        grids = [
+            (image.shape[1] // config.patch_size, image.shape[2] // config.patch_size) for image in images
+        ]
+        patches, places = torch.cat([patches_of(image, config) for image in images]), None
+        if self.position_embedding is not None:
+            places = torch.cat([interpolated(self.position_embedding.weight, grid, config) for grid in grids])
+        rope = axial_rope(grids, config, device) if config.rotary else None
+        whole = [rows * columns for rows, columns in grids]
+        if not config.window:
+            return Arranged(patches, places, rope, whole, whole, None)
+        order, windows = windows_of(grids, config)
+        order = order.to(device)
+        places = None if places is None else places[order]
+        rope = rope and (rope[0][order], rope[1][order])
+        return Arranged(patches[order], places, rope, whole, windows, order)
 
 
 def patches_of(image: Tensor, config: PackedVisionConfig) -> Tensor:

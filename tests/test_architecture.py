@@ -88,11 +88,11 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 # what the room should come down to.
 BUDGETS = {
     "*.py": (975, 850),  # the entry points, and what errors say
-    "models": (1_700, 1_900),
+    "models": (1_725, 1_900),
     "models/checkpoints": (2_222, 1_400),
     "families": (1_790, 2_000),
     "generation": (4_412, 2_700),
-    "generation/fast": (4_145, 4_300),
+    "generation/fast": (4_405, 4_300),
     "tools": (845, 600),
     "data": (6_015, 4_900),
     "inference": (5_150, 3_100),
@@ -102,7 +102,7 @@ BUDGETS = {
     "eval": (3_846, 3_400),
     "benchmarks": (2_460, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (30_610, 20_000),
+    "tests": (30_725, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -1,18 +1,21 @@
 """A vision tower's forward pass in C: tower.c, compiled once for this machine and called with addresses.
 
     tower, how = fast_tower(model.vision_model)       # or None, and why there is none
-    features = tower(pixel_values)                    # as the eager tower: (N, C, M, M) -> (N, P, D_v)
+    features = tower(pixel_values)                    # as the eager tower, of tiles or of images
 
-Parts are encoded one after the other, each by all threads, so that a tile's features have the same bits in
-any company. Activations meet int8 weights as 8-bit numbers with one scale a patch where the processor has dot
-products of bytes (VNNI), else as 16-bit ones. They meet bfloat16 weights, and each other in the attention of
-both, as bfloat16 where there are dot products of it (AVX512_BF16), else as float32.
+Parts are encoded one after the other, each by all threads, so that a part's features have the same bits in
+any company, and memory is that of the largest one. Activations meet int8 weights as 8-bit numbers with one
+scale a patch where the processor has dot products of bytes (VNNI), else as 16-bit ones. They meet bfloat16
+weights, and each other in the attention of both, as bfloat16 where there are dot products of it
+(AVX512_BF16), else as float32.
 """
 
 from __future__ import annotations
 
 import ctypes
-from functools import partial
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +30,8 @@ from generation.fast.native.build import (
     Network,
     NoCompiler,
     PanelLinear,
-    PanelWeight,
     Pass,
+    full_name,
     is_sound,
     library_file,
     load_library,
@@ -44,45 +47,48 @@ from generation.threads import CROWD, Paces, Turns
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
 
+KEPT_FLOATS = 33_554_432  # of scratch, 128 MiB: what a larger image takes is given back
+
+
 class _Norm(ctypes.Structure):
     _fields_ = (("weight", _POINTER), ("bias", _POINTER))
 
 
 class _Block(ctypes.Structure):
     _fields_ = (
-        *((name, Matrix) for name in ("q", "k", "v", "out", "fc1", "fc2")),
+        *((name, Matrix) for name in ("q", "k", "v", "out", "gate", "fc1", "fc2")),
         *((name, _Norm) for name in ("before_attention", "before_mlp")),
         *((name, _POINTER) for name in ("attention_scale", "mlp_scale")),
+        *((name, _LONG) for name in ("windowed", "tapped")),
     )
 
 
 class _Tower(ctypes.Structure):
     _fields_ = (
-        *((name, _LONG) for name in ("layers", "width", "heads", "inner", "channels", "patch", "exact_gelu")),
+        *((name, _LONG) for name in ("layers", "width", "heads", "inner", "outputs", "exact_gelu")),
         ("eps", ctypes.c_float),
         ("embedding", Matrix),
-        *((name, _POINTER) for name in ("positions", "class_row")),
+        ("class_row", _POINTER),
         ("last", _Norm),
         ("block", ctypes.POINTER(_Block)),
     )
 
 
-class _Tile(ctypes.Structure):
+class _Image(ctypes.Structure):
     _fields_ = (
-        ("pixels", _POINTER),
-        *((name, _LONG) for name in ("height", "width")),
-        ("position", _POINTER),
-        ("keys", _LONG),
-        ("key", _POINTER),
+        ("patches", _LONG),
+        *((name, _POINTER) for name in ("inputs", "positions", "cosine", "sine")),
+        *((name, _LONG) for name in ("windows", "longest")),
+        ("window", _POINTER),
     )
 
 
 def _declare(opened: ctypes.CDLL) -> None:
-    tower, tile = ctypes.POINTER(_Tower), ctypes.POINTER(_Tile)
+    tower, image = ctypes.POINTER(_Tower), ctypes.POINTER(_Image)
     opened.ocelli_tower_floats.restype = _LONG
-    opened.ocelli_tower_floats.argtypes = (tower, tile, _LONG)
+    opened.ocelli_tower_floats.argtypes = (tower, image, _LONG)
     opened.ocelli_tower.restype = None
-    opened.ocelli_tower.argtypes = (tower, tile, ctypes.POINTER(Pass), _POINTER, _POINTER)
+    opened.ocelli_tower.argtypes = (tower, image, ctypes.POINTER(Pass), _POINTER, _POINTER)
 
 
 def _library_parts(weight_bits: int) -> tuple[str, tuple[str, ...]]:
@@ -91,7 +97,12 @@ def _library_parts(weight_bits: int) -> tuple[str, tuple[str, ...]]:
 
 def unsupported(tower) -> str | None:
     """Why tower.c cannot run this vision tower, or None where it can."""
-    return TOWER.strange(tower) or unfit(tower)
+    return _kind_of(tower).NETWORK.strange(tower) or unfit(tower)
+
+
+def _kind_of(tower) -> type[FastTower]:
+    packed = full_name(type(tower)) in PACKED_TOWER.parts[""]
+    return FastPackedTower if packed else FastTower
 
 
 def _weight_bits(tower) -> int:
@@ -113,7 +124,7 @@ def fast_tower(tower, compiling: bool = True) -> tuple[nn.Module | None, str]:
         return None, f"eager: {reason}"
     try:
         if compiling or is_compiled(tower):
-            return FastTower(tower), FastTower.NAME
+            return _kind_of(tower)(tower), FastTower.NAME
         why = "compiling does not pay for a few images and a small model"
     except NoCompiler as error:
         why = str(error)
@@ -164,6 +175,35 @@ TOWER = Network(
     },
     eps="layer_norm_eps",
 )
+_PACKED = "models.packed_vision_transformer"
+PACKED_TOWER = Network(
+    parts={
+        "": (f"{_PACKED}.PackedVisionTransformer",),
+        "patch_embedding": (f"{_PACKED}.PatchEmbedding",),
+        "position_embedding": (nn.Embedding,),
+        "norm": NORMS,
+        "layers": (nn.ModuleList,),
+        "layers.*": (f"{_PACKED}.PackedBlock",),
+        **{f"layers.*.norm{number}": NORMS for number in (1, 2)},
+        "layers.*.self_attn": (f"{_PACKED}.PackedAttention",),
+        **{f"layers.*.self_attn.{name}_proj": LINEARS for name in ("q", "k", "v", "out")},
+        "layers.*.mlp": (f"{_PACKED}.GatedMLP", f"{_PACKED}.PlainMLP"),
+        **{f"layers.*.mlp.{name}": LINEARS for name in ("fc1", "fc2", "gate_proj", "up_proj", "down_proj")},
+    },
+    tensors={"patch_embedding": ("weight", "bias")},
+    config="models.config.PackedVisionConfig",
+    fields=dict.fromkeys(
+        (
+            *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels"),
+            *("patch_size", "merge_size", "temporal_patch_size", "norm", "norm_eps", "gated_mlp"),
+            *("patch_bias", "table_side", "rope_theta", "window", "whole_layers", "taps", "channels_last"),
+            *("table_antialias", "rotary", "last_norm"),
+            *("merger_norm", "merger_norm_eps", "merger_width", "merger_bias"),  # of the projector
+        ),
+        ANY,
+    ),
+    eps="norm_eps",
+)
 
 
 def use_onednn(tower: nn.Module) -> nn.Module:
@@ -175,121 +215,192 @@ def use_onednn(tower: nn.Module) -> nn.Module:
     return tower
 
 
+class PatchPanels(PanelLinear):
+    """A convolution whose steps are as long as its kernel is wide, as a linear layer of a patch's numbers, in
+    the precision of the other layers."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, bits: int):
+        matrix, scale = weight.detach().flatten(1), None
+        if bits == 8:
+            matrix, scale = quantize_rows(matrix)
+        elif bits == 16:
+            matrix = matrix.to(torch.bfloat16)
+        super().__init__(matrix, scale, bias)
+        self.kernel = weight.shape[1:]
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        name = f"{prefix}weight"
+        if destination[name].is_floating_point():  # else it stays in panels
+            destination[name] = destination[name].unflatten(-1, self.kernel)
+
+
 class FastTower(nn.Module):
-    """A `models.vision_transformer.VisionTransformer` in C, without gradients. It takes the tower's weights
-    over: they are put into panels, and the tower's own layers multiply with these from then on. Threads that
-    share one take turns.
+    """A `models.vision_transformer.VisionTransformer` in C, without gradients. It takes the tower's layers
+    over: their weights are put into panels, and they multiply with these from then on. Threads that share one
+    take turns.
 
     Raises NoCompiler, and ValueError for a tower that it does not support (`unsupported` says why).
     """
 
     NAME = "native C tower"
+    NETWORK = TOWER
+    position_embedding: nn.Embedding
+    patch_embedding: PatchPanels
 
     def __init__(self, tower):
         super().__init__()
         if reason := unsupported(tower):
             raise ValueError(f"the native vision tower cannot run this one: {reason}")
-        self.config, config = tower.config, tower.config
-        bits = _weight_bits(tower)
+        self.config, bits = tower.config, _weight_bits(tower)
         self.library = load_library(*_library_parts(bits), _declare)
+        self._panel = load_panels(bits).ocelli_panel()
         to_panels(tower)
-        self.tower = tower
-        self.patch_embedding = _linear_of_patches(tower.patch_embedding, bits)
+        patches = tower.patch_embedding
+        tower.patch_embedding = PatchPanels(patches.weight, patches.bias, bits)
+        for name, child in tower.named_children():
+            self.add_module(name, child)
+        for name, tensor in tower.named_parameters(recurse=False):
+            self.register_parameter(name, tensor)
         self._kept: list[Tensor] = []  # tower.c points to these, so they must live as long as this object
-        self._blocks = (_Block * config.num_hidden_layers)()
-        for slot, layer in zip(self._blocks, tower.layers, strict=True):
-            for name in ("q", "k", "v"):
-                setattr(slot, name, _matrix(getattr(layer.self_attn, f"{name}_proj")))
-            slot.out, slot.fc1, slot.fc2 = map(
-                _matrix, (layer.self_attn.out_proj, layer.mlp.fc1, layer.mlp.fc2)
-            )
-            slot.before_attention, slot.before_mlp = _norm(layer.layer_norm1), _norm(layer.layer_norm2)
-            slot.attention_scale = self._padded(layer.layer_scale1)
-            slot.mlp_scale = self._padded(layer.layer_scale2)
-        places = tower.position_embedding.weight
-        token = None if tower.class_token is None else tower.class_token[0] + places[0]
+        self._blocks = (_Block * self.config.num_hidden_layers)()
+        for index, layer in enumerate(tower.layers):
+            attention = layer.self_attn
+            for name in ("q", "k", "v", "out"):
+                setattr(self._blocks[index], name, getattr(attention, f"{name}_proj").matrix)
+            self._describe_block(self._blocks[index], layer, index)
         self._description = _Tower(
-            layers=config.num_hidden_layers,
-            width=config.hidden_size,
-            heads=config.num_attention_heads,
-            inner=config.intermediate_size,
-            channels=config.num_channels,
-            patch=config.patch_size,
-            exact_gelu=config.hidden_act == "gelu",
-            eps=config.layer_norm_eps,
-            embedding=_matrix(self.patch_embedding),
-            positions=places[config.class_token :].data_ptr(),
-            class_row=self._padded(token),
-            last=_norm(tower.post_layernorm),
+            layers=self.config.num_hidden_layers,
+            width=self.config.hidden_size,
+            heads=self.config.num_attention_heads,
+            inner=self.config.intermediate_size,
+            outputs=1,
+            embedding=tower.patch_embedding.matrix,
             block=self._blocks,
         )
+        self._describe(self._description, tower)
         self._scratch = torch.empty(0)
         self._turns = Turns()
         self._paces = Paces(CROWD)
-        tower.patch_embedding = None  # its weights are in panels now
+
+    def _describe_block(self, block: _Block, layer, index: int) -> None:
+        block.fc1, block.fc2 = layer.mlp.fc1.matrix, layer.mlp.fc2.matrix
+        block.before_attention, block.before_mlp = _norm(layer.layer_norm1), _norm(layer.layer_norm2)
+        block.attention_scale = self._padded(layer.layer_scale1)
+        block.mlp_scale = self._padded(layer.layer_scale2)
+
+    def _describe(self, description: _Tower, tower) -> None:
+        """What only such a tower has."""
+        if tower.class_token is not None:
+            first = self.position_embedding.weight[0]
+            description.class_row = self._padded(tower.class_token[0] + first)
+        description.exact_gelu = self.config.hidden_act == "gelu"
+        description.eps = self.config.layer_norm_eps
+        description.last = _norm(tower.post_layernorm)
 
     def _padded(self, row: Tensor | None) -> int | None:
         """The address of a copy of a row of numbers that ends with a whole panel; None for none."""
         if row is None:
             return None
-        missing = -len(row) % load_panels(_weight_bits(self.tower)).ocelli_panel()
-        self._kept.append(F.pad(row.detach().float(), (0, missing)))
+        self._kept.append(F.pad(row.detach().float(), (0, -len(row) % self._panel)))
         return self._kept[-1].data_ptr()
 
     def _apply(self, fn, recurse: bool = True):
         refuse_change(fn)
         return self
 
-    def state_dict(self, *arguments, destination=None, prefix="", keep_vars=False):
-        """That of the tower which it has taken the place of."""
-        made = self.tower.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        channels, side = self.config.num_channels, self.config.patch_size
-        patches = self.patch_embedding.state_dict(keep_vars=keep_vars)
-        if patches["weight"].is_floating_point():  # else it stays in panels
-            patches["weight"] = patches["weight"].unflatten(-1, (channels, side, side))
-        made.update((f"{prefix}patch_embedding.{name}", tensor) for name, tensor in patches.items())
-        return made
-
     def __getstate__(self) -> object:
         """What copying and pickling ask for."""
         raise TypeError("a vision tower in C can be neither copied nor pickled: load the checkpoint again")
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
+    @torch.no_grad()
+    def forward(self, pixel_values: Any) -> Tensor:
         """(N, C, M, M) normalised tiles -> (N, P, D_v) float32 features; see the eager tower."""
-        side, patches = self.config.image_size, self.config.num_patches
-        if pixel_values.shape[1:] != (self.config.num_channels, side, side):
-            expected = f"(N, {self.config.num_channels}, {side}, {side})"
-            raise ValueError(f"pixel_values: expected {expected}, got {tuple(pixel_values.shape)}")
-        pixels = pixel_values.detach().float().contiguous()
-        features = torch.empty(len(pixels), patches, self.config.hidden_size)
-        every = torch.arange(patches + self.config.class_token)  # rows of the table, and keys
-        with self._turns:
-            for one, own in zip(pixels, features):
-                tile = _Tile(one.data_ptr(), side, side, every.data_ptr(), len(every), every.data_ptr())
-                make_pass(self._paces, patches, partial(self._encode, tile, own))
+        config, side = self.config, self.config.patch_size
+        expected = (config.num_channels, config.image_size, config.image_size)
+        if pixel_values.shape[1:] != expected:
+            raise ValueError(f"pixel_values: expected (N, *{expected}), got {tuple(pixel_values.shape)}")
+        places = self.position_embedding.weight[config.class_token :]
+        features = torch.empty(len(pixel_values), config.num_patches, config.hidden_size)
+        for pixels, out in zip(pixel_values.float(), features):
+            # (C, M, M) -> (P, C · side · side)
+            rows = pixels.unflatten(2, (-1, side)).unflatten(1, (-1, side)).permute(1, 3, 0, 2, 4)
+            self._encode(rows.reshape(len(out), -1), places, out)
         return features
 
-    def _encode(self, tile: _Tile, features: Tensor, made: Pass) -> None:
-        needed = self.library.ocelli_tower_floats(self._description, tile, made.threads)
-        if self._scratch.numel() < needed:
-            self._scratch = torch.empty(needed)
-        self.library.ocelli_tower(
-            self._description, tile, made, self._scratch.data_ptr(), features.data_ptr()
-        )
+    def _encode(
+        self,
+        patches: Tensor,
+        places: Tensor | None,
+        out: Tensor,
+        rope: tuple[Tensor | None, Tensor | None] = (None, None),
+        windows: Sequence[int] = (),
+    ) -> None:
+        """Patches (P, C · side · side) of one part, what is added to their embeddings (P, D), cos and sin
+        (P, 1, D_h), and the windows' lengths -> out (P, D) or (P, outputs, D)."""
+        ends = list(accumulate(windows, initial=0))
+        segments = torch.tensor(list(zip(ends, windows)), dtype=torch.int64)  # begin, length
+        given = [None if part is None else part.float().contiguous() for part in (patches, places, *rope)]
+        addresses = (None if part is None else part.data_ptr() for part in given)
+        image = _Image(len(patches), *addresses, len(windows), max(windows, default=0), segments.data_ptr())
+
+        def call(made: Pass) -> None:
+            needed = self.library.ocelli_tower_floats(self._description, image, made.threads)
+            if self._scratch.numel() < needed:
+                self._scratch = torch.empty(needed)
+            self.library.ocelli_tower(
+                self._description, image, made, self._scratch.data_ptr(), out.data_ptr()
+            )
+
+        with self._turns:
+            make_pass(self._paces, len(patches), call)
+            if self._scratch.numel() > KEPT_FLOATS:
+                self._scratch = torch.empty(0)
 
 
-def _linear_of_patches(convolution: nn.Conv2d, bits: int) -> PanelLinear:
-    """The convolution as a linear layer of a patch's pixels, in the precision of the other layers."""
-    weight, scale = convolution.weight.detach().flatten(1), None
-    if bits == 8:
-        weight, scale = quantize_rows(weight)
-    elif bits == 16:
-        weight = weight.to(torch.bfloat16)
-    return PanelLinear(weight, scale, convolution.bias)
+class FastPackedTower(FastTower):
+    """A `models.packed_vision_transformer.PackedVisionTransformer` in C."""
 
+    NETWORK = PACKED_TOWER
 
-def _matrix(layer: PanelWeight) -> Matrix:
-    return layer.matrix
+    def _describe_block(self, block: _Block, layer, index: int) -> None:
+        config, mlp = self.config, layer.mlp
+        if config.gated_mlp:
+            block.gate, block.fc1, block.fc2 = (
+                part.matrix for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+            )
+        else:
+            block.fc1, block.fc2 = mlp.fc1.matrix, mlp.fc2.matrix
+        block.before_attention, block.before_mlp = _norm(layer.norm1), _norm(layer.norm2)
+        block.windowed = bool(config.window) and index not in config.whole_layers
+        block.tapped = index in config.taps
+
+    def _describe(self, description: _Tower, tower) -> None:
+        description.eps = self.config.norm_eps
+        description.outputs = len(self.config.taps) + 1
+        description.last = _norm(tower.norm)
+        self._arrange = tower.arrange
+
+    @torch.no_grad()
+    def forward(self, images: Sequence[Tensor]) -> Tensor:
+        """Normalised images (C, H, W) -> (P, 1 + taps, D) float32; see the eager tower."""
+        config, made = self.config, []
+        block = config.patch_size * config.merge_size
+        for image in images:
+            channels, *sides = image.shape
+            if channels != config.num_channels or any(side % block or not side for side in sides):
+                raise ValueError(
+                    f"images: expected {config.num_channels} channels and sides that are multiples of "
+                    f"{block} pixels, got {tuple(image.shape)}"
+                )
+            given = self._arrange([image.float()])
+            rows, kernel = given.patches, self.patch_embedding.kernel
+            if len(kernel) == 4:  # a still is a pair of itself: (P, C · side²) -> (P, C · pictures · side²)
+                rows = rows.view(len(rows), channels, 1, -1).expand(-1, -1, kernel[1], -1).flatten(1)
+            out = torch.empty(len(rows), len(config.taps) + 1, config.hidden_size)
+            self._encode(rows, given.places, out, given.rope or (None, None), given.windows)
+            made.append(out if given.order is None else out[given.order.argsort()])
+        return torch.cat(made)
 
 
 def _norm(norm: nn.LayerNorm | nn.RMSNorm | None) -> _Norm:

@@ -134,9 +134,6 @@ def stored_tensors(model: Any) -> dict[str, Pending]:
 
 def _parts_of(module: nn.Module, prefix: str = "") -> Iterator[Callable[[], dict[str, Tensor]]]:
     """What gives a module's tensors by name, in as small parts as it has: rearranged ones are copies."""
-    if type(module).state_dict is not nn.Module.state_dict:  # a tower in C
-        yield lambda: module.state_dict(prefix=prefix)
-        return
 
     def own() -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-/* Curves in vectors: powers of two, and the two forms of gelu. */
+/* Curves in vectors: powers of two, the two forms of gelu, and silu. */
 #pragma once
 #include "vectors.h"
 
@@ -52,10 +52,11 @@ static inline __attribute__((always_inline)) vec power_of_two(vec t, int rough) 
 #endif
 }
 
-enum gelu { NO_GELU, TANH_GELU, ERF_GELU };
+enum curve { NO_CURVE, TANH_GELU, ERF_GELU, SILU };
 
-static inline __attribute__((always_inline)) vec gelu_of(vec x, enum gelu form, int rough) {
+static inline __attribute__((always_inline)) vec curve_of(vec x, enum curve form, int rough) {
     const float log2e = 1.44269504f;
+    if (form == SILU) return x / (all(1.0f) + power_of_two(at_most(all(126.0f), x * all(-log2e)), rough));
     if (form == TANH_GELU) { /* x (1 + tanh u) / 2 = x / (1 + e^(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3) */
         vec u = x * multiply_add(x * x, all(-2 * log2e * 0.7978845608f * 0.044715f), all(-2 * log2e * 0.7978845608f));
         vec below = all(1.0f) + power_of_two(at_most(all(126.0f), u), rough);

@@ -1,4 +1,5 @@
-/* Attention of all patches of a tile to the real ones: keys and values in panels, whole rows of scores at a time. */
+/* Attention of rows to one another, within each of several segments of them: keys and values in panels, and scores of
+ * a block of keys at a time, whose sums go on to the next one. */
 #pragma once
 #include "activations.h"
 #include "panels.h"
@@ -30,9 +31,15 @@ typedef vec units;
 #define EACH_QUERY(X) ROWS6(X, 1)
 #endif
 #define QUERY_BLOCK 96 /* rows of a unit of work */
+#define KEY_BLOCK 256  /* keys that meet them in turn: with their values they stay in the second cache */
 
-/* out (QUERIES, PANEL) = x (QUERIES rows, `stride` words apart) times a panel. */
+/* out (QUERIES, PANEL) = x (QUERIES rows, `stride` words apart) times a panel, and what was there times each row's
+ * factor; NULL: nothing was there. */
 #define BEGIN_QUERY(r, S) vec a##r = {0}, b##r = {0};
+#define RESUME_QUERY(r, S) { \
+        const vec *before = (const vec *)(out + r * out_stride), by = all(factor[r]); \
+        a##r = before[0] * by, b##r = before[1] * by; \
+    }
 #define ADD_QUERY(r, S) { \
         uint32_t word; \
         memcpy(&word, x + r * stride + k, 4); \
@@ -42,8 +49,9 @@ typedef vec units;
     }
 #define END_QUERY(r, S) ((vec *)(out + r * out_stride))[0] = a##r, ((vec *)(out + r * out_stride))[1] = b##r;
 static __attribute__((noinline, noclone)) void meet(const uint32_t *x, int64_t stride, const uint32_t *w, int64_t units_inside,
-                                           float *out, int64_t out_stride) {
+                                           float *out, int64_t out_stride, const float *factor) {
     EACH_QUERY(BEGIN_QUERY)
+    if (factor) { EACH_QUERY(RESUME_QUERY) }
     for (int64_t k = 0; k < units_inside; k++, w += PANEL) {
         units wa = LOAD_UNITS(w), wb = LOAD_UNITS(w + LANES);
         EACH_QUERY(ADD_QUERY)
@@ -51,38 +59,62 @@ static __attribute__((noinline, noclone)) void meet(const uint32_t *x, int64_t s
     EACH_QUERY(END_QUERY)
 }
 
-/* Queries, keys and values (patches, heads * dim), rows `stride` elements apart, and room for the panels of all heads.
- * Queries have rows enough to fill the last group of QUERIES. */
+/* Rows that attend to one another: `count` of them from row `first` on. */
 typedef struct {
-    int64_t heads, dim, patches, stride, count; /* count: keys that are attended to */
-    const int64_t *key;                         /* (count,): their patches */
-    const element *q, *k, *v;
+    int64_t first, count;
+} Segment;
+
+/* One head of a segment: its queries, keys and values, rows `stride` elements apart, and room for panels. There are
+ * queries enough to fill the last group of QUERIES. */
+typedef struct {
+    int64_t dim, stride, count;
+    element *q, *k, *v;
     uint32_t *key_panels, *value_panels;
-} Heads;
+    const float *cosine, *sine; /* (count, dim) of rotary positions, or NULL */
+} Head;
 
 static inline int64_t head_units(int64_t dim) { return (dim + PAIR - 1) / PAIR; }
-static inline int64_t padded_keys(const Heads *a) { return round_up(a->count, PANEL); }
 static inline int64_t key_panel_words(int64_t keys, int64_t dim) { return round_up(keys, PANEL) * head_units(dim); }
 static inline int64_t value_panel_words(int64_t keys, int64_t dim) {
     return round_up(keys, PANEL) / PAIR * round_up(dim, PANEL);
 }
-/* Floats that a thread needs: scores and weights of QUERIES rows, and their sums. */
-static inline int64_t attention_floats(int64_t keys) { return QUERIES * (2 * (round_up(keys, PANEL) + 16) + PANEL); }
+/* Floats that a thread needs, of a unit's rows: scores, the sums so far, their weights, their largest scores and what
+ * changes their sums. */
+static inline int64_t attention_floats(int64_t dim) { return QUERY_BLOCK * (KEY_BLOCK + 16 + round_up(dim, PANEL) + 3); }
 
-/* One head's keys of one panel, and their values. Missing ones, and what the head lacks to whole units, are zeros. */
-static void pack_keys(const Heads *a, int64_t head, int64_t from) {
-    int64_t du = head_units(a->dim), ku = padded_keys(a) / PAIR, wide = round_up(a->dim, PANEL);
+static __attribute__((noinline)) void rotate_element(element *x, const float *cosine, const float *sine, int64_t dim) {
+#if HALF_ATTENTION
+#define VALUE_OF bf16_to_float
+#define ELEMENT_OF float_to_bf16
+#else
+#define VALUE_OF
+#define ELEMENT_OF
+#endif
+    for (int64_t i = 0, half = dim / 2; i < half; i++) {
+        float a = VALUE_OF(x[i]), b = VALUE_OF(x[i + half]);
+        x[i] = ELEMENT_OF(a * cosine[i] - b * sine[i]);
+        x[i + half] = ELEMENT_OF(b * cosine[i] + a * sine[i]);
+    }
+}
+
+/* The keys of one panel, and their values; queries are rotated with them. Missing keys, and what the head lacks to
+ * whole units, are zeros. */
+static void pack_keys(const Head *a, int64_t from) {
+    int64_t du = head_units(a->dim), ku = round_up(a->count, PANEL) / PAIR, wide = round_up(a->dim, PANEL);
     int64_t count = a->count - from < PANEL ? a->count - from : PANEL, whole = a->dim / PAIR;
-    uint32_t *keys = a->key_panels + head * key_panel_words(a->count, a->dim) + from * du;
-    uint32_t *values = a->value_panels + head * value_panel_words(a->count, a->dim) + from / PAIR * PANEL;
-    for (int64_t j = 0; j < count; j++) /* rows lie too far apart for the processor to guess the next one */
+    uint32_t *keys = a->key_panels + from * du, *values = a->value_panels + from / PAIR * PANEL;
+    for (int64_t j = from; j < from + count; j++) /* rows lie too far apart for the processor to guess the next one */
         for (int64_t i = 0; i < a->dim; i += 64 / (int64_t)sizeof(element)) {
-            __builtin_prefetch(a->k + a->key[from + j] * a->stride + head * a->dim + i);
-            __builtin_prefetch(a->v + a->key[from + j] * a->stride + head * a->dim + i);
+            __builtin_prefetch(a->k + j * a->stride + i);
+            __builtin_prefetch(a->v + j * a->stride + i);
         }
+    for (int64_t j = from; a->cosine && j < from + count; j++) {
+        rotate_element(a->q + j * a->stride, a->cosine + j * a->dim, a->sine + j * a->dim, a->dim);
+        rotate_element(a->k + j * a->stride, a->cosine + j * a->dim, a->sine + j * a->dim, a->dim);
+    }
     if (count < PANEL || whole < du) memset(keys, 0, PANEL * du * 4);
     for (int64_t j = 0; j < count; j++) {
-        const element *row = a->k + a->key[from + j] * a->stride + head * a->dim;
+        const element *row = a->k + (from + j) * a->stride;
         for (int64_t u = 0; u < whole; u++) memcpy(keys + u * PANEL + j, row + u * PAIR, 4);
         if (whole < du) memcpy(keys + whole * PANEL + j, row + whole * PAIR, sizeof(element));
     }
@@ -91,9 +123,9 @@ static void pack_keys(const Heads *a, int64_t head, int64_t from) {
         element *out = (element *)(values + c * ku);
         if (count < PANEL || inside < PANEL) memset(out, 0, PANEL / PAIR * PANEL * 4);
         for (int64_t j = 0; j < count; j += PAIR) {
-            const element *row = a->v + a->key[from + j] * a->stride + head * a->dim + c;
+            const element *row = a->v + (from + j) * a->stride + c;
 #if PAIR == 2
-            const element *other = j + 1 < count ? a->v + a->key[from + j + 1] * a->stride + head * a->dim + c : NULL;
+            const element *other = j + 1 < count ? row + a->stride : NULL;
             uint32_t *pairs = (uint32_t *)(out + j * PANEL);
             if (other)
                 for (int64_t i = 0; i < inside; i++) pairs[i] = row[i] | (uint32_t)other[i] << 16;
@@ -106,48 +138,55 @@ static void pack_keys(const Heads *a, int64_t head, int64_t from) {
     }
 }
 
-/* Scores (keys,) of one row become weights, as yet not divided by their sum, which is returned. */
-static float soften(float *score, int64_t count, float scale, element *weight) {
-    vec most = all(-INFINITY), sum = {0}, by = all(scale);
+/* Scores (count,) of one row become weights, in their place, as yet not divided by their sum. What came before has `*sum` and
+ * `*largest`, which become those of both, and is to be multiplied with the factor that is returned. */
+static float soften(float *score, int64_t count, float scale, float *sum, float *largest) {
+    vec most = all(-INFINITY), total = {0}, by = all(scale);
     int64_t padded = round_up(count, PANEL);
     for (int64_t j = count; j < padded; j++) score[j] = -INFINITY;
     for (int64_t j = 0; j < padded; j += LANES) most = at_least(most, load_f32(score + j));
-    float largest = -INFINITY; /* a NaN need not be found: its weight is NaN, and so is the sum */
-    for (int i = 0; i < LANES; i++) largest = most[i] > largest ? most[i] : largest;
-    vec shift = all(-largest * scale);
+    float before = *largest; /* a NaN need not be found: its weight is NaN, and so is the sum */
+    for (int i = 0; i < LANES; i++) *largest = most[i] > *largest ? most[i] : *largest;
+    vec shift = all(-*largest * scale);
     for (int64_t j = 0; j < padded; j += LANES) {
         vec power = power_of_two(multiply_add(load_f32(score + j), by, shift), HALF_ATTENTION);
-        sum += power;
+        total += power;
 #if HALF_ATTENTION
-        store_bf16(weight + j, power);
+        store_bf16((uint16_t *)score + j, power);
 #else
-        *(vec *)(weight + j) = power;
+        *(vec *)(score + j) = power;
 #endif
     }
-    return sum_lanes(sum);
+    float factor = power_of_two(all((before - *largest) * scale), 0)[0];
+    *sum = *sum * factor + sum_lanes(total);
+    return factor;
 }
 
-/* Rows [from, to) of one head. room: attention_floats. */
-static void attend_all(const Heads *a, int64_t head, int64_t from, int64_t to, float *room, Output out) {
-    int64_t du = head_units(a->dim), padded = padded_keys(a), ku = padded / PAIR, stride = padded + 16;
-    const uint32_t *keys = a->key_panels + head * key_panel_words(a->count, a->dim);
-    const uint32_t *values = a->value_panels + head * value_panel_words(a->count, a->dim);
-    float *score = room, *mixed = score + QUERIES * stride, sums[QUERIES];
-    uint32_t *weight = (uint32_t *)(mixed + QUERIES * PANEL);
-    for (int64_t r = from; r < to; r += QUERIES) {
-        int64_t rows = to - r < QUERIES ? to - r : QUERIES;
-        const uint32_t *q = (const uint32_t *)(a->q + r * a->stride + head * a->dim);
-        for (int64_t j = 0; j < padded; j += PANEL)
-            meet(q, a->stride / PAIR, keys + j * du, du, score + j, stride);
-        for (int64_t i = 0; i < rows; i++)
-            sums[i] = soften(score + i * stride, a->count, 1.44269504f / sqrtf((float)a->dim),
-                             (element *)(weight + i * stride));
-        for (int64_t c = 0; c < a->dim; c += PANEL) {
-            meet(weight, stride, values + c * ku, ku, mixed, PANEL);
-            for (int64_t i = 0; i < rows; i++) {
-                vec by = all(1.0f / sums[i]), *row = (vec *)(mixed + i * PANEL);
-                put(out, (r + i) * out.stride + head * a->dim + c, row[0] * by, row[1] * by, a->dim - c);
-            }
-        }
+/* Rows [from, to), at most QUERY_BLOCK of them; the head's first one goes to place `at` of the output. room:
+ * attention_floats. */
+static void attend_all(const Head *a, int64_t from, int64_t to, float *room, Output out, int64_t at) {
+    int64_t du = head_units(a->dim), ku = round_up(a->count, PANEL) / PAIR, wide = round_up(a->dim, PANEL);
+    const int64_t stride = KEY_BLOCK + 16;
+    float *score = room, *mixed = score + QUERY_BLOCK * stride, *sum = mixed + QUERY_BLOCK * wide;
+    float *largest = sum + QUERY_BLOCK, *factor = largest + QUERY_BLOCK;
+    const uint32_t *q = (const uint32_t *)(a->q + from * a->stride), *weight = (const uint32_t *)score;
+    for (int64_t i = 0; i < to - from; i++) sum[i] = 0, largest[i] = -INFINITY;
+    for (int64_t key = 0; key < a->count; key += KEY_BLOCK) {
+        int64_t count = a->count - key < KEY_BLOCK ? a->count - key : KEY_BLOCK, used = round_up(count, PANEL) / PAIR;
+        for (int64_t j = 0; j < count; j += PANEL)
+            for (int64_t r = 0; r < to - from; r += QUERIES)
+                meet(q + r * a->stride / PAIR, a->stride / PAIR, a->key_panels + (key + j) * du, du,
+                     score + r * stride + j, stride, NULL);
+        for (int64_t i = 0; i < to - from; i++)
+            factor[i] = soften(score + i * stride, count, 1.44269504f / sqrtf((float)a->dim), sum + i, largest + i);
+        for (int64_t c = 0; c < a->dim; c += PANEL)
+            for (int64_t r = 0; r < to - from; r += QUERIES)
+                meet(weight + r * stride, stride, a->value_panels + c * ku + key / PAIR * PANEL, used, mixed + r * wide + c,
+                     wide, key ? factor + r : NULL);
     }
+    for (int64_t i = 0; i < to - from; i++)
+        for (int64_t c = 0; c < a->dim; c += PANEL) {
+            const vec by = all(1.0f / sum[i]), *row = (const vec *)(mixed + i * wide + c);
+            put(out, at + (from + i) * out.stride + c, row[0] * by, row[1] * by, a->dim - c);
+        }
 }

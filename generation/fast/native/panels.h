@@ -116,7 +116,7 @@ typedef float total;
 #endif
 #if CARRY
 #define SEGMENT (INT64_MAX / 4)
-#define BLOCK_UNITS 512 /* of a panel, that stay in the second cache while a block of rows meets them */
+#define BLOCK_UNITS (256 / WORDS) /* of a panel, that stay in the first cache while a block of rows meets them */
 #else
 #define BLOCK_UNITS SEGMENT
 #endif
@@ -235,6 +235,73 @@ static const Kernel single_panel[] = {0, EACH_SINGLE(NAME_SINGLE)};
 static const Kernel few_rows[] = {0, EACH_FEW(NAME_FEW)};
 static const int few_streams[] = {0, EACH_FEW(STREAMS_FEW)};
 
+/* Many rows meet a panel whose weights were widened before, where that takes more instructions than one: bfloat16 to
+ * floats, bytes to 16 bits, in two steps of the inner dimension a unit. The sums stay the same. */
+#if PIECES == 4 || (WEIGHT_BITS == 16 && WORDS == 2)
+#define LEAST_WIDE 8 /* rows for which it pays */
+#if WEIGHT_BITS == 16
+typedef vec wide_sums;
+#define WIDE_FACTOR(x) all(*(const float *)(x))
+#define WIDE_ADD(in, w, s) multiply_add(in, w, s)
+#define WIDE_BEGIN(at) first ? (wide_sums){0} : *(const wide_sums *)(at)
+#define WIDE_END(at, s) *(wide_sums *)(at) = s;
+#define WIDE_LOW(w) ((w) << 16)
+#define WIDE_HIGH(w) ((w) & 0xffff0000u)
+#else
+typedef __m256i wide_sums;
+#define WIDE_FACTOR(x) _mm256_set1_epi32(*(const int *)(x))
+#define WIDE_ADD(in, w, s) _mm256_add_epi32(s, _mm256_madd_epi16(w, in))
+#define WIDE_BEGIN(at) _mm256_setzero_si256()
+#define WIDE_END(at, s) *(vec *)(at) = (vec)_mm256_cvtepi32_ps(s) + (first ? (vec){0} : *(vec *)(at));
+#define WIDE_LOW(w) (((w) << 24 >> 24 & 0xffff) | ((w) << 16 >> 24 << 16))
+#define WIDE_HIGH(w) (((w) << 8 >> 24 & 0xffff) | ((w) >> 24 << 16))
+#endif
+static void widen(const uint32_t *w, int64_t units, uint32_t *out) {
+    for (; units; units--, w += PANEL, out += 2 * PANEL)
+        for (int64_t i = 0; i < PANEL; i += LANES) {
+#if WEIGHT_BITS == 16
+            uvec unit = *(const uvec *)(w + i);
+#else
+            ivec unit = *(const ivec *)(w + i);
+#endif
+            *(uvec *)(out + i) = (uvec)WIDE_LOW(unit);
+            *(uvec *)(out + PANEL + i) = (uvec)WIDE_HIGH(unit);
+        }
+}
+#define BEGIN_WIDE(r, S) wide_sums a##r = WIDE_BEGIN(OUT(r, 0)), b##r = WIDE_BEGIN(OUT(r, 0) + LANES);
+#define ADD_WIDE(r, S) { \
+        wide_sums in = WIDE_FACTOR(x + r * stride + k); \
+        a##r = WIDE_ADD(in, wa, a##r); \
+        b##r = WIDE_ADD(in, wb, b##r); \
+    }
+#define END_WIDE(r, S) WIDE_END(OUT(r, 0), a##r) WIDE_END(OUT(r, 0) + LANES, b##r)
+#define WIDE_KERNEL(R) \
+    static __attribute__((noinline, noclone)) void wide_##R(const uint32_t *x, int64_t stride, const uint32_t *w, \
+            int64_t apart, int64_t units, int first, total *out, int64_t out_stride) { \
+        (void)apart; \
+        ROWS##R(BEGIN_WIDE, 1) \
+        for (int64_t k = 0; k < 2 * units; k++, w += PANEL) { \
+            wide_sums wa = ((const wide_sums *)w)[0], wb = ((const wide_sums *)w)[1]; \
+            ROWS##R(ADD_WIDE, 1) \
+        } \
+        ROWS##R(END_WIDE, 1) \
+    }
+#if LANES == 16
+#define EACH_WIDE EACH_SINGLE
+#else
+#define EACH_WIDE(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#endif
+EACH_WIDE(WIDE_KERNEL)
+#define NAME_WIDE(R) wide_##R,
+static const Kernel wide_panel[] = {0, EACH_WIDE(NAME_WIDE)};
+#define MOST_WIDE (LANES == 16 ? 12 : 6)
+#else
+#define LEAST_WIDE (BLOCK_ROWS + 1)
+#define widen(w, units, out) (void)(out)
+#define wide_panel single_panel
+#define MOST_WIDE MOST_ROWS
+#endif
+
 /* --------------------------------------------------------------------------------------------------- activations */
 
 /* Rows of activations as the kernels take them: `tokens` of them, each `halves` rows `stride` words apart. Only with
@@ -333,7 +400,8 @@ typedef struct {
     float *y;       /* with `half`, bfloat16 is written there */
     int64_t stride; /* from token to token */
     int add;        /* add to what is there; not with `half` */
-    enum gelu gelu;
+    int times;      /* multiply with what is there */
+    enum curve curve;
     int half;
     const float *factor; /* (rows,), padded as a bias is, of what is put or added; NULL: one */
 } Output;
@@ -366,9 +434,11 @@ static inline void end_input(Inputs in, int64_t token, int64_t columns) {
 
 static inline __attribute__((always_inline)) void put_vector(Output out, int64_t at, vec value) {
     float *y = out.y + at;
-    if (out.gelu == TANH_GELU) value = gelu_of(value, TANH_GELU, ROUGH);
-    if (out.gelu == ERF_GELU) value = gelu_of(value, ERF_GELU, ROUGH);
+    if (out.curve == TANH_GELU) value = curve_of(value, TANH_GELU, ROUGH);
+    if (out.curve == ERF_GELU) value = curve_of(value, ERF_GELU, ROUGH);
+    if (out.curve == SILU) value = curve_of(value, SILU, ROUGH);
     if (out.add) value += load_f32(y);
+    if (out.times) value *= out.half ? load_bf16((uint16_t *)out.y + at) : load_f32(y);
     if (out.half) store_bf16((uint16_t *)out.y + at, value);
     else *(vec *)y = value;
 }
@@ -380,15 +450,14 @@ static inline __attribute__((always_inline)) void put(Output out, int64_t at, ve
         put_vector(out, at + LANES, high);
         return;
     }
-    float room[PANEL], *y = out.y + at; /* the whole panel is put into room, and what counts of it into place */
-    uint16_t *halves = (uint16_t *)out.y + at, *half_room = (uint16_t *)room;
-    Output whole = {.y = room, .gelu = out.gelu, .half = out.half};
+    float room[PANEL] = {0}; /* the whole panel is put into room, and what counts of it into place */
+    Output whole = out;
+    whole.y = room;
+    char *place = (char *)out.y + at * (out.half ? 2 : 4);
+    memcpy(room, place, left * (out.half ? 2 : 4));
     put_vector(whole, 0, low);
     put_vector(whole, LANES, high);
-    for (int64_t i = 0; i < left; i++) {
-        if (out.half) halves[i] = half_room[i];
-        else y[i] = (out.add ? y[i] : 0.0f) + room[i];
-    }
+    memcpy(place, room, left * (out.half ? 2 : 4));
 }
 
 /* Totals of one token, its halves `half` apart, become outputs: a vector of them from `column` on, or a panel. */
@@ -449,17 +518,29 @@ static void product(Matrix m, Inputs in, Output out, Member *me) {
         walk_panels(m, in, rest, to - rest, 0, 1, single_panel[rows], out);
         return;
     }
-    int64_t most = MOST_ROWS / in.halves * in.halves; /* a token's halves stay together */
     int64_t block = BLOCK_ROWS, blocks = (rows + block - 1) / block;
     total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
-    for (int64_t unit; (unit = next_unit(me, blocks * panels)) >= 0;) {
+    uint32_t widened[LEAST_WIDE < BLOCK_ROWS ? 2 * BLOCK_UNITS * PANEL : 1] __attribute__((aligned(64)));
+    for (int64_t unit = next_unit(me, blocks * panels), after; unit >= 0; unit = after) {
+        after = next_unit(me, blocks * panels);
         int64_t panel = unit % panels, first = unit / panels * block, count = rows - first < block ? rows - first : block;
-        const uint32_t *w = m.panels + panel * units * PANEL;
-        for (int64_t k = 0; k < units; k += BLOCK_UNITS)
-            for (int64_t r = 0; r < count; r += most)
-                single_panel[count - r < most ? count - r : most](
-                    in.x + (first + r) * in.stride + k * WORDS, in.stride, w + k * PANEL, 0,
-                    units - k < BLOCK_UNITS ? units - k : BLOCK_UNITS, k == 0, c + r * PANEL, PANEL);
+        int64_t most = (count < LEAST_WIDE ? MOST_ROWS : MOST_WIDE) / in.halves * in.halves; /* of a token together */
+        const Kernel *kernels = count < LEAST_WIDE ? single_panel : wide_panel;
+        const uint32_t *w = m.panels + panel * units * PANEL, *coming = after < 0 ? w : m.panels + after % panels * units * PANEL;
+        for (int64_t k = 0; k < units; k += BLOCK_UNITS) {
+            int64_t inside = units - k < BLOCK_UNITS ? units - k : BLOCK_UNITS;
+            const uint32_t *here = w + k * PANEL, *next = k + BLOCK_UNITS < units ? here + BLOCK_UNITS * PANEL : coming;
+            if (count >= LEAST_WIDE) {
+                widen(here, inside, widened);
+                here = widened;
+            }
+            for (int64_t r = 0; r < count; r += most) {
+                for (int64_t i = r * inside / count * PANEL; i < (r + most) * inside / count * PANEL; i += 16)
+                    __builtin_prefetch(next + i); /* weights come from far: have the next ones near */
+                kernels[count - r < most ? count - r : most](in.x + (first + r) * in.stride + k * WORDS, in.stride, here,
+                                                             0, inside, k == 0, c + r * PANEL, PANEL);
+            }
+        }
         for (int64_t r = 0; r < count; r += in.halves)
             finish(m, in, (first + r) / in.halves, panel, c + r * PANEL, PANEL, out);
     }

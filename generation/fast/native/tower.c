@@ -1,7 +1,9 @@
-/* A vision transformer on a CPU, one tile at a time: patches as inputs of a product, pre-norm blocks and a final norm.
- * A class token is the last row, after the patches: attention does not know an order. The stream between the blocks is floats. Each patch's sums are made in one order, so that a tile's
- * result has the same bits with any number of threads. Compiled by tower.py, once for each weight type (WEIGHT_BITS
- * 32: float, 16: bfloat16, 8: int8 with one scale an output).
+/* A vision transformer on a CPU, one image at a time: patches as inputs of a product, pre-norm blocks and, where there
+ * is one, a final norm. A class token is the last row, after the patches: attention does not know an order but that of
+ * rotary positions. Where there are windows, their patches stand together. The stream between the blocks is floats.
+ * Each patch's sums are made in one order, so that an image's result has the same bits with any number of threads.
+ * Compiled by tower.py, once for each weight type (WEIGHT_BITS 32: float, 16: bfloat16, 8: int8 with one scale an
+ * output).
  */
 #include "full_attention.h"
 
@@ -10,42 +12,44 @@ typedef struct {
 } Norm;
 
 typedef struct {
-    Matrix q, k, v, out, fc1, fc2;
+    Matrix q, k, v, out, gate, fc1, fc2; /* gate: of SwiGLU; without panels where there is none */
     Norm before_attention, before_mlp;
     const float *attention_scale, *mlp_scale; /* (width,), padded to whole panels, or NULL: of what is added */
+    int64_t windowed, tapped;                 /* attention within windows; an output as well */
 } Block;
 
 typedef struct {
-    int64_t layers, width, heads, inner, channels, patch; /* patch: pixels along a side */
+    int64_t layers, width, heads, inner;
+    int64_t outputs; /* of a patch: those of tapped blocks, and the last one */
     int64_t exact_gelu;
     float eps;
-    Matrix embedding;       /* (width, channels * patch * patch) */
-    const float *positions; /* (places, width), of patches */
+    Matrix embedding;       /* (width, numbers of a patch) */
     const float *class_row; /* (width,): the class token with its position, or NULL */
     Norm last;
     const Block *block;
 } Tower;
 
 typedef struct {
-    const float *pixels; /* (channels, H, W) */
-    int64_t height, width;
-    const int64_t *position; /* (patches,): rows of the table */
-    int64_t keys;
-    const int64_t *key; /* (keys,): the rows that all of them look at */
-} Tile;
+    int64_t patches;
+    const float *inputs;         /* (patches, numbers of a patch) */
+    const float *positions;      /* (patches, width): what is added to their embeddings, or NULL */
+    const float *cosine, *sine;  /* (patches, D_h) of rotary positions, or NULL */
+    int64_t windows, longest;    /* rows of the longest one */
+    const Segment *window;
+} Image;
 
 typedef struct {
     float *x, *inputs, *wide_inputs, *own;
     element *q, *k, *v, *wide;
     uint32_t *key_panels, *value_panels;
     int64_t q_stride; /* elements, of q, k and v */
+    int64_t panels;   /* of keys, of one head */
     int64_t own_floats;
 } Scratch;
 
-static int64_t patches_of(const Tower *m, const Tile *t) { return (t->height / m->patch) * (t->width / m->patch); }
-static int64_t rows_of(const Tower *m, const Tile *t) { return patches_of(m, t) + (m->class_row != NULL); }
+static int64_t rows_of(const Tower *m, const Image *t) { return t->patches + (m->class_row != NULL); }
 
-static int64_t lay_out(const Tower *m, const Tile *t, int64_t threads, float *base, Scratch *s) {
+static int64_t lay_out(const Tower *m, const Image *t, int64_t threads, float *base, Scratch *s) {
     int64_t n = rows_of(m, t), dim = m->width / m->heads, columns = m->embedding.columns, at = 0;
     int64_t first = input_floats(n, columns), other = input_floats(n, m->width);
     #define TAKE(floats) (at += round_up(floats, 16), base ? base + at - round_up(floats, 16) : NULL)
@@ -59,17 +63,18 @@ static int64_t lay_out(const Tower *m, const Tile *t, int64_t threads, float *ba
     s->q = (element *)TAKE(heads_floats);
     s->k = (element *)TAKE(heads_floats);
     s->v = (element *)TAKE(heads_floats);
-    s->key_panels = (uint32_t *)TAKE(m->heads * key_panel_words(t->keys, dim));
-    s->value_panels = (uint32_t *)TAKE(m->heads * value_panel_words(t->keys, dim));
-    int64_t row = columns > widest ? columns : widest, attention = attention_floats(t->keys);
+    s->panels = n / PANEL + t->windows + 1; /* each segment's end in a panel that is not full */
+    s->key_panels = (uint32_t *)TAKE(m->heads * key_panel_words(s->panels * PANEL, dim));
+    s->value_panels = (uint32_t *)TAKE(m->heads * value_panel_words(s->panels * PANEL, dim));
+    int64_t row = columns > widest ? columns : widest, attention = attention_floats(dim);
     s->own_floats = round_up(row > attention ? row : attention, 16);
     s->own = TAKE(threads * s->own_floats);
     #undef TAKE
     return at;
 }
 
-/* Floats of scratch that a tile needs. */
-int64_t ocelli_tower_floats(const Tower *m, const Tile *t, int64_t threads) {
+/* Floats of scratch that an image needs. */
+int64_t ocelli_tower_floats(const Tower *m, const Image *t, int64_t threads) {
     Scratch scratch;
     return lay_out(m, t, threads, NULL, &scratch) + 32;
 }
@@ -89,15 +94,6 @@ static __attribute__((noinline)) void put_normed(const float *x, Norm norm, floa
         for (i = 0; i < n; i++) y[i] = (x[i] - mean) * factor * norm.weight[i] + norm.bias[i];
     else
         for (i = 0; i < n; i++) y[i] = x[i] * factor * norm.weight[i];
-}
-
-/* The pixels of one patch, (channels, patch, patch). */
-static void unfold(const Tower *m, const Tile *t, int64_t index, float *out) {
-    int64_t across = t->width / m->patch;
-    const float *corner = t->pixels + index / across * m->patch * t->width + index % across * m->patch;
-    for (int64_t c = 0; c < m->channels; c++)
-        for (int64_t i = 0; i < m->patch; i++, out += m->patch)
-            memcpy(out, corner + (c * t->height + i) * t->width, m->patch * sizeof(float));
 }
 
 /* Where a product's outputs go that are the inputs of the next one: into them, but for int8 weights, whose inputs need
@@ -126,25 +122,54 @@ static void complete(Inputs in, const element *wide, int64_t columns, int64_t fr
     }
 }
 
-/* What each thread does of a tile. */
-static void encode(const Tower *m, const Tile *t, const Scratch *s, float *y, Member *me) {
-    int64_t n = rows_of(m, t), patches = patches_of(m, t), width = m->width, columns = m->embedding.columns, from, to;
-    const Heads heads = {m->heads, width / m->heads, n, s->q_stride, t->keys, t->key, s->q, s->k, s->v,
-                         s->key_panels, s->value_panels};
+/* One head of segment number `index`. Its panels begin where those of the segments before it end at the latest. */
+static Head head_of(const Tower *m, const Image *t, const Scratch *s, Segment segment, int64_t index, int64_t head) {
+    int64_t dim = m->width / m->heads, panel = segment.first / PANEL + index, at = segment.first * s->q_stride + head * dim;
+    return (Head){
+        .dim = dim, .stride = s->q_stride, .count = segment.count, .q = s->q + at, .k = s->k + at, .v = s->v + at,
+        .key_panels = s->key_panels + key_panel_words((head * s->panels + panel) * PANEL, dim),
+        .value_panels = s->value_panels + value_panel_words((head * s->panels + panel) * PANEL, dim),
+        .cosine = t->cosine ? t->cosine + segment.first * dim : NULL, .sine = t->cosine ? t->sine + segment.first * dim : NULL,
+    };
+}
+
+/* All heads within each of `count` segments, of at most `longest` rows. Units of work are as they lie in memory: all
+ * heads of some rows for packing, all rows of a head for what reads its panels. */
+static int attend(const Tower *m, const Image *t, const Scratch *s, const Segment *segment, int64_t count, int64_t longest,
+                  float *room, Output out, Member *me) {
+    int64_t panels = (longest + PANEL - 1) / PANEL, blocks = (longest + QUERY_BLOCK - 1) / QUERY_BLOCK, unit;
+    while ((unit = next_unit(me, count * panels * m->heads)) >= 0) {
+        int64_t head = unit % m->heads, index = unit / m->heads / panels, from = unit / m->heads % panels * PANEL;
+        const Head one = head_of(m, t, s, segment[index], index, head);
+        if (from < one.count) pack_keys(&one, from);
+    }
+    if (!regroup(me)) return 0;
+    while ((unit = next_unit(me, m->heads * count * blocks)) >= 0) {
+        int64_t head = unit / blocks / count, index = unit / blocks % count, from = unit % blocks * QUERY_BLOCK;
+        const Head one = head_of(m, t, s, segment[index], index, head);
+        int64_t to = from + QUERY_BLOCK < one.count ? from + QUERY_BLOCK : one.count;
+        if (from < to) attend_all(&one, from, to, room, out, segment[index].first * out.stride + head * one.dim);
+    }
+    return regroup(me);
+}
+
+/* What each thread does of an image. */
+static void encode(const Tower *m, const Image *t, const Scratch *s, float *y, Member *me) {
+    int64_t n = rows_of(m, t), width = m->width, columns = m->embedding.columns, from, to, taps = 0;
+    const Segment whole = {0, n};
     Output onto_x = {.y = s->x, .stride = width, .add = 1};
-    const enum gelu gelu = m->exact_gelu ? ERF_GELU : TANH_GELU;
+    const enum curve gelu = m->exact_gelu ? ERF_GELU : TANH_GELU;
     float *own = s->own + me->id * s->own_floats;
     #define REGROUP \
         if (!regroup(me)) return; \
         share(me, n, &from, &to);
-    Inputs in = inputs_at(s->inputs, patches, columns, PRECISE_HALVES), wide = inputs_at(s->wide_inputs, n, m->inner, 1);
+    Inputs in = inputs_at(s->inputs, t->patches, columns, PRECISE_HALVES), wide = inputs_at(s->wide_inputs, n, m->inner, 1);
     for (int64_t i; (i = next_unit(me, n)) >= 0;) {
-        if (heads.dim % PAIR) s->q[i * s->q_stride + width] = 0; /* the last unit's second half, times zero */
-        const float *begin = i < patches ? m->positions + t->position[i] * width : m->class_row;
-        memcpy(s->x + i * width, begin, width * sizeof(float));
-        if (i == patches) continue;
-        unfold(m, t, i, own);
-        set_input(in, i, own, columns);
+        if (width / m->heads % PAIR) s->q[i * s->q_stride + width] = 0; /* the last unit's second half, times zero */
+        const float *begin = i == t->patches ? m->class_row : t->positions ? t->positions + i * width : NULL;
+        if (begin) memcpy(s->x + i * width, begin, width * sizeof(float));
+        else memset(s->x + i * width, 0, width * sizeof(float));
+        if (i < t->patches) set_input(in, i, t->inputs + i * columns, columns);
     }
     REGROUP
     product(m->embedding, in, onto_x, me);
@@ -160,16 +185,10 @@ static void encode(const Tower *m, const Tile *t, const Scratch *s, float *y, Me
         product(b->k, in, (Output){.y = (float *)s->k, .stride = s->q_stride, .half = HALF_ATTENTION}, me);
         product(b->v, in, (Output){.y = (float *)s->v, .stride = s->q_stride, .half = HALF_ATTENTION}, me);
         REGROUP
-        int64_t unit, panels = (t->keys + PANEL - 1) / PANEL, blocks = (n + QUERY_BLOCK - 1) / QUERY_BLOCK;
-        while ((unit = next_unit(me, panels * m->heads)) >= 0) /* all heads of some patches: as they lie in memory */
-            pack_keys(&heads, unit % m->heads, unit / m->heads * PANEL);
-        REGROUP
         const Output attended = outputs_for(in, s->wide, width);
-        while ((unit = next_unit(me, m->heads * blocks)) >= 0) {
-            int64_t row = unit % blocks * QUERY_BLOCK;
-            attend_all(&heads, unit / blocks, row, row + QUERY_BLOCK < n ? row + QUERY_BLOCK : n, own, attended);
-        }
-        REGROUP
+        if (!(b->windowed ? attend(m, t, s, t->window, t->windows, t->longest, own, attended, me)
+                          : attend(m, t, s, &whole, 1, n, own, attended, me))) return;
+        share(me, n, &from, &to);
         complete(in, s->wide, width, from, to, own);
         REGROUP
         onto_x.factor = b->attention_scale;
@@ -181,7 +200,13 @@ static void encode(const Tower *m, const Tile *t, const Scratch *s, float *y, Me
         }
         REGROUP
         Output inside = outputs_for(wide, s->wide, m->inner);
-        inside.gelu = gelu;
+        if (b->gate.panels) {
+            inside.curve = SILU;
+            product(b->gate, in, inside, me);
+            REGROUP
+        }
+        inside.curve = b->gate.panels ? NO_CURVE : gelu;
+        inside.times = b->gate.panels != NULL;
         product(b->fc1, in, inside, me);
         REGROUP
         complete(wide, s->wide, m->inner, from, to, own);
@@ -189,15 +214,19 @@ static void encode(const Tower *m, const Tile *t, const Scratch *s, float *y, Me
         onto_x.factor = b->mlp_scale;
         product(b->fc2, wide, onto_x, me);
         REGROUP
+        for (int64_t i = from; b->tapped && i < to && i < t->patches; i++)
+            memcpy(y + (i * m->outputs + taps) * width, s->x + i * width, width * sizeof(float));
+        taps += b->tapped;
     }
-    for (int64_t i = from; i < to && i < patches; i++) {
-        if (m->last.weight) put_normed(s->x + i * width, m->last, m->eps, width, y + i * width);
-        else memcpy(y + i * width, s->x + i * width, width * sizeof(float));
+    for (int64_t i = from; i < to && i < t->patches; i++) {
+        float *features = y + (i * m->outputs + taps) * width;
+        if (m->last.weight) put_normed(s->x + i * width, m->last, m->eps, width, features);
+        else memcpy(features, s->x + i * width, width * sizeof(float));
     }
 }
 
-/* y (patches, width): the features of one tile. */
-void ocelli_tower(const Tower *m, const Tile *t, Pass *pass, float *base, float *y) {
+/* y (patches, outputs, width): the features of one image. */
+void ocelli_tower(const Tower *m, const Image *t, Pass *pass, float *base, float *y) {
     int64_t n = rows_of(m, t);
     Scratch s;
     lay_out(m, t, pass->threads, (float *)(((uintptr_t)base + 63) / 64 * 64), &s);
