@@ -28,6 +28,8 @@ MODELS = {
     "internvl3.5-1b": Known("OpenGVLab/InternVL3_5-1B-HF", 2.1, "photographs, charts, documents"),
     "internvl3.5-2b": Known("OpenGVLab/InternVL3_5-2B-HF", 4.7, "the same, more reliably"),
     "internvl3.5-4b": Known("OpenGVLab/InternVL3_5-4B-HF", 9.5, "the same, and questions that need thought"),
+    "lfm2.5-vl-450m": Known("LiquidAI/LFM2.5-VL-450M", 0.9, "photographs and text, quick on a laptop"),
+    "lfm2.5-vl-1.6b": Known("LiquidAI/LFM2.5-VL-1.6B", 3.2, "the same, more reliably"),
     "qwen2.5-vl-3b": Known("Qwen/Qwen2.5-VL-3B-Instruct", 7.5, "documents, screens, boxes and points"),
     "qwen3-vl-2b": Known("Qwen/Qwen3-VL-2B-Instruct", 4.3, "documents, screens, boxes, 32 languages"),
     "qwen3-vl-4b": Known("Qwen/Qwen3-VL-4B-Instruct", 8.9, "the same, more reliably"),

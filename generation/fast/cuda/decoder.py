@@ -41,6 +41,8 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     if reason := DECODER.strange(language_model):
         return reason
     config, norm = language_model.config, language_model.norm.weight
+    if "conv" in config.layer_types:
+        return "it has short convolutions"
     if rows > MOST_ROWS:
         return f"{rows} rows (up to {MOST_ROWS} are supported)"
     if not triton.knobs.runtime.interpret:
