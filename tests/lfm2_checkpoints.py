@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
 
 from data.tokenizer import build_tokenizer
@@ -93,3 +95,16 @@ def save_hf(folder: Path, seed: int = 0) -> nn.Module:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
     return model
+
+
+def transformers_inputs(images: Sequence[Tensor], side: int) -> dict[str, Tensor]:
+    """Images (3, H, W) as transformers' processor gives them: patches of so many pixels, padded."""
+    shapes = [(image.shape[1] // side, image.shape[2] // side) for image in images]
+    most = max(rows * columns for rows, columns in shapes)
+    pixels = torch.zeros(len(images), most, 3 * side**2)
+    mask = torch.zeros(len(images), most, dtype=torch.int64)
+    for index, (image, (rows, columns)) in enumerate(zip(images, shapes)):
+        cut = image.reshape(3, rows, side, columns, side).permute(1, 3, 2, 4, 0)
+        pixels[index, : rows * columns] = cut.reshape(rows * columns, -1)
+        mask[index, : rows * columns] = 1
+    return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}

@@ -11,7 +11,7 @@ from families import lfm2_vl
 from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes
 from models.packed_vision_transformer import patches_of
-from tests.lfm2_checkpoints import save_hf
+from tests.lfm2_checkpoints import save_hf, transformers_inputs
 from tests.processors import draw_image
 
 
@@ -31,26 +31,6 @@ BATCH = [
 ]
 
 
-def transformers_inputs(inputs: dict, vision) -> dict:
-    """Ours as transformers' processor gives them: padded patches, row by row."""
-    images = inputs["pixel_values"].to("cpu", torch.float32)
-    shapes = [(image.shape[1] // vision.patch_size, image.shape[2] // vision.patch_size) for image in images]
-    most = max(rows * columns for rows, columns in shapes)
-    pixels = torch.zeros(len(images), most, 3 * vision.patch_size**2)
-    mask = torch.zeros(len(images), most, dtype=torch.int64)
-    for index, (image, (rows, columns)) in enumerate(zip(images, shapes)):
-        cut = image.reshape(3, rows, vision.patch_size, columns, vision.patch_size).permute(1, 3, 2, 4, 0)
-        pixels[index, : rows * columns] = cut.reshape(rows * columns, -1)
-        mask[index, : rows * columns] = 1
-    return {
-        "input_ids": inputs["input_ids"],
-        "attention_mask": inputs["attention_mask"],
-        "pixel_values": pixels,
-        "pixel_attention_mask": mask,
-        "spatial_shapes": torch.tensor(shapes),
-    }
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(8))
 def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):
@@ -59,7 +39,9 @@ def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):
     processor = Processor.from_pretrained(tmp_path, ours.config)
     # Padding has inputs there, where the convolution's projection has a bias: no row is then padded.
     inputs = processor.prepare(BATCH[2:] if ours.config.text.conv_bias else BATCH)
-    given = transformers_inputs(inputs, ours.config.vision)
+    given = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
+    images = inputs["pixel_values"].to("cpu", torch.float32)
+    given |= transformers_inputs(images, ours.config.vision.patch_size)
     real = inputs["attention_mask"].bool()
     expected = theirs(**given).logits[real]
     assert (ours(**inputs).logits[real] - expected).abs().max() <= 1e-4

@@ -8,7 +8,7 @@ is in it whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -30,15 +30,14 @@ def _peft() -> ModuleType:
     return peft
 
 
-def lora_config(config: TrainConfig, inside: str, whole: Sequence[str] = ()):
-    """peft's settings, for the layers of the language model, which is called `inside`, and for modules that
-    learn `whole`."""
-    targets = "|".join(re.escape(name.strip()) for name in config.lora_targets.split(","))
+def lora_config(config: TrainConfig, inside: str, targets: Iterable[str], whole: Sequence[str] = ()):
+    """peft's settings, for the `targets` within the layers of the language model, which is called `inside`,
+    and for modules that learn `whole`."""
     return _peft().LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft takes any number
         lora_dropout=config.lora_dropout,
-        target_modules=rf".*{inside}\.layers\..*\.({targets})",
+        target_modules=rf".*{inside}\.layers\..*\.({'|'.join(map(re.escape, targets))})",
         bias="none",
         modules_to_save=list(whole) or None,
     )
@@ -47,7 +46,8 @@ def lora_config(config: TrainConfig, inside: str, whole: Sequence[str] = ()):
 def add_adapters(model: nn.Module, config: TrainConfig) -> None:
     """Put adapters in. From then on they alone train, and a projector with a rate of its own."""
     generator = torch.Generator().manual_seed(config.seed)
-    _peft().inject_adapter_in_model(lora_config(config, "language_model"), model, _NAME)
+    targets = [name.strip() for name in config.lora_targets.split(",")]
+    _peft().inject_adapter_in_model(lora_config(config, "language_model", targets), model, _NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or part_of(name) in config.learns)
         if "lora_A" in name:  # drawn from the run's seed alone
@@ -77,17 +77,18 @@ def save_adapter(
 
     places: where transformers has our tensors, of `models.checkpoints.save.written`.
     """
-    named, whole = {}, dict[str, None]()  # names of modules, each once
+    named, whole, targets = {}, dict[str, None](), set[str]()  # names of modules, each once
     for name, value in tensors.items():
         if match := _FACTOR.fullmatch(name):
             layer = places(f"{match[1]}.weight").name.removesuffix(".weight")
             named[f"base_model.model.{layer}.lora_{match[2]}.weight"] = value.contiguous()
+            targets.add(".".join(layer.split(".")[-2:]))  # "self_attn.q_proj"
         elif part_of(name) in config.learns:
             stored = places(name).name
             named[f"base_model.model.{stored}"] = value.contiguous()
             whole[stored.rpartition(".")[0]] = None
     inside = places("language_model.layers.0.weight").name.split(".layers.")[0].rsplit(".", 1)[-1]
-    described = lora_config(config, inside, [*whole])
+    described = lora_config(config, inside, sorted(targets), [*whole])
     described.base_model_name_or_path = config.init_from
     described.inference_mode = True
     folder = output / ADAPTER
