@@ -147,9 +147,10 @@ class PackedVisionTransformer(nn.Module):
         """
         weight = self.patch_embedding.weight
         given = self.arrange([image.to(weight.device, weight.dtype) for image in images])
-        x = self.patch_embedding(given.patches)
+        # Of the weights' dtype: under autocast products are narrower, and hidden states stay float32.
+        x = self.patch_embedding(given.patches).to(weight.dtype)
         if given.places is not None:
-            x = x + given.places.to(x.dtype)
+            x = x + given.places.to(weight.dtype)
         kept = []
         for index, layer in enumerate(self.layers):
             windowed = self.config.window and index not in self.config.whole_layers

@@ -158,7 +158,7 @@ def loss_of(model, batch):
         ("float32", (), 4, TINY),
         ("bfloat16", ("vision_model",), 4, TINY),
         *(("float32", frozen, 4, shape) for shape in PACKED for frozen in ((), ("vision_model",), PARTS[:2])),
-        ("bfloat16", (), 4, PACKED[1]),
+        *(("bfloat16", (), 4, shape) for shape in PACKED),
     ],
 )
 def test_activations_are_what_autograd_keeps(precision, frozen, segments, shape):
