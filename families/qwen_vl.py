@@ -241,6 +241,10 @@ def places(config: VLMConfig, ids: list[int], sizes: Iterator[tuple[int, int]]) 
     while at < len(ids):
         if ids[at] == image_token_id:
             rows, columns = grid(config, *next(sizes))
+            if (count := ids[at : at + rows * columns].count(image_token_id)) < rows * columns:
+                raise ValueError(
+                    f"an image of {rows * columns} positions has {count} placeholders side by side"
+                )
             row = torch.arange(rows).repeat_interleave(columns)
             column = torch.arange(columns).repeat(rows)
             parts.append(torch.stack((torch.zeros_like(row), row, column)) + place)

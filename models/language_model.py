@@ -214,12 +214,12 @@ class DecoderBlock(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope, mask, layer_cache, start_pos, kv_length, before) -> Tensor:
+    def forward(self, x: Tensor, rope, mask, layer_cache, start_pos, kv_length, before, real=None) -> Tensor:
         normed = self.input_layernorm(x)
         if self.mixes_by_attention:
             x = x + self.self_attn(normed, rope, mask, layer_cache, start_pos, kv_length)
         else:
-            x = x + self.conv(normed, layer_cache, start_pos, before)
+            x = x + self.conv(normed if real is None else normed * real, layer_cache, start_pos, before)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -276,7 +276,8 @@ class LanguageModel(nn.Module):
                 (DeepStack, arXiv:2406.04334).
             attention_mask: None; or (B, S) with 0 on padding, S = start_pos + T; or (B, T, S) bool, True
                 where a query may look, which then has the whole say (packed segments, shared prefixes),
-                as has a `BlockMask` of flex_attention.
+                as has a `BlockMask` of flex_attention. Short convolutions read what lies before a position
+                in its segment, so a prefix that several share is not for them.
             kv_cache: a dict per layer, written in place at start_pos; None keeps nothing.
             start_pos: position of the first token, an int, or (B,) int64 where rows differ.
             position_ids: rotary places where they are not the slots: (B, T), or (3, B, T) by time, row and
@@ -315,11 +316,20 @@ class LanguageModel(nn.Module):
         if isinstance(mask, Tensor) and kv_cache is None and torch.is_grad_enabled():
             mask = additive(mask, x)
         rope = rope_tables(self.inv_freq(x.device), self.turns(positions), x.dtype)
-        before = slots if kv_cache is not None or not self.config.layer_types else segment_places(positions)
+        before, real = slots, None
+        if self.config.layer_types and kv_cache is None:
+            whole = attention_mask is None or (
+                isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
+            )
+            if position_ids is None and not whole:
+                raise ValueError("packed segments need position_ids, of which each begins with 0")
+            before = segment_places(positions)
+        if self.config.layer_types and isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+            real = attention_mask[:, -length:, None].to(x.dtype)  # padding adds nothing to what is near it
         x, *deep = x.split(self.config.hidden_size, dim=-1)
         for index, layer in enumerate(self.layers):
             layer_cache = None if kv_cache is None else kv_cache[index]
-            x = layer(x, rope, mask, layer_cache, start_pos, kv_length, before)
+            x = layer(x, rope, mask, layer_cache, start_pos, kv_length, before, real)
             if index < len(deep):
                 x = x + deep[index]
         return self.norm(x), kv_cache

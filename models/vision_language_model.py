@@ -186,10 +186,15 @@ class VisionLanguageModel(nn.Module):
 
     def places(self, prompts: Sequence[Tensor], parts: Pixels | None) -> list[tuple[Tensor, int]] | None:
         """Of each prompt (T,), rotary places (3, T) of its tokens, and what is added to the slot of a token
-        after it; None where places are slots. `parts` are those of all prompts, in order."""
+        after it; None where places are slots. `parts` are those of all prompts, in order. Raises ValueError
+        unless each has its placeholders, side by side."""
         if not self.config.text.rope_sections:
             return None
-        sizes = map(part_size, () if parts is None else self.parts_of_rows(parts)[0])
+        parts = None if parts is None or not parts.numel() else self.parts_of_rows(parts)[0]
+        self.check_placeholders(
+            torch.cat(tuple(prompts))[None], [] if parts is None else self.positions(parts)
+        )
+        sizes = map(part_size, () if parts is None else parts)
         family = FAMILIES[self.config.family]
         return [family.places(self.config, ids.tolist(), sizes) for ids in prompts]
 
@@ -294,6 +299,8 @@ class VisionLanguageModel(nn.Module):
         """Everything up to the head: (hidden (B, T, D), kv_cache). See `LanguageModel.forward`."""
         x = self.embed(input_ids, pixel_values, pixel_attention_mask)
         if position_ids is None and self.config.text.rope_sections:
+            if kv_cache is not None and not (isinstance(start_pos, int) and start_pos == 0):
+                raise ValueError("position_ids: expected those of a prompt that goes on, got None")
             position_ids = self.position_ids(input_ids, pixel_values, attention_mask)
         return self.language_model(x, attention_mask, kv_cache, start_pos, position_ids)
 

@@ -83,3 +83,18 @@ def test_every_tensor_of_the_published_shapes_has_its_place():
     for name, shape in shapes.items():
         assert left.pop(place(name).name) == shape or name.endswith("lm_head.weight")
     assert all(lfm2_vl.IGNORABLE.fullmatch(name) for name in left)
+
+
+@torch.no_grad()
+def test_what_a_mask_hides_changes_nothing(tmp_path):
+    theirs = save_hf(tmp_path, 0)
+    model = VisionLanguageModel.from_pretrained(tmp_path)
+    ids, mask = torch.randint(250, (1, 12)), torch.ones(1, 12, dtype=torch.int64)
+    mask[0, 5:7] = 0
+    other = ids.masked_fill(mask == 0, 7)
+    real = mask.bool()
+    expected = theirs(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1)).logits[real]
+    for given in (ids, other):
+        assert (model(given, attention_mask=mask).logits[real] - expected).abs().max() <= 1e-4
+    with pytest.raises(ValueError, match="position_ids"):
+        model(ids, attention_mask=torch.ones(1, 12, 12, dtype=torch.bool).tril())

@@ -229,8 +229,8 @@ def test_questions_and_answers_are_text(browser, house, monkeypatch):
     text = "<b>a</b> <image>b</image> <img src='/none.png'> <form><input></form> <loc_5> &lt; <!-- c -->"
     messages = page_module._messages
 
-    def says(log, models):
-        return messages([replace(exchange, answers=[text]) for exchange in log], models)
+    def says(log):
+        return messages([replace(exchange, answers=[text]) for exchange in log])
 
     monkeypatch.setattr(page_module, "_messages", says)
     visit = Visit(browser, house)

@@ -302,6 +302,24 @@ def test_answers_are_those_of_transformers(both, fast):
 
 
 @torch.no_grad()
+def test_images_and_their_places_must_agree(both):
+    """By every door, and where a mask hides some of them: other places would be other answers."""
+    _, _, model, processor = both
+    inputs = processor.ask([draw_image(60, 60), draw_image(90, 40)], "how many")
+    ids, parts = inputs["input_ids"], inputs["pixel_values"]
+    image = (ids == model.config.image_token_id)[0].nonzero()[:, 0]
+    hidden = torch.ones_like(ids)
+    hidden[0, image[: model.positions(parts)[0]]] = 0
+    for given in ({"pixel_values": None}, {"pixel_values": parts[:1]}, {"attention_mask": hidden}):
+        for use_cache in (True, False):
+            with pytest.raises(ValueError, match="placeholders"):
+                model.generate(**{**inputs, **given}, max_new_tokens=2, use_cache=use_cache)
+    swapped = ids.clone()  # as many placeholders, and the second image has one of the first's
+    swapped[0, image[0]], swapped[0, image[-1] + 1] = ids[0, image[-1] + 1], ids[0, image[0]]
+    with pytest.raises(ValueError, match="side by side"):
+        model.generate(swapped, parts, max_new_tokens=2)
+
+
 def test_transformers_opens_what_is_saved(both, tmp_path):
     theirs, folder, ours, processor = both
     (folder / "video_preprocessor_config.json").write_text('{"fps": 2}')
