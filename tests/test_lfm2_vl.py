@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
 
 from data.processor import Processor
 from families import lfm2_vl
+from inference.attribution.attention import attention_maps
+from inference.checkpoint import RequestError, open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes
 from models.packed_vision_transformer import patches_of
@@ -56,6 +61,38 @@ def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):
         opened = VisionLanguageModel.from_pretrained(tmp_path / "saved")
         same = Processor.from_pretrained(tmp_path / "saved", opened.config)
         assert opened.config == ours.config and same.images.settings == processor.images.settings
+
+
+@torch.no_grad()
+def test_attention_is_transformers_and_lies_where_the_parts_do(tmp_path):
+    """Tiles, and all of the image in its own shape; layers of convolutions have no attention to show."""
+    theirs, answer = save_hf(tmp_path, seed=0), [7, 9, 20]
+    checkpoint = open_checkpoint(tmp_path, device="cpu")
+    theirs.set_attn_implementation("eager")
+    for size in ((100, 60), (30, 20)):  # cut, and not
+        image = draw_image(*size)
+        (got,) = attention_maps(checkpoint, [image], "how many", answer).maps
+        inputs = checkpoint.processor.ask(image, "how many")
+        prompt, pixels = inputs["input_ids"].shape[1], inputs["pixel_values"].to("cpu", torch.float32)
+        ids = torch.cat((inputs["input_ids"], torch.tensor([answer])), 1)
+        given = transformers_inputs(pixels, checkpoint.model.config.vision.patch_size)
+        layers = [one for one in theirs(ids, **given, output_attentions=True).attentions if one is not None]
+        rows = torch.stack(layers)[:, 0, :, prompt - 1 : -1].mean((0, 1))
+        rows = rows[:, ids[0] == checkpoint.model.config.image_token_id]
+        visual = checkpoint.processor.cut(image)
+        grids = [tuple(side // 8 for side in part.pixels.shape[1:]) for part in visual.parts]
+        *tiles, whole = map(torch.Tensor.unflatten, rows.split([*map(math.prod, grids)], 1), [1] * 9, grids)
+        high, wide = got.shape[1:]
+        fine = whole.repeat_interleave(high, 1).repeat_interleave(wide, 2) / (high * wide)
+        expected = fine.unflatten(2, (wide, -1)).unflatten(1, (high, -1)).sum((2, 4))
+        if tiles:
+            assert len(set(grids)) == 2
+            assert visual.grid[0] == 1
+            expected += torch.cat(tiles, 2)
+        np.testing.assert_allclose(got, expected.numpy(), atol=1e-5)
+    other = checkpoint.model.config.text.layer_types.index("conv")
+    with pytest.raises(RequestError):
+        attention_maps(checkpoint, [image], "how many", answer, layers=[other])
 
 
 def test_a_patch_is_read_pixel_by_pixel():

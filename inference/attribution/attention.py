@@ -32,9 +32,10 @@ from inference.attribution.teacher_forcing import (
     through_blocks,
 )
 from inference.checkpoint import Checkpoint, RequestError
+from models.config import TextConfig
 from models.language_model import Attention, LanguageModel
 
-Indices = Sequence[int] | None  # of layers or heads, from 0; None is all
+Indices = Sequence[int] | None  # of layers or heads, from 0; None is all that have attention
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def attention_rows(
 ) -> Steps[Tensor]:
     """What Q positions of a text, embedded as x (1, T, D), attend to, averaged over layers and heads:
     (Q, T) float32, rows of sum 1."""
-    chosen = set(range(len(language_model.layers)) if layers is None else layers)
+    chosen = set(attending(language_model.config) if layers is None else layers)
     positions = torch.as_tensor(list(queries), device=x.device)
     total = torch.zeros(len(positions), x.shape[1], device=x.device)
     blocks = islice(through_blocks(language_model, x, places), max(chosen) + 1)
@@ -138,10 +139,18 @@ def _weights(attention: Attention, x: Tensor, rope: Rope, positions: Tensor) -> 
     return scores.masked_fill_(hidden, -math.inf).softmax(-1)
 
 
+def attending(text: TextConfig) -> list[int]:
+    """The layers that mix positions by attention: all, unless some are short convolutions."""
+    return [layer for layer in range(text.num_hidden_layers) if text.mixer(layer) == "attention"]
+
+
 def check_layers(checkpoint: Checkpoint, layers: Indices, heads: Indices) -> None:
-    """Raises RequestError if the model does not have these layers and heads."""
+    """Raises RequestError if the model does not have attention in these layers, or not these heads."""
     text = checkpoint.model.config.text
-    counts = {"layers": (layers, text.num_hidden_layers), "heads": (heads, text.num_attention_heads)}
-    for name, (chosen, count) in counts.items():
-        if chosen is not None and not (chosen and all(0 <= one < count for one in chosen)):
-            raise RequestError(f"{name}: expected some of 0 to {count - 1}, got {list(chosen)}")
+    known = {"layers": attending(text), "heads": range(text.num_attention_heads)}
+    for name, chosen in (("layers", layers), ("heads", heads)):
+        if chosen is not None and (not chosen or set(chosen) - set(known[name])):
+            every = f"0 to {len(known[name]) - 1}"
+            if name == "layers" and text.layer_types:
+                every = f"{', '.join(map(str, known[name]))} (the others are convolutions)"
+            raise RequestError(f"{name}: expected some of {every}, got {list(chosen)}")

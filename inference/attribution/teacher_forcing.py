@@ -163,23 +163,36 @@ def through_blocks(
 
 
 def place_on_image(weights: Tensor, image: Visual, cells: Sequence[Cell]) -> Tensor:
-    """Weights of an image's tokens (T, parts · h · w) → a map of the image (T, h, w) with the same sum.
+    """Weights of an image's tokens (T, P), part by part, → a map of the image (T, h, w) with the same sum.
 
     A processor stretches an image to whole tiles, without crop or padding, so cells divide the image evenly.
     (If patches do not fill a tile, as in SmolVLM-2.2B, they lie at most 1.6 % of a tile too far out.) `cells`
-    are what each part shows; each token of a part that covers several, such as the whole image as one more
-    tile, is divided evenly among those.
+    are what each part shows. The map is as fine as the part that shows least; a token of another, such as the
+    whole image, is divided among what it covers, by area.
     """
-    each, (height, width) = weights.shape[1] // len(cells), image.parts.shape[2:]
-    tall = math.isqrt(each * height // width)  # tokens of a part, one below another
-    across = each // tall
+    shapes = [tuple(part.pixels.shape[1:]) for part in image.parts]
+    pixels = sum(map(math.prod, shapes))
+    grids = []  # of each part's tokens: as many as its share of the pixels
+    for height, width in shapes:
+        each = height * width * weights.shape[1] // pixels
+        tall = math.isqrt(each * height // width)
+        grids.append((tall, each // tall))
+    _, (tall, across) = min((cell[2] - cell[0] + cell[3] - cell[1], grid) for cell, grid in zip(cells, grids))
     rows, columns = (max(cell[place] for cell in cells) for place in (2, 3))
     placed = weights.new_zeros(len(weights), rows * tall, columns * across)
-    for part, (top, left, bottom, right) in zip(weights.split(each, dim=1), cells, strict=True):
-        high, wide = bottom - top, right - left
-        grid = part.reshape(-1, tall, across).repeat_interleave(high, 1).repeat_interleave(wide, 2)
-        placed[:, top * tall : bottom * tall, left * across : right * across] += grid / (high * wide)
+    parts = weights.split([math.prod(grid) for grid in grids], dim=1)
+    for part, grid, (top, left, bottom, right) in zip(parts, grids, cells, strict=True):
+        within = placed[:, top * tall : bottom * tall, left * across : right * across]
+        down, along = (_shares(*sides).to(weights) for sides in zip(within.shape[1:], grid))
+        within += down @ part.unflatten(1, grid) @ along.T
     return placed
+
+
+def _shares(cells: int, tokens: int) -> Tensor:
+    """(cells, tokens): how much of each token lies in each cell, where both divide one length evenly."""
+    cell, token = torch.arange(cells)[:, None], torch.arange(tokens)
+    ends = torch.minimum((cell + 1) * tokens, (token + 1) * cells)
+    return (ends - torch.maximum(cell * tokens, token * cells)).clamp(min=0) / cells
 
 
 class Word(NamedTuple):
