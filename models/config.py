@@ -286,6 +286,11 @@ class VLMConfig:
             )
         _check_range(self, 0, self.text.vocab_size, "image_token_id")
 
+    @property
+    def feature_width(self) -> int:
+        """Numbers of an image's features in a position, with those for further layers (DeepStack)."""
+        return self.text.hidden_size * (1 + len(getattr(self.vision, "taps", ())))
+
 
 def check_device(name: str) -> str:
     """Refuse the name of a device that this machine cannot have, before PyTorch is imported for it."""

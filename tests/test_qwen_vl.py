@@ -467,6 +467,10 @@ def test_the_answer_is_the_one_without_a_draft(large, kind):
             taken += stream.result.accepted_tokens
             again, answer = drafted(session, full, short, 6, **options)
             assert answer == expected and again.drafted is None
+        parts = model.parts_of_rows(short["pixel_values"])[0]
+        small = sum(features.nbytes for features in model.encode_images(parts)) - 1  # cannot keep them
+        session = Session(model, FeatureCache(model, small))
+        assert drafted(session, full, short, 6, **options)[0].drafted is None
     assert 0 < taken < right < tokens
 
 
