@@ -230,6 +230,7 @@ def _free_shared_memory() -> float:
 # ------------------------------------------------------------- parts, as a stranger's settings cut images
 MOST_TILE_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
 MOST_TILE_TOKENS = 65_536  # per tile
+MOST_PIXELS = 8192 * 8192  # of an image that is taken whole, four times as many as any checkpoint's
 _MOST_TILES = 400  # the time to list their grids grows with the square
 
 
@@ -409,7 +410,7 @@ def reading_settings(settings: Mapping[str, Any]) -> Iterator[None]:
         raise ProcessorError("preprocessor_config.json: expected do_resize to be true")
     try:
         yield
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, ArithmeticError) as error:
         raise PromptError(f"image settings: {type(error).__name__}: {error}") from error
 
 

@@ -106,9 +106,11 @@ def read_object(path: Path, most: int = MAX_CONFIG) -> dict[str, Any]:
 
 
 def image_settings(folder: Path) -> dict[str, Any]:
-    """Those of the image processor, in today's layout or the older; {} where no file has them."""
+    """Those of the image processor, in today's layout or the older; PromptError where no file has them."""
     stored = read_object(folder / "processor_config.json").get("image_processor")
-    return stored or read_object(folder / "preprocessor_config.json")
+    if not (stored := stored or read_object(folder / "preprocessor_config.json")):
+        raise PromptError("expected image settings (preprocessor_config.json), found none")
+    return stored
 
 
 @contextmanager

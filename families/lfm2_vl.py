@@ -11,25 +11,21 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from PIL import Image
 from torch import nn
 
-from data import tiles
-from data.chat import chat_template
-from data.errors import ProcessorError
-from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families import saving
 from families import text as shared
-from families.text import checked, expect, section
+from families.lfm2_images import open_images
+from families.text import checked, expect, number, numbers, section
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import PackedVisionConfig, TextConfig, VLMConfig
 from models.language_model import LanguageModel
 from models.packed_vision_transformer import PackedVisionTransformer, PatchMergers
+
+__all__ = ["open_images"]
 
 NAME = "lfm2_vl"
 TITLE = "transformers LFM2-VL / LFM2.5-VL"
@@ -51,7 +47,7 @@ _PLAIN_VISION = {"hidden_act": "gelu_pytorch_tanh"}
 
 
 def recognises(config: Mapping) -> bool:
-    return config.get("model_type") == NAME
+    return config.get("model_type") in (NAME, "lfm2-vl")  # the older spelling
 
 
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
@@ -68,14 +64,14 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         merge_size=config.get("downsample_factor", 2),
         temporal_patch_size=1,
         channels_last=True,
-        table_side=math.isqrt(known.get("num_patches", 256)),
+        table_side=math.isqrt(number({"num_patches": 256} | known, "num_patches", 1, 4096**2)),
         table_antialias=True,
         rotary=False,
         last_norm=True,
         merger_norm="block" if config.get("projector_use_layernorm", True) else "none",
         merger_norm_eps=1e-5,
         merger_width=config.get("projector_hidden_size", 2560),
-        merger_bias=config.get("projector_bias", True),
+        merger_bias=bool(config.get("projector_bias", True)),
     )
     parts = {"family": NAME, "vision": tower, "scale_factor": 1}
     return shared.vlm_config(config, generation, 396, config.get("tie_embedding", True), decoder, **parts)
@@ -84,25 +80,30 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
 def _read_text(stored: Mapping) -> TextConfig:
     values: dict[str, Any] = _TEXT | {name: value for name, value in stored.items() if value is not None}
     expect(values, {"model_type": "lfm2"})
-    inner, layers = values.get("block_ff_dim", values["intermediate_size"]), values["num_hidden_layers"]
+    given = "block_ff_dim" if "block_ff_dim" in values else "intermediate_size"
+    sizes = ("num_hidden_layers", "num_attention_heads", "hidden_size", given)
+    layers, heads, width, inner = (number(values, name) for name in sizes)
     if values["block_auto_adjust_ff_dim"]:
-        inner = int(values["block_ffn_dim_multiplier"] * int(2 * inner / 3))
-        inner = values["block_multiple_of"] * math.ceil(inner / values["block_multiple_of"])
-    full = values.get("full_attn_idxs", range(layers))
+        by = number(values, "block_ffn_dim_multiplier", 0, 1000, whole=False)
+        multiple = number(values, "block_multiple_of")
+        inner = multiple * math.ceil(int(by * int(2 * inner / 3)) / multiple)
+    full = {*numbers({"full_attn_idxs": [*range(layers)]} | values, "full_attn_idxs")}
     kinds = values.get("layer_types") or ["full_attention" if i in full else "conv" for i in range(layers)]
+    if not isinstance(kinds, list):
+        raise CheckpointError(f"config.json: layer_types: expected a list, got {str(kinds)[:80]}")
     if strange := [kind for kind in kinds if kind not in ("conv", "full_attention")]:
         raise CheckpointError(
-            f"config.json: layer_types: expected full_attention or conv, got {strange[0]!r}"
+            f"config.json: layer_types: expected full_attention or conv, got {str(strange[0])[:80]}"
         )
     own = {"model_type": "qwen3", "attention_bias": False, "intermediate_size": inner, "layer_types": None}
-    own |= {"head_dim": values["hidden_size"] // values["num_attention_heads"]}
+    own |= {"head_dim": width // heads}
     return shared.text_config(
         values | own,
         {},
         rms_norm_eps=values["norm_eps"],
         layer_types=tuple(kind.removeprefix("full_") for kind in kinds),
         conv_kernel=values.get("conv_L_cache", 3),
-        conv_bias=values.get("conv_bias", False),
+        conv_bias=bool(values.get("conv_bias", False)),
     )
 
 
@@ -195,106 +196,3 @@ def write(config: VLMConfig, dtype: str) -> dict:
 
 def processor_classes(config: VLMConfig) -> tuple[str, str]:
     return "Lfm2VlProcessor", "Lfm2VlImageProcessor"
-
-
-# -------------------------------------------------------------------------------------------------- images
-START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
-# Lfm2VlImageProcessor's own, where a file does not say.
-_DEFAULTS: dict[str, Any] = {
-    "downsample_factor": 2, "do_image_splitting": True, "min_tiles": 2, "max_tiles": 10,
-    "use_thumbnail": True, "min_image_tokens": 64, "max_image_tokens": 256, "encoder_patch_size": 16,
-    "tile_size": 512, "max_pixels_tolerance": 2.0, **tiles.CLIP_PIXELS,
-    "resample": int(Image.Resampling.BILINEAR), "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
-}  # fmt: skip
-
-
-class Lfm2Images(tiles.TiledImages):
-    """How transformers' Lfm2VlProcessor cuts images and writes them into a prompt: a large one becomes a grid
-    of tiles, and all of it in its own shape follows. `settings` are what preprocessor_config.json has."""
-
-    flat = own_sizes = True
-
-    def __init__(self, settings: Mapping[str, Any], image_token: str):
-        self.image_token = image_token
-        self.settings = _DEFAULTS | {key: settings[key] for key in _DEFAULTS if settings.get(key) is not None}
-        with tiles.reading_settings(self.settings):
-            known = SimpleNamespace(**self.settings)
-            self._resample, self._values = tiles.pixel_rule(self.settings)
-            self.tile_size, self.with_whole = known.tile_size, bool(known.use_thumbnail)
-            self.patch = known.encoder_patch_size
-            self.factor = self.patch * known.downsample_factor
-            tokens = (known.min_image_tokens, known.max_image_tokens)
-            self.least, self.most = (count * self.factor**2 for count in tokens)
-            self.tile_positions = (known.tile_size // self.factor) ** 2
-            self._largest = self.most * known.max_pixels_tolerance
-        fewest, most = (known.min_tiles, known.max_tiles) if known.do_image_splitting else (1, 1)
-        self._grids = tiles.TileGrids(fewest, most, self.tile_size)
-        self._splits, self.longest_side = most > 1, self.tile_size * most
-        tiles.check_tiles(self.tile_size, self.longest_side, max(self.tile_positions, known.max_image_tokens))
-        if self.tile_size % self.factor:
-            raise ProcessorError(
-                f"preprocessor_config.json: expected tiles of a multiple of {self.factor} pixels, "
-                f"got {self.tile_size}"
-            )
-
-    def grid(self, width: int, height: int) -> tuple[int, int]:
-        near = max(self.patch, self._round(height)) * max(self.patch, self._round(width))
-        if not self._splits or near <= self._largest:
-            return self.uncut
-        return self._grids.nearest(width, height)
-
-    def _round(self, side: float) -> int:
-        return round(side / self.factor) * self.factor
-
-    def _whole_size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of the image in its own shape, between the least and the most pixels."""
-        sides, factor = (width, height), self.factor
-        rounded = [max(factor, self._round(side)) for side in sides]
-        if math.prod(rounded) > self.most:
-            by = math.sqrt(width * height / self.most)
-            rounded = [max(factor, math.floor(side / by / factor) * factor) for side in sides]
-        elif math.prod(rounded) < self.least:
-            by = math.sqrt(self.least / (width * height))
-            rounded = [math.ceil(side * by / factor) * factor for side in sides]
-        return rounded[0], rounded[1]
-
-    def plan(self, width: int, height: int) -> tiles.Visual:
-        grid, (wide, high) = self.grid(width, height), self._whole_size(width, height)
-        parts = tiles.Parts.planned(0 if grid == self.uncut else math.prod(grid), self.tile_size)
-        if grid == self.uncut or self.with_whole:
-            parts = tiles.Parts.cat([parts, tiles.Parts.planned(1, high, wide)])
-        return tiles.Visual(parts, self.positions(parts), grid, (width, height))
-
-    def positions(self, parts: tiles.Parts) -> int:
-        return sum(math.prod(part.pixels.shape[1:]) for part in parts) // self.factor**2
-
-    def cut(self, image: Image.Image) -> tiles.Visual:
-        planned, side, parts = self.plan(*image.size), self.tile_size, []
-        rows, columns = planned.grid
-        if planned.grid != self.uncut:
-            resized = image.resize((columns * side, rows * side), self._resample)
-            parts.append(tiles.tiles_of(resized, side, self._values))
-        if planned.grid == self.uncut or self.with_whole:
-            whole = image.resize(self._whole_size(*image.size), self._resample)
-            parts.append(tiles.Parts.of(tiles.pixels_of(whole)[None], self._values))
-        return replace(planned, parts=tiles.Parts.cat(parts))
-
-    def prompt(self, visual: tiles.Visual, index: int, count: int) -> str:
-        rows, columns = visual.grid
-        cut = rows * columns if visual.grid != self.uncut else 0
-        names = [f"<|img_row_{at // columns + 1}_col_{at % columns + 1}|>" for at in range(cut)]
-        text = "".join(name + self.image_token * self.tile_positions for name in names)
-        rest = visual.positions - cut * self.tile_positions
-        return START + text + (THUMBNAIL if cut and rest else "") + self.image_token * rest + END
-
-    def transformers(self, tokenizer: Any, chat_template: str) -> saving.SavedProcessor:
-        token_id = tokenizer.convert_tokens_to_ids(self.image_token)
-        described = {"image_processor": self.settings | {"image_processor_type": "Lfm2VlImageProcessor"}}
-        return saving.SavedProcessor(tokenizer, chat_template, token_id, None, {}, described)
-
-
-def open_images(folder: Path, config: Mapping) -> tuple[Lfm2Images, AnyTokenizer, str | None]:
-    """The image rule, tokenizer and chat template of a checkpoint folder."""
-    tokenizer = open_with(folder, (START, END, THUMBNAIL))
-    token = tokenizer.convert_ids_to_tokens(config.get("image_token_id", 396))
-    return Lfm2Images(image_settings(folder), token), tokenizer, chat_template(folder)

@@ -18,6 +18,7 @@ from data.chat import Message, chat_template
 from data.errors import ImageError
 from data.tiles import (
     CLIP_PIXELS,
+    MOST_PIXELS,
     Cell,
     Parts,
     Visual,
@@ -39,7 +40,6 @@ _DEFAULTS: dict[str, Any] = {
 }
 _MOST_OBLONG = 200  # times as long as wide, transformers refuses more
 _LEAST_PICTURE = 48  # positions of a picture to draft an answer from
-_MOST_PIXELS = 8192 * 8192  # four times as many as any checkpoint's
 
 
 class QwenImages:
@@ -64,8 +64,8 @@ class QwenImages:
             check_numbers(
                 ("patch_size", known["patch_size"], 256),
                 ("merge_size", known["merge_size"], 16),
-                ("least pixels of an image", self.least, _MOST_PIXELS),
-                ("most pixels of an image", self.budget, _MOST_PIXELS),
+                ("least pixels of an image", self.least, MOST_PIXELS),
+                ("most pixels of an image", self.budget, MOST_PIXELS),
             )
             self.factor = known["patch_size"] * known["merge_size"]
             self._resample, self._values = pixel_rule(known)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from families.qwen_images import open_images
 from families.saving import write_config
-from families.text import checked, expect, first_id, section, text_config, vlm_config
+from families.text import checked, expect, first_id, number, numbers, section, text_config, vlm_config
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import PackedVisionConfig, VLMConfig
@@ -45,7 +45,7 @@ _THETA = {"qwen2_5_vl": 1e6, "qwen3_vl": 5e5}
 _TOWER: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "patch_size": 14, "hidden_act": "silu",
-        "window_size": 112, "fullatt_block_indexes": (7, 15, 23, 31),
+        "window_size": 112, "fullatt_block_indexes": (7, 15, 23, 31), "tokens_per_second": 4,
     },
     "qwen3_vl": {
         "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16,
@@ -65,9 +65,10 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     kind = config["model_type"]
     text = section(config, "text_config") or dict(config)  # older checkpoints have its keys at the top
     rope = section(text, "rope_scaling") or section(text, "rope_parameters")
-    sections = rope.get("mrope_section", [24, 20, 20] if kind == "qwen3_vl" else None)
-    if not isinstance(sections, list) or not all(isinstance(size, int) for size in sections):
-        raise CheckpointError(f"config.json: mrope_section: expected three whole numbers, got {sections!r}")
+    default = [24, 20, 20] if kind == "qwen3_vl" else None
+    sections = numbers({"mrope_section": default} | rope, "mrope_section")
+    if len(sections) != 3:
+        raise CheckpointError(f"config.json: mrope_section: expected three whole numbers, got {sections}")
     plain = {name: value for name, value in rope.items() if not name.startswith("mrope")}
     if plain.get("type", plain.get("rope_type")) == "mrope":
         plain |= {"rope_type": "default", "type": "default"}
@@ -75,7 +76,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     decoder = text_config(
         text | {"model_type": KINDS[kind], "rope_scaling": None, "rope_parameters": plain},
         _TEXT[kind],
-        rope_sections=tuple(sections),
+        rope_sections=sections,
         rope_interleaved=kind == "qwen3_vl",
     )
     tied = config.get("tie_word_embeddings") or (kind == "qwen2_5_vl" and text.get("tie_word_embeddings"))
@@ -89,21 +90,22 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
 def _vision(stored: Mapping, kind: str) -> PackedVisionConfig:
     expect(stored, {"hidden_act": _TOWER[kind]["hidden_act"]})
     known = _TOWER[kind] | {name: value for name, value in stored.items() if value is not None}
+    depth, patch = number(known, "depth"), number(known, "patch_size")
     shared = {
         "hidden_size": known["hidden_size"],
         "intermediate_size": known["intermediate_size"],
-        "num_hidden_layers": known["depth"],
+        "num_hidden_layers": depth,
         "num_attention_heads": known.get("num_heads", 16),
         "num_channels": known.get("in_channels", 3),
-        "patch_size": known["patch_size"],
+        "patch_size": patch,
         "merge_size": known.get("spatial_merge_size", 2),
         "temporal_patch_size": known.get("temporal_patch_size", 2),
         "rope_theta": section(known, "rope_parameters").get("rope_theta", 10_000.0),
     }
     if kind == "qwen3_vl":
         taps = _layers(known, "deepstack_visual_indexes")
-        table = known["num_position_embeddings"]
-        return checked(PackedVisionConfig, **shared, table_side=int(table**0.5), taps=taps)
+        table = math.isqrt(number(known, "num_position_embeddings", 1, 4096**2))
+        return checked(PackedVisionConfig, **shared, table_side=table, taps=taps)
     return checked(
         PackedVisionConfig,
         **shared,
@@ -111,18 +113,18 @@ def _vision(stored: Mapping, kind: str) -> PackedVisionConfig:
         gated_mlp=True,
         patch_bias=False,
         table_side=0,
-        window=known["window_size"] // known["patch_size"],
+        window=number(known, "window_size", patch, patch * 4096) // patch,
         whole_layers=_layers(known, "fullatt_block_indexes"),
-        tokens_per_second=known.get("tokens_per_second", 4),
+        tokens_per_second=number(known, "tokens_per_second"),
     )
 
 
 def _layers(known: Mapping, name: str) -> tuple[int, ...]:
     """Layers of the tower that a key of its section lists."""
-    layers, depth = known[name], known["depth"]
-    if not all(type(layer) is int and 0 <= layer < depth for layer in layers):
-        raise CheckpointError(f"config.json: {name}: expected layers of {depth}, got {list(layers)}")
-    return tuple(layers)
+    layers, depth = numbers(known, name), known["depth"]
+    if not all(0 <= layer < depth for layer in layers):
+        raise CheckpointError(f"config.json: {name}: expected layers of {depth}, got {str(layers)[:80]}")
+    return layers
 
 
 def _kind(config: VLMConfig) -> str:

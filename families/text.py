@@ -84,6 +84,23 @@ def section(config: Mapping, name: str) -> dict:
     return value
 
 
+def number(config: Mapping, name: str, least: int = 1, most: int = 65_536, whole: bool = True) -> Any:
+    """A key's number, before anything is computed with it. A config that is made of it has closer bounds."""
+    value = config[name]
+    if type(value) not in ((int,) if whole else (int, float)) or not least <= value <= most:
+        expected = f"a {'whole ' * whole}number from {least} to {most}"
+        raise CheckpointError(f"config.json: {name}: expected {expected}, got {str(value)[:80]}")
+    return value
+
+
+def numbers(config: Mapping, name: str) -> tuple[int, ...]:
+    """A key's list of whole numbers."""
+    values = config[name]
+    if not isinstance(values, list | tuple) or not all(type(value) is int for value in values):
+        raise CheckpointError(f"config.json: {name}: expected whole numbers, got {str(values)[:80]}")
+    return tuple(values)
+
+
 def expect(config: Mapping, plain: Mapping[str, Any]) -> None:
     """Refuse a config in which keys have other values than these, which would need code that is not here."""
     for name, value in plain.items():

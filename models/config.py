@@ -146,8 +146,9 @@ class PackedVisionConfig:
         if self.merger_width is not None:
             _check_range(self, 1, _MAX_WIDTH, "merger_width")
         _make_positive(self, "norm_eps", "rope_theta")
-        if self.window % self.merge_size:
-            _check_multiple(self, "window", "merge_size")
+        _check_multiple(self, "window", "merge_size")
+        if list(self.taps) != sorted({*self.taps}) or min(self.taps, default=0) < 0:
+            raise ValueError(f"PackedVisionConfig.taps: expected layers in ascending order, got {self.taps}")
 
     def images(self, scale: int) -> str:
         """As of `VisionConfig`; the scale is `merge_size`."""

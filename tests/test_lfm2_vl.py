@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -9,12 +10,16 @@ import pytest
 import torch
 from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
 
+from data.errors import ProcessorError, PromptError
 from data.processor import Processor
 from families import lfm2_vl
+from families.lfm2_images import Lfm2Images
+from generation.fast.native.step import DECODER
+from generation.fast.tower import PACKED_TOWER
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from models import VisionLanguageModel
-from models.checkpoints.load import expected_shapes
+from models.checkpoints.load import expected_shapes, meta_init
 from models.packed_vision_transformer import patches_of
 from tests.lfm2_checkpoints import save_hf, transformers_inputs
 from tests.processors import draw_image
@@ -113,6 +118,9 @@ def test_every_tensor_of_the_published_shapes_has_its_place():
     assert shapes["language_model.layers.2.self_attn.q_norm.weight"] == (64,)
     assert shapes["language_model.layers.3.conv.weight"] == (1024, 1, 3)
     assert shapes["language_model.layers.15.mlp.up_proj.weight"] == (4608, 1024)
+    with meta_init():
+        empty = VisionLanguageModel(config)
+    assert PACKED_TOWER.strange(empty.vision_model) is DECODER.strange(empty.language_model) is None
     with torch.device("meta"):
         stored = Lfm2VlForConditionalGeneration(described).state_dict()
     place = lfm2_vl.tensor_map(list(stored))
@@ -135,3 +143,57 @@ def test_what_a_mask_hides_changes_nothing(tmp_path):
         assert (model(given, attention_mask=mask).logits[real] - expected).abs().max() <= 1e-4
     with pytest.raises(ValueError, match="position_ids"):
         model(ids, attention_mask=torch.ones(1, 12, 12, dtype=torch.bool).tril())
+
+
+PUBLISHED = {
+    "downsample_factor": 2, "do_image_splitting": True, "encoder_patch_size": 16, "tile_size": 512,
+    "min_tiles": 2, "max_tiles": 10, "min_image_tokens": 64, "max_image_tokens": 256, "max_num_patches": 1024,
+    "max_pixels_tolerance": 2.0, "use_thumbnail": True, "do_resize": True, "do_rescale": True,
+    "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    "resample": 2, "image_processor_type": "Lfm2VlImageProcessorFast",
+}  # fmt: skip
+
+
+def test_published_image_settings(tmp_path):
+    save_hf(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PUBLISHED))
+    images = Processor.from_pretrained(tmp_path).images
+    planned = images.plan(4000, 3000)
+    assert planned.grid == (2, 3) and len(planned.parts) == 7
+    assert planned.positions == 6 * 16 * 16 + 18 * 13 and images.longest_side == 5120
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"downsample_factor": 0},
+        {"encoder_patch_size": 10**6},
+        {"encoder_patch_size": "16"},
+        {"tile_size": 10**6},
+        {"tile_size": 500},
+        {"max_tiles": 10**6},
+        {"min_image_tokens": "x"},
+        {"max_image_tokens": 10**12},
+        {"encoder_patch_size": 256, "max_image_tokens": 65_536, "tile_size": 4096},
+        {"max_pixels_tolerance": "x"},
+        {"image_mean": [10**400] * 3},
+    ],
+    ids=str,
+)
+def test_settings_that_no_checkpoint_has_are_refused(settings):
+    with pytest.raises((ProcessorError, PromptError)):
+        Lfm2Images(PUBLISHED | settings)
+
+
+def test_older_spelling_and_missing_parts(tmp_path):
+    save_hf(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    expected = VisionLanguageModel.from_pretrained(tmp_path).config
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "lfm2-vl"}))
+    assert VisionLanguageModel.from_pretrained(tmp_path).config == expected
+    assert Processor.from_pretrained(tmp_path, expected).images.image_token == "<image>"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text.replace('"<image>"', '"<picture>"'))
+    with pytest.raises(ProcessorError, match="<image>"):
+        Processor.from_pretrained(tmp_path)

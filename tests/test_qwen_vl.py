@@ -24,7 +24,8 @@ from families import qwen_vl
 from families.qwen_images import QwenImages
 from families.text import TEXT_KEYS
 from generation import draft
-from generation.fast.native.step import NativeStep
+from generation.fast.native.step import DECODER, NativeStep
+from generation.fast.tower import PACKED_TOWER
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.requests import Request
@@ -34,7 +35,7 @@ from inference.attribution.occlusion import greyed, occlusion_maps
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
 from inference.draft import wholes
 from models import VisionLanguageModel
-from models.checkpoints.load import expected_shapes
+from models.checkpoints.load import expected_shapes, meta_init
 from models.checkpoints.weights import check_shapes, export_tensors
 from models.config import PackedVisionConfig
 from models.packed_vision_transformer import patches_of
@@ -378,6 +379,9 @@ def test_published_shapes(name, tmp_path):
     ours = qwen_vl.read_config(published, {}, {})
     expected = expected_shapes(VisionLanguageModel, ours)
     assert sum(map(math.prod, expected.values())) == parameters
+    with meta_init():
+        empty = VisionLanguageModel(ours)
+    assert PACKED_TOWER.strange(empty.vision_model) is DECODER.strange(empty.language_model) is None
     for stored in (shapes, older(shapes)):
         check_shapes(expected, qwen_vl.tensor_map(stored), stored, qwen_vl.IGNORABLE, name)
     written = qwen_vl.write(ours, "bfloat16")

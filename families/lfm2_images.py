@@ -1,0 +1,129 @@
+"""Images of LFM2-VL: tiles of a large one, and all of it in its own shape.
+
+The rule is bit for bit that of transformers' Lfm2VlImageProcessor (its PIL backend).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from PIL import Image
+
+from data import tiles
+from data.chat import chat_template
+from data.errors import ProcessorError
+from data.tokenizer import IMAGE, AnyTokenizer, image_settings, open_with
+from families.saving import SavedProcessor
+
+START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
+# Lfm2VlImageProcessor's own, where a file does not say.
+_DEFAULTS: dict[str, Any] = {
+    "downsample_factor": 2, "do_image_splitting": True, "min_tiles": 2, "max_tiles": 10,
+    "use_thumbnail": True, "min_image_tokens": 64, "max_image_tokens": 256, "encoder_patch_size": 16,
+    "tile_size": 512, "max_pixels_tolerance": 2.0, **tiles.CLIP_PIXELS,
+    "resample": int(Image.Resampling.BILINEAR), "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+}  # fmt: skip
+
+
+class Lfm2Images(tiles.TiledImages):
+    """How transformers' Lfm2VlProcessor cuts images and writes them into a prompt: a large one becomes a grid
+    of tiles, and all of it in its own shape follows. `settings` are what preprocessor_config.json has."""
+
+    image_token = IMAGE
+    flat = own_sizes = True
+
+    def __init__(self, settings: Mapping[str, Any]):
+        self.settings = _DEFAULTS | {key: settings[key] for key in _DEFAULTS if settings.get(key) is not None}
+        with tiles.reading_settings(self.settings):
+            known = SimpleNamespace(**self.settings)
+            self._resample, self._values = tiles.pixel_rule(self.settings)
+            self.patch, self.tile_size = known.encoder_patch_size, known.tile_size
+            tiles.check_numbers(
+                ("encoder_patch_size", self.patch, 256),
+                ("downsample_factor", known.downsample_factor, 16),
+                ("min_image_tokens", known.min_image_tokens, tiles.MOST_TILE_TOKENS),
+            )
+            tiles.check_tiles(self.tile_size, self.tile_size, known.max_image_tokens)
+            self.factor = self.patch * known.downsample_factor
+            tokens = (known.min_image_tokens, known.max_image_tokens)
+            self.least, self.most = (count * self.factor**2 for count in tokens)
+            tiles.check_numbers(
+                ("least pixels of an image", self.least, tiles.MOST_PIXELS),
+                ("most pixels of an image", self.most, tiles.MOST_PIXELS),
+            )
+            self._largest = self.most * float(known.max_pixels_tolerance)
+        self.tile_positions, self.with_whole = (self.tile_size // self.factor) ** 2, bool(known.use_thumbnail)
+        fewest, most = (known.min_tiles, known.max_tiles) if known.do_image_splitting else (1, 1)
+        self._grids = tiles.TileGrids(fewest, most, self.tile_size)
+        self._splits, self.longest_side = most > 1, self.tile_size * most  # an image of one row
+        if self.tile_size % self.factor:
+            raise ProcessorError(
+                f"preprocessor_config.json: expected tiles of a multiple of {self.factor} pixels, "
+                f"got {self.tile_size}"
+            )
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        near = max(self.patch, self._round(height)) * max(self.patch, self._round(width))
+        if not self._splits or near <= self._largest:
+            return self.uncut
+        return self._grids.nearest(width, height)
+
+    def _round(self, side: float) -> int:
+        return round(side / self.factor) * self.factor
+
+    def _whole_size(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height of the image in its own shape, between the least and the most pixels."""
+        sides, factor = (width, height), self.factor
+        rounded = [max(factor, self._round(side)) for side in sides]
+        if math.prod(rounded) > self.most:
+            by = math.sqrt(width * height / self.most)
+            rounded = [max(factor, math.floor(side / by / factor) * factor) for side in sides]
+        elif math.prod(rounded) < self.least:
+            by = math.sqrt(self.least / (width * height))
+            rounded = [math.ceil(side * by / factor) * factor for side in sides]
+        return rounded[0], rounded[1]
+
+    def plan(self, width: int, height: int) -> tiles.Visual:
+        grid, (wide, high) = self.grid(width, height), self._whole_size(width, height)
+        parts = tiles.Parts.planned(0 if grid == self.uncut else math.prod(grid), self.tile_size)
+        if grid == self.uncut or self.with_whole:
+            parts = tiles.Parts.cat([parts, tiles.Parts.planned(1, high, wide)])
+        return tiles.Visual(parts, self.positions(parts), grid, (width, height))
+
+    def positions(self, parts: tiles.Parts) -> int:
+        return sum(math.prod(part.pixels.shape[1:]) for part in parts) // self.factor**2
+
+    def cut(self, image: Image.Image) -> tiles.Visual:
+        planned, side, parts = self.plan(*image.size), self.tile_size, []
+        rows, columns = planned.grid
+        if planned.grid != self.uncut:
+            resized = image.resize((columns * side, rows * side), self._resample)
+            parts.append(tiles.tiles_of(resized, side, self._values))
+        if planned.grid == self.uncut or self.with_whole:
+            whole = image.resize(self._whole_size(*image.size), self._resample)
+            parts.append(tiles.Parts.of(tiles.pixels_of(whole)[None], self._values))
+        return replace(planned, parts=tiles.Parts.cat(parts))
+
+    def prompt(self, visual: tiles.Visual, index: int, count: int) -> str:
+        rows, columns = visual.grid
+        cut = rows * columns if visual.grid != self.uncut else 0
+        names = [f"<|img_row_{at // columns + 1}_col_{at % columns + 1}|>" for at in range(cut)]
+        text = "".join(name + IMAGE * self.tile_positions for name in names)
+        rest = visual.positions - cut * self.tile_positions
+        return START + text + (THUMBNAIL if cut and rest else "") + IMAGE * rest + END
+
+    def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
+        token_id = tokenizer.convert_tokens_to_ids(IMAGE)
+        described = {"image_processor": self.settings | {"image_processor_type": "Lfm2VlImageProcessor"}}
+        return SavedProcessor(tokenizer, chat_template, token_id, None, {}, described)
+
+
+def open_images(folder: Path, config: Mapping) -> tuple[Lfm2Images, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint folder."""
+    tokenizer = open_with(folder, (IMAGE, START, END, THUMBNAIL))
+    return Lfm2Images(image_settings(folder)), tokenizer, chat_template(folder)

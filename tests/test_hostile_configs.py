@@ -1,0 +1,105 @@
+"""A stranger's config.json of LFM2-VL or Qwen-VL is read, or refused in one sentence, before memory is asked
+for by its numbers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from data.errors import ProcessorError
+from data.processor import Processor
+from families import lfm2_vl, qwen_vl
+from models import VisionLanguageModel
+from models.checkpoints.hub import CheckpointError
+from models.checkpoints.load import choose_family, expected_shapes
+from tests import lfm2_checkpoints, qwen_checkpoints
+
+STRANGE = (-1, 0, 10**12, 10**400, float("inf"), "16", [], [-1], [1, 1], ["a"], [[1]], {"a": 1}, 0.5)
+_LFM2 = {"full_attn_idxs": [2], "block_ff_dim": None, "layer_types": None, "conv_L_cache": 3}
+BASES = {
+    "lfm2_vl": {
+        "text_config": lfm2_vl._TEXT | _LFM2,
+        "vision_config": lfm2_vl._VISION | {"num_patches": 256, "layer_norm_eps": 1e-6},
+        "downsample_factor": 2, "projector_hidden_size": 64, "image_token_id": 396,
+    },
+    **{
+        kind: {
+            "text_config": qwen_vl._TEXT[kind] | {"rope_scaling": {"mrope_section": [16, 24, 24]}},
+            "vision_config": qwen_vl._TOWER[kind] | {"num_heads": 16, "spatial_merge_size": 2},
+        }
+        for kind in qwen_vl.KINDS
+    },
+}  # fmt: skip
+
+
+def read(kind: str, config: dict) -> None:
+    config = config | {"model_type": kind}
+    expected_shapes(VisionLanguageModel, choose_family(config, "here").read_config(config, {}, {}))
+
+
+def paths(config: dict, *above: str) -> Iterator[tuple[str, ...]]:
+    for name, value in config.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from paths(value, *above, name)
+
+
+def changed(config: dict, path: tuple[str, ...], value: object) -> dict:
+    within = config = copy.deepcopy(config)
+    for name in path[:-1]:
+        within = within[name]
+    within[path[-1]] = value
+    return config
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_any_value_of_any_key(kind):
+    read(kind, BASES[kind])
+    for path in paths(BASES[kind]):
+        for value in STRANGE:
+            with suppress(CheckpointError):
+                read(kind, changed(BASES[kind], path, value))
+
+
+@pytest.mark.parametrize(
+    "kind, path, value",
+    [
+        ("lfm2_vl", "text_config.layer_types", 3),
+        ("lfm2_vl", "text_config.block_multiple_of", 0),
+        ("lfm2_vl", "text_config.block_ffn_dim_multiplier", float("inf")),
+        ("lfm2_vl", "vision_config.num_patches", -1),
+        ("qwen2_5_vl", "text_config.rope_scaling.mrope_section", []),
+        ("qwen2_5_vl", "text_config.rope_scaling.mrope_section", [True, 31, 32]),
+        ("qwen2_5_vl", "vision_config.fullatt_block_indexes", 7),
+        ("qwen2_5_vl", "vision_config.window_size", 13),
+        ("qwen3_vl", "vision_config.deepstack_visual_indexes", [16, 8, 24]),
+        ("qwen3_vl", "vision_config.deepstack_visual_indexes", [8, 8]),
+        ("qwen3_vl", "vision_config.deepstack_visual_indexes", [8, 27]),
+        ("qwen3_vl", "vision_config.num_position_embeddings", 10**12),
+    ],
+)
+def test_what_would_be_another_model_is_refused(kind, path, value):
+    with pytest.raises(CheckpointError):
+        read(kind, changed(BASES[kind], tuple(path.split(".")), value))
+
+
+def test_many_layers_without_their_types():
+    text = {"num_hidden_layers": 10**12}
+    with pytest.raises(CheckpointError):
+        read("lfm2_vl", {"text_config": text})
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_image_settings_are_missed(kind, tmp_path):
+    """Those of another model would be guessed."""
+    saved = lfm2_checkpoints if kind == "lfm2_vl" else qwen_checkpoints
+    model = saved.hf_config() if kind == "lfm2_vl" else saved.hf_config(kind)
+    saved.tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(model.to_dict(), default=str))
+    (tmp_path / "chat_template.jinja").write_text(saved.TEMPLATE)
+    with pytest.raises(ProcessorError, match=r"preprocessor_config\.json"):
+        Processor.from_pretrained(tmp_path)
