@@ -14,7 +14,8 @@ none by name:
                                    a model of this config
     IGNORABLE                      stored tensors (a regular expression) that may be left out
     positions(config, height, width)
-                                   what a part of an image takes in a prompt; without a size, of the tower's
+                                   what a part of an image, in pixels, takes in a prompt; families of
+                                   square tiles may be given no size
     places(config, ids, sizes) -> places (3, T), offset
                                    rotary places of a prompt, where `config.text.rope_sections` says that they
                                    are not its slots, and what is added to the slot of a token after it

@@ -117,6 +117,12 @@ def stream_settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def tile_positions(shape: VLMConfig) -> int:
+    """Positions of an image, or a ValueError if the model has no square tiles."""
+    if not isinstance(shape.vision, VisionConfig):
+        raise ValueError(
+            "--init-from: drawn images need a model of square tiles, got one of images of their own shape; "
+            "name rows with --data"
+        )
     return FAMILIES[shape.family].positions(shape)
 
 
@@ -323,12 +329,12 @@ class ShapesTask(Task):
             self.model.init_weights(torch.Generator().manual_seed(config.seed))
             self.model.generation_config = dict(self.generation_config)
         self.check_context()
+        pieces = chat_pieces(self.processor.tokenizer, tile_positions(self.model.config))
         vision = self.model.config.vision
         for name, taken in (("image_size", vision.image_size), ("patch_size", vision.patch_size)):
             if (drawn := getattr(config, name)) != taken:
                 raise ValueError(f"{flag(name)}: expected {taken}, as the model has it, got {drawn}")
         self.module = self.new_loss().to(device)
-        pieces = chat_pieces(self.processor.tokenizer, tile_positions(self.model.config))
         if config.sequence_length <= len(pieces.prefix):
             raise ValueError(
                 f"--sequence-length: expected more than the {len(pieces.prefix)} positions of an image, "

@@ -14,12 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import train
 from benchmarks.common import SHAPES
 from data.packing import Batch, dense_mask
-from families import FAMILIES, qwen_vl
+from data.processor import Processor
+from families import FAMILIES, lfm2_vl, qwen_vl
 from models.config import VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes.settings import total_steps, vision_steps
 from shapes.training import ShapesTask
-from tests import qwen_checkpoints
+from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.runs import refused, tiny_checkpoint
 from training.config import PlanOptions, TrainConfig, parse_arguments
 from training.flops import (
@@ -43,9 +44,13 @@ TINY = replace(  # with several layers and heads, so that what grows with them i
     vision=replace(SHAPES["tiny"].vision, **_SIZES, image_size=64),
     text=replace(SHAPES["tiny"].text, **_TEXT),
 )
+LFM2 = lfm2_vl.read_config(json.loads(lfm2_checkpoints.hf_config(1).to_json_string()), {}, {})
 PACKED = [
-    qwen_vl.read_config(json.loads(qwen_checkpoints.hf_config(kind).to_json_string()), {}, {})
-    for kind in qwen_checkpoints.KINDS
+    *(
+        qwen_vl.read_config(json.loads(qwen_checkpoints.hf_config(kind).to_json_string()), {}, {})
+        for kind in qwen_checkpoints.KINDS
+    ),
+    replace(LFM2, image_token_id=300),  # none that is drawn below
 ]
 ROWS, LENGTH, TILES = 2, 96, 2
 LABELLED = 0.25
@@ -63,7 +68,7 @@ def model_of(config: VLMConfig, frozen=()) -> VisionLanguageModel:
 def size_in(config: VLMConfig) -> tuple[int, int]:
     """Height and width in pixels of the images here."""
     side = config.vision.least_side
-    return (4 * side, 5 * side) if config.family == "qwen_vl" else (side, side)
+    return (4 * side, 5 * side) if config in PACKED else (side, side)
 
 
 def batch_of(config: VLMConfig, segments: int = 1) -> dict[str, torch.Tensor]:
@@ -95,7 +100,7 @@ def plan_with(shape: VLMConfig, frozen=(), ranks=1, kind="cuda", precision="bflo
 
 
 def tiny_plan(frozen=(), samples=1, precision="float32", shape=TINY, **more):
-    row = AverageRow(tiles=TILES, size=size_in(shape), samples=samples, labelled=LABELLED)
+    row = AverageRow(tiles=TILES, sizes=(size_in(shape),), samples=samples, labelled=LABELLED)
     more = {"batch_size": ROWS, "sequence_length": LENGTH, "kind": "cpu", "row": row} | more
     return plan_with(shape, frozen, precision=precision, **more)
 
@@ -193,7 +198,7 @@ def test_fsdp_cuts_what_it_shards():
 @pytest.mark.parametrize(
     "frozen", [(), ("vision_model",), ("language_model",), ("projector", "language_model")], ids=str
 )
-@pytest.mark.parametrize("shape", [TINY, *PACKED], ids=("tiles", *qwen_checkpoints.KINDS))
+@pytest.mark.parametrize("shape", [TINY, *PACKED], ids=("tiles", *qwen_checkpoints.KINDS, "lfm2"))
 def test_flops_are_those_of_torchs_counter(frozen, shape):
     model = model_of(shape, frozen)
     # Plain products, which the counter knows; fused attention on a CPU it does not.
@@ -312,6 +317,22 @@ def test_a_local_folder(tmp_path):
     (tmp_path / "tiny" / "preprocessor_config.json").write_text(json.dumps(settings))
     limited = plan_for(*arguments, "--max-tiles", "13", "--plan-text", "9")
     assert limited.step["tiles"] == 13 * TrainConfig().batch_size  # 4 x 3, and the whole image
+
+
+def test_lfm2_by_its_processors_rule_and_the_layers_it_has(tmp_path, capsys):
+    folder = str(tmp_path / "lfm2")
+    lfm2_checkpoints.save_hf(tmp_path / "lfm2")
+    source = ["--init-from", folder, "--lora-rank", "4", "--plan-tflops", "1", "--plan-device", "cpu"]
+    rows = [*source, "--data", f"{tmp_path}/rows.jsonl", "--plan-rows", "9", "--sequence-length", "512"]
+    plan = plan_for(*rows, "--no-packing", "--batch-size", "1", "--lora-targets", "in_proj")
+    parts = Processor.from_pretrained(folder).images.plan(4000, 3000).parts
+    assert plan.step["tiles"] == len(parts) > 1
+    with_text = sum(part.pixels[0].numel() for part in parts) / 8**2 + len(parts) * 2 + 100
+    assert plan.step["tokens"] == pytest.approx(with_text)
+    convolutions = network(TrainConfig(init_from=folder))[0].text.layer_types.count("conv")
+    assert plan.parameters["adapters"] == 4 * convolutions * (64 + 3 * 64)
+    for drawings in ([*source, "--plan"], [*source, "--device", "cpu", "--output", f"{tmp_path}/run"]):
+        assert "--data" in refused(capsys, drawings)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 A product costs 2 · in · out per position (Kaplan et al., arXiv:2001.08361). Attention costs 4 · d · heads
 for each pair of positions, for scores and for their sum over values; a causal mask is not deducted, as in
-PaLM's count (arXiv:2204.02311, appendix B). Norms, rotations and activations do not count. The tests compare
-this with torch's own counter.
+PaLM's count (arXiv:2204.02311, appendix B). Norms, rotations, activations and the few taps of
+short convolutions do not count. The tests compare this with torch's own counter.
 """
 
 from __future__ import annotations
@@ -93,13 +93,17 @@ def image_weights(config: VLMConfig) -> tuple[float, float, bool]:
     return blocks, after * share, any("norm" in name for name, _ in projector.named_parameters())
 
 
-def linear_sizes(text: TextConfig) -> dict[str, tuple[int, int]]:
-    """(in, out) of each linear layer of a decoder block."""
+def linear_sizes(text: TextConfig) -> list[dict[str, tuple[int, int]]]:
+    """(in, out) of the linear layers of each decoder block."""
     width, inner = text.hidden_size, text.intermediate_size
     query, key = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
     attention = {"q_proj": (width, query), "k_proj": (width, key), "v_proj": (width, key)}
     mlp = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
-    return attention | {"o_proj": (query, width)} | mlp
+    mixers = {
+        "attention": attention | {"o_proj": (query, width)},
+        "conv": {"in_proj": (width, 3 * width), "out_proj": (width, width)},
+    }
+    return [mixers[text.mixer(layer)] | mlp for layer in range(text.num_hidden_layers)]
 
 
 def training_flops(
@@ -124,8 +128,9 @@ def training_flops(
     tower, projector = 2 * blocks, 2 * after
     seeing = vision.num_hidden_layers * 4 * vision.hidden_size  # per pair of patches
     # Forward, per position, per pair of positions, and per labelled position.
-    products = text.num_hidden_layers * 2 * sum(a * b for a, b in linear_sizes(text).values())
-    attention = text.num_hidden_layers * 4 * text.num_attention_heads * text.head_dim
+    products = 2 * sum(a * b for layer in linear_sizes(text) for a, b in layer.values())
+    attending = sum(text.mixer(layer) == "attention" for layer in range(text.num_hidden_layers))
+    attention = attending * 4 * text.num_attention_heads * text.head_dim
     head = 2 * text.hidden_size * text.vocab_size
 
     sees, projects, speaks = (part in learns for part in PARTS)

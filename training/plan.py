@@ -23,13 +23,13 @@ from families import FAMILIES
 from families.text import checked
 from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.hub import describe as describe_checkpoint
-from models.checkpoints.hub import read_json, snapshot
+from models.checkpoints.hub import snapshot
 from models.checkpoints.load import choose_family, meta_init
 from models.checkpoints.weights import PARTS as TABLE_PARTS
 from models.checkpoints.weights import module_of
 from models.config import PackedVisionConfig, TextConfig, VLMConfig
 from models.losses import chunk_positions
-from models.vision_language_model import VisionLanguageModel
+from models.vision_language_model import VisionLanguageModel, part_size
 from training.config import PlanOptions, TrainConfig, dataset_entries
 from training.flops import (
     Amounts,
@@ -40,9 +40,10 @@ from training.flops import (
     training_flops,
 )
 from training.optim import is_muon_matrix, part_of
-from training.rows import new_tokenizer
+from training.rows import new_tokenizer, open_processor
 
 _TAGS = 2  # tokens around a tile (what names its place, and a marker), or around a whole image
+Tiles = tuple[tuple[int, int], ...]  # heights and widths in pixels of the parts that an image makes
 _FILL = 0.97  # share of a packed row that is not padding
 
 
@@ -58,12 +59,12 @@ class Device:
 
 @dataclass(frozen=True)
 class AverageRow:
-    """What the data decides; samples of a row are blind to each other. size: height and width of a tile in
-    pixels, None for the tower's; fill: share of positions that are not padding; labelled: share of these that
-    carry a label; total_samples: of the whole run, None if unknown."""
+    """What the data decides; samples of a row are blind to each other. sizes: height and width in
+    pixels of each part of an image, none for the tower's tile; fill: share of positions that are not padding;
+    labelled: share of these that carry a label; total_samples: of the whole run, None if unknown."""
 
     tiles: float = 1.0
-    size: tuple[int, int] | None = None
+    sizes: Tiles = ()
     samples: float = 1.0
     fill: float = 1.0
     labelled: float = 0.25
@@ -169,17 +170,17 @@ def make_plan(
 
 def _of_tower(shape: VLMConfig, row: AverageRow, rows: int) -> tuple[float, float, float]:
     """Tiles of so many rows, their patches, and the pairs of these."""
-    size = row.size or (shape.vision.least_side,) * 2
-    return tower_amounts(shape.vision, [size], rows * row.tiles)
+    sizes = row.sizes or ((shape.vision.least_side,) * 2,)
+    return tower_amounts(shape.vision, sizes, rows * row.tiles / len(sizes))
 
 
 def adapter_weights(config: TrainConfig, text: TextConfig) -> int:
     """Weights of LoRA adapters: r · (in + out) for each layer (arXiv:2106.09685)."""
-    sizes = linear_sizes(text)
-    targets = [name.strip() for name in config.lora_targets.split(",")]
-    if unknown := sorted(set(targets) - set(sizes)):
-        raise ValueError(f"--lora-targets: expected {', '.join(sizes)}, got {', '.join(unknown)}")
-    return text.num_hidden_layers * config.lora_rank * sum(sum(sizes[name]) for name in targets)
+    targets = {name.strip() for name in config.lora_targets.split(",")}
+    layers = [item for block in linear_sizes(text) for item in block.items()]
+    if unknown := sorted(targets - dict(layers).keys()):
+        raise ValueError(f"--lora-targets: expected {', '.join(dict(layers))}, got {', '.join(unknown)}")
+    return config.lora_rank * sum(sum(size) for name, size in layers if name in targets)
 
 
 # ------------------------------------------------------------------------------------------------- memory
@@ -281,8 +282,8 @@ def activation_bytes(
         """A fused norm keeps its input; elsewhere a float32 one, and what comes out before the weight."""
         return width * residual + 4 if fused else width * (8 if learns else 4)
 
-    def blocks(count: int, block: float, width: int) -> float:
-        return count * width * residual + block if config.activation_checkpointing else count * block
+    def blocks(each: list[float], width: int) -> float:
+        return len(each) * width * residual + max(each) if config.activation_checkpointing else sum(each)
 
     if "vision_model" in learns:
         width, gated = vision.hidden_size, packed and vision.gated_mlp
@@ -293,13 +294,16 @@ def activation_bytes(
         block = 2 * norm + (4 + gated if casts else 2) * width * product
         block += (4 + packed) * width * product + 4 * vision.num_attention_heads
         block += (4 if gated else 2) * vision.intermediate_size * product
-        tower = blocks(vision.num_hidden_layers, block, width) + width * residual + 8
+        tower = blocks([block] * vision.num_hidden_layers, width) + width * residual + 8
         size += patches * (vision.num_channels * vision.patch_size**2 * product + tower)
     if packed:
         deep = len(vision.taps)
         if {"vision_model", "projector"} & learns:
             # Each merger keeps what goes into its norm, of some with a copy, its layers and its activation.
-            merger = vision.hidden_size * (residual + 3 * product) + 8
+            inner = vision.merger_width or vision.hidden_size * vision.merge_size**2
+            normed = vision.merger_norm != "none"
+            merger = vision.hidden_size * (residual * normed + product) + 8
+            merger += 2 * inner / vision.merge_size**2 * product
             size += patches * (merger * (1 + deep) + deep * vision.hidden_size * residual)
             size += patches / vision.merge_size**2 * (1 + deep) * text.hidden_size * residual
         # The first block's input lies in one tensor with what is added after the next ones.
@@ -312,13 +316,18 @@ def activation_bytes(
     needs_inputs = speaks or config.lora_rank > 0
     norm = rms(width, speaks)
     heads, keys = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
-    inputs = (5 if casts else 2) * width * product if needs_inputs else 0
     swiglu = (4 if needs_inputs else 3) * text.intermediate_size * product
     attention = 2 * (heads + keys) * product + 4 * text.num_attention_heads
-    block = 2 * norm + inputs + attention + swiglu
+    attention += (3 if casts else 1) * width * product * needs_inputs
     if text.qk_norm:
-        block += rms(heads + keys, speaks)
-    return size + positions * (blocks(text.num_hidden_layers, block, width) + norm)
+        attention += rms(heads + keys, speaks)
+    # A short convolution keeps its gates and value, what its taps are multiplied with, plain and padded, the
+    # sum, and the inputs of its two products.
+    convolution = (3 + 2 * speaks + 2 * needs_inputs) * width * product + width * residual
+    mixers = {"attention": attention, "conv": convolution}
+    shared = 2 * norm + (1 + casts) * width * product * needs_inputs + swiglu
+    each = [shared + mixers[text.mixer(layer)] for layer in range(text.num_hidden_layers)]
+    return size + positions * (blocks(each, width) + norm)
 
 
 # ----------------------------------------------------------------------------------- from a recipe
@@ -340,9 +349,9 @@ def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
 
 def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
     """The plan of a run on rows, and what it assumes."""
-    shape, (shown, size) = network(config)
-    tiles = shown if options.plan_tiles == -1 else options.plan_tiles
-    positions = FAMILIES[shape.family].positions(shape, *size)
+    shape, sizes = network(config)
+    tiles = len(sizes) if options.plan_tiles == -1 else options.plan_tiles
+    positions = sum(FAMILIES[shape.family].positions(shape, *size) for size in sizes) / len(sizes)
     tokens = tiles * (positions + _TAGS) + options.plan_text
     most = config.max_tiles or config.sequence_length
     if tokens > config.sequence_length or tiles > most:
@@ -360,15 +369,16 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
         total = math.floor(config.steps * config.batch_size * samples)
     row = AverageRow(
         tiles=samples * tiles,
-        size=size,
+        sizes=sizes,
         samples=samples,
         fill=min(1.0, samples * tokens / config.sequence_length),
         labelled=options.plan_labelled * options.plan_text / tokens,
         total_samples=total,
     )
     device = choose_device(config, options)
+    described = " and ".join(dict.fromkeys(f"{width} x {height}" for height, width in sizes))
     return make_plan(config, options, device, shape, row), (
-        f"assumed: a sample is {tiles:g} tiles of {size[1]} x {size[0]} pixels, {positions} positions, and "
+        f"assumed: a sample is {tiles:g} tiles of {described} pixels, {positions:g} positions each, and "
         f"{options.plan_text} tokens of text, {options.plan_labelled:.0%} of them answers (--plan-tiles, "
         f"--plan-text, --plan-labelled); {device.name} (--plan-device)"
     )
@@ -432,11 +442,8 @@ MAX_PIXELS = 2**24  # that Qwen3-VL's leaves an image
 SMOLLM2_TOKENS = 3  # of SmolVLM's special tokens, those that SmolLM2's tokenizers have
 
 
-Tiles = tuple[int, tuple[int, int]]  # that a 4:3 image makes, and the height and width in pixels of each
-
-
 def network(config: TrainConfig) -> tuple[VLMConfig, Tiles]:
-    """The shape of the model that a run on rows trains, and the tiles of an image."""
+    """The shape of the model that a run on rows trains, and the tiles of a 4:3 image."""
     if config.init_from:
         return stored_network(config.init_from, config.max_pixels)
     stored, added = config_of(config.text_from), len(SPECIAL_TOKENS) - SMOLLM2_TOKENS
@@ -461,24 +468,15 @@ def config_of(source: str) -> dict[str, Any]:
 
 
 def stored_network(source: str, max_pixels: int = 0) -> tuple[VLMConfig, Tiles]:
-    """The shape of a checkpoint, and the tiles that its processor makes of an image, or, of a whole one, of
-    at most `max_pixels`, where that is given."""
+    """The shape of a checkpoint, and the tiles that its processor makes of a 4:3 photograph, or, of a whole
+    one, of at most `max_pixels`, where that is given."""
     stored = config_of(source)
     shape = choose_family(stored, source).read_config(stored, {}, {})
-    packed = isinstance(shape.vision, PackedVisionConfig)
-    longest = MAX_PIXELS if packed else LONGEST_EDGE
-    if source not in PUBLISHED:
-        longest = stored.get("max_img_size", shape.vision.least_side)  # nanoVLM
-        for name in ("processor_config.json", "preprocessor_config.json"):
-            path = snapshot(source) / name
-            settings = read_json(path) if path.is_file() else {}
-            settings = settings.get("image_processor", settings)
-            if settings.get("do_image_splitting") is False:
-                longest = shape.vision.least_side
-            elif settings:
-                size = settings.get("size") or {}
-                longest = settings.get("max_pixels") or size.get("longest_edge", longest)
-    return shape, _tiles(min(longest, max_pixels or longest) if packed else longest, shape)
+    if source in PUBLISHED:
+        most = min(max_pixels or MAX_PIXELS, MAX_PIXELS)
+        return shape, _tiles(most if isinstance(shape.vision, PackedVisionConfig) else LONGEST_EDGE, shape)
+    planned = open_processor(snapshot(source), shape, max_pixels).images.plan(4000, 3000)
+    return shape, tuple(part_size(part.pixels) for part in planned.parts)
 
 
 def _tiles(longest: int, shape: VLMConfig) -> Tiles:
@@ -487,9 +485,9 @@ def _tiles(longest: int, shape: VLMConfig) -> Tiles:
     side = shape.vision.least_side
     if isinstance(shape.vision, PackedVisionConfig):
         rows, columns = (max(1, int(math.sqrt(longest * ratio) / side)) for ratio in (3 / 4, 4 / 3))
-        return 1, (rows * side, columns * side)
+        return ((rows * side, columns * side),)
     long = math.ceil(longest / side)
-    return 1 if long <= 1 else long * math.ceil(0.75 * long) + 1, (side, side)
+    return ((side, side),) * (1 if long <= 1 else long * math.ceil(0.75 * long) + 1)
 
 
 def _rows_here(config: TrainConfig) -> int | None:

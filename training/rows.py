@@ -23,6 +23,7 @@ from data.tokenizer import SPECIAL_TOKENS
 from families import FAMILIES
 from models.checkpoints.hub import locate, snapshot
 from models.checkpoints.save import public_name, transformers_processor, written
+from models.config import VLMConfig
 from models.losses import summed_cross_entropy
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
@@ -246,18 +247,21 @@ def new_tokenizer(folder: Path):
     return tokenizer
 
 
+def open_processor(folder: Path, config: VLMConfig, max_pixels: int) -> Processor:
+    """The processor of a checkpoint, with a budget for whole images; 0: its own."""
+    processor = Processor.from_pretrained(folder, config, max_pixels=max_pixels or None)
+    if max_pixels and processor.images.budget is None:
+        raise ValueError("--max-pixels: has no effect on a model whose images are cut into tiles")
+    return processor
+
+
 def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
     """The model to start from, float32 and in training mode, and its processor."""
     if config.init_from:
         model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
         assert model.origin is not None, "a loaded model knows where it came from"
         folder = snapshot(config.init_from, model.origin.commit)
-        processor = Processor.from_pretrained(
-            folder, config=model.config, max_pixels=config.max_pixels or None
-        )
-        if config.max_pixels and processor.images.budget is None:
-            raise ValueError("--max-pixels: has no effect on a model whose images are cut into tiles")
-        return model.train(), processor
+        return model.train(), open_processor(folder, model.config, config.max_pixels)
     text = locate(config.text_from)
     tokenizer = new_tokenizer(snapshot(config.text_from))
     model = VisionLanguageModel.from_backbones(
