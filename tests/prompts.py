@@ -86,16 +86,15 @@ def inputs_of(prompt: list[int]) -> dict:
 
 def packed(inputs: dict) -> dict:
     """The same with images of shapes of their own, of 4, 6 and 8 positions, in place of tiles."""
-    ids, images = inputs["input_ids"][0].tolist(), list[Part]()
-    at = 0
+    ids, images, at = inputs["input_ids"][0].tolist(), list[Part](), 0
     for tile in inputs.get("pixel_values", torch.zeros(0, 0)).flatten(0, 1):
         height, width = ((16, 16), (24, 16), (16, 32))[int(1000 * abs(tile.flatten()[1])) % 3]
         images.append(Part(tile.repeat(1, 2, 2)[:, :height, :width], None))
         at, count = ids.index(IMAGE_ID, at), height * width // 64
         ids[at : at + PER_TILE] = [IMAGE_ID] * count
         at += count
-    more = {"pixel_values": Parts(tuple(images))} if images else {}
-    return inputs | {"input_ids": torch.tensor([ids])} | more
+    pixels = {"pixel_values": Parts(tuple(images))} if images else {}
+    return inputs | {"input_ids": torch.tensor([ids])} | pixels
 
 
 def keys(layers: int, heads: int, width: int) -> list[dict[str, tuple[int, int]]]:
