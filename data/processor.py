@@ -53,6 +53,7 @@ from families import FAMILIES, idefics3
 from messages import one_line
 from models.config import VLMConfig
 
+LEAST_PIXELS = 1024  # that whole images may be made to fit
 Conversation = Sequence[Mapping[str, Any]]
 
 
@@ -139,6 +140,8 @@ class Processor:
         takes images whole (Qwen-VL), larger images are made to fit `max_pixels`, or the checkpoint's own
         budget where that is less. A ProcessorError says what is missing or broken.
         """
+        if max_pixels is not None and (not isinstance(max_pixels, int) or max_pixels < LEAST_PIXELS):
+            raise ProcessorError(f"max_pixels: expected at least {LEAST_PIXELS}, got {max_pixels!r}")
         folder = folder_of(source, revision)
         try:
             with no_panic():

@@ -537,6 +537,8 @@ def log_sizes(
     """Say, before it is computed, what an image will take that is shown whole: where that is much, and where
     by default it is made much smaller."""
     rule = checkpoint.processor.images
+    if args.max_pixels is not None and rule.budget is None:
+        log("--max-pixels has no effect on a model whose images are cut into tiles")
     for name, image in zip(names, images, strict=True) if rule.budget is not None else ():
         visual = rule.plan(*image.size)
         height, width = visual.parts.shape[2:]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from data.errors import ProcessorError
 from data.processor import Processor
 from models.checkpoints.save import model_card
 from models.checkpoints.weights import PARTS
@@ -17,6 +18,7 @@ from tests import tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import draw_image
 from tests.qwen_checkpoints import KINDS, save_hf
+from tests.runs import tiny_checkpoint
 from tests.test_checkpoints_backbones import llama, siglip
 from tests.test_golden_nanovlm import CURRENT, GOLDEN, OLD
 from tools.__main__ import main
@@ -122,8 +124,18 @@ def test_images_of_their_own_sizes(report, tmp_path, kind):
     assert picture["tile_pixels"] == f"{picture['columns'] * side} x {picture['rows'] * side}"
     small = report(tmp_path, "--image", "640x480", "--max-pixels", 30_000)["picture"]
     assert 0 < small["image_tokens"] * side**2 <= 30_000 < picture["image_tokens"] * side**2
+    for pixels in ("x", 1, True):
+        with pytest.raises(ProcessorError):
+            Processor.from_pretrained(tmp_path, config, max_pixels=pixels)
     ids = Processor.from_pretrained(tmp_path, config).ask(draw_image(640, 480), picture["question"])
     assert picture["prompt_tokens"] == ids["input_ids"].shape[1]
+
+
+def test_a_budget_of_pixels_where_images_are_cut(tmp_path, capsys):
+    ask = ["inspect", str(tiny_checkpoint(tmp_path / "tiny")), "--image", "640x480", "--max-pixels"]
+    assert main(ask[:-1]) == 0
+    capsys.readouterr()
+    assert main([*ask, "4096"]) == 2 and "--max-pixels" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("alone", [True, False])

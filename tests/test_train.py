@@ -64,7 +64,7 @@ def test_bad_data_and_models(base, capsys):
         ({"output": "rows.jsonl/run"}, "rows.jsonl"),
         ({"sequence_length": 4096}, "--sequence-length"),
         ({"init_from": str(base / "other")}, "bert"),
-        ({"max_pixels": 4096}, "--max-pixels"),
+        *(({"max_pixels": pixels}, "--max-pixels") for pixels in (3, 4096)),
         ({"eval_metric": "exact_mach", "eval_data": str(base / "rows.jsonl")}, "exact_match"),
     ):
         assert named in refused(capsys, settings(base, **({"output": "bad"} | change))), change

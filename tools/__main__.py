@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 from data.errors import ImageError, ProcessorError, PromptError
@@ -47,8 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
         default=QUESTION,
         help="question in the prompt that --image counts (default: %(default)s)",
     )
-    pixels = "with --image, of a model that takes images whole (Qwen-VL): pixels that it is made to fit"
-    add("--max-pixels", type=positive, metavar="N", help=f"{pixels} (default: the checkpoint's own budget)")
+    pixels = "with --image, of a model that takes images whole (Qwen-VL): pixels that it is made to fit "
+    pixels += "(default: the checkpoint's own budget)"
+    add("--max-pixels", type=partial(positive, least=1024), metavar="N", help=pixels)
     add("--json", action=flag, default=False, help="print one JSON object")
 
     what = "write a checkpoint in another layout or dtype, or with an adapter merged, and verify it"

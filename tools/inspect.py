@@ -146,6 +146,8 @@ def inspect_image(
     processor = Processor.from_pretrained(
         folder, config=config, max_pixels=max_pixels
     )  # refused where it is not this model's
+    if max_pixels is not None and processor.images.budget is None:
+        raise ProcessorError("--max-pixels has no effect on a model whose images are cut into tiles")
     # No pixels: the prompt depends on how many tiles there are, not on what they show.
     planned = processor.images.plan(width, height)
     encoded = processor.encode_conversation(processor.conversation(planned, question), True)

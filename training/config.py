@@ -255,6 +255,8 @@ class TrainConfig:
         check_allowed(self)
         if bool(self.vision_from) != bool(self.text_from):
             raise ValueError("--vision-from and --text-from: expected both or neither")
+        if 0 < self.max_pixels < 1024:
+            raise ValueError(f"--max-pixels: expected 0 or at least 1024, got {self.max_pixels}")
         if self.init_from and self.vision_from:
             raise ValueError("--init-from and --vision-from: expected one of them")
         if not (self.is_drawn or self.init_from or self.vision_from):
