@@ -317,7 +317,7 @@ def activation_bytes(
     norm = rms(width, speaks)
     heads, keys = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
     swiglu = (4 if needs_inputs else 3) * text.intermediate_size * product
-    attention = 2 * (heads + keys) * product + 4 * text.num_attention_heads
+    attention: float = 2 * (heads + keys) * product + 4 * text.num_attention_heads
     attention += (3 if casts else 1) * width * product * needs_inputs
     if text.qk_norm:
         attention += rms(heads + keys, speaks)
