@@ -163,7 +163,7 @@ def chat(args: argparse.Namespace) -> int:
 
     checkpoint, options = load(args, options, long=True)
     cli.log_unused(args, log)
-    cli.log_sizes(args, names, images, checkpoint, log)
+    cli.log_sizes(args, [], [], checkpoint, log)  # those of images are said as they are shown
     if names != args.images:
         log(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
     talk = Chat(checkpoint, args.system, options, args.stats, args.debug, args.draft)

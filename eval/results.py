@@ -190,6 +190,7 @@ def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
         "revision": origin.commit or files_digest(origin.folder),
         "dtype": checkpoint.dtype,
         "parameters": checkpoint.num_parameters,
+        "max_pixels": checkpoint.processor.images.budget,  # None: its images are cut into tiles
     }
 
 

@@ -291,7 +291,8 @@ def _begin(
 
 def _check_same(output: Path, described: Mapping[str, Any]) -> None:
     """Raises TaskError where a folder holds answers of another model or to another task."""
-    compared = [("task", key) for key in described["task"]] + [("model", "revision"), ("model", "dtype")]
+    compared = [("task", key) for key in described["task"]]
+    compared += [("model", key) for key in ("revision", "dtype", "max_pixels")]
     try:
         earlier = json.loads((output / RUN).read_text(encoding="utf-8"))
         pairs = {key: (earlier[part].get(key), described[part][key]) for part, key in compared}

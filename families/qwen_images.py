@@ -46,7 +46,7 @@ class QwenImages:
     """How a transformers Qwen2VLImageProcessor (its PIL backend) resizes an image, whole, within a budget of
     pixels. `settings` are what preprocessor_config.json has; those of `video` are kept for saving.
 
-    least, budget: pixels of a resized image. The budget may be made smaller.
+    least, budget: pixels of a resized image. The budget may be made smaller than `limit`, the checkpoint's.
     """
 
     image_token = IMAGE
@@ -60,7 +60,8 @@ class QwenImages:
         with reading_settings(known):
             size = {**_DEFAULTS["size"], **(known["size"] or {})}
             self.least = known.get("min_pixels") or size["shortest_edge"]
-            self.budget: int = known.get("max_pixels") or size["longest_edge"]
+            self.limit: int = known.get("max_pixels") or size["longest_edge"]
+            self.budget = self.limit
             check_numbers(
                 ("patch_size", known["patch_size"], 256),
                 ("merge_size", known["merge_size"], 16),

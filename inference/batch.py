@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data.processor import EncodedConversation
+from data.processor import EncodedConversation, Processor
 from data.tiles import Visual
 from generation.decoding import GenerationOptions
 from generation.requests import LazyRequest, Request
@@ -25,9 +25,11 @@ from generation.scheduler import Scheduler
 from inference.answer import answers_of, encode, requests_for
 from inference.batch_files import BatchFiles, Line, passed_on, read_question
 from inference.boxes import located
-from inference.checkpoint import Checkpoint, RequestError
+from inference.checkpoint import Checkpoint, RequestError, pick_device, pixel_budget
 from inference.grammar import grammar_of
 from messages import one_line
+from models.checkpoints.hub import read_json, snapshot
+from models.checkpoints.load import resolve_dtype
 
 
 @dataclass
@@ -47,6 +49,18 @@ class Summary:
 
     def __str__(self) -> str:
         return f"{self.answered} answered, {self.failed} failed, {self.skipped} skipped (answered before)"
+
+
+def computed_with(
+    source: str, revision: str | None, device: str, dtype: str, max_pixels: int | None
+) -> dict[str, Any]:
+    """The dtype of a checkpoint opened with these and, where images are taken whole, the budget of their
+    pixels. Weights are not read."""
+    on, folder = pick_device(device), snapshot(source, revision)
+    if dtype != "int8":
+        dtype = str(resolve_dtype(dtype, read_json(folder / "config.json"), on)).removeprefix("torch.")
+    budget = Processor.from_pretrained(folder, max_pixels=pixel_budget(on, max_pixels)).images.budget
+    return {"dtype": dtype} if budget is None else {"dtype": dtype, "max_pixels": budget}
 
 
 def open_scheduler(checkpoint: Checkpoint, batch_size: int) -> Scheduler:

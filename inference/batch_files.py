@@ -291,10 +291,10 @@ class BatchFiles:
             raise RequestError(f"{out}: expected another file for the results than for the questions")
         self.source, self.model, self.options = source, model, options
         self.results = ResultsFile(out, source.key, source.is_result)
-        names = ("model", "images", "question", "options")
+        names = ("model", "images", "question")
         # Hashes, for a file of results may be large.
         answered = {
-            record[source.key]: _hash(*map(record.get, names))
+            record[source.key]: _hash(*map(record.get, names), self._recorded(record.get("options")))
             for record in self.results
             if "error" not in record
         }
@@ -329,6 +329,11 @@ class BatchFiles:
                 f"another file"
             )
         return sorted(entries, key=itemgetter(0))
+
+    def _recorded(self, options: Any) -> Any:
+        """The options of a result; those of earlier versions say no dtype."""
+        known = {key: self.options[key] for key in ("dtype",) if key in self.options}
+        return known | options if isinstance(options, dict) else options
 
     def options_of(self, line: Line) -> dict[str, Any]:
         """The options of the batch, replaced by those that a line has itself."""

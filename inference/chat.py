@@ -32,7 +32,7 @@ from data.tiles import Visual
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
 from inference.checkpoint import Checkpoint, PixelText, RequestError
-from inference.cli import check_image_name, is_image_name, log, log_other_model, shown, stats_table
+from inference.cli import check_image_name, is_image_name, log, log_other_model, seen_at, shown, stats_table
 from inference.conversation import Conversation
 from inference.errors import user_errors, user_message
 from inference.results import to_json
@@ -89,7 +89,11 @@ class Chat:
 
     def show(self, image: Any, name: str) -> None:
         """Show an image (anything that `load_image` takes) with the next question. Raises ImageError."""
-        self.images.append(replace(self.conversation.image(image), name=name))
+        visual = replace(self.conversation.image(image), name=name)
+        again = name in {one.name for one in self.images}
+        if not again and (seen := seen_at(self.conversation.checkpoint.processor.images, visual)):
+            log(f"{name}: {seen}")
+        self.images.append(visual)
 
     def run(self, questions: Sequence[str] = ()) -> int:
         """Send these questions, then do every line up to /quit. Returns the exit status."""

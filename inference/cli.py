@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import math
 import os
 import re
 import secrets
@@ -534,18 +535,24 @@ MANY_POSITIONS = 1024  # of one image: some seconds to minutes on a CPU
 def log_sizes(
     args: argparse.Namespace, names: list[str], images: list[Any], checkpoint: Any, log: Callable[[str], None]
 ) -> None:
-    """Say, before it is computed, what an image will take that is shown whole: where that is much, and where
-    by default it is made much smaller."""
+    """Log `seen_at` of images, before they are computed."""
     rule = checkpoint.processor.images
     if args.max_pixels is not None and rule.budget is None:
         log("--max-pixels has no effect on a model whose images are cut into tiles")
-    for name, image in zip(names, images, strict=True) if rule.budget is not None else ():
-        visual = rule.plan(*image.size)
-        height, width = visual.parts.shape[2:]
-        much_smaller = args.max_pixels is None and 4 * width * height < image.width * image.height
-        if not args.json and (much_smaller or visual.positions > MANY_POSITIONS):
-            seen = f"seen at {width} x {height} pixels ({visual.positions} positions)"
-            log(f"{name}: {seen}; --max-pixels N changes that")
+    for name, image in dict(() if args.json else zip(names, images, strict=True)).items():
+        if seen := seen_at(rule, rule.plan(*image.size)):
+            log(f"{name}: {seen}")
+
+
+def seen_at(rule: Any, visual: Any) -> str:
+    """What an image takes that is shown whole: where that is much, or the image is made much smaller."""
+    if rule.budget is None:
+        return ""
+    height, width = visual.parts.shape[2:]
+    if visual.positions <= MANY_POSITIONS and 4 * width * height >= math.prod(visual.size):
+        return ""
+    more = "; a larger --max-pixels shows more" if rule.budget < rule.limit else ""
+    return f"seen at {width} x {height} pixels ({visual.positions} positions){more}"
 
 
 def log_other_model(checkpoint: Any, answers: list[str], log: Callable[[str], None]) -> None:
@@ -619,19 +626,19 @@ def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], 
     names += [name for name in ("grammar", "box_format") if vars(args)[name]]
     check_model(args.model, args.revision)
     log_unused(args, log)
+    from inference.batch import Summary, computed_with, run_batch
+
     with only_writer(args.out, "--out"):
         source, unread = _source(args), list[str]()
-        files = BatchFiles(
-            source, args.out, args.model, {name: vars(args)[name] for name in names}, args.shard
-        )
+        options = {name: vars(args)[name] for name in names}
+        options |= computed_with(args.model, args.revision, args.device, args.dtype, args.max_pixels)
+        files = BatchFiles(source, args.out, args.model, options, args.shard)
         if isinstance(source, ImageQuestions):
             unread = source.unread
             left_out = f"; {source.said_left_out()}" if source.left_out else ""
             log(f"images: {len(source.images)}{left_out}")
         if args.shard:
             log(f"shard {args.shard[0]}/{args.shard[1]}: {files.total} of {files.all_shards} questions")
-        from inference.batch import Summary, run_batch
-
         summary, step = Summary(skipped=files.total), ""
         if files.missing:
             checkpoint, options = load()

@@ -89,7 +89,7 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (975, 850),  # the entry points, and what errors say
     "models": (1_725, 1_900),
-    "models/checkpoints": (2_222, 1_400),
+    "models/checkpoints": (2_227, 1_400),
     "families": (1_790, 2_000),
     "generation": (4_412, 2_700),
     "generation/fast": (4_405, 4_300),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
 import random
@@ -20,6 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from data.errors import ImageError, ProcessorError, PromptError
 from data.processor import Processor
+from eval.__main__ import main as evaluate
 from families import qwen_vl
 from families.qwen_images import QwenImages
 from families.text import TEXT_KEYS
@@ -270,6 +272,38 @@ def test_a_budget_of_pixels(both, as_json, tmp_path):
     (made,) = as_json(*ask, model=large)
     assert made["image_tokens"] == Processor.from_pretrained(large, max_pixels=30_000).cut(photo).positions
     assert made["max_pixels"] == "30000"
+
+
+def test_another_budget_is_another_run(cli, tmp_path):
+    """Answers and scores of other pixels, and of another dtype, are not taken for those of this run."""
+    save_hf("qwen3_vl", tmp_path / "model")
+    draw_image(600, 400).save(tmp_path / "photo.png")
+    (tmp_path / "rows.jsonl").write_text('{"image": "photo.png", "question": "how many", "answer": "two"}\n')
+    few = ("--max-new-tokens", 2, "--compile", "off")
+    ask = ("--batch", tmp_path / "rows.jsonl", "--out", tmp_path / "out.jsonl", *few)
+    score = ["--data", tmp_path / "rows.jsonl", "--model", tmp_path / "model", "--output", tmp_path / "run"]
+    for more, status in (
+        (("--max-pixels", 30_000), 0),
+        (("--max-pixels", 60_000), 2),
+        (("--max-pixels", 30_000, "--dtype", "bfloat16"), 2),
+        (("--max-pixels", 30_000), 0),
+    ):
+        assert cli(*ask, *more, model=tmp_path / "model")[0] == status
+        assert evaluate([str(one) for one in (*score, *few, *more)]) == status
+
+
+def test_the_size_that_is_seen_is_said_once(cli, tmp_path, monkeypatch):
+    """In a chat too; an option that changes nothing is not named."""
+    save_hf("qwen3_vl", tmp_path / "model")
+    photo = tmp_path / "photo.png"
+    draw_image(1600, 1200).save(photo)
+    ask, few = (photo, photo, "-q", "how many"), ("--max-new-tokens", 2)
+    for more, hints in ((("--max-pixels", 30_000), 1), (("--max-pixels", 10**7), 0)):
+        _, _, said = cli(*ask, *few, *more, model=tmp_path / "model")
+        assert said.count("seen at") == 1 and said.count("--max-pixels") == hints
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"/image {photo}\n"))
+    _, _, said = cli("--chat", "--no-image", *few, model=tmp_path / "model")
+    assert said.count("seen at") == 1
 
 
 @pytest.fixture(scope="module", params=qwen_vl.KINDS)
