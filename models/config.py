@@ -153,7 +153,7 @@ class PackedVisionConfig:
     def images(self, scale: int) -> str:
         """As of `VisionConfig`; the scale is `merge_size`."""
         side = self.patch_size * self.merge_size
-        return f"whole images in patches of {self.patch_size} px, a token for each {side} x {side} px"
+        return f"in patches of {self.patch_size} px, a token for each {side} x {side} px"
 
     @property
     def least_side(self) -> int:

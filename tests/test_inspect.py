@@ -11,10 +11,11 @@ import torch
 
 from data.errors import ProcessorError
 from data.processor import Processor
+from generation.kv_cache import bytes_per_position
 from models.checkpoints.save import model_card
 from models.checkpoints.weights import PARTS
 from models.vision_language_model import VisionLanguageModel
-from tests import tiny
+from tests import lfm2_checkpoints, tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import draw_image
 from tests.qwen_checkpoints import KINDS, save_hf
@@ -136,6 +137,15 @@ def test_a_budget_of_pixels_where_images_are_cut(tmp_path, capsys):
     assert main(ask[:-1]) == 0
     capsys.readouterr()
     assert main([*ask, "4096"]) == 2 and "--max-pixels" in capsys.readouterr().err
+
+
+def test_layers_of_convolution(report, tmp_path):
+    """The cache that is told is the one that a scheduler reserves."""
+    lfm2_checkpoints.save_hf(tmp_path)
+    told, model = report(tmp_path, "--image", "100x60"), VisionLanguageModel.from_pretrained(tmp_path)
+    assert told["parameters"]["all"] == numbers_of(model) and told["fits"] == "yes"
+    assert told["cache"]["float32"]["per_token"] == bytes_per_position(model.language_model)
+    assert told["picture"]["tiles"] > 1 and "whole" not in told["images"]
 
 
 @pytest.mark.parametrize("alone", [True, False])

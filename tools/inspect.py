@@ -2,8 +2,8 @@
 
     print(as_text(inspect("HuggingFaceTB/SmolVLM-256M-Instruct")))
 
-Parameters are those of our modules for this config, compared with the headers. Bytes of the cache: keys and
-values of every layer, 2 · layers · key heads · head size · bytes of a number.
+Parameters are those of our modules for this config, compared with the headers. Bytes of the cache: what
+every layer keeps of a position, keys and values or a convolution's inputs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from data.errors import ProcessorError
 from data.images import check_sides, load_image
 from data.processor import Processor
+from generation.kv_cache import numbers_per_token
 from models.checkpoints.backbones import TEXT, VISION, Backbone
 from models.checkpoints.hub import CheckpointError, describe, read_json, snapshot
 from models.checkpoints.load import choose_family, expected_shapes
@@ -33,6 +34,8 @@ from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfi
 from models.vision_language_model import VisionLanguageModel
 
 _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}  # all others: 1
+# Of a tower, in the text for people: --json has them.
+_LEFT_OUT = {"taps", "table_antialias", "tokens_per_second", "merger_norm", "merger_norm_eps"}
 _CACHE_BYTES = {"float32": 4, "bfloat16": 2}  # float16 takes as much as bfloat16
 
 
@@ -117,7 +120,7 @@ def _cache(text: TextConfig | None) -> dict[str, dict[str, int]] | None:
     """Bytes of keys and values for one token and for a full context, by dtype."""
     if text is None:
         return None
-    numbers = 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim
+    numbers = numbers_per_token(text.cache_layout)
     return {
         dtype: {"per_token": numbers * size, "full_context": numbers * size * text.max_position_embeddings}
         for dtype, size in _CACHE_BYTES.items()
@@ -180,7 +183,8 @@ def as_text(report: Mapping[str, Any]) -> str:
         elif isinstance(values, dict):
             in_bytes = part in ("cache", "memory")
             lines.append(part + (", without activations" if part == "memory" else ""))
-            lines += [f"  {name.replace('_', ' '):<26}{_shown(v, in_bytes)}" for name, v in values.items()]
+            shown = {name: value for name, value in values.items() if name not in _LEFT_OUT}
+            lines += [f"  {name.replace('_', ' '):<26}{_shown(v, in_bytes)}" for name, v in shown.items()]
     return "\n".join(lines)
 
 
