@@ -23,6 +23,7 @@ from models.checkpoints.load import expected_shapes, meta_init
 from models.packed_vision_transformer import patches_of
 from tests.lfm2_checkpoints import save_hf, transformers_inputs
 from tests.processors import draw_image
+from tools.convert import convert
 
 
 def user(*content) -> list[dict]:
@@ -196,3 +197,11 @@ def test_older_spelling_and_missing_parts(tmp_path):
         (tmp_path / name).write_text(text.replace('"<image>"', '"<picture>"'))
     with pytest.raises(ProcessorError, match="<image>"):
         Processor.from_pretrained(tmp_path)
+
+
+def test_a_conversion_is_compared_with_transformers(tmp_path):
+    """The probe's patches are those of transformers' processor."""
+    save_hf(tmp_path / "first")
+    told = list[str]()
+    convert(str(tmp_path / "first"), tmp_path / "to", dtype="bfloat16", log=told.append)
+    assert any(line.startswith("opened by transformers") for line in told)

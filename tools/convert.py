@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from data.errors import ProcessorError
 from data.processor import Processor
 from data.processor_conversion import as_idefics, as_it_was, as_nanovlm
-from families import FAMILIES, idefics3, internvl, nanovlm, qwen_vl
+from families import FAMILIES, idefics3, internvl, lfm2_vl, nanovlm, qwen_vl
 from families.text import section, text_family
 from messages import one_line
 from models.checkpoints.backbones import with_mean_rows
@@ -455,14 +455,18 @@ class Probe:
 
     @torch.no_grad()
     def theirs(self, model: Any, config: VLMConfig) -> Tensor:
-        ids, pixels, more = self.input_ids(config), 2 * self.pixels - 1, {}
+        ids, pixels, vision, more = self.input_ids(config), 2 * self.pixels - 1, config.vision, {}
+        rows, columns = (side // vision.patch_size for side in pixels.shape[2:])
         if config.family == qwen_vl.NAME:
-            vision = config.vision
-            grid = [1, *(side // vision.patch_size for side in pixels.shape[2:])]
-            more = {"image_grid_thw": torch.tensor([grid])}
+            more = {"image_grid_thw": torch.tensor([[1, rows, columns]])}
             more["mm_token_type_ids"] = torch.eq(ids, config.image_token_id).int()
             patches = patches_of(pixels[0], vision).unflatten(1, (3, 1, -1))
             pixels = patches.expand(-1, -1, vision.temporal_patch_size, -1).flatten(1)  # a still is repeated
+        elif config.family == lfm2_vl.NAME:  # patches row by row, colours last
+            cut = pixels[0].unflatten(2, (columns, -1)).unflatten(1, (rows, -1))
+            pixels = cut.permute(1, 3, 2, 4, 0).reshape(1, rows * columns, -1)
+            more = {"spatial_shapes": torch.tensor([[rows, columns]])}
+            more["pixel_attention_mask"] = torch.ones(1, rows * columns, dtype=torch.long)
         elif config.family != internvl.NAME:
             pixels = pixels[None]  # (B, n, 3, M, M)
         return model(input_ids=ids, pixel_values=pixels, **more).logits[0].float()
