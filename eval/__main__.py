@@ -138,7 +138,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         parser.error("expected either --tasks or --data")
     of_data = ["--" + name.replace("_", "-") for name in OF_DATA if getattr(settings, name)]
     if settings.tasks and of_data:
-        parser.error(f"{', '.join(of_data)}: belong to --data, a task has its own")
+        parser.error(f"{', '.join(of_data)}: expected with --data, a task has its own")
     settings.tasks = settings.tasks or []
     if settings.seed is not None and not set(OWN) & set(settings.tasks):
         parser.error(f"--seed: belongs to --tasks {' and '.join(OWN)}")

@@ -18,7 +18,7 @@ from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints import hub as hub_module
-from models.checkpoints.hub import EMBEDDED, resolve_source
+from models.checkpoints.hub import EMBEDDED, locate, resolve_source
 from models.checkpoints.names import MODELS
 from tests import tiny
 from tests.hub_server import HubServer, etag, point_client_at
@@ -51,6 +51,17 @@ def here(tmp_path, monkeypatch) -> Path:
     (tmp_path / "google").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_half_a_download_and_an_adapter_alone(here):
+    """Each is told what would help: nothing has to be converted."""
+    first = here / "runs" / "first"
+    assert "safetensors first" in complaint(locate, first)
+    (first / "model.safetensors.incomplete").touch()
+    assert "download it again" in complaint(locate, first)
+    (first / "adapter").mkdir()
+    (first / "adapter" / "adapter_config.json").write_text("{}")
+    assert complaint(locate, first / "adapter").endswith(f"open {first}")
 
 
 @pytest.mark.parametrize(

@@ -404,7 +404,12 @@ def _config_path(files: _Folder | _Hub) -> Path:
             raise
         raise CheckpointError(f"{error}{_advice(files.repo, error.__cause__)}") from error.__cause__
     if path is None:
-        raise CheckpointError(f"{files.name} has no config.json: a checkpoint needs one beside its weights")
+        needed = "a checkpoint needs one beside its weights"
+        if isinstance(files, _Folder) and (files.path / "adapter_config.json").is_file():
+            run = files.path.resolve().parent
+            needed = "it is an adapter; "
+            needed += f"open {run}" if _is_checkpoint(run) else "merge it: tools convert BASE --adapter"
+        raise CheckpointError(f"{files.name} has no config.json: {needed}")
     return path
 
 
@@ -464,6 +469,9 @@ def _with_weights(found: CheckpointFiles, find: Callable[[str], Path | None], wh
     if (single := find(WEIGHTS)) is not None:
         return replace(found, weights=(single,))
     if (index_path := find(INDEX)) is None:
+        below = ("*.incomplete", ".cache/huggingface/download/*.incomplete")
+        if found.origin.commit is None and any(any(found.origin.folder.glob(name)) for name in below):
+            raise CheckpointError(f"{where} has no {WEIGHTS}: a download was cut short, download it again")
         raise CheckpointError(
             f"{where} has neither {WEIGHTS} nor {INDEX}; weights in another format "
             f"(pytorch_model.bin) must be converted to safetensors first"
