@@ -93,7 +93,7 @@ BUDGETS = {
     "families": (1_790, 2_000),
     "generation": (4_412, 2_700),
     "generation/fast": (4_405, 4_300),
-    "tools": (851, 600),
+    "tools": (855, 600),
     "data": (6_016, 4_900),
     "inference": (5_203, 3_100),
     "web": (4_275, 3_000),
