@@ -626,10 +626,14 @@ def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], 
     names += [name for name in ("grammar", "box_format") if vars(args)[name]]
     check_model(args.model, args.revision)
     log_unused(args, log)
-    from inference.batch import Summary, computed_with, run_batch
-
     with only_writer(args.out, "--out"):
         source, unread = _source(args), list[str]()
+        from inference.batch import (
+            Summary,
+            computed_with,
+            run_batch,
+        )  # with torch, which no mistake waits for
+
         options = {name: vars(args)[name] for name in names}
         options |= computed_with(args.model, args.revision, args.device, args.dtype, args.max_pixels)
         files = BatchFiles(source, args.out, args.model, options, args.shard)

@@ -77,7 +77,10 @@ def packed_tower(kind: str, seed: int) -> PackedVisionTransformer:
     draw = random.Random(seed)
     heads = draw.randint(2, 4)
     sizes = (heads * draw.choice((20, 32, 72)), draw.randint(30, 150), draw.randint(1, 4), heads)
-    family = {"table_side": draw.randint(2, 9), "taps": tuple(draw.sample(range(sizes[2]), sizes[2] // 2))}
+    family = {
+        "table_side": draw.randint(2, 9),
+        "taps": tuple(sorted(draw.sample(range(sizes[2]), sizes[2] // 2))),
+    }
     if kind == "lfm2_vl":
         family = {"table_side": draw.randint(2, 9), "table_antialias": True, "rotary": False}
         family |= {"channels_last": True, "last_norm": True}
