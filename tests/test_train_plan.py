@@ -84,6 +84,8 @@ def batch_of(config: VLMConfig, segments: int = 1) -> dict[str, torch.Tensor]:
     if segments > 1:
         of = torch.arange(LENGTH).div(LENGTH // segments, rounding_mode="floor")[None].expand(ROWS, -1) + 1
         batch["attention_mask"] = dense_mask(of)
+        if config.text.layer_types:  # short convolutions ask where a segment begins
+            batch["position_ids"] = torch.arange(LENGTH)[None].expand(ROWS, -1) % (LENGTH // segments)
     return batch
 
 
@@ -153,7 +155,7 @@ def loss_of(model, batch):
     features = torch.cat(tuple(model.encode_images(batch["pixel_values"])))
     places = (batch["input_ids"] == model.config.image_token_id).flatten().nonzero()[:, 0]
     x = model.place_features(batch["input_ids"], features, places)
-    hidden, _ = model.language_model(x, batch.get("attention_mask"))
+    hidden, _ = model.language_model(x, batch.get("attention_mask"), position_ids=batch.get("position_ids"))
     return model.summed_loss(hidden, batch["labels"])[0]
 
 
