@@ -18,6 +18,7 @@ from torch import nn
 from families import saving
 from families import text as shared
 from families.lfm2_images import open_images
+from families.qwen_vl import positions
 from families.text import checked, expect, number, numbers, section
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
@@ -25,7 +26,7 @@ from models.config import PackedVisionConfig, TextConfig, VLMConfig
 from models.language_model import LanguageModel
 from models.packed_vision_transformer import PackedVisionTransformer, PatchMergers
 
-__all__ = ["open_images"]
+__all__ = ["open_images", "positions"]
 
 NAME = "lfm2_vl"
 TITLE = "transformers LFM2-VL / LFM2.5-VL"
@@ -152,16 +153,6 @@ def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
     """Tower, projector and text."""
     text = LanguageModel(config.text, config.tie_word_embeddings)
     return PackedVisionTransformer(config.vision), PatchMergers(config.vision, config.text.hidden_size), text
-
-
-def positions(config: VLMConfig, height: int, width: int) -> int:
-    """Positions that a part of an image of so many pixels takes."""
-    side = config.vision.patch_size * config.vision.merge_size
-    if height % side or width % side or not height or not width:
-        raise ValueError(
-            f"an image: expected sides that are multiples of {side} pixels, got {width} x {height}"
-        )
-    return (height // side) * (width // side)
 
 
 def write(config: VLMConfig, dtype: str) -> dict:

@@ -628,11 +628,8 @@ def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], 
     log_unused(args, log)
     with only_writer(args.out, "--out"):
         source, unread = _source(args), list[str]()
-        from inference.batch import (
-            Summary,
-            computed_with,
-            run_batch,
-        )  # with torch, which no mistake waits for
+        # Torch comes with it: no mistake above waits for that.
+        from inference.batch import Summary, computed_with, run_batch
 
         options = {name: vars(args)[name] for name in names}
         options |= computed_with(args.model, args.revision, args.device, args.dtype, args.max_pixels)
