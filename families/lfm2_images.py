@@ -1,7 +1,7 @@
 """Images of LFM2-VL: tiles of a large one, and all of it in its own shape.
 
-Sizes and grids are those of transformers' Lfm2VlImageProcessor, which resizes with torchvision only: pixels
-were not compared with it.
+Sizes, grids and pixels are those of transformers' Lfm2VlImageProcessor. It resizes with torchvision, which
+calls the operator of PyTorch that is called here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
 from data import tiles
 from data.chat import chat_template
@@ -42,7 +44,7 @@ class Lfm2Images(tiles.TiledImages):
         self.settings = _DEFAULTS | {key: settings[key] for key in _DEFAULTS if settings.get(key) is not None}
         with tiles.reading_settings(self.settings):
             known = SimpleNamespace(**self.settings)
-            self._resample, self._values = tiles.pixel_rule(self.settings)
+            resample, self._values = tiles.pixel_rule(self.settings)
             self.patch, self.tile_size = known.encoder_patch_size, known.tile_size
             tiles.check_numbers(
                 ("encoder_patch_size", self.patch, 256),
@@ -58,6 +60,11 @@ class Lfm2Images(tiles.TiledImages):
                 ("most pixels of an image", self.most, tiles.MOST_PIXELS),
             )
             self._largest = self.most * float(known.max_pixels_tolerance)
+        if resample not in (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC):
+            raise ProcessorError(
+                f"preprocessor_config.json: expected resample 2 (linear) or 3 (bicubic), got {int(resample)}"
+            )
+        self._mode = resample.name.lower()
         self.tile_positions, self.with_whole = (self.tile_size // self.factor) ** 2, bool(known.use_thumbnail)
         fewest, most = (known.min_tiles, known.max_tiles) if known.do_image_splitting else (1, 1)
         self._grids = tiles.TileGrids(fewest, most, self.tile_size)
@@ -100,15 +107,20 @@ class Lfm2Images(tiles.TiledImages):
         return sum(math.prod(part.pixels.shape[1:]) for part in parts) // self.factor**2
 
     def cut(self, image: Image.Image) -> tiles.Visual:
-        planned, side, parts = self.plan(*image.size), self.tile_size, []
-        rows, columns = planned.grid
+        planned, side, parts = self.plan(*image.size), self.tile_size, list[tiles.Parts]()
+        (rows, columns), pixels = planned.grid, tiles.pixels_of(image)[None]
         if planned.grid != self.uncut:
-            resized = image.resize((columns * side, rows * side), self._resample)
-            parts.append(tiles.tiles_of(resized, side, self._values))
+            resized = self._resized(pixels, columns * side, rows * side)
+            cut = resized.view(3, rows, side, columns, side).permute(1, 3, 0, 2, 4)
+            parts.append(tiles.Parts.of(cut.reshape(-1, 3, side, side), self._values))
         if planned.grid == self.uncut or self.with_whole:
-            whole = image.resize(self._whole_size(*image.size), self._resample)
-            parts.append(tiles.Parts.of(tiles.pixels_of(whole)[None], self._values))
+            whole = self._resized(pixels, *self._whole_size(*image.size))
+            parts.append(tiles.Parts.of(whole, self._values))
         return replace(planned, parts=tiles.Parts.cat(parts))
+
+    def _resized(self, pixels: Tensor, width: int, height: int) -> Tensor:
+        """(1, 3, H, W) uint8 in another size."""
+        return F.interpolate(pixels, (height, width), mode=self._mode, antialias=True)
 
     def prompt(self, visual: tiles.Visual, index: int, count: int) -> str:
         rows, columns = visual.grid

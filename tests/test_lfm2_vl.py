@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import random
 
 import numpy as np
 import pytest
 import torch
-from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
+from PIL import Image
+from transformers import (
+    Lfm2VlConfig,
+    Lfm2VlForConditionalGeneration,
+    Lfm2VlImageProcessor,
+    Lfm2VlProcessor,
+)
 
 from data.errors import ProcessorError, PromptError
 from data.processor import Processor
+from data.tiles import Parts
 from families import lfm2_vl
 from families.lfm2_images import Lfm2Images
 from generation.fast.native.step import DECODER
@@ -21,7 +29,7 @@ from inference.checkpoint import RequestError, open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes, meta_init
 from models.packed_vision_transformer import patches_of
-from tests.lfm2_checkpoints import save_hf, transformers_inputs
+from tests.lfm2_checkpoints import save_hf, tokenizer, transformers_inputs
 from tests.processors import draw_image
 from tools.convert import convert
 
@@ -164,9 +172,42 @@ def test_published_image_settings(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"min_image_tokens": 32},
+        {"use_thumbnail": False},
+        {"do_image_splitting": False},
+        {"max_tiles": 4, "tile_size": 256, "min_image_tokens": 16, "max_image_tokens": 64},
+        {"min_tiles": 1, "resample": 3},
+    ],
+    ids=str,
+)
+def test_images_are_those_of_transformers_processor(changed):
+    """Tiles, their pixels, and what stands in a prompt: tiny, huge, odd and very long images."""
+    pytest.importorskip("torchvision")
+    settings, draw = PUBLISHED | changed, random.Random(str(changed))
+    ours, theirs = Lfm2Images(settings), Lfm2VlImageProcessor(**settings)
+    processor = Lfm2VlProcessor(theirs, tokenizer(), chat_template="")
+    sides = [range(1, 40), range(1, 40), range(30, 1800), range(30, 1800), range(500, 4000)]
+    sizes = [tuple(map(draw.choice, draw.sample(sides, 2))) for _ in range(40)]
+    for width, height in [(1024, 512), (513, 1023), (5000, 4001), *sizes]:
+        image = Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8))
+        expected, visual = theirs(image, return_tensors="pt", return_row_col_info=True), ours.cut(image)
+        text = processor.replace_image_token(expected, 0, use_image_special_tokens=True, **settings)
+        assert ours.prompt(visual, 0, 1) == text, (width, height)
+        own = transformers_inputs([part for one in visual.parts for part in Parts((one,)).to("cpu")], 16)
+        assert torch.equal(own["spatial_shapes"], expected["spatial_shapes"]), (width, height)
+        given = expected["pixel_values"][:, : own["pixel_values"].shape[1]]  # without their padding
+        apart = (own["pixel_values"] - given).abs().max()
+        assert apart < 1e-6, (width, height)  # a level is 8e-3; they normalise in other steps
+
+
+@pytest.mark.parametrize(
     "settings",
     [
         {"downsample_factor": 0},
+        {"resample": 1},
         {"encoder_patch_size": 10**6},
         {"encoder_patch_size": "16"},
         {"tile_size": 10**6},
