@@ -265,6 +265,7 @@ def plan_for(*arguments: str):
         ("smolvlm-256m-finetune", 256_484_928),
         ("smolvlm-256m-lora", 256_484_928),
         ("qwen3-vl-2b-lora", 2_127_532_032),
+        ("lfm2.5-vl-450m-lora", 85_843_200 + 10_495_488 + 354_483_968),  # tower, projector, LFM2-350M
     ],
 )
 def test_recipes(recipe, parameters, capsys):
@@ -281,8 +282,12 @@ def test_recipes(recipe, parameters, capsys):
     if "lora" in recipe:
         assert plan.trainable == {"adapters": plan.parameters["adapters"]}
         fewer = plan_for(str(path), *H100, "--lora-targets", "q_proj,v_proj", "--plan-rows", "800")
-        of_layers = 28 * (3 * 2048 + 1024) if "qwen" in recipe else 30 * (576 + 576 + 576 + 192)
-        assert fewer.steps and fewer.parameters["adapters"] == 16 * of_layers
+        attention = {
+            "qwen3": 28 * (3 * 2048 + 1024),
+            "smolv": 30 * (3 * 576 + 192),
+            "lfm2.": 6 * (3 * 1024 + 512),
+        }
+        assert fewer.steps and fewer.parameters["adapters"] == 16 * attention[recipe[:5]]
     # The memory in the recipe's comment is the plan's.
     planned = plan_for(str(path), *H100, "--plan-ranks", "8" if "460m" in recipe else "1")
     size = sum(planned.memory.values()) / 2**30

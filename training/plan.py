@@ -18,8 +18,10 @@ import torch
 from torch import nn
 
 from data.sources import DatasetConfig, count_rows
+from data.tiles import Images
 from data.tokenizer import SPECIAL_TOKENS
-from families import FAMILIES
+from families import FAMILIES, lfm2_vl
+from families.lfm2_images import Lfm2Images
 from families.text import checked
 from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.hub import describe as describe_checkpoint
@@ -436,6 +438,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "deepstack_visual_indexes": [5, 11, 17],
         },
     },
+    "LiquidAI/LFM2.5-VL-450M": {
+        "model_type": "lfm2_vl",
+        "text_config": {
+            "hidden_size": 1024, "block_ff_dim": 6656, "num_hidden_layers": 16, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        },
+        "vision_config": {},  # as transformers has it by default
+    },
 }  # fmt: skip
 LONGEST_EDGE = 2048  # pixels that SmolVLM's processor resizes an image's longer side to
 MAX_PIXELS = 2**24  # that Qwen3-VL's leaves an image
@@ -472,10 +482,14 @@ def stored_network(source: str, max_pixels: int = 0) -> tuple[VLMConfig, Tiles]:
     one, of at most `max_pixels`, where that is given."""
     stored = config_of(source)
     shape = choose_family(stored, source).read_config(stored, {}, {})
-    if source in PUBLISHED:
+    if shape.family == lfm2_vl.NAME and source in PUBLISHED:
+        images: Images = Lfm2Images({})
+    elif source in PUBLISHED:
         most = min(max_pixels or MAX_PIXELS, MAX_PIXELS)
         return shape, _tiles(most if isinstance(shape.vision, PackedVisionConfig) else LONGEST_EDGE, shape)
-    planned = open_processor(snapshot(source), shape, max_pixels).images.plan(4000, 3000)
+    else:
+        images = open_processor(snapshot(source), shape, max_pixels).images
+    planned = images.plan(4000, 3000)
     return shape, tuple(part_size(part.pixels) for part in planned.parts)
 
 
