@@ -1,4 +1,4 @@
-"""Boxes and points in the text of answers, in the six forms that models write them in; rows with boxes as
+"""Boxes and points in the text of answers, in the seven forms that models write them in; rows with boxes as
 questions and answers in these forms; and images that are flipped, cut and shrunk together with their boxes.
 
     form = processor.form((640, 480))                         # the model's own, or COORDINATES["qwen3-vl"]
@@ -11,6 +11,7 @@ questions and answers in these forms; and images that are flipped, cut and shrun
 |---|---|---|---|
 | `qwen3-vl` | {"bbox_2d": [x1, y1, x2, y2], "label": ...} | {"point_2d": [x, y], "label": ...} | 1/1000 |
 | `qwen2.5-vl` | the same | the same | a pixel of the image as the model sees it |
+| `lfm2.5-vl` | {"label": ..., "bbox": [x1, y1, x2, y2]}, each from 0 to 1 | none | 1/1000 |
 | `paligemma` | <locY1><locX1><locY2><locX2> label, `;` between several | none | 1/1024 |
 | `doctags` | <text><loc_X1><loc_Y1><loc_X2><loc_Y2>label</text> | none | 1/500 |
 | `molmo` | none | <point x= y= alt=>, <points x1= y1= ... alt=>, in percent | 1/1000 |
@@ -213,10 +214,14 @@ class _Json(CoordinateForm):
     keys: key -> how many numbers may stand under it.
     canvas: the width and height that its numbers are out of; None is the size in which the model sees an
         image, or the image's own where that is not known.
+    decimals: of its numbers.
+    label_first: of the two keys of an object.
     """
 
     keys: Mapping[str, tuple[int, ...]]
     canvas: Size | None
+    decimals: int = 0
+    label_first: bool = False
 
     def on(self, seen: Size) -> CoordinateForm:
         return replace(self, canvas=self.canvas or seen)
@@ -226,15 +231,19 @@ class _Json(CoordinateForm):
             return ABSENT
         of_count = {count: key for key, counts in self.keys.items() for count in counts}
         objects = [
-            {of_count[len(numbers)]: self._from_pixels(numbers, size), "label": thing.label}
+            [(of_count[len(numbers)], self._from_pixels(numbers, size)), ("label", thing.label)]
             for thing in things
             for numbers in [_numbers(thing)]
         ]
-        return json.dumps(objects, ensure_ascii=False)
+        ordered = [dict(reversed(one) if self.label_first else one) for one in objects]
+        return json.dumps(ordered, ensure_ascii=False)
 
-    def _from_pixels(self, numbers: Sequence[float], size: Size) -> list[int]:
+    def _from_pixels(self, numbers: Sequence[float], size: Size) -> Sequence[float]:
         width, height = self.canvas or size
-        return [round(one) for one in _scaled(numbers, width / size[0], height / size[1])]
+        return self._rounded(_scaled(numbers, width / size[0], height / size[1]))
+
+    def _rounded(self, numbers: Sequence[float]) -> Sequence[float]:
+        return [round(one, self.decimals or None) for one in numbers]
 
     def _to_pixels(self, numbers: Any, count: int, size: Size) -> Sequence[float]:
         """Numbers of an object in pixels. Raises _Bad."""
@@ -314,12 +323,13 @@ class _Json(CoordinateForm):
         shown, canvas = size, self.canvas or size
         shown, canvas = (canvas, shown) if back else (shown, canvas)
 
-        def whole(match: re.Match[str]) -> str:
+        def rescaled(match: re.Match[str]) -> str:
             numbers = _numbers_of(f"{match[1]}]") if match[2] else []
-            pixels = [round(one) for one in _scaled(numbers, shown[0] / canvas[0], shown[1] / canvas[1])]
-            return match[0].replace(f"{match[1]}]", json.dumps(pixels)) if numbers else match[0]
+            values = _scaled(numbers, shown[0] / canvas[0], shown[1] / canvas[1])
+            written = self._rounded(values) if back else [*map(round, values)]
+            return match[0].replace(f"{match[1]}]", json.dumps(written)) if numbers else match[0]
 
-        return self._lists().sub(whole, text)
+        return self._lists().sub(rescaled, text)
 
     def _read(self, one: Mapping[str, Any], key: str, size: Size) -> Box | Point | Malformed:
         numbers, counts = one[key], self.keys[key]
@@ -366,7 +376,7 @@ class _Moondream(_Json):
     def scaled(self, text: str, size: Size, back: bool = False) -> str:
         return text  # bins are shares of other things than a side
 
-    def _from_pixels(self, numbers: Sequence[float], size: Size) -> list[int]:
+    def _from_pixels(self, numbers: Sequence[float], size: Size) -> Sequence[float]:
         x1, y1, x2, y2 = (*numbers, *numbers)[:4]
         centre = [(x1 + x2) / 2 / size[0], (y1 + y2) / 2 / size[1]]
         bins = [min(_BINS - 1, round(share * _BINS)) for share in centre]
@@ -601,6 +611,13 @@ COORDINATES: dict[str, CoordinateForm] = {
             *(_KEYS, None),
             describe="Outline the position of every item, and output all bbox coordinates and names in JSON "
             "format.",
+        ),
+        # Of examples/satellite-vlm in Liquid AI's cookbook, which says that its models were trained on it.
+        _Json(
+            "lfm2.5-vl",
+            "Inspect the image and detect the {thing}. Provide result as a valid JSON: "
+            '[{"label": str, "bbox": [x1,y1,x2,y2]}, ...]. Coordinates must be normalized to 0-1.',
+            *("", {"bbox": (4,)}, (1, 1), 3, True),
         ),
         _Tokens(
             *("paligemma", "detect {thing}", "", 1024, 1023, True),

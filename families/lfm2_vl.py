@@ -30,7 +30,7 @@ __all__ = ["open_images", "positions"]
 
 NAME = "lfm2_vl"
 TITLE = "transformers LFM2-VL / LFM2.5-VL"
-BOX_FORMS: dict[str, str] = {}
+BOX_FORMS = {kind: "lfm2.5-vl" for kind in ("lfm2_vl", "lfm2-vl")}
 IGNORABLE = re.compile(r"(model\.)?vision_tower\.(vision_model\.)?head\..*|lm_head\.weight")  # its pooling
 # Defaults of transformers' Lfm2Config and Siglip2VisionConfig.
 _TEXT: dict[str, Any] = {

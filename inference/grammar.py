@@ -143,7 +143,7 @@ class Form:
 _ABOUT = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions"}
 _DIGITS = "-?[0-9]{1,20}"  # as many as `inference.constraint` lets a number have
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-_COORDINATES = {"bbox_2d", "point_2d", "label"}  # objects that such a model may write all the same
+_COORDINATES = {"bbox_2d", "point_2d", "bbox", "label"}  # objects that such a model may write all the same
 _DEPTH = 8  # objects and references within one another
 
 

@@ -30,7 +30,7 @@ from inference.attribution.attention import attention_maps
 from inference.boxes import draw_things
 from inference.checkpoint import OPEN_NOTE, open_checkpoint
 from inference.cli import BOX_FORMATS
-from tests import qwen_checkpoints
+from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.pages import EMBEDDED, make_service
 from web.boxes import overlay
 from web.engine import prepare_messages
@@ -280,22 +280,26 @@ def test_the_page_shows_what_an_answer_locates():
 LARGE, CAR = (1000, 600), (250, 150, 500, 450)  # the models see fewer pixels of it
 
 
-@pytest.fixture(scope="module", params=qwen_checkpoints.KINDS)
-def qwen(request, tmp_path_factory) -> tuple[str, Path, Callable[..., str]]:
+@pytest.fixture(scope="module", params=[*qwen_checkpoints.KINDS, "lfm2_vl"])
+def of_family(request, tmp_path_factory) -> tuple[str, Path, Callable[..., str]]:
     """A model, an image that is resized for it, and what such a model writes of boxes and points in it: in
-    thousandths, or in pixels of what it sees."""
-    folder = tmp_path_factory.mktemp(request.param)
-    qwen_checkpoints.save_hf(request.param, folder / "model")
+    thousandths, in pixels of what it sees, or in shares of the image."""
+    folder, kind = tmp_path_factory.mktemp(request.param), request.param
+    if kind == "lfm2_vl":
+        lfm2_checkpoints.save_hf(folder / "model")
+    else:
+        qwen_checkpoints.save_hf(kind, folder / "model")
     Image.new("RGB", LARGE, "grey").save(folder / "street.png")
-    seen = Processor.from_pretrained(folder / "model").images.plan(*LARGE).parts.shape[:1:-1]
-    steps = (1000, 1000) if request.param == "qwen3_vl" else seen
-    assert steps != LARGE
+    whole = Processor.from_pretrained(folder / "model").images.plan(*LARGE).parts.shape[:1:-1]
+    assert whole != LARGE
 
-    def written(*places: tuple[float, ...]) -> str:
-        lines = []
+    def written(*places: tuple[float, ...], seen: tuple[int, int] = whole) -> str:
+        lines, steps = [], {"qwen3_vl": (1000, 1000), "lfm2_vl": (1, 1)}.get(kind, seen)
         for place in places:
-            numbers = [round(one * steps[at % 2] / LARGE[at % 2]) for at, one in enumerate(place)]
-            lines.append({"bbox_2d" if len(numbers) == 4 else "point_2d": numbers, "label": "red car"})
+            shares = [one * steps[at % 2] / LARGE[at % 2] for at, one in enumerate(place)]
+            numbers = shares if kind == "lfm2_vl" else [*map(round, shares)]
+            key = "bbox" if kind == "lfm2_vl" else "bbox_2d" if len(numbers) == 4 else "point_2d"
+            lines.append({"label": "red car", key: numbers})
         return "```json\n[\n\t" + ",\n\t".join(map(json.dumps, lines)) + "\n]\n```"
 
     return str(folder / "model"), folder / "street.png", written
@@ -307,30 +311,34 @@ def near(found: list[float], place: tuple[float, ...]) -> bool:
 
 
 def test_a_family_is_asked_in_its_own_words_and_answers_in_pixels_of_the_image(
-    qwen, monkeypatch, capsys, tmp_path
+    of_family, monkeypatch, capsys, tmp_path
 ):
-    model, image, written = qwen
+    model, image, written = of_family
     whole = written(CAR, (0, 0, *LARGE))
     said = [whole, whole[: whole.index("}") + 30], written((400, 300)), "```json\n[]\n```"]
     monkeypatch.setattr(answer, "answer_text", lambda *_: said.pop(0))
     drawn = tmp_path / "boxes.png"
-    asked = ["--detect", "red car", "--detect", "hat", "--point", "red car", "--describe"]
-    assert run(str(image), "--model", model, *asked, "--json", "--show-boxes", str(drawn)) == 0
-    boxes, cut, points, nothing = map(json.loads, capsys.readouterr().out.splitlines())
-    assert all("JSON" in one["question"] for one in (boxes, cut, points, nothing))
+    asked = ["--detect", "red car", "--detect", "hat"]
+    more = [] if "bbox_2d" not in whole else ["--point", "red car", "--describe"]  # LFM2.5-VL has boxes alone
+    assert run(str(image), "--model", model, *asked, *more, "--json", "--show-boxes", str(drawn)) == 0
+    boxes, cut, *others = made = [*map(json.loads, capsys.readouterr().out.splitlines())]
+    assert all("JSON" in one["question"] for one in made)
     car, everything = (one["box"] for one in boxes["boxes"])
     assert near(car, CAR) and near(everything, (0, 0, *LARGE))
-    assert near(points["points"][0]["point"], (400, 300)) and not points["malformed"]
     assert len(cut["boxes"]) == len(cut["malformed"]) == 1  # what is whole before it counts
-    assert not nothing["boxes"] and not nothing["malformed"]
+    if more:
+        points, nothing = others
+        assert near(points["points"][0]["point"], (400, 300)) and not points["malformed"]
+        assert not nothing["boxes"] and not nothing["malformed"]
     changed = np.asarray(Image.open(drawn).convert("RGB"), dtype=int) != 128
     assert changed.shape[:2] == LARGE[::-1] and changed[150, 300].any() and not changed[200, 300].any()
 
 
-def test_a_family_says_pixels_in_batches_and_to_programs(qwen, tmp_path):
+def test_a_family_says_pixels_in_batches_and_to_programs(of_family, tmp_path):
     """With an answer that a schema leaves no choice about."""
-    model, image, written = qwen
+    model, image, written = of_family
     thing = json.loads(written(CAR).strip("`json\n"))
+    key = [*thing[0]][-1]
     schema = {"const": thing}
     (tmp_path / "asked.jsonl").write_text(
         json.dumps({"image": str(image), "question": "Where?", "schema": schema, "max_new_tokens": 200})
@@ -339,22 +347,22 @@ def test_a_family_says_pixels_in_batches_and_to_programs(qwen, tmp_path):
     assert run("--model", model, "--batch", str(tmp_path / "asked.jsonl"), "--out", str(out)) == 0
     (line,) = map(json.loads, out.read_text().splitlines())
     assert near(line["boxes"][0]["box"], CAR)
-    assert near(json.loads(line["answers"][0])[0]["bbox_2d"], CAR)
+    assert near(json.loads(line["answers"][0])[0][key], CAR)
 
     url = "data:image/png;base64," + base64.b64encode(image.read_bytes()).decode()
-    checkpoint, shown = open_checkpoint(model, device="cpu"), json.dumps([{"bbox_2d": CAR}])
+    checkpoint, shown = open_checkpoint(model, device="cpu"), json.dumps([{key: CAR}])
     sent = [
         Message("user", (("image", url), ("text", "Where?"))),
         Message("assistant", (("text", shown),)),
         Message("user", (("text", "And?"),)),
     ]
     row = prepare_messages(sent, GenerationOptions(), checkpoint).row
-    assert str(thing[0]["bbox_2d"]) in checkpoint.processor.decode(row.input_ids)  # its own numbers again
+    assert str(thing[0][key]) in checkpoint.processor.decode(row.input_ids)  # its own numbers again
 
 
-def test_the_page_shows_boxes_over_a_smaller_copy_of_an_upload(qwen, tmp_path):
+def test_the_page_shows_boxes_over_a_smaller_copy_of_an_upload(of_family, tmp_path):
     """Its model sees the copy, and the visitor reads pixels of the photograph."""
-    model, image, written = qwen
+    model, image, written = of_family
     service = make_service(model)
     checkpoint = service.models.open(model)
     copy = take_in(str(shutil.copy(image, tmp_path / "street.png")), Image.open(image).convert("RGB"), 640)
@@ -368,9 +376,7 @@ def test_the_page_shows_boxes_over_a_smaller_copy_of_an_upload(qwen, tmp_path):
     assert near([float(one) for one in line.split()[-4:]], CAR)
     half = (visual.sizes[1][0] // 2, visual.sizes[1][1] // 2)  # what a draft is made from
     small = replace(exchange, small=(LARGE, half), stop_reasons=[])
-    steps = (1000, 1000) if known["coordinates"] == "qwen3-vl" else half
-    numbers = [round(one * steps[at % 2] / LARGE[at % 2]) for at, one in enumerate(CAR)]
-    (line,) = small.readable(json.dumps([{"bbox_2d": numbers}]), draft=True).splitlines()
+    (line,) = small.readable(written(CAR, seen=half), draft=True).splitlines()
     assert np.allclose([float(one) for one in line.split()[-4:]], CAR, atol=5)
     drawn = re.search("<rect" + r' \w+="([\d.]+)"' * 4, overlay(exchange))
     x, y, width, height = map(float, drawn.groups())

@@ -21,7 +21,14 @@ def numbers(thing: Box | Point) -> tuple[float, ...]:
 def error_allowed(name: str, length: int, side: float, at: float) -> float:
     """Half a step of a form along a side of `length` pixels, at least half a pixel. Location tokens end one
     step before the far edge."""
-    steps = {"qwen3-vl": 1000, "paligemma": 1024, "doctags": 500, "molmo": 1000, "moondream": 1024}
+    steps = {
+        "qwen3-vl": 1000,
+        "paligemma": 1024,
+        "doctags": 500,
+        "molmo": 1000,
+        "moondream": 1024,
+        "lfm2.5-vl": 1000,
+    }
     step = length / steps.get(name, length)  # else in pixels, of no known model
     half = step if name in ("paligemma", "doctags", "moondream") and at > length - step else step / 2
     if name == "moondream":  # its logarithmic widths, which are 1/1024 at least
@@ -71,6 +78,10 @@ BROKEN = {
         '{"bbox_2d": [10, 20, 60, 80} "label": "broken"}',
         '{"bbox_2d": [1' + "0" * 400 + ", 20, 60, 80]}",
         '{"point_2d": [10, 2000], "label": "outside"}',
+    ],
+    "lfm2.5-vl": [
+        '{"label": "outside", "bbox": [0.1, 0.2, 0.6, 1.01]}',
+        '{"label": "of another form", "bbox": [10, 20, 60, 80]}',
     ],
     "paligemma": [
         "<loc0043><loc0016><loc0171> three",
@@ -167,6 +178,8 @@ def test_known_answers():
         "<section_header_level_1><loc_50><loc_100><loc_250><loc_150></section_header_level_1>", (500, 1000)
     )
     assert page.boxes == (Box("section_header_level_1", (50, 200, 250, 300)),)
+    ship = COORDINATES["lfm2.5-vl"].read('[{"label": "ship", "bbox": [0.37, 0.00, 0.80, 0.99]}]', (1000, 200))
+    assert ship.boxes == (Box("ship", (370, 0, 800, 198)),)
     fenced = '```json\n[\n\t{"bbox_2d": [10, 20, 60, 80], "label": "a car", "color": "red"},\n'
     fenced += '\t{"bbox_2d": [10, 20, 60, 81], "text_content": "STOP"}\n]\n```'
     cars = COORDINATES["qwen3-vl"].read(fenced, (2000, 500))
@@ -244,6 +257,10 @@ READ = {
         f"Here:\n```json\n[\n  {STAR_JSON}\n]\n```\nIt is [red].",
         f"Here:\n{STAR_LINE}\nIt is [red].",
     ),
+    'It is [{"label": "star", "bbox": [0.5, 0.25, 1.0, 0.75]}].': (
+        'It is [{"label": "star", "bbox": [200, 50, 400, 150]}].',
+        f"It is \n{STAR_LINE}",
+    ),
     # Within other JSON, a thing is no line.
     f'{{"count": 1, "shapes": [{STAR}]}}': (f'{{"count": 1, "shapes": [{STAR_JSON}]}}',) * 2,
     f'{{"id": 7, {STAR[1:]}': (f'{{"id": 7, {STAR_JSON[1:]}',) * 2,
@@ -266,9 +283,9 @@ READ = {
 @pytest.mark.parametrize("answer", READ)
 @pytest.mark.parametrize("lines", [False, True])
 def test_a_reader_gets_pixels_however_the_answer_is_cut_into_pieces(answer, lines):
-    random_ = random.Random(answer)
+    form, random_ = COORDINATES["lfm2.5-vl" if '"bbox"' in answer else "qwen3-vl"], random.Random(answer)
     for number in range(60):
-        pixels, shown, at = Pixels(COORDINATES["qwen3-vl"], (400, 200), lines), "", 0
+        pixels, shown, at = Pixels(form, (400, 200), lines), "", 0
         cuts = [] if number == 0 else sorted(random_.choices(range(len(answer)), k=random_.randint(1, 40)))
         for cut in [*cuts, len(answer)]:
             shown += pixels.put(answer[at:cut])
