@@ -65,13 +65,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     kind = config["model_type"]
     text = section(config, "text_config") or dict(config)  # older checkpoints have its keys at the top
     rope = section(text, "rope_scaling") or section(text, "rope_parameters")
-    default = [24, 20, 20] if kind == "qwen3_vl" else None
-    sections = numbers({"mrope_section": default} | rope, "mrope_section")
-    if len(sections) != 3:
-        raise CheckpointError(f"config.json: mrope_section: expected three whole numbers, got {sections}")
-    plain = {name: value for name, value in rope.items() if not name.startswith("mrope")}
-    if plain.get("type", plain.get("rope_type")) == "mrope":
-        plain |= {"rope_type": "default", "type": "default"}
+    plain, sections = multimodal_rope(rope, [24, 20, 20] if kind == "qwen3_vl" else None)
     plain.setdefault("rope_theta", text.get("rope_theta") or _THETA[kind])
     decoder = text_config(
         text | {"model_type": KINDS[kind], "rope_scaling": None, "rope_parameters": plain},
@@ -81,13 +75,24 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     )
     tied = config.get("tie_word_embeddings") or (kind == "qwen2_5_vl" and text.get("tie_word_embeddings"))
     markers = (first_id(config.get(one), id, vocab_size=decoder.vocab_size) for one, id in _MARKERS.items())
-    vision = _vision(section(config, "vision_config"), kind)
+    vision = vision_config(section(config, "vision_config"), kind)
     parts = {"family": NAME, "vision": vision, "scale_factor": 1, "marker_token_ids": tuple(markers)}
     config = {**config, "tie_word_embeddings": tied}
     return vlm_config(config, generation, 151_655, False, decoder, **parts)
 
 
-def _vision(stored: Mapping, kind: str) -> PackedVisionConfig:
+def multimodal_rope(rope: dict, sections: list[int] | None) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """What is not about places in time, row and column, and how many frequencies each of those has."""
+    found = numbers({"mrope_section": sections} | rope, "mrope_section")
+    if len(found) != 3:
+        raise CheckpointError(f"config.json: mrope_section: expected three whole numbers, got {found}")
+    plain = {name: value for name, value in rope.items() if not name.startswith("mrope")}
+    if plain.get("type", plain.get("rope_type")) == "mrope":
+        plain |= {"rope_type": "default", "type": "default"}
+    return plain, found
+
+
+def vision_config(stored: Mapping, kind: str) -> PackedVisionConfig:
     expect(stored, {"hidden_act": _TOWER[kind]["hidden_act"]})
     known = _TOWER[kind] | {name: value for name, value in stored.items() if value is not None}
     depth, patch = number(known, "depth"), number(known, "patch_size")
@@ -137,16 +142,32 @@ def processor_classes(config: VLMConfig) -> tuple[str, str]:
 
 def write(config: VLMConfig, dtype: str) -> dict:
     """config.json, in which nothing is left to a reader's defaults."""
-    kind, vision = _kind(config), config.vision
+    kind = _kind(config)
     rope: dict[str, Any] = {"mrope_section": list(config.text.rope_sections)}
     if kind == "qwen3_vl":
         rope["mrope_interleaved"] = True
+    markers = {name: id for name, id in zip(_MARKERS, config.marker_token_ids) if id is not None}
+    name = f"{_CLASS[kind]}ForConditionalGeneration"
+    written = write_config(config, dtype, name, kind, write_vision(config), **markers)
+    text = written["text_config"]
+    rope |= text["rope_parameters"]
+    text |= {
+        "model_type": f"{kind}_text",
+        "rope_parameters": rope,
+        "rope_scaling": rope | {"type": "default"},
+    }
+    return written
+
+
+def write_vision(config: VLMConfig) -> dict[str, Any]:
+    kind, vision = _kind(config), config.vision
+    if kind == "qwen3_vl":
         tower = {"num_position_embeddings": vision.table_side**2, "deepstack_visual_indexes": [*vision.taps]}
     else:
         tower = {"window_size": vision.window * vision.patch_size}
         tower |= {"fullatt_block_indexes": [*vision.whole_layers]}
         tower |= {"tokens_per_second": vision.tokens_per_second}
-    seen = {
+    return tower | {
         "model_type": f"{kind}_vision",
         "depth": vision.num_hidden_layers,
         "hidden_size": vision.hidden_size,
@@ -160,17 +181,6 @@ def write(config: VLMConfig, dtype: str) -> dict:
         "hidden_act": _TOWER[kind]["hidden_act"],
         "rope_parameters": {"rope_type": "axial", "rope_theta": vision.rope_theta},
     }
-    markers = {name: id for name, id in zip(_MARKERS, config.marker_token_ids) if id is not None}
-    name = f"{_CLASS[kind]}ForConditionalGeneration"
-    written = write_config(config, dtype, name, kind, seen | tower, **markers)
-    text = written["text_config"]
-    rope |= text["rope_parameters"]
-    text |= {
-        "model_type": f"{kind}_text",
-        "rope_parameters": rope,
-        "rope_scaling": rope | {"type": "default"},
-    }
-    return written
 
 
 _NAMES = {

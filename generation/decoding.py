@@ -260,7 +260,7 @@ def _generate(
     row_lengths = tuple(length for length in lengths for _ in range(answers))
     most = longest + options.max_new_tokens - 1
     position = CachePosition(kv_cache, row_lengths, model.device, most, offsets)
-    speculation = Speculation(step, model.config.image_token_id)
+    speculation = Speculation(step, model.config)
     rows = new_rows(prompt_ids, options)
     if len(rows) == 1 and kv_cache:
         speculation.begin(rows[0])
@@ -276,8 +276,7 @@ def prefill(step: Step, prompt: Prompt, kv_cache: KVCache, chunk: int | None = N
     logits: Tensor | None = None
     for start in range(0, longest, chunk):
         end = min(start + chunk, longest)
-        # A row that has ended computes a position in vain, after its last.
-        lengths = [min(max(length - start, 1), end - start) for length in prompt.lengths]
+        lengths = [min(max(length - start, 0), end - start) for length in prompt.lengths]
         part = None if places is None else places[:, :, start:end]
         ended = step.prefill(prompt.embeddings[:, start:end], lengths, kv_cache, start, part)
         ends = torch.tensor([start < length <= end for length in prompt.lengths])[:, None]

@@ -1,10 +1,13 @@
 """The cache: a list with one dict per layer, what that keeps of each slot, by name: tensors (B, H, S, D). Of
-attention {"key", "value"} (B, H_kv, S, D_h), of a short convolution {"conv"}, its inputs (B, 1, S, D).
+attention {"key", "value"} (B, H_kv, S, D_h), of a short convolution {"conv"}, its inputs (B, 1, S, D). A
+gated delta rule keeps tensors (B, H, n, D) of `STATES`, whose n is no slots: where its row stands, and a
+little before that (`models/gated_delta.py`).
 
-Slot s of a row holds token s of that row. The cache does not track its length: the
-decode loop owns `start_pos`, and every slot at or after it is free. Going back is therefore only a smaller
-`start_pos`: a query at position p looks at slots 0 … p, and whatever continues from there writes each slot
-before its first query looks at it.
+Slot s of a row holds token s of that row. The cache does not track its length: the decode loop owns
+`start_pos`, and every slot at or after it is free. Going back is therefore only a smaller `start_pos`: a
+query at position p looks at slots 0 … p, and whatever continues from there writes each slot before its first
+query looks at it. A state goes back within its window; from further back it is `restore`d, as a `snapshot`
+had it.
 
 Prompts come here without padding: `compact` moves each row's real positions to slots 0 … length - 1, wherever
 the padding was, so that prefill is plain causal for every batch and position equals slot. Rotary places are
@@ -24,9 +27,11 @@ from torch import Tensor
 from generation.protocol import Decoder
 
 KVCache = list[dict[str, Tensor]]
-Layout = Sequence[Mapping[str, tuple[int, int]]]  # of each layer, by name: heads, and numbers of each
+# Of each layer, by name: heads, numbers of each, and how many there are where those are not slots.
+Layout = Sequence[Mapping[str, tuple[int, int, int | None]]]
 
 STEP = 1024  # positions by which a buffer grows
+STATES = frozenset({"state", "recent", "inputs"})  # what does not grow with a row, in float32
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
 
 
@@ -56,8 +61,12 @@ def allocate(
     """
     return [
         {
-            name: torch.zeros(batch, heads, capacity, width, dtype=dtype, device=device)
-            for name, (heads, width) in layer.items()
+            name: torch.zeros(
+                (batch, heads, count or capacity, width),
+                dtype=torch.float32 if count else dtype,
+                device=device,
+            )
+            for name, (heads, width, count) in layer.items()
         }
         for layer in layout
     ]
@@ -71,7 +80,7 @@ def allocate_for(
 
 
 class Geometry(NamedTuple):
-    """What all layers of a cache have in common; `strides` are those of its first tensor (B, H, S, D)."""
+    """What all layers of a cache have in common; `strides` are those of its first tensor of slots."""
 
     rows: int
     capacity: int  # positions that each row has room for
@@ -82,8 +91,13 @@ class Geometry(NamedTuple):
 
 def geometry(kv_cache: KVCache) -> Geometry:
     """The only place that looks into a cache for it: not every kind of layer has keys."""
-    first = next(iter(kv_cache[0].values()))
+    first = first_of(kv_cache)
     return Geometry(first.shape[0], first.shape[2], first.stride(), first.dtype, first.device)
+
+
+def first_of(kv_cache: KVCache) -> Tensor:
+    """The first tensor (B, H, S, D) that has slots."""
+    return next(tensor for layer in kv_cache for name, tensor in layer.items() if name not in STATES)
 
 
 def size_in_bytes(kv_cache: KVCache) -> int:
@@ -93,7 +107,12 @@ def size_in_bytes(kv_cache: KVCache) -> int:
 
 def numbers_per_token(layout: Layout) -> int:
     """Numbers that all layers keep of one position of one row."""
-    return sum(heads * width for layer in layout for heads, width in layer.values())
+    return sum(heads * width for layer in layout for heads, width, count in layer.values() if not count)
+
+
+def bytes_per_row(layout: Layout) -> int:
+    """Bytes that all layers keep of a row however long it is."""
+    return sum(4 * heads * width * (count or 0) for layer in layout for heads, width, count in layer.values())
 
 
 def bytes_per_position(language_model: Decoder) -> int:
@@ -134,7 +153,7 @@ def _resize_tensors(kv_cache: KVCache, target: int) -> None:
     for layer in reversed(kv_cache):
         for name, old in reversed(layer.items()):
             batch, heads, length, dim = old.shape
-            if length != target:
+            if length != target and name not in STATES:
                 new, kept = old.new_zeros(batch, heads, target, dim), min(length, target)
                 new[:, :, :kept] = old[:, :, :kept]
                 layer[name] = new
@@ -145,16 +164,21 @@ def even(kv_cache: KVCache) -> bool:
     strides: dict[str, tuple[int, ...]] = {}
     tensors = [named for layer in kv_cache for named in layer.items()]
     alike = all(tensor.stride() == strides.setdefault(name, tensor.stride()) for name, tensor in tensors)
-    return alike and len({tensor.shape[2] for _, tensor in tensors}) == 1
+    return alike and len({tensor.shape[2] for name, tensor in tensors if name not in STATES}) == 1
 
 
 def view(kv_cache: KVCache, length: int, first: int = 0, count: int | None = None) -> KVCache:
     """`length` positions of `count` rows (None: all) from row `first` on, sharing memory with the cache."""
     count = geometry(kv_cache).rows if count is None else count
     return [
-        {name: tensor.narrow(0, first, count).narrow(2, 0, length) for name, tensor in layer.items()}
+        {name: slots(name, tensor.narrow(0, first, count), length) for name, tensor in layer.items()}
         for layer in kv_cache
     ]
+
+
+def slots(name: str, tensor: Tensor, end: int, start: int = 0) -> Tensor:
+    """Slots start … end - 1 of (B, H, S, D); of a state all that there is."""
+    return tensor if name in STATES else tensor[:, :, start:end]
 
 
 def fork(source: KVCache, length: int, n: int, new_capacity: int) -> KVCache:
@@ -162,20 +186,61 @@ def fork(source: KVCache, length: int, n: int, new_capacity: int) -> KVCache:
     held = geometry(source)
     if n < 1 or not 0 <= length <= min(held.capacity, new_capacity):
         raise ValueError(f"cannot fork {length} of {held.capacity} positions into {n} rows of {new_capacity}")
-    layout = [{name: (one.shape[1], one.shape[3]) for name, one in layer.items()} for layer in source]
-    target = allocate(layout, held.rows * n, new_capacity, held.dtype, held.device)
-    for old, new in zip(source, target, strict=True):
-        for name, tensor in old.items():
-            filled = tensor[:, :, :length]  # (B, H, length, D)
-            new[name][:, :, :length] = filled if n == 1 else filled.repeat_interleave(n, 0)
+    target = []
+    for layer in source:
+        made = {}
+        for name, tensor in layer.items():
+            rows, heads, count, width = tensor.shape
+            count = count if name in STATES else new_capacity
+            made[name] = tensor.new_zeros(rows * n, heads, count, width)
+            filled = slots(name, tensor, length)
+            slots(name, made[name], length)[:] = filled if n == 1 else filled.repeat_interleave(n, 0)
+        target.append(made)
     return target
 
 
 def copy_row(kv_cache: KVCache, source: int, target: int, length: int) -> None:
-    """Copy the first `length` positions of one row over those of another."""
+    """Copy the first `length` positions of one row, and its states, over those of another."""
     for layer in kv_cache:
-        for tensor in layer.values():
-            tensor[target, :, :length] = tensor[source, :, :length]
+        for name, tensor in layer.items():
+            part = slots(name, tensor, length)
+            part[target] = part[source]
+
+
+def snapshot(kv_cache: KVCache, row: int, position: int) -> Tensor:
+    """What a row's states were at a position where a window begins, one of the last two such that the row has
+    come by; flat, to be given back to `restore`."""
+    return torch.cat([part.flatten() for part in _states(kv_cache, row, position)])
+
+
+def restore(kv_cache: KVCache, row: int, position: int, kept: Tensor) -> None:
+    """Have a row's states as a `snapshot` of that position has them."""
+    targets = _states(kv_cache, row, position)
+    for target, part in zip(targets, kept.split([target.numel() for target in targets]), strict=True):
+        target.copy_(part.view(target.shape))
+
+
+def snapshot_numbers(layout: Layout) -> int:
+    """How many numbers a `snapshot` has, each of 4 bytes."""
+    return sum(
+        heads * width * (1 if name == "state" else (count or 0) // 2)
+        for layer in layout
+        for name, (heads, width, count) in layer.items()
+        if name in ("state", "inputs")
+    )
+
+
+def _states(kv_cache: KVCache, row: int, position: int) -> list[Tensor]:
+    """Of each state a row's matrix before a position where a window begins, and the inputs of the window
+    before it, which a convolution may read."""
+    parts = []
+    for layer in kv_cache:
+        if "state" in layer:
+            window = layer["inputs"].shape[2] // 2
+            number = position // window
+            before = (number - 1) % 2 * window
+            parts += [layer["state"][row, :, number % 2], layer["inputs"][row, :, before : before + window]]
+    return parts
 
 
 class CachePosition:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import psutil
 import torch
 
-from generation.kv_cache import bytes_per_position
+from generation.kv_cache import bytes_per_position, bytes_per_row
 from generation.options import CacheMemoryError
 from generation.protocol import Decoder
 
@@ -67,6 +67,7 @@ def check_caches_fit(language_model: Decoder, caches: Sequence[tuple[int, int]],
         existing: bytes of a cache that exists already and becomes one of them.
     """
     needed = sum(rows * positions for rows, positions in caches) * bytes_per_position(language_model)
+    needed += sum(rows for rows, _ in caches) * bytes_per_row(language_model.config.cache_layout)
     available = available_bytes(language_model.norm.weight.device)
     if existing < needed and available is not None and needed > available + existing:
         shapes = " and ".join(f"{rows} x {positions}" for rows, positions in caches)

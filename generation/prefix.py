@@ -29,11 +29,12 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation import memory
-from generation.kv_cache import KVCache, bytes_per_position, prompt_lengths
+from generation.kv_cache import KVCache, bytes_per_position, bytes_per_row, prompt_lengths, snapshot_numbers
 from generation.options import CacheMemoryError, check_integer
 from generation.protocol import Decoder, Pixels, VisionLanguage
 
 FEATURE_BYTES = 64 * 2**20  # of features kept for a model; SmolVLM-256M's tile takes 147 kB in float32
+SNAPSHOTS = 4  # states that a slot keeps beside where it stands
 NO_KEY = torch.iinfo(torch.int64).min  # the key of no position
 
 
@@ -203,6 +204,7 @@ def embed_after(
 class CacheBudget:
     """Memory of a cache: `slots` rows of `positions` to begin with and of `context` at most.
 
+    bytes_per_slot: what a row takes however long it is: states and their snapshots.
     available: asked whenever the cache is to grow: bytes that it may take besides those it has; None for no
         limit.
     """
@@ -212,18 +214,24 @@ class CacheBudget:
     context: int
     bytes_per_position: int
     available: Callable[[], int | None] = lambda: None
+    bytes_per_slot: int = 0
 
     @classmethod
     def of(
         cls, language_model: Decoder, slots: int, available: Callable[[], int | None] = lambda: None
     ) -> CacheBudget:
-        context = language_model.config.max_position_embeddings
-        return cls(slots, min(kv.STEP, context), context, bytes_per_position(language_model), available)
+        context, layout = language_model.config.max_position_embeddings, language_model.config.cache_layout
+        each = bytes_per_row(layout) + 4 * SNAPSHOTS * snapshot_numbers(layout)
+        return cls(slots, min(kv.STEP, context), context, bytes_per_position(language_model), available, each)
+
+    def size_in_bytes(self, positions: int) -> int:
+        """Of slots of so many positions."""
+        return self.slots * (positions * self.bytes_per_position + self.bytes_per_slot)
 
     def check(self, positions: int, existing: int = 0) -> None:
         """Raise CacheMemoryError if slots of so many positions are too large now, for a cache that has `held`
         bytes of them."""
-        needed, available = self.slots * positions * self.bytes_per_position, self.available()
+        needed, available = self.size_in_bytes(positions), self.available()
         if available is not None and needed > available + existing:
             raise CacheMemoryError(
                 f"{self.slots} slots of {positions} positions need {needed} bytes of cache, but only "
@@ -232,8 +240,7 @@ class CacheBudget:
 
     def __str__(self) -> str:
         begin, grown = (
-            f"{self.slots * positions * self.bytes_per_position / 2**20:.1f} MiB"
-            for positions in (self.positions, self.context)
+            f"{self.size_in_bytes(positions) / 2**20:.1f} MiB" for positions in (self.positions, self.context)
         )
         more = "" if self.positions == self.context else f", up to {grown} if they grow"
         available = self.available()
@@ -255,6 +262,10 @@ class SlotCache:
     with all of them: what it shares with one from the front is copied from there, or stays where it is when
     the prompt gets that slot. What slots no longer hold, a `prefix_store.PrefixStore` may keep.
 
+    A model with states can go on where a slot's row stands, in the window of positions that it stands in, and
+    from `snapshots`, which are kept where prompts `stop` for them: at most `SNAPSHOTS` a slot, the first and
+    the last ones.
+
     An interrupt (Ctrl-C, out of memory) may come between any two lines: `filled` never counts more positions
     than hold what `keys` says, so what is claimed is true at every moment.
     """
@@ -263,6 +274,7 @@ class SlotCache:
         self._language_model, self._budget = language_model, budget
         self.kv_cache: KVCache = []  # until the first `reserve`
         self.filled, self._used = [0] * budget.slots, [0] * budget.slots  # _used: see `unused_bytes`
+        self._window = language_model.config.state_window
         self.forget()
         memory.register(self)
 
@@ -282,6 +294,9 @@ class SlotCache:
         """Hold nothing any more; the memory stays."""
         self._used = list(map(max, self._used, self.filled))
         self.filled = [0] * self._budget.slots  # positions of each slot that are computed
+        # Of each slot, by position: what `kv.restore` takes; and a position that its states stand at.
+        self.snapshots: list[dict[int, Tensor]] = [{} for _ in range(self._budget.slots)]
+        self._states_at: list[int | None] = [0] * self._budget.slots
         # Key of what is, or is about to be, at each position of each slot: (slots, S), on the host.
         self._keys = torch.full((self._budget.slots, self.capacity), NO_KEY)
 
@@ -313,6 +328,8 @@ class SlotCache:
         """Give back what lies after the first `needed` positions of each slot, or where slots began."""
         if (length := self._rounded(needed)) < self.capacity:
             self.filled = [min(filled, length) for filled in self.filled]
+            for slot, kept in enumerate(self.snapshots):
+                self.snapshots[slot] = {at: states for at, states in kept.items() if at <= length}
             self._keys = self._keys[:, :length].clone()
             kv.resize(self.kv_cache, length)
             self._used = [length] * self._budget.slots
@@ -327,32 +344,85 @@ class SlotCache:
         differs = F.pad(self._keys[:, :width] != keys[:width], (0, 1), value=True)
         return differs.to(torch.uint8).argmax(1).tolist()  # the first of equal maxima
 
-    def filled_in_common(self, keys: Tensor) -> list[int]:
-        """`in_common`, without positions that are not computed yet."""
-        return [min(shared, filled) for shared, filled in zip(self.in_common(keys), self.filled)]
+    def ready(self, keys: Tensor, most: int) -> list[int]:
+        """After how many of the positions that each slot has `in_common`, `most` at most, a row can go on."""
+        return [self._resumed(slot, min(shared, most)) for slot, shared in enumerate(self.in_common(keys))]
+
+    def _resumed(self, slot: int, shared: int) -> int:
+        shared, at = min(shared, self.filled[slot]), self._states_at[slot]
+        if not self._window or (at is not None and at // self._window == shared // self._window):
+            return shared
+        return max((position for position in self.snapshots[slot] if position <= shared), default=0)
+
+    def stops(self, prompt: KeyedPrompt) -> list[int]:
+        """Where computing a prompt pauses for a snapshot: its last images' ends, for other questions, and a
+        little before its own, because a prompt's last tokens often change when it becomes history."""
+        if not self._window:
+            return []
+        of_image = F.pad(prompt.keys < 0, (0, 1))
+        ends = (1 + (of_image[:-1] & ~of_image[1:]).nonzero().flatten()).tolist()
+        wanted = [*ends[-2:], len(prompt) - self._window]
+        return sorted({end - end % self._window for end in wanted if end >= self._window})
+
+    def compute(self, slot: int, end: int | None = None) -> None:
+        """Note that a slot's next positions are being computed, or up to which they are."""
+        self._states_at[slot] = end
+        if end is not None:
+            self.filled[slot] = max(self.filled[slot], end)
+
+    def keep(self, slot: int, position: int) -> None:
+        """Take a snapshot at a stop that a slot's row has just come to."""
+        self._kept(slot, position, kv.snapshot(self.kv_cache, slot, position))
+
+    def _kept(self, slot: int, position: int, states: Tensor) -> None:
+        kept = self.snapshots[slot]
+        kept[position] = states
+        if len(kept) > SNAPSHOTS:
+            del kept[sorted(kept)[1]]
+
+    def restore(self, slot: int, position: int, states: Tensor) -> None:
+        """Have a slot's states at a position."""
+        self._states_at[slot] = None
+        kv.restore(self.kv_cache, slot, position, states)
+        self._kept(slot, position, states)
+        self._states_at[slot] = position
 
     def assign(self, slot: int, keys: Tensor, source: int, shared: int) -> None:
-        """Give a slot to a prompt whose first `shared` positions slot `source` holds; see `reserve`."""
+        """Give a slot to a prompt whose first `shared` positions, of `ready`, slot `source` holds; see
+        `reserve`."""
+        at = self._states_at[source]
         if source != slot:
-            self.filled[slot] = 0
+            self.filled[slot], self._states_at[slot] = 0, None
             kv.copy_row(self.kv_cache, source, slot, shared)
+        self._follow(slot, self, source, shared, at)
         self._used[slot] = max(self._used[slot], self.filled[slot])
         self.filled[slot] = min(self.filled[slot], shared)
         self._keys[slot, : len(keys)] = keys
         self._keys[slot, len(keys) :] = NO_KEY
         self.filled[slot] = shared
 
+    def _follow(self, slot: int, other: SlotCache, source: int, shared: int, at: int | None) -> None:
+        """Have the snapshots of another slot's first `shared` positions; its states, which stood `at`, are
+        copied, and are set back to there if need be."""
+        self.snapshots[slot] = {
+            position: states for position, states in other.snapshots[source].items() if position <= shared
+        }
+        if self._window and shared and (at is None or at // self._window != shared // self._window):
+            self.restore(slot, shared, self.snapshots[slot][shared])
+        self._states_at[slot] = shared
+
     def append(self, slot: int, keys: Tensor) -> None:
         """Note tokens that were computed at the end of a slot."""
         end = self.filled[slot] + len(keys)
         self._keys[slot, self.filled[slot] : end] = keys
-        self.filled[slot] = end
+        self.compute(slot, end)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a row with all of its `length` positions, prompt and answer, into another slot."""
         kv.copy_row(self.kv_cache, source, target, length)
         self._keys[target] = self._keys[source]
-        self.filled[target] = self.filled[source]
+        self.snapshots[target] = dict(self.snapshots[source])
+        self.filled[target], self._states_at[target] = self.filled[source], self._states_at[source]
 
     def take_over(self, other: SlotCache, source: int, length: int) -> None:
         """Hold in the first slot so many positions that a slot of another cache holds. Raises
@@ -360,13 +430,15 @@ class SlotCache:
         self.reserve(length)
         for layer, of_other in zip(self.kv_cache, other.kv_cache, strict=True):
             for name, tensor in layer.items():
-                tensor[0, :, :length] = of_other[name][source, :, :length]
+                kv.slots(name, tensor, length)[0] = kv.slots(name, of_other[name], length)[source]
+        self._follow(0, other, source, length, other._states_at[source])
         self._keys[0, :length] = other.keys(source)[:length]
         self.filled[0] = length
 
     def is_finite(self, slot: int) -> bool:
         """Whether what is computed of a slot can be used."""
-        parts = (tensor[slot, :, : self.filled[slot]] for layer in self.kv_cache for tensor in layer.values())
+        layers, end = self.kv_cache, self.filled[slot]
+        parts = (kv.slots(name, tensor, end)[slot] for layer in layers for name, tensor in layer.items())
         return all(map(is_finite, parts))
 
     def clear(self, slot: int) -> None:
@@ -375,3 +447,4 @@ class SlotCache:
             for tensor in layer.values():
                 tensor[slot].zero_()
         self._keys[slot], self.filled[slot], self._used[slot] = NO_KEY, 0, self.capacity
+        self.snapshots[slot], self._states_at[slot] = {}, 0

@@ -14,6 +14,9 @@ all positions up to the block's end, and two prompts share the blocks whose name
 
 A block is written once and then only read, by any number of threads. The block used longest ago goes first,
 and a block never before those that follow it, which could not be found without it.
+
+A model with states goes on only where one was kept (`SlotCache.snapshots`): such a snapshot is a block
+without positions of its own, named by all that is before it, and what is found ends there.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import hashlib
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
@@ -30,7 +33,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from generation.kv_cache import KVCache, Layout, bytes_per_position, geometry, numbers_per_token
+from generation.kv_cache import (
+    STATES,
+    KVCache,
+    Layout,
+    bytes_per_position,
+    geometry,
+    numbers_per_token,
+    snapshot_numbers,
+)
 from generation.memory import available_bytes
 from generation.options import check_integer
 from generation.prefix import Item, KeyedPrompt, SlotCache, is_finite
@@ -144,10 +155,38 @@ class PrefixStore:
         """How many positions of a prompt, from its front, `load` may be asked for; see `cut`."""
         end = 0
         for block in self._cut(keys, items):
-            if block.name not in self._blocks and not (self._files and self._files.holds(block.name)):
+            if not self._holds(block.name):
                 break
             end = block.end
-        return end
+        if not (window := self.model.language_model.config.state_window):
+            return end
+        ends = range(end - end % window, 0, -window)
+        return next((at for at in ends if self._holds(self._name_of_state(keys, items, at))), 0)
+
+    def _holds(self, name: bytes) -> bool:
+        return name in self._blocks or bool(self._files and self._files.holds(name))
+
+    def _name_of_state(self, keys: Tensor, items: Sequence[Item], position: int) -> bytes:
+        """Of a snapshot at a position, after all that is before it."""
+        shown, covered = hashlib.sha256(b"state" + self._root), int((keys[:position] < 0).sum())
+        shown.update(keys[:position].contiguous().view(torch.uint8).numpy().data)
+        for item in items:
+            if covered > 0:
+                shown.update(item.digest)
+            covered -= item.positions
+        return shown.digest()
+
+    def load_states(self, keys: Tensor, items: Sequence[Item], position: int) -> Tensor | None:
+        """What a slot is to `restore` at a position; None where that has gone since `match`."""
+        name = self._name_of_state(keys, items, position)
+        with self._lock:
+            states = self._blocks.get(name)
+        if states is None and self._files:
+            numbers = snapshot_numbers(self._layout)
+            (states,) = self._files.read([(name, (numbers,))], torch.float32, False)
+        if states is not None:
+            self._use([Block(name, position, position)], {name: states})
+        return states
 
     def load(
         self, keys: Tensor, items: Sequence[Item], kv_cache: KVCache, row: int, start: int, end: int
@@ -181,21 +220,34 @@ class PrefixStore:
             self._files.keep([(block.name, None) for block in chain if block.end <= reached])
         return reached
 
-    def save(self, keys: Tensor, items: Sequence[Item], kv_cache: KVCache, row: int) -> None:
-        """Keep the whole blocks of a row's first len(keys) positions that are not kept already. What does not
-        fit goes from the end. No block is kept that is not finite, nor any after it; of a GPU's row the
-        caller knows that it is."""
+    def save(
+        self,
+        keys: Tensor,
+        items: Sequence[Item],
+        kv_cache: KVCache,
+        row: int,
+        states: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        """Keep the whole blocks of a row's first len(keys) positions, and `states`, snapshots by position,
+        that are not kept already. What does not fit goes from the end. No block is kept that is not finite,
+        nor any after it; of a GPU's row the caller knows that it is."""
         chain, on_gpu = self._cut(keys, items), geometry(kv_cache).device.type == "cuda"
+        end = chain[-1].end if chain else 0
+        for position in states or ():
+            if position <= end:
+                chain.append(Block(self._name_of_state(keys, items, position), position, position))
+        chain.sort(key=lambda block: block.end)
         new, size = {}, 0
         self._look()
         for number, block in enumerate(chain):
+            kept = states[block.end] if states and block.start == block.end else None
             nbytes = (block.end - block.start) * bytes_per_position(self.model.language_model)
-            size += nbytes
+            size += nbytes if kept is None else kept.nbytes
             fits = size <= self._most and block.name not in self._blocks
             if fits or (self._files and not self._files.holds(block.name)):
                 tensor = self._blocks.get(block.name)
                 if tensor is None:
-                    tensor = _copy_of(kv_cache, row, block)
+                    tensor = _copy_of(kv_cache, row, block) if kept is None else _to_host(kept)
                     if not on_gpu and not is_finite(tensor):  # there it would have to wait
                         del chain[number:]
                         break
@@ -219,10 +271,16 @@ class PrefixStore:
     def extend(self, slots: SlotCache, slot: int, prompt: KeyedPrompt, shared: int) -> int:
         """Load what is held of a prompt beyond the `shared` positions that its slot was assigned with.
         Returns how many the slot has then; never all, because the last position's logits are not kept."""
-        matched = min(self.match(prompt.keys, prompt.items), len(prompt) - 1)
+        keys, items, last = prompt.keys, prompt.items, len(prompt) - 1
+        matched = min(self.match(keys[:last], items), last)
         if matched > shared:
-            shared = self.load(prompt.keys, prompt.items, slots.kv_cache, slot, shared, matched)
-            slots.filled[slot] = shared
+            reached = self.load(keys, items, slots.kv_cache, slot, shared, matched)
+            if self.model.language_model.config.state_window:
+                states = self.load_states(keys, items, matched) if reached == matched else None
+                if states is None:
+                    return shared
+                slots.restore(slot, matched, states)
+            shared = slots.filled[slot] = reached
         return shared
 
     def close(self) -> None:
@@ -242,7 +300,8 @@ class PrefixStore:
 
     def _unflat(self, flat: Tensor, length: int) -> list[Tensor]:
         """What a block of `length` positions has for each tensor of a cache: (H, length, D)."""
-        shapes = [(heads, length, width) for layer in self._layout for heads, width in layer.values()]
+        kept = [one for layer in self._layout for one in layer.values()]
+        shapes = [(heads, length, width) for heads, width, count in kept if not count]
         parts = flat.split([math.prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -272,7 +331,7 @@ class PrefixStore:
 
 
 def _tensors(kv_cache: KVCache) -> list[Tensor]:
-    return [tensor for layer in kv_cache for tensor in layer.values()]
+    return [tensor for layer in kv_cache for name, tensor in layer.items() if name not in STATES]
 
 
 def _copy_of(kv_cache: KVCache, row: int, block: Block) -> Tensor:
@@ -280,7 +339,11 @@ def _copy_of(kv_cache: KVCache, row: int, block: Block) -> Tensor:
     block_of_row = torch.cat(
         [tensor[row, :, block.start : block.end].flatten() for tensor in _tensors(kv_cache)]
     )
-    if not block_of_row.is_cuda:
-        return block_of_row
-    host = torch.empty(block_of_row.shape, dtype=block_of_row.dtype, pin_memory=True)
-    return host.copy_(block_of_row, non_blocking=True)
+    return _to_host(block_of_row)
+
+
+def _to_host(numbers: Tensor) -> Tensor:
+    if not numbers.is_cuda:
+        return numbers
+    host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    return host.copy_(numbers, non_blocking=True)

@@ -26,6 +26,7 @@ class Decoder(Protocol):
         start_pos: int | Tensor = 0,
         position_ids: Tensor | None = None,
         offset: int | Tensor = 0,
+        lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Any]: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
 

@@ -95,7 +95,7 @@ class SlotRow(Row):
 
     reused: positions of its prompt that were copied from another.
     features: of its images' parts from `part` on, as far as they are encoded; (positions, D) each.
-    embeds: (1, n, D) of positions that wait to be computed, from `start` on.
+    embeds: (1, n, D) of positions that wait to be computed, from `start` on; at `stops` that pauses.
     told: tokens that were reported.
     draft: the row whose answer comes first, as this one's draft; it is `of` this one.
     left: of a draft, `parts_left` after it; it ends at the time `until`, once that is known.
@@ -109,6 +109,7 @@ class SlotRow(Row):
     features: list[Tensor] = field(default_factory=list)
     embeds: Tensor | None = None
     start: int = 0
+    stops: list[int] = field(default_factory=list)
     told: int = 0
     draft: SlotRow | None = None
     of: SlotRow | None = None
@@ -148,6 +149,11 @@ class SlotRow(Row):
     def missing(self) -> int:
         """Positions that wait to be computed; their tiles are encoded."""
         return 0 if self.embeds is None else self.embeds.shape[1]
+
+    @property
+    def upcoming(self) -> int:
+        """Those of them that are computed next."""
+        return min([self.missing, *(stop - self.start for stop in self.stops if stop > self.start)])
 
 
 @dataclass

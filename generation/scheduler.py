@@ -125,7 +125,7 @@ class Scheduler:
             check_integer("prefill_chunk", prefill_chunk, low=1)
         self.model, self.slots, self._chunk = model, slots, prefill_chunk
         self._decode_step, self._step = decode_step, step_of(decode_step, model.language_model)
-        self.speculation = Speculation(self._step, model.config.image_token_id)
+        self.speculation = Speculation(self._step, model.config)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
         self.prefixes = prefixes
         self._limits = LIMITS.get(model.device.type, LIMITS["cpu"])
@@ -255,18 +255,18 @@ class Scheduler:
 
     def _drafts(self, row: SlotRow, short: KeyedPrompt, limits: DraftLimits) -> float:
         """`parts_left` after a draft from the short prompt."""
-        reused = min(self.reusable(row.prompt), row.length - 1)
+        reused = self.reusable(row.prompt)
         return parts_left(self.model, self._features, row.prompt, short, reused, limits)
 
     def reusable(self, prompt: KeyedPrompt) -> int:
-        """How many positions of a prompt a slot holds."""
-        return max(self._cache.filled_in_common(prompt.keys)) if self._cache.capacity else 0
+        """How many positions of a prompt a slot holds, never all."""
+        return max(self._cache.ready(prompt.keys, len(prompt) - 1)) if self._cache.capacity else 0
 
     def take_over(self, other: Scheduler, prompt: KeyedPrompt) -> None:
         """Hold what another scheduler of this model holds of a prompt, as far as memory allows both."""
         if length := other.reusable(prompt):
             with suppress(CacheMemoryError):
-                source = other._cache.filled_in_common(prompt.keys).index(length)
+                source = other._cache.ready(prompt.keys, len(prompt) - 1).index(length)
                 self._cache.take_over(other._cache, source, length)
 
     def end_draft(self, row: SlotRow) -> None:
@@ -288,7 +288,7 @@ class Scheduler:
         if decode_step is not self._decode_step:
             self._decode_step, self._replay = decode_step, None
             self._step = step_of(decode_step, self.model.language_model)
-            self.speculation = Speculation(self._step, self.model.config.image_token_id)
+            self.speculation = Speculation(self._step, self.model.config)
 
     def counts(self) -> dict[str, float]:
         """What was done so far: seconds of each kind, decode steps, tiles encoded, tokens proposed and
@@ -380,7 +380,7 @@ class Scheduler:
             if self._chunk is None:
                 for row in list(self._waiting):
                     self._encode(row, None)
-                passes = [(rows, [row.missing for row in rows]) for rows in self._groups()]
+                passes = [(rows, [row.upcoming for row in rows]) for rows in self._groups()]
             else:
                 head = self._waiting[0]
                 self._waiting.rotate(-1)
@@ -410,7 +410,7 @@ class Scheduler:
         to share what is still to be computed."""
         last = row.length - 1  # always computed, because its logits are not kept
         common = [min(shared, last) for shared in self._cache.in_common(row.prompt.keys)]
-        ready = [min(shared, filled) for shared, filled in zip(common, self._cache.filled)]
+        ready = self._cache.ready(row.prompt.keys, last)
         coming = max((common[other.slot] for other in self._waiting), default=0)
         if row.worth_sharing(max(ready), coming):
             kept = self.prefixes.match(row.prompt.keys, row.prompt.items) if self.prefixes else 0
@@ -427,7 +427,7 @@ class Scheduler:
         if self.prefixes is not None:
             row.reused = row.start = self.prefixes.extend(self._cache, slot, row.prompt, row.reused)
         row.part, _ = first_part(row.prompt, row.reused)
-        row.slot, self._rows[slot] = slot, row
+        row.slot, self._rows[slot], row.stops = slot, row, self._cache.stops(row.prompt)
         self._waiting.append(row)
         return True
 
@@ -480,11 +480,11 @@ class Scheduler:
         """What is computed next of a prompt, or all of several short ones with it."""
         assert self._chunk is not None
         rows = next(rows for rows in self._groups() if head in rows)
-        return rows, [min(row.missing, self._chunk) for row in rows]
+        return rows, [min(row.upcoming, self._chunk) for row in rows]
 
     def _together(self, rows: list[SlotRow]) -> bool:
         """Whether one pass over these prompts, padded to the longest, is better than several."""
-        lengths = [row.missing for row in rows]
+        lengths = [row.upcoming for row in rows]
         large = self._limits.large if self._chunk is None else min(self._chunk, self._limits.large)
         if self._step.alone:
             return sum(lengths) <= large
@@ -507,12 +507,16 @@ class Scheduler:
         start_pos = kv.per_row(starts, x.device)
         end = min(max(starts) + longest, self._cache.capacity)  # no more than that is real
         cache = kv.view(self._cache.kv_cache, end, rows[0].slot, len(rows))
+        for row in rows:
+            self._cache.compute(row.slot)
         logits = self._step.prefill(x, lengths, cache, start_pos, self._places(rows, longest))
         for row, length in zip(rows, lengths, strict=True):
             assert row.embeds is not None
             row.embeds = row.embeds[:, length:] if length < row.embeds.shape[1] else None
             row.start += length
-            self._cache.filled[row.slot] = max(self._cache.filled[row.slot], min(row.start, row.length))
+            self._cache.compute(row.slot, min(row.start, row.length))
+            if row.start in row.stops:
+                self._cache.keep(row.slot, row.start)
             self.stats.prefilled += length
             self.stats.reused += row.reused if row.start == row.length else 0
         return logits
@@ -541,6 +545,8 @@ class Scheduler:
             return
         began = time.perf_counter()
         span = [row for row in self._rows[: 1 + rows[-1].slot] if row is not None]
+        for row in rows:
+            self._cache.compute(row.slot)
         positions = [self._place_of(row) for row in span]
         self.stats.decode_steps += 1
         proposals: list[list[int]] = []
@@ -716,8 +722,8 @@ class Scheduler:
         elif row.tokens and self._cache.filled[row.slot] == row.length:
             self._cache.append(row.slot, torch.tensor(row.tokens[:-1], dtype=torch.int64))
         if kept and self.prefixes is not None:
-            keys = self._cache.keys(row.slot)
-            self.prefixes.save(keys, row.prompt.items, self._cache.kv_cache, row.slot)
+            keys, states = self._cache.keys(row.slot), self._cache.snapshots[row.slot]
+            self.prefixes.save(keys, row.prompt.items, self._cache.kv_cache, row.slot, states)
 
     def _failed(self, key: Any, error: Exception) -> RequestOutput:
         self.stats.failed += 1

@@ -1,6 +1,6 @@
 """Tokens that are proposed and verified together: prompt lookup, what a constraint forces, a draft.
 
-    speculation = Speculation(step, image_token_id)
+    speculation = Speculation(step, model.config)
     speculation.begin(row)                             # its proposer, as its options say
     ...                                                # in place of a step, where there are proposals:
     if any(proposals := speculation.propose(rows)):
@@ -199,9 +199,9 @@ class Speculation:
     proposed: ids that were verified; accepted: those among them that answers hold and that saved a pass.
     """
 
-    def __init__(self, step: Step, image_token_id: int | None):
+    def __init__(self, step: Step, config):
         self.costs, self.proposed, self.accepted = _PassCosts(), 0, 0
-        self._step, self._image_token_id = step, image_token_id
+        self._step, self._image_token_id, self._most = step, config.image_token_id, config.text.rewinds
 
     def begin(self, row: Row, drafted: Sequence[int] = ()) -> None:
         """Give a row its proposer, as its options say: what its constraint forces, or what is looked up,
@@ -224,7 +224,7 @@ class Speculation:
     def propose(self, rows: Sequence[Row]) -> list[list[int]]:
         """Ids that may follow in each row, none for most."""
         self.costs.rows = len(rows)
-        return [row.propose() for row in rows]
+        return [row.propose()[: self._most] for row in rows]
 
     def observe(self, rows: Sequence[Row], proposals: Sequence[Sequence[int]], seconds: float) -> None:
         """The pass over these, and each row's last token, took so long."""

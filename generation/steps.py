@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from generation.kv_cache import KVCache, Prompt, per_row, to_device
+from generation.kv_cache import KVCache, Prompt, geometry, per_row, to_device
 from generation.protocol import Decoder
 
 # (token ids, cache, start_pos), and the offset where it is not 0
@@ -32,12 +32,14 @@ class Step:
         together.
     alone: whether `prefill` computes each row by itself: padding costs nothing, and company changes no bit.
     records: whether `bind` and `adopt` are worth it: what they give is recorded, and launched as a whole.
+    states: whether layers keep what does not forget, and so have to be told which positions are real.
     """
 
-    same_bits, chunks, alone, records = False, True, False, False
+    same_bits, chunks, alone, records, states = False, True, False, False, False
 
     def __init__(self, language_model: Decoder):
         self._language_model = language_model
+        self.states = language_model.config.state_window is not None
 
     def __call__(
         self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
@@ -50,9 +52,12 @@ class Step:
         self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
     ) -> Tensor:
         """(B, T) token ids -> (B, T, V) logits of each position; the cache gains T positions in each row."""
+        return self._chunk(token_ids, kv_cache, start_pos, offset)
+
+    def _chunk(self, token_ids, kv_cache, start_pos, offset, lengths: list[int] | None = None) -> Tensor:
         x = self._language_model.embed_tokens(token_ids)  # (B, T, D)
-        hidden, _ = self._language_model(x, kv_cache=kv_cache, start_pos=start_pos, offset=offset)
-        return self._language_model.logits(hidden)
+        at = {"start_pos": start_pos, "offset": offset, "lengths": lengths}
+        return self._language_model.logits(self._language_model(x, kv_cache=kv_cache, **at)[0])
 
     def prefill(
         self,
@@ -63,15 +68,18 @@ class Step:
         places: Tensor | None = None,
     ) -> Tensor:
         """(B, L, D) embeddings, or wider ones (see `LanguageModel.forward`), of which each row's first
-        `lengths` are real -> (B, V) logits of its last position; the cache, if there is one, gains `lengths`
-        positions in each row. `places` (3, B, L) are their rotary places where those are not the slots."""
-        language_model = self._language_model
+        `lengths` are real -> (B, V) logits of its last position, or nothing of a row without any; the cache,
+        if there is one, gains `lengths` positions in each row. `places` (3, B, L) are their rotary places
+        where those are not the slots."""
+        language_model, real = self._language_model, None
+        if kv_cache and min(lengths) < embeddings.shape[1]:
+            real = lengths
         hidden, _ = language_model(
-            embeddings, kv_cache=kv_cache or None, start_pos=start_pos, position_ids=places
+            embeddings, kv_cache=kv_cache or None, start_pos=start_pos, position_ids=places, lengths=real
         )  # (B, L, D)
         if min(lengths) == max(lengths):
             return language_model.logits(hidden[:, max(lengths) - 1])
-        last = to_device(torch.tensor(lengths) - 1, hidden.device)[:, None, None]
+        last = to_device(torch.tensor(lengths).clamp(min=1) - 1, hidden.device)[:, None, None]
         return language_model.logits(hidden.gather(1, last.expand(-1, 1, hidden.shape[2]))[:, 0])
 
     def ragged(
@@ -83,10 +91,13 @@ class Step:
     ) -> list[Tensor]:
         """`chunk` of so many ids of each row from its own slot on, with its own offset: logits (n, V) of each
         row."""
-        longest, device = max(map(len, token_ids)), next(iter(kv_cache[0].values())).device
+        lengths, device = list(map(len, token_ids)), geometry(kv_cache).device
+        longest = max(lengths)
         padded = torch.tensor([[*ids, *[ids[-1]] * (longest - len(ids))] for ids in token_ids])
         start_pos, offset = (per_row(numbers, device) for numbers in (starts, offsets))
-        logits = self.chunk(to_device(padded, device), kv_cache, start_pos, offset)
+        inputs = (to_device(padded, device), kv_cache, start_pos, offset)
+        # What is in vain may be written to slots, but not into states.
+        logits = self._chunk(*inputs, lengths) if self.states else self.chunk(*inputs)
         return [row[: len(ids)] for row, ids in zip(logits, token_ids, strict=True)]
 
     def adopt(self, kv_cache: KVCache, filled: int, needed: int) -> None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 # Far beyond any real model: a config past these is refused before anything is allocated.
 _MAX_WIDTH = 65_536
 _MAX_LAYERS = 1_024
 _MAX_VOCAB = 4_194_304
 _MAX_POSITIONS = 16_777_216
+DELTA_WINDOW = (
+    16  # positions after which a cache keeps the gated delta rule's matrix; see models/gated_delta.py
+)
 
 
 def _check_range(config, low: int, high: int, *names: str) -> None:
@@ -183,6 +186,15 @@ class RopeScaling:
             )
 
 
+class Kept(NamedTuple):
+    """What a cache has of a layer under one name, for each row: (heads, slots, width), in its own dtype; or,
+    `fixed` is a number, (heads, fixed, width), in float32 and whatever the slots are."""
+
+    heads: int
+    width: int
+    fixed: int | None = None
+
+
 @dataclass(frozen=True)
 class TextConfig:
     """A Llama-style decoder. `num_key_value_heads` and `head_dim` default from the other fields."""
@@ -209,13 +221,36 @@ class TextConfig:
     rope_sections: tuple[int, ...] = ()
     rope_interleaved: bool = False
 
-    # What mixes a layer's positions: "attention" or "conv"; () where it is attention everywhere.
+    partial_rotary_factor: float = 1.0  # share of a head's numbers that are rotated, the first ones
+    attention_gate: bool = False  # what a head attends to is weighed, number by number (Qwen3.5)
+    zero_centered_norms: bool = False  # a norm's weight is what differs from 1 (Qwen3.5)
+
+    # What mixes a layer's positions: "attention", "conv" or "delta"; () where it is attention everywhere.
     layer_types: tuple[str, ...] = ()
     conv_kernel: int = 3
     conv_bias: bool = False
+    delta_key_heads: int = 16
+    delta_value_heads: int = 16
+    delta_key_dim: int = 128
+    delta_value_dim: int = 128
 
-    # What each layer keeps of a slot, by name: heads, and numbers of each. It follows from the fields.
-    cache_layout: ClassVar[list[dict[str, tuple[int, int]]]]
+    # What each layer keeps, by name. It follows from the fields.
+    cache_layout: ClassVar[list[dict[str, Kept]]]
+
+    @property
+    def rotary_dim(self) -> int:
+        """Numbers of a head that are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def state_window(self) -> int | None:
+        """Positions after which a layer's state is kept; None where all is kept by slot."""
+        return DELTA_WINDOW if "delta" in self.layer_types else None
+
+    @property
+    def rewinds(self) -> int | None:
+        """How many tokens a pass may compute in vain where what is kept must stay right; None for any."""
+        return DELTA_WINDOW - self.conv_kernel if "delta" in self.layer_types else None
 
     def mixer(self, layer: int) -> str:
         """What mixes the positions of a layer."""
@@ -232,8 +267,12 @@ class TextConfig:
         _check_range(self, 1, _MAX_LAYERS, "num_hidden_layers")
         _check_range(self, 1, _MAX_POSITIONS, "max_position_embeddings")
         _check_multiple(self, "num_attention_heads", "num_key_value_heads")
-        if self.head_dim % 2:
-            raise ValueError(f"TextConfig.head_dim must be even for rotary embeddings, got {self.head_dim}")
+        _make_positive(self, "partial_rotary_factor")
+        if self.rotary_dim % 2 or not 2 <= self.rotary_dim <= self.head_dim:
+            raise ValueError(
+                f"TextConfig.partial_rotary_factor: expected to rotate an even number of {self.head_dim} "
+                f"numbers, got {self.partial_rotary_factor}"
+            )
         _check_choice(self, "hidden_act", "silu")
         _make_positive(self, "rms_norm_eps", "rope_theta")
         _check_range(self, 1, 64, "conv_kernel")
@@ -242,18 +281,35 @@ class TextConfig:
                 f"TextConfig.layer_types: expected one for each of {self.num_hidden_layers} layers, "
                 f"got {len(self.layer_types)}"
             )
-        if strange := set(self.layer_types) - {"attention", "conv"}:
+        if strange := set(self.layer_types) - {"attention", "conv", "delta"}:
             raise ValueError(
-                f"TextConfig.layer_types: expected attention or conv, got {sorted(strange)[0]!r}"
+                f"TextConfig.layer_types: expected attention, conv or delta, got {sorted(strange)[0]!r}"
             )
-        keys = (self.num_key_value_heads, self.head_dim)
-        kept = {"attention": {"key": keys, "value": keys}, "conv": {"conv": (1, self.hidden_size)}}
+        sizes = ("delta_key_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim")
+        _check_range(self, 1, 4_096, *sizes)
+        _check_multiple(self, "delta_value_heads", "delta_key_heads")
+        if "delta" in self.layer_types and self.conv_kernel > DELTA_WINDOW // 2:
+            raise ValueError(
+                f"TextConfig.conv_kernel: expected up to {DELTA_WINDOW // 2}, got {self.conv_kernel}"
+            )
+        keys = Kept(self.num_key_value_heads, self.head_dim)
+        of_key, of_value = self.delta_key_dim, self.delta_value_dim
+        inputs = 2 * self.delta_key_heads * of_key + self.delta_value_heads * of_value
+        kept = {
+            "attention": {"key": keys, "value": keys},
+            "conv": {"conv": Kept(1, self.hidden_size)},
+            "delta": {
+                "state": Kept(self.delta_value_heads, of_key * of_value, 2),
+                "recent": Kept(self.delta_value_heads, of_key + of_value + 1, 2 * DELTA_WINDOW),
+                "inputs": Kept(1, inputs, 2 * DELTA_WINDOW),
+            },
+        }
         layout = [kept[self.mixer(layer)] for layer in range(self.num_hidden_layers)]
         object.__setattr__(self, "cache_layout", layout)
         sections = self.rope_sections
-        if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != self.head_dim // 2):
+        if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != self.rotary_dim // 2):
             raise ValueError(
-                f"TextConfig.rope_sections: expected three numbers whose sum is {self.head_dim // 2}, "
+                f"TextConfig.rope_sections: expected three numbers whose sum is {self.rotary_dim // 2}, "
                 f"got {sections}"
             )
 

@@ -9,7 +9,7 @@ written, and how they are rotated, unless a family has rotary places of its own 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -19,16 +19,19 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from generation.kv_cache import KVCache, geometry
 from models.config import TextConfig
+from models.gated_delta import GatedDeltaRule
 from models.short_convolution import ShortConvolution
 
 
 def rope_frequencies(config: TextConfig, device=None) -> Tensor:
-    """Inverse rotary frequencies, (D_h / 2,) float32, with the config's scaling applied.
+    """Inverse rotary frequencies, (D_r / 2,) float32 for D_r rotated numbers of a head, scaled as the config
+    says.
 
     The llama3 rule is the one published with Llama 3.1: long wavelengths are divided by `factor`,
     short ones kept, and those between blended linearly.
     """
-    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=device).float() / config.head_dim
+    dim = config.rotary_dim
+    exponent = torch.arange(0, dim, 2, dtype=torch.int64, device=device).float() / dim
     inv_freq = 1.0 / (config.rope_theta**exponent)
     scaling = config.rope_scaling
     if scaling is None:
@@ -60,7 +63,7 @@ def rope_tables(inv_freq: Tensor, positions: Tensor, dtype: torch.dtype) -> tupl
 def rope_axes(config: TextConfig) -> Tensor:
     """(D_h / 2,) int64: by which of a token's three places (time, row, column) each frequency turns."""
     _, rows, columns = config.rope_sections
-    axes = torch.zeros(config.head_dim // 2, dtype=torch.int64)
+    axes = torch.zeros(config.rotary_dim // 2, dtype=torch.int64)
     if config.rope_interleaved:  # time, row, column, time, row, column, … and time again where the others end
         axes[1 : 3 * rows : 3] = 1
         axes[2 : 3 * columns : 3] = 2
@@ -81,9 +84,25 @@ def segment_places(positions: Tensor) -> Tensor:
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate (B, H, T, D_h) by half-splitting, the layout of Llama checkpoints on the Hub."""
+    """Rotate (B, H, T, D_h) by half-splitting, the layout of Llama checkpoints on the Hub; what is beyond the
+    tables' width stays."""
+    x, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), dim=-1)
     first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    rotated = x * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
+
+
+class ZeroCenteredRMSNorm(nn.RMSNorm):
+    """Scales by 1 + weight. Not folded into the weight: what is saved would lose bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.normalized_shape, 1 + self.weight.float(), self.eps).to(x.dtype)
+
+
+def rms_norm(config: TextConfig, width: int | None = None) -> nn.RMSNorm:
+    """The norm of this model, of hidden states or of so many numbers."""
+    kind = ZeroCenteredRMSNorm if config.zero_centered_norms else nn.RMSNorm
+    return kind(width or config.hidden_size, config.rms_norm_eps)
 
 
 class Attention(nn.Module):
@@ -95,12 +114,14 @@ class Attention(nn.Module):
         self.num_kv_heads = config.num_key_value_heads
         self.head_dim = config.head_dim
         width, bias = config.hidden_size, config.attention_bias
-        self.q_proj = nn.Linear(width, self.num_heads * self.head_dim, bias=bias)
+        self.gated = config.attention_gate  # head by head queries and, after them, their gates
+        queries = self.num_heads * self.head_dim * (2 if self.gated else 1)
+        self.q_proj = nn.Linear(width, queries, bias=bias)
         self.k_proj = nn.Linear(width, self.num_kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(width, self.num_kv_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, width, bias=bias and not config.qkv_bias_only)
-        self.q_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.q_norm = rms_norm(config, self.head_dim) if config.qk_norm else None
+        self.k_norm = rms_norm(config, self.head_dim) if config.qk_norm else None
 
     def forward(
         self,
@@ -112,7 +133,7 @@ class Attention(nn.Module):
         kv_length: int,
     ) -> Tensor:
         batch, length, _ = x.shape
-        q, k, v = self.project(x, rope)
+        q, k, v, gate = self.project(x, rope)
         if layer_cache is not None:
             write_cache(layer_cache, k, v, start_pos)
             if kv_length > length:  # there is a prefix: read it back with what was just written
@@ -120,23 +141,29 @@ class Attention(nn.Module):
                 k = layer_cache["key"][:, :, :kv_length].to(q.dtype)
                 v = layer_cache["value"][:, :, :kv_length].to(q.dtype)
         out = attend(q, k, v, mask)
-        return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
+        out = out.transpose(1, 2).reshape(batch, length, -1)
+        return self.o_proj(out if gate is None else out * gate.sigmoid())
 
-    def project(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, D) -> queries (B, H, T, D_h), keys and values (B, H_kv, T, D_h), rotated as they are cached.
+    def project(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """(B, T, D) -> queries (B, H, T, D_h), keys and values (B, H_kv, T, D_h), rotated as they are cached,
+        and what the result's gates are made of (B, T, H · D_h), None where it has none.
 
         Attribution takes them from here as well. The fast steps compute their own, and refuse a model whose
         attention has parts that they do not know.
         """
         by_head = (*x.shape[:2], -1, self.head_dim)
         q, k, v = (part(x).view(by_head) for part in (self.q_proj, self.k_proj, self.v_proj))
+        gate = None
+        if self.gated:
+            q, gate = (part.reshape(by_head) for part in q.view(*x.shape[:2], -1, 2, self.head_dim).unbind(3))
+            gate = gate.flatten(2)
         if self.q_norm and self.k_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         # Both at once: on a GPU a short prompt takes as long as its kernels are many. Memory keeps the order
         # (B, T, H, D_h), and so does attention's result: `o_proj` reads it without a copy.
         both = apply_rope(torch.cat((q, k), dim=2).transpose(1, 2), *rope)
         q, k = both.split((self.num_heads, self.num_kv_heads), dim=1)
-        return q, k, v.transpose(1, 2)
+        return q, k, v.transpose(1, 2), gate
 
 
 def write_cache(layer_cache: dict[str, Tensor], key: Tensor, value: Tensor, start_pos: int | Tensor) -> None:
@@ -205,21 +232,29 @@ class MLP(nn.Module):
 class DecoderBlock(nn.Module):
     def __init__(self, config: TextConfig, index: int):
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mixes_by_attention = config.mixer(index) == "attention"
-        if self.mixes_by_attention:
+        self.input_layernorm = rms_norm(config)
+        self.mixer = config.mixer(index)
+        if self.mixer == "attention":
             self.self_attn = Attention(config)
-        else:
+        elif self.mixer == "conv":
             self.conv = ShortConvolution(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        else:
+            self.linear_attn = GatedDeltaRule(config)
+        self.post_attention_layernorm = rms_norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope, mask, layer_cache, start_pos, kv_length, before, real=None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope, mask, layer_cache, start_pos, kv_length, before, real=None, lengths=None
+    ) -> Tensor:
         normed = self.input_layernorm(x)
-        if self.mixes_by_attention:
+        if self.mixer == "attention":
             x = x + self.self_attn(normed, rope, mask, layer_cache, start_pos, kv_length)
         else:
-            x = x + self.conv(normed if real is None else normed * real, layer_cache, start_pos, before)
+            normed = normed if real is None else normed * real
+            if self.mixer == "conv":
+                x = x + self.conv(normed, layer_cache, start_pos, before)
+            else:
+                x = x + self.linear_attn(normed, layer_cache, start_pos, before, lengths)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -231,7 +266,7 @@ class LanguageModel(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderBlock(config, i) for i in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = rms_norm(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tied = tie_word_embeddings
         if tie_word_embeddings:
@@ -268,6 +303,7 @@ class LanguageModel(nn.Module):
         start_pos: int | Tensor = 0,
         position_ids: Tensor | None = None,
         offset: int | Tensor = 0,
+        lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, KVCache | None]:
         """Run the decoder.
 
@@ -283,6 +319,8 @@ class LanguageModel(nn.Module):
             position_ids: rotary places where they are not the slots: (B, T), or (3, B, T) by time, row and
                 column for a model with `rope_sections`.
             offset: rotary place less slot where that is one number for each row: an int, or (B,) int64.
+            lengths: with a cache, how many of the T positions of each row are real, in front; None for all.
+                What the others write may be overwritten, but a state would not forget it.
 
         Returns:
             (hidden states (B, T, D), the cache that was given).
@@ -329,7 +367,7 @@ class LanguageModel(nn.Module):
         x, *deep = x.split(self.config.hidden_size, dim=-1)
         for index, layer in enumerate(self.layers):
             layer_cache = None if kv_cache is None else kv_cache[index]
-            x = layer(x, rope, mask, layer_cache, start_pos, kv_length, before, real)
+            x = layer(x, rope, mask, layer_cache, start_pos, kv_length, before, real, lengths)
             if index < len(deep):
                 x = x + deep[index]
         return self.norm(x), kv_cache

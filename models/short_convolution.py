@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.config import TextConfig
@@ -32,23 +31,32 @@ class ShortConvolution(nn.Module):
         taps = self.weight.shape[2]
         first, second, value = self.in_proj(x).chunk(3, dim=-1)
         inputs = first * value
-        past = F.pad(inputs, (0, 0, taps - 1, 0))  # (B, taps - 1 + T, D)
+        past = inputs.new_zeros(len(x), taps - 1, inputs.shape[2])
         if layer_cache is not None:
             kept = layer_cache["conv"]
             if isinstance(start_pos, int):
                 count = min(start_pos, taps - 1)
-                past[:, taps - 1 - count : taps - 1] = kept[:, 0, start_pos - count : start_pos]
+                past[:, taps - 1 - count :] = kept[:, 0, start_pos - count : start_pos]
                 kept[:, 0, start_pos : start_pos + x.shape[1]] = inputs
             else:
                 rows = torch.arange(len(x), device=x.device)[:, None]
                 steps = torch.arange(1 - taps, x.shape[1], device=x.device)
                 slots = start_pos[:, None] + steps  # (B, taps - 1 + T)
-                past[:, : taps - 1] = kept[rows, 0, slots[:, : taps - 1].clamp(min=0)].to(x.dtype)
+                past = kept[rows, 0, slots[:, : taps - 1].clamp(min=0)].to(x.dtype)
                 kept[rows, 0, slots[:, taps - 1 :]] = inputs.to(kept.dtype)
-        out = inputs * self.weight[:, 0, -1]
-        for back in range(1, taps):  # what lies before the segment is nothing to it
-            earlier = past[:, taps - 1 - back : past.shape[1] - back]
-            out = out + (earlier * self.weight[:, 0, -1 - back]).masked_fill((before < back)[..., None], 0)
+        out = causal_convolution(inputs, past, self.weight, before)
         if self.bias is not None:
             out = out + self.bias
         return self.out_proj(second * out)
+
+
+def causal_convolution(inputs: Tensor, past: Tensor, weight: Tensor, before: Tensor) -> Tensor:
+    """Inputs (B, T, C), with those of the k - 1 positions before them, weighed by (C, 1, k): (B, T, C). What
+    lies before a position's segment is nothing to it; see `ShortConvolution`."""
+    taps = weight.shape[2]
+    past = torch.cat((past, inputs), 1)  # (B, k - 1 + T, C)
+    out = inputs * weight[:, 0, -1]
+    for back in range(1, taps):
+        earlier = past[:, taps - 1 - back : past.shape[1] - back]
+        out = out + (earlier * weight[:, 0, -1 - back]).masked_fill((before < back)[..., None], 0)
+    return out

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data.tiles import Part, Parts
-from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
+from models.config import Kept, PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 from tests.tiny import IMAGE_ID, PAD_ID, VOCAB, randomize
 
@@ -97,9 +97,9 @@ def packed(inputs: dict) -> dict:
     return inputs | {"input_ids": torch.tensor([ids])} | pixels
 
 
-def keys(layers: int, heads: int, width: int) -> list[dict[str, tuple[int, int]]]:
+def keys(layers: int, heads: int, width: int) -> list[dict[str, Kept]]:
     """The layout of a cache of attention alone."""
-    return [dict.fromkeys(("key", "value"), (heads, width))] * layers
+    return [dict.fromkeys(("key", "value"), Kept(heads, width))] * layers
 
 
 def length_of(prompt: list[int]) -> int:

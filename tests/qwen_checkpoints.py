@@ -11,6 +11,8 @@ from torch import nn
 from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
@@ -19,7 +21,11 @@ from data.tokenizer import build_tokenizer
 from tests.rows import WORDS
 from tests.tiny import randomize
 
-CLASSES = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration, "qwen3_vl": Qwen3VLForConditionalGeneration}
+CLASSES = {
+    "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
+    "qwen3_vl": Qwen3VLForConditionalGeneration,
+    "qwen3_5": Qwen3_5ForConditionalGeneration,
+}
 KINDS = (*CLASSES,)
 SPECIAL = [
     "<|im_start|>",
@@ -90,6 +96,18 @@ def hf_config(kind: str, seed: int = 0):
         text |= {"head_dim": head_dim}
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}
         return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=seed % 4 < 2, **ids)
+    if kind == "qwen3_5":
+        factor = draw.choice([0.25, 0.5, 1.0])
+        rotary = int(head_dim * factor) // 2
+        sections = [rotary - 2 * (rotary // 3), rotary // 3, rotary // 3]
+        text["rope_parameters"] |= {"mrope_section": sections, "partial_rotary_factor": factor}
+        key_heads = draw.choice([1, 2])
+        text |= {"head_dim": head_dim, "linear_num_key_heads": key_heads}
+        text |= {"linear_num_value_heads": key_heads * draw.choice([1, 2])}
+        text |= {"linear_key_head_dim": draw.choice([8, 16]), "linear_value_head_dim": draw.choice([8, 16])}
+        text |= {"linear_conv_kernel_dim": draw.choice([2, 4])}
+        vision |= {"num_position_embeddings": 64}
+        return Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=seed % 4 < 2, **ids)
     vision |= {"fullatt_block_indexes": [1, 3], "window_size": 56}
     return Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
 

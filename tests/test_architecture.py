@@ -44,7 +44,7 @@ FLOORS = {
     "networks": (
         *("models.config", "models.language_model", "models.vision_transformer"),
         *("models.losses", "models.initial_weights", "models.packed_vision_transformer"),
-        "models.short_convolution",
+        *("models.short_convolution", "models.gated_delta"),
     ),
     "inputs": (
         "data.errors",

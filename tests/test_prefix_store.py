@@ -22,12 +22,13 @@ from generation.scheduler import Scheduler
 from generation.session import Session
 from generation.steps import Step
 from models import VisionLanguageModel
+from models.config import Kept
 from tests.invariants import session_holds
 from tests.prompts import NO_STOP, PER_TILE, ImageBlock, inputs_of, length_of, tiny_vlm, words
 from tests.test_batching import assert_as_alone, request, uneven
 
 # Of the small model below: a layer of attention, and a short convolution.
-LAYOUT = [{"key": (2, 2), "value": (2, 2)}, {"conv": (1, 3)}]
+LAYOUT = [{"key": Kept(2, 2), "value": Kept(2, 2)}, {"conv": Kept(1, 3)}]
 BYTES = kv.numbers_per_token(LAYOUT) * 4  # of a position
 
 
@@ -244,7 +245,9 @@ def test_two_prompts_share_the_blocks_of_what_they_share(one, other):
 
 
 def small_model() -> SimpleNamespace:
-    decoder = SimpleNamespace(config=SimpleNamespace(cache_layout=LAYOUT), cache_dtype=torch.float32)
+    decoder = SimpleNamespace(
+        config=SimpleNamespace(cache_layout=LAYOUT, state_window=None), cache_dtype=torch.float32
+    )
     return SimpleNamespace(language_model=decoder)
 
 

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from data.errors import ProcessorError
 from data.processor import Processor
 from data.processor_conversion import as_idefics, as_it_was, as_nanovlm
-from families import FAMILIES, idefics3, internvl, lfm2_vl, nanovlm, qwen_vl
+from families import FAMILIES, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
 from families.text import section, text_family
 from messages import one_line
 from models.checkpoints.backbones import with_mean_rows
@@ -457,7 +457,7 @@ class Probe:
     def theirs(self, model: Any, config: VLMConfig) -> Tensor:
         ids, pixels, vision, more = self.input_ids(config), 2 * self.pixels - 1, config.vision, {}
         rows, columns = (side // vision.patch_size for side in pixels.shape[2:])
-        if config.family == qwen_vl.NAME:
+        if config.family in (qwen_vl.NAME, qwen3_5.NAME):
             more = {"image_grid_thw": torch.tensor([[1, rows, columns]])}
             more["mm_token_type_ids"] = torch.eq(ids, config.image_token_id).int()
             patches = patches_of(pixels[0], vision).unflatten(1, (3, 1, -1))

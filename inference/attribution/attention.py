@@ -130,7 +130,7 @@ def attention_rows(
 def _weights(attention: Attention, x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
     """One layer's weights (H, Q, T) from the input of its attention, x (1, T, D)."""
     length, groups = x.shape[1], attention.num_heads // attention.num_kv_heads
-    q, k, _ = attention.project(x, rope)
+    q, k, *_ = attention.project(x, rope)
     k = k.float().transpose(-1, -2)  # (1, H_kv, D_h, T)
     q = q[:, :, positions].float()  # (1, H, Q, D_h)
     q = q.unflatten(1, (attention.num_kv_heads, groups)).flatten(2, 3)  # a group's heads share their keys

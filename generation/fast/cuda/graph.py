@@ -192,10 +192,11 @@ class StaticCache:
         # Tensors of their own, which live as long as the user's cache.
         for layer, target in zip(kv_cache, kv.view(self.cache, positions), strict=True):
             for name, tensor in target.items():
-                tensor[:, :, :filled] = layer[name][:, :, :filled]
-                tensor[:, :, filled:] = 0  # the last answer's may be NaN, which no mask keeps out
+                kv.slots(name, tensor, filled)[:] = kv.slots(name, layer[name], filled)
+                if name not in kv.STATES:
+                    tensor[:, :, filled:] = 0  # the last answer's may be NaN, which no mask keeps out
             layer.update(target)
-        self._user = weakref.ref(next(iter(kv_cache[0].values())))
+        self._user = weakref.ref(kv.first_of(kv_cache))
 
 
 class GraphStep(Step):

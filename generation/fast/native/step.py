@@ -181,7 +181,7 @@ class NativeStep(Step):
         self._kept: list = []  # decode.c points to these, so they must live as long as this object
         self._layers = (_Layer * config.num_hidden_layers)()
         for slot, layer in zip(self._layers, model.layers, strict=True):
-            if layer.mixes_by_attention:
+            if layer.mixer == "attention":
                 self._describe_attention(slot, layer.self_attn)
             else:
                 self._describe_convolution(slot, layer.conv)
@@ -280,8 +280,8 @@ class NativeStep(Step):
     ) -> Tensor:
         """See `Step`: logits are float32."""
         batch, longest, width = len(lengths), *embeddings.shape[1:]
-        if min(lengths) < 1 or max(lengths) > longest:
-            raise ValueError(f"lengths: expected 1 to {longest} for each row, got {list(lengths)}")
+        if min(lengths) < 0 or not 1 <= max(lengths) <= longest:
+            raise ValueError(f"lengths: expected up to {longest} for each row, got {list(lengths)}")
         if not width or width % self._description.width:
             raise ValueError(f"embeddings: expected width {self._description.width}, got {width}")
         if places is not None and (self._axis is None or places.shape != (3, batch, longest)):
@@ -294,7 +294,7 @@ class NativeStep(Step):
 
         turned_by = None if places is None else real(places.permute(1, 2, 0)).flatten().tolist()
         logits = torch.empty(batch, self._vocab)
-        wanted, starts = [end - 1 for end in accumulate(lengths)], _each(start_pos, batch)
+        wanted, starts = [max(end - 1, 0) for end in accumulate(lengths)], _each(start_pos, batch)
         self._run(real(embeddings.float()), lengths, starts, wanted, kv_cache, logits, turned_by)
         return logits
 
