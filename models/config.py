@@ -234,23 +234,13 @@ class TextConfig:
     delta_key_dim: int = 128
     delta_value_dim: int = 128
 
-    # What each layer keeps, by name. It follows from the fields.
+    # What follows from the fields: what each layer keeps, by name; numbers of a head that are rotated;
+    # positions after which a state is kept, and how many tokens a pass may compute in vain without its
+    # getting wrong, None where all is kept by slot.
     cache_layout: ClassVar[list[dict[str, Kept]]]
-
-    @property
-    def rotary_dim(self) -> int:
-        """Numbers of a head that are rotated."""
-        return int(self.head_dim * self.partial_rotary_factor)
-
-    @property
-    def state_window(self) -> int | None:
-        """Positions after which a layer's state is kept; None where all is kept by slot."""
-        return DELTA_WINDOW if "delta" in self.layer_types else None
-
-    @property
-    def rewinds(self) -> int | None:
-        """How many tokens a pass may compute in vain where what is kept must stay right; None for any."""
-        return DELTA_WINDOW - self.conv_kernel if "delta" in self.layer_types else None
+    rotary_dim: ClassVar[int]
+    state_window: ClassVar[int | None]
+    rewinds: ClassVar[int | None]
 
     def mixer(self, layer: int) -> str:
         """What mixes the positions of a layer."""
@@ -268,6 +258,7 @@ class TextConfig:
         _check_range(self, 1, _MAX_POSITIONS, "max_position_embeddings")
         _check_multiple(self, "num_attention_heads", "num_key_value_heads")
         _make_positive(self, "partial_rotary_factor")
+        object.__setattr__(self, "rotary_dim", int(self.head_dim * self.partial_rotary_factor))
         if self.rotary_dim % 2 or not 2 <= self.rotary_dim <= self.head_dim:
             raise ValueError(
                 f"TextConfig.partial_rotary_factor: expected to rotate an even number of {self.head_dim} "
@@ -306,6 +297,9 @@ class TextConfig:
         }
         layout = [kept[self.mixer(layer)] for layer in range(self.num_hidden_layers)]
         object.__setattr__(self, "cache_layout", layout)
+        states = "delta" in self.layer_types
+        object.__setattr__(self, "state_window", DELTA_WINDOW if states else None)
+        object.__setattr__(self, "rewinds", DELTA_WINDOW - self.conv_kernel if states else None)
         sections = self.rope_sections
         if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != self.rotary_dim // 2):
             raise ValueError(

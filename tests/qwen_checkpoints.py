@@ -16,6 +16,7 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
 
 from data.tokenizer import build_tokenizer
 from tests.rows import WORDS
@@ -116,6 +117,9 @@ def save_hf(kind: str, folder: Path, seed: int = 0, **saving) -> nn.Module:
     """transformers' model, saved with its tokenizer, template and image settings."""
     model = CLASSES[kind](hf_config(kind, seed)).eval()
     randomize(model, seed=seed)
+    for module in model.modules():
+        if isinstance(module, Qwen3_5RMSNorm):  # which is around 0
+            module.weight.data -= 1
     model.save_pretrained(folder, **saving)
     tokenizer().save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)

@@ -88,10 +88,10 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 # what the room should come down to.
 BUDGETS = {
     "*.py": (975, 850),  # the entry points, and what errors say
-    "models": (1_725, 1_900),
+    "models": (2_070, 1_900),
     "models/checkpoints": (2_227, 1_400),
-    "families": (1_790, 2_000),
-    "generation": (4_412, 2_700),
+    "families": (1_940, 2_000),
+    "generation": (4_640, 2_700),
     "generation/fast": (4_405, 4_300),
     "tools": (855, 600),
     "data": (6_033, 4_900),
@@ -102,7 +102,7 @@ BUDGETS = {
     "eval": (3_848, 3_400),
     "benchmarks": (2_460, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (31_118, 20_000),
+    "tests": (31_160, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 
