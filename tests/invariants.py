@@ -174,6 +174,18 @@ MODELS = {
     },
     "biases on q, k, v": {"attention_bias": True, "qkv_bias_only": True},
     "InternVL, norms of queries and keys": {"family": "internvl", "qk_norm": True, "head_dim": 20},
+    "gated delta rules": {
+        "layer_types": ("delta", "attention"),
+        "conv_kernel": 4,
+        "delta_key_heads": 1,
+        "delta_value_heads": 2,
+        "delta_key_dim": 8,
+        "delta_value_dim": 12,
+        "attention_gate": True,
+        "zero_centered_norms": True,
+        "partial_rotary_factor": 0.5,
+        "qk_norm": True,
+    },
     "short convolutions": {"layer_types": ("conv", "attention"), "conv_kernel": 4, "qk_norm": True},
     "Qwen2.5-VL": {
         "family": "qwen_vl",

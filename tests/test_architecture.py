@@ -92,7 +92,7 @@ BUDGETS = {
     "models/checkpoints": (2_227, 1_400),
     "families": (1_940, 2_000),
     "generation": (4_640, 2_700),
-    "generation/fast": (4_405, 4_300),
+    "generation/fast": (4_425, 4_300),
     "tools": (855, 600),
     "data": (6_033, 4_900),
     "inference": (5_208, 3_100),

@@ -33,9 +33,9 @@ from tests.test_speculation import Guess, offer
 NEVER = 10**6  # a stop id that no token has: flags are read, and nothing stops
 
 
-@pytest.fixture(scope="module")
-def vlm():
-    return tiny_vlm()
+@pytest.fixture(scope="module", params=["placeholder", "gated delta rules"])
+def vlm(request):
+    return tiny_vlm(**MODELS[request.param])
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def small_and_taped(monkeypatch):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("model", ["placeholder", "Qwen3-VL"])
+@pytest.mark.parametrize("model", ["placeholder", "Qwen3-VL", "gated delta rules"])
 def test_tokens_are_those_of_the_eager_step(model, sampling):
     vlm, inputs, options = tiny_vlm(**MODELS[model]), batch(4), {"max_new_tokens": 40, **sampling}
     step = GraphStep(vlm.language_model)
@@ -62,11 +62,11 @@ def test_tokens_are_those_of_the_eager_step(model, sampling):
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_cache_that_is_outlived(kept, monkeypatch):
+def test_a_cache_that_is_outlived(vlm, kept, monkeypatch):
     """Rows end in a buffer of one step's length, and stop before, at and behind its end."""
     monkeypatch.setattr(kv, "STEP", 32)
     monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
-    model, inputs = tiny_vlm(), batch(2)
+    model, inputs = vlm, batch(2)
     free = model.generate(**inputs, max_new_tokens=50, **NO_STOP)
     for place in (8, 9, 10, 40):
         options = {"max_new_tokens": 50, "stop_token_ids": (int(free[0, place]), int(free[1, place]))}
