@@ -6,6 +6,7 @@
     python generate.py a.png b.png -q "What differs?" --model smolvlm-256m
     python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
     python generate.py photo.jpg "Is it raining?" --choices yes,no
+    python generate.py photo.jpg "Which boat is ahead?" --model runs/reasoning --think
     python generate.py photo.jpg -q "What is it?" --show-attention where.png --method occlusion
     python generate.py photo.jpg --detect "red circle" --point "the star" --show-boxes boxes.png
     python generate.py --chat photo.jpg
@@ -14,8 +15,9 @@
     python generate.py --batch questions.jsonl --out answers.jsonl
     python generate.py --batch photos -q "How many boats are there?" --out answers.jsonl
 
-The answer goes to stdout while it is made, everything else to stderr. A batch reports a bad line in its
-results and continues. Run it again to resume where it stopped; the bad lines are tried again.
+The answer goes to stdout while it is made, everything else to stderr: also what the model thinks before it
+answers. A batch reports a bad line in its results and continues. Run it again to resume where it stopped; the
+bad lines are tried again.
 
 Exit status:
     0    every question was answered
@@ -31,7 +33,6 @@ import argparse
 import os
 import sys
 import traceback
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from inference import cli
 from inference.errors import user_errors, user_message
 from inference.results import to_json
 from inference.terminal import GreyText
+from inference.thinking import held_to
 from models.checkpoints.hub import for_terminal
 
 # torch takes seconds to import, Pillow a tenth. What needs them is imported inside functions, after all
@@ -90,8 +92,10 @@ def load(args: argparse.Namespace, options: GenerationOptions, long: bool = Fals
         from inference.prefix_files import with_prefixes
 
         checkpoint = with_prefixes(checkpoint, args.prefix_cache)
+    if args.think:
+        checkpoint.processor.chat.check_thinking()
     if args.grammar is not None:
-        options = replace(options, constraint=checkpoint.constraint(args.grammar))
+        options = held_to(options, checkpoint.constraint(args.grammar))
     return checkpoint, options
 
 
@@ -132,12 +136,15 @@ def answer_questions(args: argparse.Namespace) -> None:
 
 def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dict[str, Any]:
     """Print the answers of a reply, a single one while it is made. Returns the result, without `about`."""
-    pieces = reply
+    aside, pieces = cli.Aside(not args.json and args.num_answers == 1), reply
+    reply.hear = lambda _, piece: aside.put(piece)
     if args.draft:
         pieces = reply.after_draft(GreyText(not args.json), args.json or args.stats)
     pixels = partial(reply.checkpoint.pixels, reply.row, not (args.json or args.grammar), args.box_format)
     if args.num_answers == 1 and locator is None:
-        cli.say(pixels().each(piece for _, piece in pieces))
+        cli.say(pixels().each(aside.before(pieces)))
+    for _ in aside.before(pieces):  # what is left
+        pass
     result = reply.finish()
     if locator is not None:
         result |= locator.locate(reply.checkpoint, about["question"], result)
@@ -150,6 +157,8 @@ def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dic
         cli.say([locator.text(result["answers"][0])])
     elif args.num_answers > 1:
         for number, answer in enumerate(result["answers"], 1):
+            if thought := "".join(result.get("thinking", ())[number - 1 : number]):
+                log(f"thinking {number}: {thought}")
             cli.say([f"{number}. {answer}"])
     if not args.json:
         cli.log_other_model(reply.checkpoint, result["answers"], log)

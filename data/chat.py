@@ -36,7 +36,8 @@ import psutil
 from jinja2 import Template, TemplateError, ext, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from data.errors import PromptError, PromptTooLong
+from data.errors import PromptError, PromptTooLong, ThinkingError
+from data.thinking import MARKERS, Thinking
 from data.tokenizer import AnyTokenizer, naming_file, no_panic, private_tokenizer, read_object
 from messages import one_line
 from models.checkpoints.hub import MAX_CONFIG, check_size
@@ -370,6 +371,8 @@ class ChatEncoder:
         image_token: the placeholder that stands once for every image in the rendered template.
         stop_token_ids: the ids that end a turn; the one after an answer is part of the answer.
         add_special_tokens: let the tokenizer's post-processor add its own (a BOS), unless the template did.
+
+    `thinking` is how the model thinks before it answers; None for one that does not.
     """
 
     def __init__(
@@ -386,6 +389,7 @@ class ChatEncoder:
         self.image_token = image_token
         self.string_content = string_content
         self.add_special_tokens = add_special_tokens
+        self.thinking = _thinking(tokenizer, chat_template)
         self._variables = {**tokenizer.special_tokens_map, "tools": None, "documents": None}
         self._bos = tokenizer.bos_token
         self._stop_ids = frozenset(stop_token_ids)
@@ -405,14 +409,18 @@ class ChatEncoder:
         image_prompts: Sequence[str] = (),
         add_generation_prompt: bool = True,
         label: str = "conversation",
+        think: bool = False,
     ) -> EncodedText:
         """Token ids of a conversation.
 
         Args:
             image_prompts: what replaces each image's placeholder, in the order of the images: special
                 tokens by their ordinary names, and plain text. Written by a processor, never by a person.
+            think: the prompt ends inside a block of thinking. ThinkingError for a model without.
         """
-        rendered, texts = self._render(messages, add_generation_prompt, label)
+        if think:
+            self.check_thinking()
+        rendered, texts = self._render(messages, add_generation_prompt, label, think)
         pieces, placed, spans = self._fill(rendered, texts, image_prompts, label)
         length = sum(map(len, pieces)) - len(placed) * self._name_length
         if length > self._longest:
@@ -433,6 +441,11 @@ class ChatEncoder:
             raise PromptError(f"{label}: the text turns into special tokens in this tokenizer; reword it")
         return EncodedText(list(encoding.ids), _covered(encoding.offsets, spans))
 
+    def check_thinking(self) -> None:
+        """Raises ThinkingError for a model that cannot be asked to think."""
+        if self.thinking is None or not self.thinking.in_template:
+            raise ThinkingError("this model's chat template has no thinking: ask it without")
+
     def check_length(self, texts: Iterable[str], most: int, label: str = "conversation") -> None:
         """Raises PromptTooLong if texts have more than twice `most` tokens, as soon as so many are counted:
         they are tokenized in windows, each of which may have a few more than it has in one piece. Meanwhile
@@ -446,13 +459,16 @@ class ChatEncoder:
                 raise PromptTooLong(f"{label}: expected fewer than {most} tokens, got more than {2 * most}")
 
     def _render(
-        self, messages: Sequence[Message], add_generation_prompt: bool, label: str
+        self, messages: Sequence[Message], add_generation_prompt: bool, label: str, think: bool
     ) -> tuple[str, list[tuple[str, str]]]:
         """The template's output with stand-ins, and for each stand-in its role and text."""
         texts: list[tuple[str, str]] = []
+        asked = self.thinking if add_generation_prompt else None
 
         def stand_in(text: str, role: str) -> str:
             """Outer whitespace stays outside, so that a template which trims it or tests for it still can."""
+            if asked is not None and role == "assistant":
+                text = asked.answer_in(text)
             core = text.strip()
             if not core:
                 return text
@@ -470,9 +486,11 @@ class ChatEncoder:
                 content = "".join(part.get("text", self.image_token or "") for part in parts)
             shown.append({"role": message.role, "content": content})
         variables = self._variables | {"messages": shown, "add_generation_prompt": add_generation_prompt}
+        variables["enable_thinking"] = think
         renders = render if self.chat_template in OWN_TEMPLATES else render_bounded
         try:
-            return renders(self.chat_template, variables), texts
+            rendered = renders(self.chat_template, variables)
+            return rendered if asked is None else asked.prompt(rendered, think), texts
         except TemplateRefused as error:
             raise PromptError(f"{label}: the checkpoint's chat template refuses it ({error})") from error
 
@@ -527,6 +545,16 @@ class ChatEncoder:
         if len(used) != len(texts):
             raise PromptError(f"{label}: the checkpoint's chat template leaves out part of the text")
         return pieces, placed, spans
+
+
+def _thinking(tokenizer: AnyTokenizer, chat_template: str) -> Thinking | None:
+    """None where neither the template nor the tokenizer has markers of thinking."""
+    known = tokenizer.get_added_vocab()
+    for markers in MARKERS:
+        in_template = any(marker in chat_template for marker in markers)
+        if in_template or known.keys() >= {*markers}:
+            return Thinking(tokenizer, *markers, in_template)
+    return None
 
 
 @contextmanager

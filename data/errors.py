@@ -28,6 +28,10 @@ class PromptTooLong(PromptError):
     """A conversation of far more tokens than may be; not all of them were made."""
 
 
+class ThinkingError(PromptError):
+    """Thinking is asked of a model that has none."""
+
+
 class ProcessorError(OneSentence):
     """A folder whose processor cannot be opened, or does not fit its model."""
 

@@ -36,6 +36,7 @@ from data.chat import (
 )
 from data.errors import ImageError, ProcessorError, PromptError
 from data.images import ImageLimits, describe, load_image
+from data.thinking import Thinking
 from data.tiles import Images, Parts, Sizes, Visual, cut_image
 from data.tokenizer import (
     END,
@@ -163,6 +164,11 @@ class Processor:
             said = f"{type(error).__name__}: {one_line(error, 300)}"
             raise ProcessorError(f"{folder}: its processor cannot be opened ({said})") from error
 
+    @property
+    def thinking(self) -> Thinking | None:
+        """How its model thinks before it answers."""
+        return self.chat.thinking
+
     @cached_property
     def hf_processor(self) -> Any:
         """transformers' processor, for saving, made when first asked for; None where it has none."""
@@ -219,10 +225,15 @@ class Processor:
         return self.images.normalise_messages(messages, label)
 
     def encode_conversation(
-        self, conversation: Conversation, add_generation_prompt: bool = False, label: str = "conversation"
+        self,
+        conversation: Conversation,
+        add_generation_prompt: bool = False,
+        label: str = "conversation",
+        think: bool = False,
     ) -> EncodedConversation:
-        """One conversation's ids, assistant mask and tiles. `label` names it in error messages. Raises
-        PromptTooLong for a prompt that is far beyond the model's context."""
+        """One conversation's ids, assistant mask and tiles. `label` names it in error messages. `think`: the
+        prompt asks for thinking. Raises PromptTooLong for a prompt that is far beyond the model's context,
+        and ThinkingError for a model that has no thinking."""
         messages = self.messages(conversation, label)
         if add_generation_prompt:
             check_question(messages, label)
@@ -241,7 +252,7 @@ class Processor:
                     f"{len(images)} of {len(sources)}; leave some out or raise ImageLimits.max_tiles"
                 )
         prompts = [self.images.prompt(one, i, len(images)) for i, one in enumerate(images)]
-        encoded = self.chat.encode(messages, prompts, add_generation_prompt, label)
+        encoded = self.chat.encode(messages, prompts, add_generation_prompt, label, think)
         image_tokens = sum(one.positions for one in images)
         if (got := encoded.input_ids.count(self.image_token_id)) != image_tokens:
             raise PromptError(f"{label}: expected {image_tokens} placeholders for its images, got {got}")

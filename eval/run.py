@@ -67,7 +67,7 @@ from eval.tasks import (
 )
 from generation.decoding import GenerationOptions
 from generation.requests import LazyRequest, Request, Stats
-from inference.answer import answer_text
+from inference.answer import answer_text, split
 from inference.attribution.agreement import looked_at
 from inference.batch import open_scheduler
 from inference.checkpoint import (
@@ -196,7 +196,8 @@ def answers(
         if done.error is not None:
             yield done.key, EvalAnswer("", error=one_line(done.error))
         else:
-            text, length = answer_text(checkpoint, done.token_ids), len(done.token_ids)
+            # Without what was thought before it, as by a model that thinks unasked.
+            text, length = answer_text(checkpoint, done.token_ids), len(split(checkpoint, done.token_ids)[1])
             seen = _looked(checkpoint, samples[done.key], done.token_ids) if looked else None
             yield done.key, EvalAnswer(text, length, done.confidence, seen)
 

@@ -87,7 +87,14 @@ class Constraint(Protocol):
     allowed: so an answer is the same whether forced tokens are taken one at a time or together.
 
     For each token `close` comes first, with the model's logits; `allows` and `mask` are about what it leaves.
+
+    thinking: whether the tokens so far are no answer yet. full: the answer has as many as it may have.
     """
+
+    @property
+    def thinking(self) -> bool: ...
+    @property
+    def full(self) -> bool: ...
 
     def close(self, scores: Tensor) -> None:
         """Where ending the answer means to end a part of it, move in scores (V,), in place, what the stop

@@ -156,14 +156,17 @@ class Row:
             self.error, self.stop_reason = self.error or NotFiniteError(len(self.tokens) + 1), "error"
             return
         stops = token_id in self.stop_ids
-        if chosen is not None and not (stops and self.tokens):
+        constraint = self.constraint
+        if constraint is not None:
+            constraint.accept(token_id)
+        thinks = constraint is not None and constraint.thinking
+        if chosen is not None and not thinks and not (stops and self.tokens):
             self.sums = self.sums[0] + chosen[0], self.sums[1] + chosen[1]
         if report is not None:
             self.reports.append(report)
         self.tokens.append(token_id)
-        if self.constraint is not None:
-            self.constraint.accept(token_id)
-        if stops or len(self.tokens) >= self.options.max_new_tokens:
+        full = len(self.tokens) >= self.options.max_new_tokens
+        if stops or full or (constraint is not None and constraint.full):
             self.stop_reason = "stop" if stops else "length"
 
 

@@ -5,19 +5,21 @@ for number, piece in reply:
     print(piece, end="", flush=True)
 print(reply.finish()["decode_tokens_per_second"])
 
-`ask_each` asks several questions about the same images, which are encoded and prefilled once.
+`ask_each` asks several questions about the same images, which are encoded and prefilled once. What a model
+thinks before its answer (`inference.thinking`) is no part of it: see `Reply.hear`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from data.processor import EncodedConversation
+from data.thinking import Span
 from generation.decoding import GenerationOutput, TokenStream
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.requests import Request, each_answer
@@ -25,6 +27,7 @@ from generation.session import Session
 from inference.checkpoint import Checkpoint, RequestError
 from inference.grammar import Form
 from inference.results import logprobs_of
+from inference.thinking import Think, for_prompt
 
 DEFAULTS = GenerationOptions()
 _COUNTS = ("proposed_tokens", "accepted_tokens", "kv_cache_bytes")
@@ -43,7 +46,7 @@ def ask(
     refused before anything is computed. What the session holds of a prompt is not computed again."""
     began = time.perf_counter()
     checkpoint.check_images(len(images))
-    row = encode(checkpoint, images, question, system)
+    row = encode(checkpoint, images, question, system, isinstance(options.constraint, Think))
     stream = start(checkpoint, row, options, session)
     row = replace(row, parts=None)  # the stream has them, and lets go of them with the prefill
     return Reply(checkpoint, row, stream, options, time.perf_counter() - began)
@@ -68,11 +71,15 @@ def ask_each(
 
 
 def encode(
-    checkpoint: Checkpoint, images: Sequence[Any], question: str, system: str | None = None
+    checkpoint: Checkpoint,
+    images: Sequence[Any],
+    question: str,
+    system: str | None = None,
+    think: bool = False,
 ) -> EncodedConversation:
-    """A question as token ids and tiles."""
+    """A question as token ids and tiles; `think` as of `Processor.encode_conversation`."""
     messages = checkpoint.processor.conversation(list(images), question, system)
-    return checkpoint.processor.encode_conversation(messages, True, label="question")
+    return checkpoint.processor.encode_conversation(messages, True, "question", think)
 
 
 def start(
@@ -83,6 +90,8 @@ def start(
 ) -> TokenStream:
     """The token stream of a prompt's answers; a RequestError if they do not fit the context."""
     step = checkpoint.decode_step if options.use_cache else None
+    if isinstance(options.constraint, Think):
+        options = for_prompt(checkpoint, row, options)
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
     generate_stream = (checkpoint.model if session is None else session).generate_stream
     try:
@@ -99,7 +108,8 @@ class Reply:
     """The answers to one question: iterate for (number of the answer, next piece of its text).
 
     Iterating may be interrupted and continued; `finish` makes what is left. `prepare` is the time that the
-    prompt took, `ids` are the answers' tokens so far.
+    prompt took, `ids` are the answers' tokens so far, with those of their thinking. `hear` is called with
+    (number of the answer, next piece of what is thought before it).
     """
 
     checkpoint: Checkpoint
@@ -107,6 +117,7 @@ class Reply:
     stream: TokenStream
     options: GenerationOptions
     prepare: float
+    hear: Callable[[int, str], None] = lambda number, piece: None
 
     def __post_init__(self) -> None:
         self.ids: list[list[int]] = [[] for _ in range(self.options.num_return_sequences)]
@@ -128,9 +139,14 @@ class Reply:
                 if not ids or ids[-1] not in stops:
                     ids.append(token_id)
             for number, token_id in enumerate(column.tolist()):
-                yield number, texts[number].put(token_id)
+                yield self._said(number, texts[number], texts[number].put(token_id))
         for number, text in enumerate(texts):
-            yield number, text.finish()
+            yield self._said(number, text, text.finish())
+
+    def _said(self, number: int, text: AnswerText, piece: str) -> tuple[int, str]:
+        if thought := text.thought():
+            self.hear(number, thought)
+        return number, piece
 
     def finish(self) -> dict[str, Any]:
         """Make what is left. Returns answers, token ids, stop reasons, sizes and timings. Of the "seconds",
@@ -148,10 +164,12 @@ class Reply:
         seconds["first_token"] = self.prepare + first - begun
         after_first = sum(len(answer) - 1 for answer in ids if answer)
         logprobs = output.logprobs if output else []
+        of_answers = [split(checkpoint, one, self.options)[1] for one in ids]
+        logprobs = [one[len(one) - len(own) :] for one, own in zip(logprobs, of_answers)]
         return {
             **answers_of(checkpoint, self.row, ids, self.options),
             "confidences": output.confidences if output else [],
-            **(logprobs_of(checkpoint.processor.tokenizer, ids, logprobs) if logprobs else {}),
+            **(logprobs_of(checkpoint.processor.tokenizer, of_answers, logprobs) if logprobs else {}),
             "reused_tokens": getattr(output, "reused", 0),  # of a session
             "seconds": seconds,
             "decode_tokens_per_second": after_first / seconds["decode"] if after_first else None,
@@ -199,35 +217,86 @@ class TextStream:
 
 
 class AnswerText:
-    """The text of one answer, token by token, without its stop token and the space before its first word.
+    """The text of one answer, token by token, without its stop token, the space before its first word, and
+    the thinking before that, which is `thought`.
 
     options: which it was made with. Where their form is written around what the model says, all of the text
     comes at its end.
+
+    span: which tokens were thinking; None for a model that does not think.
     """
 
     def __init__(self, checkpoint: Checkpoint, options: GenerationOptions = DEFAULTS):
-        self._stream = TextStream(checkpoint.processor.tokenizer)
+        self._tokenizer, self._thinking = checkpoint.processor.tokenizer, checkpoint.processor.thinking
+        self._stream, self._thoughts = TextStream(self._tokenizer), TextStream(self._tokenizer)
         self._stops = frozenset(checkpoint.stop_token_ids)
+        think, form = isinstance(options.constraint, Think), options.constraint
+        self.span = None if self._thinking is None else Span(self._thinking, think)
         self._begun = self._ended = False
-        form = options.constraint
+        form = form.form if isinstance(form, Think) else form
         self._write = form.write if isinstance(form, Form) else None
         self._text = ""  # what is to be written at the end
+        self._held = list[int]()  # tokens of which it is open whether they begin a block of thinking
+        self._thought = self._open = ""  # text of it that was not told of, and what may be its end
+        self._has_thought = False
 
     def put(self, token_id: int) -> str:
         """The text that this token completes; "" from the stop token on."""
         if token_id in self._stops:
             return self._finish(whole=True)
-        return "" if self._ended else self._show(self._stream.put(token_id))
+        return "" if self._ended else self._show(self._take(token_id))
+
+    def thought(self) -> str:
+        """What was thought since the last call, without white space around all of it."""
+        thought, self._thought = self._thought, ""
+        return thought
 
     def finish(self) -> str:
         """The text of what is left. Around an answer that was cut nothing is written."""
         return self._finish(whole=False)
 
+    def _take(self, token_id: int) -> str:
+        """The answer's part of a token's text."""
+        span, thinking = self.span, self._thinking
+        if span is None or thinking is None or span.place == "answer":
+            return self._stream.put(token_id)
+        before = span.place
+        span.put(token_id)
+        if before == "before":
+            self._held = [*self._held, token_id] if span.place != "inside" else []
+            return self._unheld() if span.place == "answer" else ""
+        if before == "inside":
+            marker = span.place == "gap" and len(thinking.end_ids) == 1
+            self._open += "" if marker else self._thoughts.put(token_id)
+            if span.place == "inside":
+                self._think(thinking.end)
+                return ""
+            self._open, _, rest = (self._open + self._thoughts.finish()).partition(thinking.end)
+            self._think()
+            return rest
+        return self._stream.put(token_id) if span.place == "answer" else ""
+
+    def _unheld(self) -> str:
+        held, self._held = self._held, []
+        return "".join(map(self._stream.put, held))
+
+    def _think(self, marker: str = "") -> None:
+        """Tell of what is open, but for the beginning of a marker, and white space before that."""
+        end = len(self._open)
+        begun = (n for n in range(1, len(marker)) if self._open.endswith(marker[:n]))
+        shown = self._open[: end - max(begun, default=0)].rstrip()
+        self._open = self._open[len(shown) :] if marker else ""
+        self._thought += shown if self._has_thought else shown.lstrip()
+        self._has_thought = self._has_thought or bool(shown.strip())
+
     def _finish(self, whole: bool) -> str:
         if self._ended:
             return ""
         self._ended = True
-        shown = self._show(self._stream.finish())
+        if self.span is not None and self.span.place == "inside":
+            self._open += self._thoughts.finish()
+            self._think()
+        shown = self._show(self._unheld() + self._stream.finish())
         if self._write is None:
             return shown
         return self._write(self._text) if whole else self._text
@@ -243,18 +312,40 @@ class AnswerText:
 
 def answer_text(checkpoint: Checkpoint, ids: Sequence[int], options: GenerationOptions = DEFAULTS) -> str:
     """The whole text of one answer, as streaming gives it, without space at its end."""
+    return _read(checkpoint, ids, options)[1]
+
+
+def _read(checkpoint: Checkpoint, ids: Sequence[int], options: GenerationOptions) -> tuple[str, str]:
+    """What was thought, and the answer."""
     text = AnswerText(checkpoint, options)
-    return ("".join(map(text.put, ids)) + text.finish()).rstrip()
+    answer = "".join(map(text.put, ids)) + text.finish()
+    return text.thought(), answer.rstrip()
+
+
+def split(
+    checkpoint: Checkpoint, ids: list[int], options: GenerationOptions = DEFAULTS
+) -> tuple[list[int], list[int]]:
+    """The tokens of what was thought before an answer, and its own."""
+    thinking = checkpoint.processor.thinking
+    return ([], ids) if thinking is None else thinking.split(ids, isinstance(options.constraint, Think))
 
 
 def answers_of(
     checkpoint: Checkpoint, row: EncodedConversation, ids: list[list[int]], options: GenerationOptions
 ) -> dict[str, Any]:
-    """The fields of a result that describe answers with these token ids, and their prompt."""
+    """The fields of a result that describe answers with these token ids, and their prompt. Where something
+    was thought, or was to be, "thinking" and "thinking_tokens" say what and how much; "token_ids" are of the
+    answers alone."""
     stops = set(checkpoint.stop_token_ids)
+    parts = [split(checkpoint, answer, options) for answer in ids]
+    thoughts = dict[str, Any]()
+    if isinstance(options.constraint, Think) or any(thought for thought, _ in parts):
+        thoughts["thinking"] = [_read(checkpoint, answer, options)[0] for answer in ids]
+        thoughts["thinking_tokens"] = [len(thought) for thought, _ in parts]
     return {
         "answers": [answer_text(checkpoint, answer, options) for answer in ids],
-        "token_ids": ids,
+        **thoughts,
+        "token_ids": [answer for _, answer in parts],
         "stop_reasons": ["stop" if stops & set(answer[-1:]) else "length" for answer in ids],
         "prompt_tokens": len(row.input_ids),
         "image_tokens": row.image_tokens,
@@ -266,4 +357,6 @@ def requests_for(
 ) -> list[Request]:
     """A request to a `Scheduler` for each answer to one question, of at most `limit` new tokens."""
     options = replace(options, max_new_tokens=limit, stop_token_ids=checkpoint.stop_token_ids)
+    if isinstance(options.constraint, Think):
+        options = for_prompt(checkpoint, row, options)
     return [Request(torch.tensor(row.input_ids), row.parts, options=one) for one in each_answer(options)]

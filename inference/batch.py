@@ -27,6 +27,7 @@ from inference.batch_files import BatchFiles, Line, passed_on, read_question
 from inference.boxes import located
 from inference.checkpoint import Checkpoint, RequestError, pick_device, pixel_budget
 from inference.grammar import grammar_of
+from inference.thinking import Think, held_to
 from messages import one_line
 from models.checkpoints.hub import read_json, snapshot
 from models.checkpoints.load import resolve_dtype
@@ -158,9 +159,15 @@ class _Question:
             limit = replace(self.options, max_new_tokens=settings["max_new_tokens"]).max_new_tokens
             self.checkpoint.check_images(len(line.images))
             images = self.tiled(tuple(self.files.source.image_path(image) for image in line.images))
-            row = encode(self.checkpoint, images, line.question, settings["system"])
+            row = encode(
+                self.checkpoint,
+                images,
+                line.question,
+                settings["system"],
+                isinstance(self.options.constraint, Think),
+            )
             if (grammar := grammar_of(settings.get("schema"), settings.get("choices"))) is not None:
-                self.options = replace(self.options, constraint=self.checkpoint.constraint(grammar))
+                self.options = held_to(self.options, self.checkpoint.constraint(grammar))
             self.requests = requests_for(self.checkpoint, row, limit, self.options)
             self.asked = line, replace(row, parts=None)
         return self.requests.pop(0)

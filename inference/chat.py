@@ -32,11 +32,21 @@ from data.tiles import Visual
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
 from inference.checkpoint import Checkpoint, PixelText, RequestError
-from inference.cli import check_image_name, is_image_name, log, log_other_model, seen_at, shown, stats_table
+from inference.cli import (
+    Aside,
+    check_image_name,
+    is_image_name,
+    log,
+    log_other_model,
+    seen_at,
+    shown,
+    stats_table,
+)
 from inference.conversation import Conversation
 from inference.errors import user_errors, user_message
 from inference.results import to_json
 from inference.terminal import GreyText
+from inference.thinking import THINK_TOKENS, Think, form_of, think_first
 from messages import did_you_mean
 from models.checkpoints.hub import for_terminal
 
@@ -45,6 +55,7 @@ COMMANDS = {
     "/undo": ("", "take back the last image, or the last question with its answer"),
     "/reset": ("", "start again, without images and questions"),
     "/memory": ("on|off", "whether the model sees earlier questions and answers"),
+    "/think": ("on|off", "whether the model thinks before it answers"),
     "/save": ("FILE", "write the conversation to a new file: .md to read, .jsonl to train on"),
     "/stats": ("", "size and speed of the last answer"),
     "/help": ("", "this list"),
@@ -78,6 +89,7 @@ class Chat:
     ):
         self.conversation = Conversation(checkpoint, system, slots=2 if draft else 1)
         self.options = options
+        self._most = think.tokens if isinstance(think := options.constraint, Think) else THINK_TOKENS
         self.conversation.remember = not checkpoint.single_turn
         self.stats, self.debug, self.draft = stats, debug, draft
         # Whether a person types and reads.
@@ -149,12 +161,13 @@ class Chat:
         self._sent += 1
         if not (images or conversation.remember) and conversation.turns:
             images = list(conversation.turns[-1].images)  # the last ones are still being talked about
-        seen, grey = "", GreyText(self.draft)
+        seen, grey, aside = "", GreyText(self.draft), Aside()
         with conversation.send(question, images, options, self.draft) as reply:
-            text, always = reply.pixels(lines=options.constraint is None), self.draft and self.stats
+            reply.hear = lambda _, piece: aside.put(piece)
+            text, always = reply.pixels(lines=form_of(options) is None), self.draft and self.stats
             try:
-                pieces = reply.after_draft(grey, always)
-                for piece in shown(text.each(piece for _, piece in pieces)):
+                pieces = aside.before(reply.after_draft(grey, always))
+                for piece in shown(text.each(pieces)):
                     print(piece, end="", flush=True)
                     seen = piece or seen
             except KeyboardInterrupt:
@@ -222,6 +235,14 @@ class Chat:
             raise RequestError(f"expected /memory on or /memory off, got {argument!r}")
         self.conversation.remember = argument == "on"
         log(texts[argument])
+
+    def _think(self, argument: str) -> None:
+        if argument not in ("on", "off"):
+            raise RequestError(f"expected /think on or /think off, got {argument!r}")
+        if argument == "on":
+            self.conversation.checkpoint.processor.chat.check_thinking()
+        self.options = think_first(self.options, self._most if argument == "on" else None)
+        log("the model thinks before it answers" if argument == "on" else "the model answers at once")
 
     def _save(self, argument: str) -> None:
         path = Path(expanded(path_of(argument)))

@@ -31,7 +31,8 @@ from inference.batch_files import BatchFiles, ImageQuestions, QuestionLines, are
 from inference.errors import RequestError, check_text_only
 from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar
 from inference.locks import only_writer
-from inference.terminal import wrapped, wrapped_lines
+from inference.terminal import GREY, PLAIN, Lines, columns, wrapped, wrapped_lines
+from inference.thinking import THINK_TOKENS, Think
 from messages import did_you_mean, one_line, printable
 from models import __version__
 from models.checkpoints.hub import check_has_config, describe, for_terminal, repository
@@ -57,6 +58,7 @@ _LOCATING = {"detect", "point", "describe", "show_boxes"}
 _ALONE = {
     "batch": {"images", "no_image", "json", "no_cache", "chat", "show_attention", "draft", "show_boxes"},
     "chat": {"json", "num_answers", "no_cache", "show_attention", *_LOCATING, "box_format"},
+    "think": {"draft", "show_attention", "lookup_on"},
     **{name: {"no_image", "num_answers", "draft"} for name in sorted(_LOCATING)},
     "show_attention": {"no_image", "num_answers", "second_question"},
     "no_image": {"images"},
@@ -68,6 +70,7 @@ _ALONE = {
 _BELONG = {
     "batch": {"out", "batch_size", "shard"},
     "json": {"logprobs"},
+    "think": {"think_tokens"},
     "show_attention": {"method", "layers", "heads", "window"},
 }
 _MANY_TOGETHER, _MOST_TOGETHER = 4, 256  # images in one question: a hint beyond, and an error
@@ -283,7 +286,12 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
 
     add_group = parser.add_argument_group("answer")
     add = add_group.add_argument
-    add("--max-new-tokens", **number, default=256, help="maximum of new tokens (default 256)")
+    add("--max-new-tokens", **number, default=256, help="maximum of tokens of the answer (default 256)")
+    first = "let the model think before it answers, if its chat template knows how (default: off)"
+    switch: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    add("--think", **switch, default=False, help=first)
+    most = f"maximum of tokens that it thinks, besides those of the answer (default {THINK_TOKENS})"
+    add("--think-tokens", **number, help=most)
     add("--num-answers", **number, default=1, help="answers to each question (default 1)")
     for own in fields(SamplingParams):
         kind, about = float if isinstance(own.default, float) else int, own.metadata
@@ -294,7 +302,6 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     form("--schema", type=schema, dest="grammar", metavar="FILE", help=held)
     held = "answer with one of these texts; a JSON list may hold commas"
     form("--choices", type=choices, dest="grammar", metavar="A,B,...", help=held)
-    switch: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     slower = "keep keys and values; without, every token recomputes everything: same answer, slower"
     add("--cache", **switch, default=True, help=slower)
     kept = "folder that keeps what prompts left in the cache: a later start computes only what is new"
@@ -503,6 +510,7 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
     try:
         return GenerationOptions(
             num_return_sequences=args.num_answers,
+            constraint=Think(args.think_tokens or THINK_TOKENS) if args.think else None,
             confidence=bool(args.json or args.stats or args.chat or args.batch),
             logprobs=args.logprobs,
             max_new_tokens=args.max_new_tokens,
@@ -587,15 +595,52 @@ def say(pieces: Iterable[str]) -> None:
     print(flush=True)
 
 
+class Aside:
+    """What a model thinks before it answers, on stderr while it is made: in grey at a terminal."""
+
+    def __init__(self, wanted: bool = True) -> None:
+        self._wanted, self._begun = wanted, False
+        self._lines = Lines(columns()) if sys.stderr.isatty() else None
+
+    def put(self, piece: str) -> None:
+        """More of it."""
+        self._print(piece if self._begun else f"[thinking] {piece}")
+        self._begun = True
+
+    def end(self) -> None:
+        """It has come to its end, if it had begun."""
+        if self._begun:
+            self._print("\n\n")
+        self._begun = False
+
+    def _print(self, text: str) -> None:
+        text = for_terminal(text)
+        if self._lines is not None:
+            text = GREY + "".join(map(self._lines.take, text)) + PLAIN
+        if self._wanted:
+            print(text, end="", file=sys.stderr, flush=True)
+
+    def before(self, pieces: Iterable[tuple[int, str]]) -> Iterator[str]:
+        """The pieces of an answer, which it stands before."""
+        try:
+            for _, piece in pieces:
+                self.end()
+                yield piece
+        finally:
+            self.end()
+
+
 def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     """The size and speed of an answer, from the fields of `Reply.finish`: a line for each figure."""
     lengths = " + ".join(str(len(ids)) for ids in result["token_ids"])
     reused = f", {result['reused_tokens']} kept from before" if result["reused_tokens"] else ""
     confidences = "".join(f", confidence {one:.1%}" for one in result["confidences"])
+    thought = "".join(f"{count} tokens of thinking, " for count in result.get("thinking_tokens", ()))
+    ended = ", ".join(sorted(set(result["stop_reasons"])))
     rows = {
         "model": f"{model}, {result['dtype']} on {result['device']}",
         "prompt": f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image{reused}",
-        "answer": f"{lengths} tokens, ended by {', '.join(sorted(set(result['stop_reasons'])))}{confidences}",
+        "answer": f"{thought}{lengths} tokens, ended by {ended}{confidences}",
         **{name.replace("_", " "): f"{value:.3f} s" for name, value in result["seconds"].items()},
         "kv cache": f"{result['kv_cache_bytes'] / 2**20:.2f} MiB",
         "step": result["decode_step"],
@@ -623,7 +668,7 @@ def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], 
     # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
     names = ["revision", "system", "max_new_tokens", "num_answers"]
     names += [field.name for field in fields(SamplingParams)]
-    names += [name for name in ("grammar", "box_format") if vars(args)[name]]
+    names += [name for name in ("grammar", "box_format", "think", "think_tokens") if vars(args)[name]]
     check_model(args.model, args.revision)
     log_unused(args, log)
     with only_writer(args.out, "--out"):

@@ -92,6 +92,8 @@ class Constraint:
     is_json: whether the grammar's answers are JSON.
     """
 
+    thinking = full = False
+
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary, is_json: bool):
         self._matcher, self._vocabulary, self._stop_ids = matcher, vocabulary, vocabulary.stop_ids
         # One tensor that stays, on these bytes: a token of a small model takes no longer than a few tensors.

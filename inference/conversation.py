@@ -28,6 +28,7 @@ from generation.session import Session
 from inference.answer import answers_of, start
 from inference.checkpoint import Checkpoint, PixelText, RequestError
 from inference.draft import DraftedReply, start_drafted, wholes
+from inference.thinking import Think
 
 PLACEHOLDER = "ok"  # the text of each answer while a prompt is tokenized
 TAIL = 4  # tokens before an answer that must be the same as when it was generated
@@ -43,7 +44,7 @@ class Turn:
 
     prompt_tail: the last tokens before the answer.
     alone: no earlier turn stood in the prompt.
-    answer_ids: as generated, with the stop token.
+    answer_ids: as generated, with the stop token, without what was thought.
     ended: "stop", "length" (max_new_tokens), "context" (no room left) or "stopped" (by the user).
     sizes: what the answer's coordinates are of: see `EncodedConversation`.
     """
@@ -92,7 +93,7 @@ class Conversation:
         draft: bool = False,
     ) -> TurnReply:
         """Send the next question, about the images so far and new ones. The reply may have a `draft`, while
-        the tiles of new images are encoded.
+        the tiles of new images are encoded, unless the model thinks first.
 
         An answer that is still being made is stopped first. If the context has room for fewer tokens than
         `max_new_tokens`, the answer gets those. Raises PromptError, ImageError, ContextFullError,
@@ -105,7 +106,7 @@ class Conversation:
             raise RequestError("a conversation needs the cache: expected use_cache=True, got False")
         checkpoint, tiled, before = self.checkpoint, tuple(map(self.image, images)), self.before
         asked = next_turn(checkpoint, self.system, before, tiled, question, options)
-        if draft:
+        if draft and not isinstance(options.constraint, Think):
             short = encode_short(checkpoint, self.system, before, tiled, question) if tiled else None
             stream: TokenStream = start_drafted(checkpoint, asked.row, short, asked.options, self.session)
         else:
@@ -230,7 +231,7 @@ class NextTurn:
         result, most = answers_of(checkpoint, self.row, ids, self.options), self.options.max_new_tokens
         result["stop_reasons"] = [
             "stop" if reason == "stop" else "stopped" if stopped and len(answer) < most else self.limit
-            for reason, answer in zip(result["stop_reasons"], ids)
+            for reason, answer in zip(result["stop_reasons"], result["token_ids"])
         ]
         return result
 
@@ -251,7 +252,8 @@ def next_turn(
     """The next question after these turns, about their images and new ones. Raises PromptError,
     ContextFullError, RequestError."""
     checkpoint.check_images(len(images) + sum(len(turn.images) for turn in before))
-    row = encode_next(checkpoint.processor, checkpoint.stop_token_ids, system, before, images, question)
+    think, processor = isinstance(options.constraint, Think), checkpoint.processor
+    row = encode_next(processor, checkpoint.stop_token_ids, system, before, images, question, think)
     prompt = len(row.input_ids)
     room = checkpoint.context - prompt
     if room <= 0:
@@ -301,19 +303,20 @@ def encode_next(
     turns: Sequence[Turn],
     images: Sequence[Visual],
     question: str,
+    think: bool = False,
 ) -> EncodedConversation:
     """The prompt of the next question, whose beginning is what the earlier turns left in the cache.
 
-    An answer stands in it as the tokens that were generated: tokenizing its text anew might give other ones,
-    which the cache does not hold. So the conversation is tokenized with a placeholder for each answer, which
-    the answer's own tokens then replace. Everything else goes through the processor, so that text which a
-    person typed never becomes a special token. Raises PromptError.
+    An answer stands in it as the tokens that were generated, without what was thought before: tokenizing its
+    text anew might give other ones, which the cache does not hold. So the conversation is tokenized with a
+    placeholder for each answer, which the answer's own tokens then replace. Everything else goes through the
+    processor, so that text which a person typed never becomes a special token. Raises PromptError.
     """
     last = processor.conversation(list(images), question)
 
     def encode(answers: list[str]) -> EncodedConversation:
         messages = messages_of(processor, system, turns, answers) + last
-        return processor.encode_conversation(messages, True, label="conversation")
+        return processor.encode_conversation(messages, True, "conversation", think)
 
     # Special tokens that a model makes were not shown to anybody; a placeholder among them is no image.
     hidden = {i for i, token in processor.tokenizer.added_tokens_decoder.items() if token.special}

@@ -55,7 +55,7 @@ def width(character: str) -> int:
 def wrapped(pieces: Iterable[str]) -> Iterator[str]:
     """The pieces of an answer as a terminal is to show them. A word is given once it is complete, so that
     none is cut at the edge, where the language has words; Ctrl-C gives what there is of it."""
-    lines = _Lines(columns())
+    lines = Lines(columns())
     try:
         for piece in pieces:
             if shown := "".join(map(lines.take, for_terminal(piece))):
@@ -66,7 +66,7 @@ def wrapped(pieces: Iterable[str]) -> Iterator[str]:
     yield lines.word()
 
 
-class _Lines:
+class Lines:
     """Text broken between words into lines of so many columns, a character at a time."""
 
     def __init__(self, columns: int):

@@ -52,6 +52,7 @@ FLOORS = {
         "data.tiles",
         "data.tokenizer",
         "data.chat",
+        "data.thinking",
         "data.fetch",
     ),
 }
@@ -87,22 +88,22 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 # commit's message what went elsewhere for it: what is added should displace something. The second number is
 # what the room should come down to.
 BUDGETS = {
-    "*.py": (975, 850),  # the entry points, and what errors say
+    "*.py": (984, 850),  # the entry points, and what errors say
     "models": (2_070, 1_900),
     "models/checkpoints": (2_227, 1_400),
     "families": (1_940, 2_000),
-    "generation": (4_640, 2_700),
+    "generation": (4_645, 2_700),
     "generation/fast": (4_425, 4_300),
     "tools": (855, 600),
-    "data": (6_033, 4_900),
-    "inference": (5_208, 3_100),
-    "web": (4_275, 3_000),
+    "data": (6_182, 4_900),
+    "inference": (5_526, 3_100),
+    "web": (4_311, 3_000),
     "training": (3_283, 3_100),
     "shapes": (2_112, 1_700),
-    "eval": (3_848, 3_400),
+    "eval": (3_849, 3_400),
     "benchmarks": (2_460, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (31_160, 20_000),
+    "tests": (31_651, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -97,6 +97,8 @@ def request(number: int, constraint, **more) -> Request:
 class OneByOne:
     """Another constraint, which says nothing of what it forces, and of what it allows only by its mask."""
 
+    thinking = full = False
+
     def __init__(self, constraint):
         self.close, self.mask, self.accept = constraint.close, constraint.mask, constraint.accept
 
@@ -491,6 +493,8 @@ def test_without_a_cache_and_in_a_batch(vlm, constraints):
 
 class Broken:
     """A constraint that comes to a place where it cannot go on."""
+
+    thinking = full = False
 
     def __init__(self) -> None:
         self.left = 3

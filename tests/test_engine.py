@@ -608,14 +608,14 @@ def test_nothing_of_a_stop_string_is_shown(checkpoint):
             groups.append(rest[:count])
             rest = rest[count:]
         for group in groups:
-            piece, tokens, _ = shown.put(group)
-            got, told = got + piece, told + tokens
+            piece = shown.put(0, group)
+            got, told = got + piece.text, told + piece.token_ids
             assert text[: text.index(stop)].startswith(got)
             if shown.stopped:
                 break
         else:
-            piece, tokens, _ = shown.put([], last=True)
-            got, told = got + piece, told + tokens
+            piece = shown.put(0, [], last=True)
+            got, told = got + piece.text, told + piece.token_ids
         assert shown.stopped and got == text[: text.index(stop)]
         assert told == ids[: len(told)]  # and no token that came after the text
         whole = AnswerText(checkpoint)

@@ -191,6 +191,7 @@ class Pattern:
     """Even and odd ids by turns; after every fifth token, three that are forced."""
 
     FORCED = (8, 9, 10)
+    thinking = full = False
 
     def __init__(self) -> None:
         self.taken: list[int] = []

@@ -513,7 +513,7 @@ OF_OTHERS = {
     "chat_template_kwargs": {"enable_thinking": False}, "mm_processor_kwargs": {}, "priority": 0,  # vLLM
     "cache_salt": "x", "add_special_tokens": True, "skip_special_tokens": True, "top_k": -1,
     "cache_prompt": True, "id_slot": -1, "typical_p": 1, "top_a": 0,  # llama.cpp, KoboldCpp
-    "extra_body": {}, "drop_params": True, "api_version": "1", "reasoning_effort": "low",  # LiteLLM
+    "extra_body": {}, "drop_params": True, "api_version": "1", "reasoning_effort": "none",  # LiteLLM
     "chat_id": "7", "session_id": "8", "features": {}, "model_item": {},  # Open WebUI
     "stream_options": {"include_usage": True}, "user": "me",
 }  # fmt: skip

@@ -374,11 +374,13 @@ class Answer:
         return {**head, "choices": choices, **more}
 
     def _usage(self) -> dict[str, Any]:
-        """Positions of the prompt with its images, how many of them were kept from before, and new tokens."""
+        """Positions of the prompt with its images, how many of them were kept from before, and new tokens,
+        with those of the thinking."""
         prompt, new = self.ticket.prompt_tokens, self.ticket.completion_tokens
         cached = {"cached_tokens": self.ticket.cached_tokens}
+        thought = {"reasoning_tokens": self.ticket.reasoning_tokens}
         counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-        return {**counts, "prompt_tokens_details": cached}
+        return {**counts, "prompt_tokens_details": cached, "completion_tokens_details": thought}
 
     def _pixels(self) -> PixelText:
         return PixelText(self.ticket.coordinates, self.ticket.sizes, lines=False)
@@ -388,7 +390,7 @@ class Answer:
         return located(self.ticket.coordinates, self.ticket.sizes, text)
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
-        """Those of a piece, without the token that ends an answer."""
+        """Those of a piece, without the token that ends an answer and what was thought before it."""
         model = self.ticket.request.model
         if piece.logprobs is None or (checkpoint := self.engine.models.held(model)) is None:
             return None
@@ -404,20 +406,24 @@ class Answer:
 
         content = [
             entry(token_id, token.logprob) | {"top_logprobs": [entry(*one) for one in token.top]}
-            for token_id, token in zip(piece.token_ids, piece.logprobs, strict=True)
+            for token_id, token in zip(piece.token_ids[piece.thinking :], piece.logprobs, strict=True)
             if token_id not in stops
         ]
         return {"content": content, "refusal": None}
 
     async def whole(self) -> dict[str, Any]:
         texts, tokens = [""] * self.asked.n, [list[Any]() for _ in range(self.asked.n)]
+        thoughts = [""] * self.asked.n
         async for piece in self.ticket:
             texts[piece.answer] += piece.text
+            thoughts[piece.answer] += piece.thought
             tokens[piece.answer] += (self._logprobs(piece) or {"content": []})["content"]
         choices = []
         for index, (text, content) in enumerate(zip(texts, tokens)):
             said = {"content": self._pixels().whole(text), **self._located(text)}
             message = {"role": "assistant", **said, "refusal": None}
+            if thoughts[index]:
+                message["reasoning_content"] = thoughts[index]
             logprobs = {"content": content, "refusal": None} if self.asked.logprobs else None
             choice = {"index": index, "message": message, "logprobs": logprobs}
             choices.append(choice | {"finish_reason": self.ticket.finish_reasons[index]})
@@ -445,6 +451,8 @@ class Answer:
             if piece.answer in silent:
                 pixels[piece.answer] = self._pixels()
                 yield role(piece.answer)
+            if piece.thought:
+                yield chunk(piece.answer, {"reasoning_content": piece.thought})
             texts[piece.answer] += piece.text
             shown = pixels[piece.answer].put(piece.text)
             if shown or (logprobs and logprobs["content"]):

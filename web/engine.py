@@ -50,6 +50,7 @@ from inference.conversation import ContextFullError
 from inference.errors import RequestError, user_errors
 from inference.grammar import Form
 from inference.prefix_files import own_folder, with_prefixes
+from inference.thinking import Think, held_to
 from inference.trial import SECONDS
 from web.models import GUEST, Models
 
@@ -148,12 +149,15 @@ class EngineStats:
 
 
 class Piece(NamedTuple):
-    """More of an answer: its text may lag behind the tokens, where it would be cut in the middle."""
+    """More of an answer: its text may lag behind the tokens, where it would be cut in the middle. `thought`
+    is what was thought before it: the first `thinking` of the tokens, which have no logprobs."""
 
     answer: int
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
+    thought: str = ""
+    thinking: int = 0
     made: Any = None
 
 
@@ -164,6 +168,7 @@ class Ticket:
     finish_reasons: of each answer, "stop" or "length", at the end; confidences: where the options ask for
         them, of those that no stop string ended.
     prompt_tokens: positions of the prompt, and cached_tokens: those of them that were kept from before.
+    completion_tokens: of the answers, and reasoning_tokens: those of them that were thinking.
     first_token_seconds: from the arrival; None before it. decode_seconds: from there to the latest token.
     sizes, coordinates: what coordinates in an answer are of (see `EncodedConversation`), and how the model
         writes them (`Processor.coordinates`); known with the first piece.
@@ -174,7 +179,7 @@ class Ticket:
         self.request, self.began, self.cancelled = request, time.monotonic(), False
         self.finish_reasons = [""] * answers
         self.confidences: list[float | None] = [None] * answers
-        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+        self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.reasoning_tokens = 0
         self.first_token_seconds: float | None = None
         self.decode_seconds = 0.0
         self.sizes: Sizes | None = None
@@ -250,16 +255,25 @@ class _Text:
         self._tokens = deque[tuple[int, int, TokenLogprobs | None]]()  # where each begins that is not shown
 
     def put(
-        self, token_ids: Sequence[int], logprobs: list[TokenLogprobs] | None = None, last: bool = False
-    ) -> tuple[str, list[int], list[TokenLogprobs] | None]:
-        """What can be shown after these tokens, with the tokens of it and their logprobs: nothing that a stop
-        string may begin with."""
+        self,
+        number: int,
+        token_ids: Sequence[int],
+        logprobs: list[TokenLogprobs] | None = None,
+        last: bool = False,
+    ) -> Piece:
+        """What can be shown of answer `number` after these tokens, with the tokens of it and their logprobs:
+        nothing that a stop string may begin with. Stop strings are looked for in the answer alone."""
         if self.stopped:
-            return "", [], None
-        for number, token_id in enumerate(token_ids):
+            return Piece(number, "", [])
+        ready, span = list[tuple[int, int, TokenLogprobs | None]](), self._text.span
+        for index, token_id in enumerate(token_ids):
             at = self._length + len(self._held)
-            self._tokens.append((at, token_id, None if logprobs is None else logprobs[number]))
             self._held += self._text.put(token_id)
+            if span is not None and span.thought == span.count and span.place != "answer":
+                ready.append((at, token_id, None))
+            else:
+                self._tokens.append((at, token_id, None if logprobs is None else logprobs[index]))
+        thinking = len(ready)
         self._held += self._text.finish() if last else ""
         ends = [self._held.index(stop) for stop in self._stop if stop in self._held]
         self.stopped = bool(ends)
@@ -270,12 +284,12 @@ class _Text:
             end -= max(begun, default=0)
         shown, self._held = self._held[:end], self._held[end:]
         self._length += end
-        ready = list[tuple[int, int, TokenLogprobs | None]]()
         # A token in which the stop string begins belongs to the text, one that begins with it does not.
         while self._tokens and (self._tokens[0][0] < self._length or not (self._held or self.stopped)):
             ready.append(self._tokens.popleft())
         entries = None if logprobs is None else [one for *_, one in ready if one is not None]
-        return shown, [token_id for _, token_id, _ in ready], entries
+        ids = [token_id for _, token_id, _ in ready]
+        return Piece(number, shown, ids, entries, self._text.thought(), thinking)
 
 
 class _Queue:
@@ -565,7 +579,7 @@ class Engine:
         row, options, short, ticket.then = request.prepare(checkpoint)
         checkpoint.check_images(row.image_tokens)
         if ticket.form is not None:
-            options = replace(options, constraint=ticket.form)
+            options = held_to(options, ticket.form)
         ticket.sizes, ticket.coordinates = row.sizes, checkpoint.processor.coordinates
         ticket.prompt_tokens = len(row.input_ids)
         if (room := checkpoint.context - ticket.prompt_tokens) < 1:
@@ -760,7 +774,7 @@ class Engine:
     def _deliver(self, scheduler: Scheduler, event: NewTokens | RequestOutput) -> None:
         ticket, number = event.key
         if isinstance(event, NewTokens) and event.draft:
-            ticket.put(Piece(DRAFT, *ticket.texts[DRAFT].put(event.token_ids)))
+            ticket.put(ticket.texts[DRAFT].put(DRAFT, event.token_ids))
             return
         text = ticket.texts.get(number)
         if text is None:  # it has ended at a stop string
@@ -773,7 +787,7 @@ class Engine:
             ticket.decode_seconds = seconds - ticket.first_token_seconds
             if number == 0:
                 ticket.cached_tokens = event.reused_tokens
-            self._show(ticket, number, text.put(event.token_ids, event.logprobs))
+            self._show(ticket, text.put(number, event.token_ids, event.logprobs))
             if not text.stopped:
                 return
             scheduler.cancel(event.key)
@@ -785,7 +799,7 @@ class Engine:
             return
         else:
             self._show(
-                ticket, number, text.put([], [] if ticket.request.logprobs is not None else None, last=True)
+                ticket, text.put(number, [], [] if ticket.request.logprobs is not None else None, last=True)
             )
             ticket.finish_reasons[number] = "stop" if text.stopped else event.stop_reason
             ticket.confidences[number] = event.confidence
@@ -795,9 +809,9 @@ class Engine:
         elif not ticket.texts:
             self._end(ticket)
 
-    def _show(self, ticket: Ticket, number: int, more: tuple[str, list[int], Any]) -> None:
-        piece = Piece(number, *more)
+    def _show(self, ticket: Ticket, piece: Piece) -> None:
         ticket.completion_tokens += len(piece.token_ids)
+        ticket.reasoning_tokens += piece.thinking
         ticket.put(piece)
 
     def _give_up(self, key: int, error: Exception) -> None:
@@ -851,4 +865,7 @@ def prepare_messages(messages: list[Message], options: GenerationOptions, checkp
             parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
         content = [{"type": kind, kind: value} for kind, value in parts]
         conversation.append({"role": message.role, "content": content})
-    return Prepared(processor.encode_conversation(conversation, True), options)
+    return Prepared(
+        processor.encode_conversation(conversation, True, think=isinstance(options.constraint, Think)),
+        options,
+    )

@@ -30,6 +30,7 @@ from data.chat import LONGEST_TEXT
 from generation.options import MAX_SEED, GenerationOptions, SamplingParams
 from inference.errors import RequestError
 from inference.grammar import response_grammar
+from inference.thinking import THINK_TOKENS, Think
 from messages import did_you_mean, one_line, printable
 from web.errors import Refused
 
@@ -44,10 +45,12 @@ HARMLESS = frozenset((
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (), "frequency_penalty": (0,), "function_call": ("none", "auto"), "functions": ([],),
     "logit_bias": ({},), "modalities": (["text"],), "moderation": (), "prediction": (),
-    "presence_penalty": (0,), "reasoning_effort": ("none",), "tool_choice": ("none", "auto"), "tools": ([],),
+    "presence_penalty": (0,), "tool_choice": ("none", "auto"), "tools": ([],),
     "verbosity": ("medium",), "web_search_options": (),
 }  # fmt: skip
-HINTS = frozenset(("reasoning_effort", "verbosity"))  # of these, which ask for no particular answer
+HINTS = frozenset(("verbosity",))  # of these, which ask for no particular answer
+# Most tokens of thinking: OpenAI's and its clients' words; "none" is no thinking.
+EFFORTS = {"none": None, "minimal": 128, "low": 512, "medium": THINK_TOKENS, "high": 4096}
 # Fields of other servers that an answer without them would be wrong for: as NEUTRAL.
 OTHERS: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,), "allowed_token_ids": ([],), "bad_words": ([],), "best_of": (1,),
@@ -67,7 +70,8 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "temperature": {"le": 2}, "top_k": {"ge": -1, "le": 2**31}, "repetition_penalty": {"le": 100},
     "seed": {"ge": -(2**63), "le": 2**63 - 1},
 }  # fmt: skip
-OURS = frozenset(("boxes", "points", "malformed"))  # of an answer that a client sends back
+# Of an answer that a client sends back: what no prompt says again.
+OURS = frozenset(("boxes", "points", "malformed", "reasoning_content"))
 
 
 # --------------------------------------------------------------------------------------------- what is asked
@@ -149,6 +153,12 @@ class ResponseFormat(Strict):
         return self
 
 
+class TemplateSwitches(Strict):
+    """What other servers hand to a model's chat template."""
+
+    enable_thinking: bool | None = None
+
+
 class StreamOptions(Strict):
     include_usage: bool = False
     include_obfuscation: bool = False  # of the lengths of chunks: there is none
@@ -184,6 +194,9 @@ class ChatRequest(Sampled, Strict):
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     response_format: ResponseFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    thinking_token_budget: Annotated[int | None, Field(ge=1)] = None  # vLLM's
+    chat_template_kwargs: TemplateSwitches | None = None
 
     @model_validator(mode="after")
     def _go_together(self) -> ChatRequest:
@@ -217,6 +230,13 @@ class ChatRequest(Sampled, Strict):
         """The new tokens that are asked for; None for as many as are usual."""
         return self.max_completion_tokens or self.max_tokens
 
+    def think(self, most_tokens: int) -> Think | None:
+        """Thinking before the answers, of so many tokens at most. None where it is not asked for."""
+        switch = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
+        effort = self.reasoning_effort or ("medium" if switch else "none")
+        most = EFFORTS[effort]
+        return None if most is None else Think(min(self.thinking_token_budget or most, most_tokens))
+
     def options(self, most_tokens: int, most_answers: int) -> GenerationOptions:
         """How the answers are made, of so many tokens at most. Raises Refused for too many answers."""
         if self.n > most_answers:
@@ -224,8 +244,10 @@ class ChatRequest(Sampled, Strict):
         sampling = {field.name: getattr(self, field.name) for field in fields(SamplingParams)}
         sampling["top_k"] = max(0, self.top_k)
         sampling["seed"] = secrets.randbelow(2**31) if self.seed is None else self.seed % MAX_SEED
-        most = min(self.most_tokens or DEFAULT_MAX_TOKENS, most_tokens)
-        return GenerationOptions(max_new_tokens=most, num_return_sequences=self.n, **sampling)
+        most, think = min(self.most_tokens or DEFAULT_MAX_TOKENS, most_tokens), self.think(most_tokens)
+        return GenerationOptions(
+            max_new_tokens=most, num_return_sequences=self.n, constraint=think, **sampling
+        )
 
 
 def read_request(body: bytes, most_tokens: int, strict: bool = False) -> tuple[ChatRequest, dict[str, str]]:
@@ -259,10 +281,12 @@ def read_request(body: bytes, most_tokens: int, strict: bool = False) -> tuple[C
     if strict and "stream_options" in ignored:
         raise Refused(400, "stream_options: expected with stream only", "stream_options", "invalid_value")
     headers = {"x-ocelli-ignored": _listed([*ignored, *more])} if ignored or more else {}
-    if (tokens := request.most_tokens) is not None and tokens > most_tokens:
+    asked_for = {"max_tokens": request.most_tokens, "thinking_token_budget": request.thinking_token_budget}
+    if clipped := [name for name, tokens in asked_for.items() if (tokens or 0) > most_tokens]:
         if strict:
-            raise Refused(400, f"max_tokens: expected at most {most_tokens}, got {tokens}", "max_tokens")
-        headers["x-ocelli-clipped"] = f"max_tokens={most_tokens}"
+            name = clipped[0]
+            raise Refused(400, f"{name}: expected at most {most_tokens}, got {asked_for[name]}", name)
+        headers["x-ocelli-clipped"] = ", ".join(f"{name}={most_tokens}" for name in clipped)
     return request, headers
 
 

@@ -1,0 +1,106 @@
+"""What a reasoning model says before its answer: between which markers it stands, how a prompt asks for it or
+ends it, and which tokens of an answer it is.
+
+    thinking = processor.thinking                          # None: a model without the markers
+    prompt = thinking.prompt(rendered, wanted=True)
+    thoughts, answer = thinking.split(ids, inside=True)
+
+A template writes `<think>` at the end of its prompt (Qwen3-VL-Thinking, Qwen3.5 with `enable_thinking`), an
+empty block (Qwen3.5 without), or nothing, and then the model begins the block itself (Qwen3). Here a prompt
+always ends inside a block where thinking is wanted, and outside of one where it is not: a template that has
+no switch is followed by the empty block that templates with a switch write. Earlier answers stand in a prompt
+without their thinking, as in those templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from data.tokenizer import AnyTokenizer
+
+MARKERS = (("<think>", "</think>"),)
+
+
+class Thinking:
+    """How one checkpoint thinks.
+
+    begin, end: the markers. begin_ids, end_ids: their tokens, one each where the tokenizer has them whole.
+    close_ids: what ends a block and leads to the answer. gap_ids: what stands between the two.
+    in_template: whether the chat template speaks of them, so that the model can be asked to think.
+    """
+
+    def __init__(self, tokenizer: AnyTokenizer, begin: str, end: str, in_template: bool):
+        self.tokenizer, self.begin, self.end, self.in_template = tokenizer, begin, end, in_template
+        self.begin_ids, self.end_ids = self._encode(begin), self._encode(end)
+        self.gap_ids = self._encode("\n\n")
+        self.close_ids = [*self._encode("\n"), *self.end_ids, *self.gap_ids]
+
+    def prompt(self, rendered: str, wanted: bool) -> str:
+        """A rendered prompt that ends inside a block if thinking is wanted, and outside of one if not."""
+        written = rendered.rstrip()
+        is_open = written.endswith(self.begin)
+        if wanted and not is_open:
+            return f"{rendered}{self.begin}\n"
+        return f"{written}\n\n{self.end}\n\n" if is_open and not wanted else rendered
+
+    def answer_in(self, text: str) -> str:
+        """The text of an earlier answer, without the thinking that a client has left in it."""
+        return text.rpartition(self.end)[2].lstrip() if self.end in text else text
+
+    def split(self, ids: list[int], inside: bool) -> tuple[list[int], list[int]]:
+        """The tokens of one answer: what was thought, with the markers, and the answer itself. `inside`: it
+        begins in a block that its prompt has opened."""
+        span = Span(self, inside)
+        for token_id in ids:
+            span.put(token_id)
+        return ids[: span.thought], ids[span.thought :]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of ids, markers and other special tokens included."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+
+class Span:
+    """Where the thinking of one answer ends, token by token.
+
+    place: "before" the answer's first word, which may become the begin of a block that nobody asked for;
+        "inside" the block; in the "gap" of white space after it; in the "answer".
+    thought: how many tokens are not of the answer: the block with its markers, and the gap. They are the
+        first ones, `count` are all.
+    """
+
+    def __init__(self, thinking: Thinking, inside: bool):
+        self.place, self.thought, self.count = "inside" if inside else "before", 0, 0
+        self._thinking, self._recent = thinking, list[int]()
+
+    def put(self, token_id: int) -> None:
+        thinking, self.count = self._thinking, self.count + 1
+        if self.place == "answer":
+            return
+        self._recent.append(token_id)
+        if self.place == "before":
+            text = thinking.text(self._recent).lstrip()
+            if text.startswith(thinking.begin):
+                self.place, self._recent = "inside", []
+            elif not thinking.begin.startswith(text):
+                self.place = "answer"
+                return
+        elif self.place == "gap":
+            if thinking.text([token_id]).strip():
+                self.place = "answer"
+                return
+        else:
+            self._recent = self._recent[-len(thinking.end) :]
+            if self._ends():
+                self.place = "gap"
+        self.thought = 0 if self.place == "before" else self.count
+
+    def _ends(self) -> bool:
+        """Whether the marker ends with the latest token. One that is a token is no text that looks alike."""
+        end_ids = self._thinking.end_ids
+        if len(end_ids) == 1:
+            return self._recent[-1] == end_ids[0]
+        return self._thinking.end in self._thinking.text(self._recent)

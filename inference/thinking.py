@@ -1,0 +1,151 @@
+"""Answers before which a model thinks: how long it may, and what ends it.
+
+    options = GenerationOptions(constraint=Think(tokens=512))    # asks for it: `inference.answer.ask`
+    options = held_to(options, checkpoint.constraint(grammar))   # the answer alone is held to a form
+
+Two limits stand side by side. `Think.tokens` counts the thinking: there it is ended by force, with the tokens
+that a template writes after it. `max_new_tokens` counts the answer that follows. So an answer is made of both
+limits' tokens at most and is never empty because the thinking took all of them; where the context has not
+enough room for both, the thinking gets what the answer leaves.
+
+A model that would end its turn while it thinks ends the thinking instead.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from data.thinking import Span, Thinking
+from generation.options import GenerationOptions
+from inference.grammar import Form
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from data.processor import EncodedConversation
+    from generation.protocol import Constraint  # imports torch, which --help does without
+    from inference.checkpoint import Checkpoint
+
+THINK_TOKENS = 1024  # of thinking, where nobody says how many
+
+
+@dataclass(frozen=True)
+class Think:
+    """What asks for thinking: `GenerationOptions.constraint`, until `for_prompt` makes it one of a model.
+
+    tokens: of the thinking at most, its marker included unless that is forced. form: what the answer is held
+    to. thinking, stop_token_ids, answer_tokens: of the model, and how long the answer may be.
+    """
+
+    tokens: int = THINK_TOKENS
+    form: Form | None = None
+    thinking: Thinking | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    answer_tokens: int = 0
+
+    def __call__(self) -> Constraint:
+        assert self.thinking is not None, "expected `for_prompt` before answers are made"
+        return _ThinkFirst(self, self.thinking)
+
+
+def form_of(options: GenerationOptions) -> Form | None:
+    """What the answers themselves are held to."""
+    held = options.constraint
+    return held.form if isinstance(held, Think) else held if isinstance(held, Form) else None
+
+
+def think_first(options: GenerationOptions, tokens: int | None) -> GenerationOptions:
+    """These options with so many tokens of thinking at most, None for no thinking."""
+    form = form_of(options)
+    return replace(options, constraint=form if tokens is None else Think(tokens, form))
+
+
+def held_to(options: GenerationOptions, form: Form | None) -> GenerationOptions:
+    """These options with answers of a form, after the thinking if there is some."""
+    held = options.constraint
+    return replace(options, constraint=replace(held, form=form) if isinstance(held, Think) else form)
+
+
+def for_prompt(
+    checkpoint: Checkpoint, row: EncodedConversation, options: GenerationOptions
+) -> GenerationOptions:
+    """Options that ask for thinking, as a model answers this prompt with: `max_new_tokens` with those of the
+    thinking, as far as the context has room."""
+    think, thinking = options.constraint, checkpoint.processor.thinking
+    assert isinstance(think, Think) and thinking is not None, "others were refused, or need none of this"
+    answer, closing = options.max_new_tokens, len(thinking.close_ids)
+    room = checkpoint.context - len(row.input_ids)
+    tokens = max(0, min(think.tokens, room - answer - closing))
+    whole = max(answer, min(answer + tokens + closing, room))
+    stops = tuple(one for one in checkpoint.stop_token_ids if one < checkpoint.model.config.text.vocab_size)
+    own = replace(think, tokens=tokens, thinking=thinking, stop_token_ids=stops, answer_tokens=answer)
+    return replace(options, constraint=own, max_new_tokens=whole)
+
+
+class _ThinkFirst:
+    """A `generation.protocol.Constraint`: thinking of so many tokens at most, then the answer in its form."""
+
+    def __init__(self, think: Think, thinking: Thinking):
+        self._think, self._thinking, self._span = think, thinking, Span(thinking, inside=True)
+        self._form = None if think.form is None else think.form()
+        self._forced = list[int]() if think.tokens else list(thinking.close_ids)
+        self._ends_turn = False  # the model would end its turn where it thinks
+
+    @property
+    def thinking(self) -> bool:
+        return self._span.place != "answer"
+
+    @property
+    def full(self) -> bool:
+        return self._span.count - self._span.thought >= self._think.answer_tokens
+
+    @property
+    def _of_answer(self) -> Constraint | None:
+        """What the next token is held to, if it may be one of the answer."""
+        return self._form if self._span.place != "inside" and not self._forced else None
+
+    def close(self, scores: Tensor) -> None:
+        if (form := self._of_answer) is not None:
+            form.close(scores)
+        elif self._span.place == "inside" and not self._forced:
+            stops, end = [*self._think.stop_token_ids], self._thinking.end_ids[0]
+            stop, ending = scores[stops].float().logsumexp(0), scores[end].float()
+            self._ends_turn = bool(stop > ending)
+            scores[end] = stop.logaddexp(ending).to(scores.dtype)
+            scores[stops] = -math.inf
+
+    def allows(self, token_id: int) -> bool:
+        if self._forced:
+            return token_id == self._forced[0]
+        return (form := self._of_answer) is None or form.allows(token_id)
+
+    def mask(self, scores: Tensor) -> None:
+        if self._forced:
+            kept = scores[self._forced[0]].clone()
+            scores.fill_(-math.inf)
+            scores[self._forced[0]] = kept
+        elif (form := self._of_answer) is not None:
+            form.mask(scores)
+
+    def accept(self, token_id: int) -> None:
+        form, span, thinking = self._of_answer, self._span, self._thinking
+        was_inside = span.place == "inside"
+        if form is not None:
+            form.accept(token_id)
+        if self._forced[:1] == [token_id]:
+            del self._forced[0]
+        elif was_inside and self._ends_turn and token_id == thinking.end_ids[0]:
+            self._forced = thinking.end_ids[1:]
+        span.put(token_id)
+        if self._forced or not was_inside:
+            return
+        if span.place == "gap":
+            self._forced = list(thinking.gap_ids) if self._form is not None else []
+        elif span.thought >= self._think.tokens:
+            self._forced = list(thinking.close_ids)
+
+    def forced(self) -> list[int]:
+        form = self._of_answer
+        return list(self._forced) if self._forced or form is None else form.forced()
