@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from data.processor import Processor
 from families import FAMILIES, qwen_vl
+from generation.fast.native.build import put_rounded
 from generation.fast.quantized import pack
 from generation.memory import available_bytes
 from inference.checkpoint import Checkpoint, has_fast_bfloat16
@@ -39,9 +40,9 @@ from models.checkpoints.load import meta_init
 from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel, prepare_device
 
-PRECISIONS = ("float32", "bfloat16", "int8")
+PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, None: 0}  # of a weight
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 9 / 16, None: 0}  # of a weight
 PROCESS_BYTES = 4e8  # of a child besides its weights
 TEXT_TOKENS = 20  # of a prompt, besides its image: 84 tokens with one tile of 64, 1,108 with 17
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -156,7 +157,7 @@ def build_checkpoint(setup: dict, fast: bool) -> Checkpoint:
     plain = precision == "float32" or (precision == "bfloat16" and computed)
     model = build_ours(shape, DTYPES[precision] if plain else torch.float32, device)
     if not plain:
-        pack(model, precision)
+        pack(model, precision, put_rounded)
     checkpoint = Checkpoint(shape, model, cast(Processor, None), 0.0, precision)
     return checkpoint.compiled() if fast else checkpoint
 

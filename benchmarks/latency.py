@@ -60,7 +60,8 @@ from generation import threads
 from inference.cli import positive
 from training.plot import svg, text
 
-NO_INT8 = ("ours-eager", "ours-no-cache", "transformers", "transformers-static")
+PLAIN = ("ours-eager", "ours-no-cache", "transformers", "transformers-static")
+LACKING = {"int8": PLAIN, "int4": (*PLAIN, "openvino")}  # systems without weights of a precision
 
 
 def setups_of(settings: argparse.Namespace, folder: str, longest: int) -> list[dict]:
@@ -70,7 +71,8 @@ def setups_of(settings: argparse.Namespace, folder: str, longest: int) -> list[d
         {"system": system, "precision": precision, **shared}
         for precision in settings.precisions
         for system in settings.systems
-        if precision != "int8" or system not in NO_INT8
+        if system not in LACKING.get(precision, ())
+        if precision == "int4" or system != "llama.cpp-k"
     ]
 
 
@@ -78,13 +80,13 @@ def setups_of(settings: argparse.Namespace, folder: str, longest: int) -> list[d
 DECODERS: dict[str, Any] = {
     **dict.fromkeys(("ours-fast", "ours-eager", "ours-no-cache"), Ours),
     **dict.fromkeys(("transformers", "transformers-static"), Transformers),
-    "llama.cpp": LlamaCpp,
+    **dict.fromkeys(("llama.cpp", "llama.cpp-k"), LlamaCpp),
 }
 BUFFER = {"cpu": 2**29, "cuda": 2**32}  # bytes that the bandwidth is measured over
 DECODE_COLUMNS = """system precision context:, batch decode_tokens_per_second:.1f ms_per_token:.2f
     floor_fraction:.0% peak_mebibytes:,.0f over_transformers:.2f over_transformers_static:.2f
-    over_llama_cpp:.2f"""
-DECODE_PEERS = ("transformers", "transformers-static", "llama.cpp")
+    over_llama_cpp:.2f over_llama_cpp_k:.2f"""
+DECODE_PEERS = ("transformers", "transformers-static", "llama.cpp", "llama.cpp-k")
 
 
 def check_decode(settings: argparse.Namespace) -> None:

@@ -288,7 +288,9 @@ class OpenVINO:
 
 
 # ------------------------------------------------------------------------------------------- llama.cpp
-FORMATS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}  # llama.cpp's names of our precisions
+# llama.cpp's names of our precisions, and of the other one that "llama.cpp-k" has in place of the last
+FORMATS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+OTHER = "Q4_K_M"
 
 
 class LlamaCpp:
@@ -300,9 +302,22 @@ class LlamaCpp:
         if setup["device"] == "cuda" and not self.library.llama_supports_gpu_offload():
             raise Unavailable("llama-cpp-python is built without CUDA")
         self.shape, self.longest = setup["shape"], setup["longest"]
-        self.info, self.cache_type = {"format": FORMATS[setup["precision"]]}, torch.float16
-        path = Path(setup["folder"]) / f"{self.info['format']}.gguf"
-        self.weight_bytes = write_gguf(SHAPES[self.shape].text, self.info["format"], path)
+        mixed = setup["system"] == "llama.cpp-k"
+        kind = OTHER if mixed else FORMATS[setup["precision"]]
+        self.info, self.cache_type, path = (
+            {"format": kind},
+            torch.float16,
+            Path(setup["folder"]) / f"{kind}.gguf",
+        )
+        written = path.with_name("BF16.gguf") if mixed else path
+        self.weight_bytes = write_gguf(SHAPES[self.shape].text, "BF16" if mixed else kind, written)
+        if mixed:  # only llama.cpp itself writes it
+            parameters = self.library.llama_model_quantize_default_params()
+            parameters.ftype, parameters.allow_requantize = self.library.LLAMA_FTYPE_MOSTLY_Q4_K_M, True
+            names = (str(written).encode(), str(path).encode())
+            if code := self.library.llama_model_quantize(*names, ctypes.byref(parameters)):
+                raise RuntimeError(f"llama_model_quantize: code {code}")
+            self.weight_bytes = path.stat().st_size  # about
         self.llm = self.library.Llama(
             str(path),
             n_ctx=self.longest, n_batch=512, n_gpu_layers=-1 if setup["device"] == "cuda" else 0,

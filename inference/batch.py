@@ -25,7 +25,7 @@ from generation.scheduler import Scheduler
 from inference.answer import answers_of, encode, requests_for
 from inference.batch_files import BatchFiles, Line, passed_on, read_question
 from inference.boxes import located
-from inference.checkpoint import Checkpoint, RequestError, pick_device, pixel_budget
+from inference.checkpoint import PACKED, Checkpoint, RequestError, pick_device, pixel_budget
 from inference.grammar import grammar_of
 from inference.thinking import Think, held_to
 from messages import one_line
@@ -58,7 +58,7 @@ def computed_with(
     """The dtype of a checkpoint opened with these and, where images are taken whole, the budget of their
     pixels. Weights are not read."""
     on, folder = pick_device(device), snapshot(source, revision)
-    if dtype != "int8":
+    if dtype not in PACKED:
         dtype = str(resolve_dtype(dtype, read_json(folder / "config.json"), on)).removeprefix("torch.")
     budget = Processor.from_pretrained(folder, max_pixels=pixel_budget(on, max_pixels)).images.budget
     return {"dtype": dtype} if budget is None else {"dtype": dtype, "max_pixels": budget}

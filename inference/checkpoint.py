@@ -25,9 +25,9 @@ from data.processor import EncodedConversation, Processor
 from data.tiles import Sizes
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.cuda.graph import unsupported as unrecorded
-from generation.fast.native.build import NoCompiler, to_panels
+from generation.fast.native.build import NoCompiler, put_rounded, to_panels
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
-from generation.fast.quantized import pack, put_packed
+from generation.fast.quantized import pack
 from generation.fast.tower import FastTower, fast_tower
 from generation.memory import give_back
 from generation.prefix import FeatureCache
@@ -54,6 +54,7 @@ OPEN_NOTE = "(The numbers are the model's own: which image they are of is open.)
 # Pixels of images that are taken whole, on a CPU: with so many Qwen3-VL-2B computes about 3 TFLOP for a 4:3
 # photograph, as SmolVLM-256M for its 13 tiles. Checkpoints' own budgets are up to 16 million.
 CPU_PIXELS = 2**19
+PACKED = {"int8": ("cpu", "cuda"), "int4": ("cpu",)}  # dtypes of weights alone, and the devices for them
 LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
 
 
@@ -84,7 +85,7 @@ class Checkpoint:
     model: VisionLanguageModel
     processor: Processor
     load_seconds: float  # a decode step's compilation included
-    dtype: str = "float32"  # of the weights: float32, bfloat16, float16 or int8
+    dtype: str = "float32"  # of the weights: float32, bfloat16, float16, int8 or int4
     fast: Fast = EAGER  # decode step and vision tower
     prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.prefix_files`
 
@@ -295,27 +296,32 @@ def open_checkpoint(
     """Load model and processor from a folder or the Hub.
 
     `device` is auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1 or mps; `dtype` is as for
-    `VisionLanguageModel.from_pretrained`, or int8 (CPU and CUDA; compiled C rounds activations as well). A
-    CPU without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32. `threads` is for all
+    `VisionLanguageModel.from_pretrained`, or int8 (CPU and CUDA; compiled C rounds activations as well), or
+    int4 (on a CPU with a C compiler: the language model's matrices have four bits, all others int8). A CPU
+    without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32. `threads` is for all
     that this process computes: see `generation.threads.choose`. `max_pixels` is that of
     `Processor.from_pretrained`, by default CPU_PIXELS on a CPU.
     """
     choose(threads)
     chosen, began = pick_device(device), time.perf_counter()
     pixels = pixel_budget(chosen, max_pixels)
-    if dtype == "int8" and chosen.type not in ("cpu", "cuda"):
-        raise RequestError(f"dtype int8: expected device cpu or cuda, got {chosen}; use bfloat16 there")
+    if chosen.type not in PACKED.get(dtype, chosen.type):
+        expected = " or ".join(PACKED[dtype])
+        raise RequestError(f"dtype {dtype}: expected device {expected}, got {chosen}; use bfloat16 there")
 
     def read() -> tuple[VisionLanguageModel, Processor]:
-        put = partial(put_packed, dtype) if dtype == "int8" else put_parameter
+        put = partial(put_rounded, dtype) if dtype in PACKED else put_parameter
         model = VisionLanguageModel.from_pretrained(source, revision, loading_dtype(dtype), chosen, put)
         assert model.origin is not None, "a loaded model knows where it came from"
         # The commit of the weights: the branch may have moved on meanwhile.
         folder = snapshot(source, model.origin.commit or revision)
         return model, Processor.from_pretrained(folder, config=model.config, max_pixels=pixels)
 
-    model, processor = one_version(source, revision, read)
-    name = dtype if dtype == "int8" else str(model.dtype).removeprefix("torch.")
+    try:
+        model, processor = one_version(source, revision, read)
+    except NoCompiler as error:
+        raise RequestError(f"dtype {dtype}: {error}; use int8, which needs none") from None
+    name = dtype if dtype in PACKED else str(model.dtype).removeprefix("torch.")
     if name == "bfloat16" and chosen.type == "cpu" and not has_fast_bfloat16():
         pack(model, name)
     give_back()
@@ -337,7 +343,7 @@ def has_fast_bfloat16() -> bool:
 
 def loading_dtype(dtype: str) -> str:
     """The dtype in which `open_checkpoint` loads the weights before it converts them to `dtype`."""
-    return "stored" if dtype == "int8" else dtype
+    return "stored" if dtype in PACKED else dtype
 
 
 def pick_device(name: str) -> torch.device:

@@ -42,7 +42,7 @@ from models.config import check_device
 T = TypeVar("T")
 # The names in data.boxes, whose import takes as long as all of this file.
 BOX_FORMATS = ("qwen3-vl", "qwen2.5-vl", "lfm2.5-vl", "paligemma", "doctags", "molmo", "moondream")
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
 STDIN = "-"  # the image that is read from stdin
 _DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 LOG_AFTER = 1.0  # seconds of loading
@@ -273,7 +273,8 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--revision", help="branch, tag or commit on the Hub")
     add("--device", type=device, default="auto", help="auto (default: the fastest one), cpu, cuda, mps")
     weights = "dtype of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, otherwise the "
-    weights += "checkpoint's own. int8 needs a CPU or CUDA. bf16, fp16 and fp32 are accepted too"
+    weights += "checkpoint's own. int8 needs a CPU or CUDA, int4 a CPU and a C compiler. bf16, fp16 and "
+    weights += "fp32 are accepted too"
     add("--dtype", type=dtype, default="auto", choices=DTYPES, help=weights)
     when = ("auto", "on", "off")
     compiled = (

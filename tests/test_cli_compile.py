@@ -37,7 +37,8 @@ def test_which_step_answers(as_json, cli, photo, compiler, monkeypatch, tmp_path
     (now_there,) = as_json(*short)
     assert now_there["decode_step"] == "native C step"
     packed = (*short, "--dtype", "int8")
-    (first,) = as_json(*packed)
+    (first,), (four,) = as_json(*packed), as_json(*short, "--dtype", "int4")
+    assert four["dtype"] == "int4" and four["token_ids"]
     monkeypatch.setattr(checkpoint_module, "LARGE", 1000)
     (large,), (without,) = as_json(*packed), as_json(*packed, "--compile", "off")
     assert first["decode_step"].startswith("eager: ") and large["decode_step"] == "native C step"
@@ -52,11 +53,17 @@ def test_without_a_compiler_the_eager_step_answers_and_says_so_once(cli, photo, 
     for how, lines in (("on", 1), ("auto", 0)):  # so small a model would not be compiled anyway
         status, out, err = cli(*ask, "--compile", how)
         assert status == 0 and out and err.count("no C compiler found") == err.count("\n") == lines
+    status, _, err = cli(*ask, "--dtype", "int4")
+    assert status == 2 and err.count("\n") == 1 and "no C compiler found" in err
     monkeypatch.setattr(checkpoint_module, "LARGE", 1000)
     assert "no C compiler found" in cli(*ask)[2]
 
 
-def test_int8_is_for_a_cpu_and_for_cuda(monkeypatch, model_folder):
+def test_int8_is_for_a_cpu_and_for_cuda_and_int4_for_a_cpu(monkeypatch, model_folder):
     monkeypatch.setattr(checkpoint_module, "pick_device", lambda name: torch.device("mps"))
-    with pytest.raises(RequestError, match="int8"):
-        checkpoint_module.open_checkpoint(model_folder, dtype="int8")
+    for dtype in ("int8", "int4"):
+        with pytest.raises(RequestError, match=dtype):
+            checkpoint_module.open_checkpoint(model_folder, dtype=dtype)
+    monkeypatch.setattr(checkpoint_module, "pick_device", lambda name: torch.device("cuda"))
+    with pytest.raises(RequestError, match="int4"):
+        checkpoint_module.open_checkpoint(model_folder, dtype="int4")

@@ -10,12 +10,13 @@ import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from generation import kv_cache as kv
 from generation.decoding import prefill
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native import build
-from generation.fast.native.build import PanelLinear
+from generation.fast.native.build import PanelLinear, put_rounded
 from generation.fast.native.step import NativeStep, unsupported
 from generation.fast.quantized import pack, quantize_rows
 from generation.fast.tower import FastTower
@@ -94,12 +95,12 @@ def test_native_equals_eager(shape, rows):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_a_row_is_the_same_to_the_bit_in_any_company(precision):
     """Greedy answers may not depend on the batch, not even where two tokens are nearly as likely."""
     lm = make_model(qk_norm=True).language_model
     if precision != "float32":
-        pack(lm, precision)
+        pack(lm, precision, put_rounded)
     step, text = NativeStep(lm), lm.config
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     lengths = [7, 700, 31, 32, 513, 1, 512, 64, 129]
@@ -124,7 +125,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("precision", "offset"), [("float32", 0), ("float32", -7), ("bfloat16", 40), ("int8", 0)]
+    ("precision", "offset"), [("float32", 0), ("float32", -7), ("bfloat16", 40), ("int8", 0), ("int4", 0)]
 )
 def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision, offset):
     """Prompts of several passes, chunks across the lengths at which attention changes its chunks; with an
@@ -132,7 +133,7 @@ def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision
     lm = make_model(qk_norm=True, **IMAGE_PLACES if offset else {}).language_model
     places = (torch.arange(540) + offset).expand(3, 3, -1) if offset else None
     if precision != "float32":
-        pack(lm, precision)
+        pack(lm, precision, put_rounded)
     step, text, lengths = NativeStep(lm), lm.config, (540, 3, 130)
     ids = torch.randint(0, text.vocab_size, (3, 540), generator=torch.Generator().manual_seed(0))
     empty = lambda rows: kv.allocate_for(text, rows, 640, torch.empty(0), lm.cache_dtype)
@@ -215,20 +216,21 @@ def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
     assert (native - expected).abs().mean() < 0.02
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_packed_native_equals_packed_eager(precision, tied):
     model = make_model("four heads", tied)
     exact, _ = walk(Step(model.language_model), model.language_model, 2, 20)
-    lm = pack(copy.deepcopy(model), precision).language_model
+    lm = pack(copy.deepcopy(model), precision, put_rounded).language_model
     assert not tied or lm.lm_head.weight is lm.embed_tokens.weight
     expected, _ = walk(Step(lm), lm, 2, 20)
     got, _ = walk(NativeStep(lm), lm, 2, 20)
     # int8 weights meet activations rounded to 16 bits: hundreds of times finer than the weights. bfloat16
-    # meets bfloat16 where the processor has products of them, else floats.
-    rounded = {"bfloat16": 2e-2 if has_fast_bfloat16() else 2e-5, "int8": 6e-4}[precision]
+    # meets bfloat16 where the processor has products of them, else floats. Four bits meet bytes, eager too.
+    rounded = {"bfloat16": 2e-2 if has_fast_bfloat16() else 2e-5, "int8": 6e-4, "int4": 2e-2}[precision]
     torch.testing.assert_close(got, expected, atol=rounded, rtol=1e-5)
-    assert 0 < (expected - exact).abs().mean() < 0.1 * exact.abs().mean()
+    least, most = (0.05, 0.4) if precision == "int4" else (0, 0.1)
+    assert least < (expected - exact).abs().mean() / exact.abs().mean() < most
 
 
 def test_quantized_rows_are_within_half_a_step():
@@ -305,11 +307,33 @@ def test_a_cache_that_shares_some_tensors_with_the_last_one_is_another_cache(mak
 
 
 @torch.no_grad()
-def test_int8_sums_do_not_overflow_at_any_width():
+@pytest.mark.parametrize("bits", [8, 4])
+def test_integer_sums_do_not_overflow_at_any_width(bits):
     """All weights and activations the largest there are, at widths around the ends of integer sums."""
     for width in (500, 516, 520, 1024, 1028, 4100):
-        layer = PanelLinear(*quantize_rows(torch.ones(16, width)), None)
-        torch.testing.assert_close(layer(torch.ones(1, width)), torch.full((1, 16), float(width)))
+        ones = torch.ones(16, width)
+        layer = PanelLinear(*quantize_rows(ones), None) if bits == 8 else PanelLinear(ones, bits=4)
+        torch.testing.assert_close(layer(ones[:1]), torch.full((1, 16), float(width)), rtol=2e-2, atol=0)
+
+
+@torch.no_grad()
+def test_four_bits_lose_no_more_than_those_of_others():
+    """Root mean square errors of llama.cpp's Q4_K, as many bits a weight, on the same kinds of weights."""
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(70, 2048, generator=generator)
+    outliers = torch.where(torch.arange(2048) % 97 == 0, 8.0, 1.0) * normal
+    even = torch.rand(70, 2048, generator=generator) - 0.5
+    for weight, most in ((normal, 0.0714), (outliers, 0.0899), (even, 0.0545)):
+        for scale in (1.0, 1e-6, 1e6):
+            stored = PanelLinear(weight * scale, bits=4).unpacked() / scale
+            assert (stored - weight).square().mean().sqrt() < most * weight.std()
+    odd = torch.tensor([[0.0] * 40, [3.0] * 40, [-1.0] * 40, [0.0] * 39 + [7.0], [torch.nan] * 40])
+    torch.testing.assert_close(PanelLinear(odd, bits=4).unpacked(), odd, rtol=2e-2, atol=0, equal_nan=True)
+    x = torch.randn(5, 2048, generator=generator)
+    layer = PanelLinear(normal, bias=normal[:, 0], bits=4)
+    expected = F.linear(x, layer.unpacked(), normal[:, 0])
+    assert (layer(x) - expected).std() < 0.01 * expected.std(), "activations have a byte each"
+    assert layer(torch.full((1, 2048), torch.inf)).isnan().all()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -334,10 +358,11 @@ def test_rearranged_weights_are_saved_as_they_were_loaded(loaded, tied, tmp_path
 
 
 @pytest.mark.parametrize("seed", [0, 2])  # head and embedding are one, or two
-def test_int8_is_opened_without_a_copy_of_all_weights(tmp_path, monkeypatch, seed):
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_rounded_weights_are_opened_without_a_copy_of_all(tmp_path, monkeypatch, seed, precision):
     """What was read is gone before the next tensor comes; the weights are those of a model that is packed."""
     save_hf("qwen3_vl", tmp_path, seed)
-    packed = pack(VisionLanguageModel.from_pretrained(tmp_path), "int8").state_dict()
+    packed = pack(VisionLanguageModel.from_pretrained(tmp_path), precision, put_rounded).state_dict()
     read, held = [], []
 
     def watched(*arguments):
@@ -347,17 +372,18 @@ def test_int8_is_opened_without_a_copy_of_all_weights(tmp_path, monkeypatch, see
         return tensor
 
     monkeypatch.setattr("models.checkpoints.load.read_tensor", watched)
-    opened = open_checkpoint(tmp_path, device="cpu", dtype="int8").model
+    opened = open_checkpoint(tmp_path, device="cpu", dtype=precision).model
     assert opened.state_dict().keys() == packed.keys()
     assert all(torch.equal(tensor, packed[name]) for name, tensor in opened.state_dict().items())
     assert (opened.language_model.lm_head.weight is opened.language_model.embed_tokens.weight) == (seed == 0)
     assert max(held) < sum(tensor.numel() for tensor in packed.values()) / 4
 
 
-def test_weights_that_were_rounded_to_int8_are_not_saved(tmp_path):
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_weights_that_were_rounded_are_not_saved(tmp_path, precision):
     """A checkpoint without most of its weights would be the worst of outcomes."""
     model = tiny_vlm(hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2)
-    pack(model, "int8")
+    pack(model, precision, put_rounded)
     for made_fast in (False, True):
         if made_fast:
             speed_up(model)

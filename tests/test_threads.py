@@ -22,6 +22,7 @@ from generation import kv_cache as kv
 from generation import threads
 from generation.fast.native import build
 from generation.fast.native import step as native_step
+from generation.fast.native.build import put_rounded
 from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
@@ -235,12 +236,12 @@ def leaving(stake: float):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
     """Tokens, prompts and tiles have the same bits, whoever goes wherever."""
     lm, tower = make_model().language_model, make_tower("heads of 64")
     if precision != "float32":
-        pack(lm, precision), pack(tower, precision)
+        pack(lm, precision, put_rounded), pack(tower, precision if precision != "int4" else "int8")
     step, fast, pixels = NativeStep(lm), FastTower(tower), tiles(tower)
     embeddings = torch.randn(1, 70, lm.config.hidden_size, generator=torch.manual_seed(0))
 

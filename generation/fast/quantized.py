@@ -10,7 +10,7 @@ a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_UNPACKED_FLOATS = 4_194_304  # weights unpacked at a time (16 MiB of float32)
+Put = Callable[[str, nn.Module, Sequence[str], Tensor], None]
+PARTIAL_FLOATS = 4_194_304  # weights rounded or unpacked at a time (16 MiB of float32)
 # What a device multiplies in, and with it keeps activations and all that is small in.
 _ARITHMETIC = {"cpu": torch.float32, "cuda": torch.bfloat16}
 _UNPACKED = "position_embedding"
@@ -28,7 +29,7 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(R, C) float -> (int8 (R, C), float32 scale (R,)): symmetric, the largest of each row becomes 127."""
     codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scale = torch.empty(len(weight), device=weight.device)
-    rows = max(1, _UNPACKED_FLOATS // weight.shape[1])
+    rows = max(1, PARTIAL_FLOATS // weight.shape[1])
     for numbers, code, own in zip(weight.split(rows), codes.split(rows), scale.split(rows)):
         own.copy_(numbers.float().abs().amax(1).clamp_(min=1e-12) / 127)
         code.copy_((numbers.float() / own[:, None]).round_())
@@ -49,7 +50,7 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = max(1, _UNPACKED_FLOATS // self.weight.shape[1])
+        rows = max(1, PARTIAL_FLOATS // self.weight.shape[1])
         parts = [F.linear(x, part.to(x.dtype)) for part in self.weight.split(rows)]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if self.scale is not None:
@@ -100,12 +101,12 @@ def put_packed(precision: str, model: nn.Module, names: Sequence[str], tensor: T
             setattr(module, leaf, nn.Parameter(tensor.to(arithmetic)))
 
 
-def pack(model: nn.Module, precision: str) -> nn.Module:
+def pack(model: nn.Module, precision: str, put: Put = put_packed) -> nn.Module:
     """Store the weights of every linear layer and token embedding in `precision`, in place.
 
     One matrix at a time, so that no second copy of the model exists. Matrices that share their weight (a
     tied head) go on sharing it. Everything small, and with it all arithmetic, becomes float32 on a CPU and
-    bfloat16 on CUDA, where `precision` is int8.
+    bfloat16 on CUDA, where `precision` is int8. `put` gives the model each tensor.
     """
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         raise ValueError("the model's weights are packed already: load it again for another precision")
@@ -116,5 +117,5 @@ def pack(model: nn.Module, precision: str) -> nn.Module:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         shared.setdefault(id(parameter), []).append(name)
     for names in shared.values():
-        put_packed(precision, model, names, attrgetter(names[0])(model).detach())
+        put(precision, model, names, attrgetter(names[0])(model).detach())
     return model

@@ -110,17 +110,17 @@ def written(config: VLMConfig, dtype: str = "float32") -> tuple[dict, StoredTens
 def stored_tensors(model: Any) -> dict[str, Pending]:
     """A model's tensors by name, a tied head once, as the embedding. Of one that was rearranged for decoding
     they are what it was loaded with, to the bit, and each is made when it is written. Raises CheckpointError
-    for weights that are not there, on the meta device or rounded to int8."""
+    for weights that are not there, on the meta device or rounded to int8 or four bits."""
     found: dict[str, Pending] = {}
     for read in _parts_of(model):
         for name, tensor in read().items():
             found[name] = Pending(tuple(tensor.shape), tensor.dtype, partial(_one_of, read, name))
             if tensor.is_meta:
                 raise CheckpointError("the model has no weights yet: its parameters are on the meta device")
-            if tensor.dtype == torch.int8:
+            if tensor.dtype in (torch.int8, torch.int32):
                 raise CheckpointError(
-                    "the model's weights were rounded to int8, which no checkpoint holds: load it in another "
-                    "dtype to save it"
+                    "the model's weights were rounded to int8 or four bits, which no checkpoint holds: load "
+                    "it in another dtype to save it"
                 )
     if model.config.tie_word_embeddings:
         del found["language_model.lm_head.weight"]

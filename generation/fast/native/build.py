@@ -11,7 +11,9 @@ would end the process that runs it, so one that is damaged, or belongs to anothe
 
 C multiplies weights in panels with one row or with thousands, with the same bits for each. A panel holds the
 weights of a few outputs (32 with AVX-512, else 16) in 32-bit units along the inner dimension: 1 float,
-2 bfloat16 or 4 int8, padded with zeros; see panels.h. Eager code runs on such layers as well.
+2 bfloat16, 4 int8 or 8 of four bits, padded with zeros; see panels.h. Eager code runs on such layers as well.
+
+    put_rounded("int4", model, names, tensor)  # as a checkpoint is read (`models.checkpoints.load.load`)
 
     reason = DECODER.strange(language_model)     # None, or what in it there is no code for
 
@@ -31,10 +33,10 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +44,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.fast.quantized import PackedEmbedding, PackedLinear
+from generation.fast.quantized import PARTIAL_FLOATS, PackedEmbedding, PackedLinear, put_packed
 from generation.threads import CROWD, HOOKS, Paces, with_threads
 
 FOLDER = Path(__file__).parent
-BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8}
+BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 STAKE = 2e-4  # seconds that threads may wait for one another in a pass, whatever that brings
 _SUMMED = 4_096  # rows
@@ -205,7 +207,7 @@ class Matrix(ctypes.Structure):
 
 
 def library_parts(weight_bits: int, cache_bits: int | None = None) -> tuple[str, tuple[str, ...]]:
-    """The C file for weights of 32, 16 or 8 bits and a cache of 32 or 16 bits, and the options that it is
+    """The C file for weights of 32, 16, 8 or 4 bits and a cache of 32 or 16 bits, and the options that it is
     compiled with. None: the cache that a model with these weights has."""
     cache_bits = cache_bits or max(16, weight_bits)
     return "decode.c", (f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits}")
@@ -215,11 +217,15 @@ def _declare_panels(opened: ctypes.CDLL) -> None:
     matrix, made = ctypes.POINTER(Matrix), ctypes.POINTER(Pass)
     functions = {
         "panel": (_LONG, ()),
-        "pack": (None, (_POINTER, _LONG, _LONG, _POINTER, made)),
+        "units": (_LONG, (_LONG,)),
         "linear_floats": (_LONG, (matrix, _LONG)),
         "linear": (None, (matrix, _POINTER, _LONG, made, _POINTER, _POINTER)),
         "embed": (None, (matrix, _POINTER, _LONG, _POINTER)),
     }
+    if hasattr(opened, "ocelli_quantize"):  # four bits
+        functions["quantize"] = (None, (_POINTER, _LONG, _LONG, _POINTER, _POINTER, made))
+    else:
+        functions["pack"] = (None, (_POINTER, _LONG, _LONG, _POINTER, made))
     for name, (result, arguments) in functions.items():
         function = getattr(opened, f"ocelli_{name}")
         function.restype, function.argtypes = result, arguments
@@ -242,31 +248,48 @@ def refuse_change(fn: Callable[[Tensor], Tensor]) -> None:
 
 
 class PanelWeight(nn.Module):
-    """A matrix (out, in) of float32, bfloat16 or int8 with one float32 scale an output row, in panels."""
+    """A matrix (out, in) of float32, bfloat16, int8 with one float32 scale an output row, or four bits, in
+    panels.
+
+    Args:
+        bits: 4 rounds a float matrix, part by part (`quantize.h`); None leaves it as it is.
+    """
 
     weight: Tensor  # (panels, units, weights of a unit of each output)
     scale: Tensor | None
     sum: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None):
+    def __init__(
+        self, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, bits: int | None = None
+    ):
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        bits = BITS[weight.dtype]
-        library = load_panels(bits)
-        panel, unit = library.ocelli_panel(), 32 // bits
+        library = load_panels(bits or BITS[weight.dtype])
+        panel, units = library.ocelli_panel(), library.ocelli_units(self.in_features)
         padding = -self.out_features % panel
-        weight = weight.detach().contiguous()
-        units = -(-self.in_features // unit)
-        panels = torch.empty((self.out_features + padding) // panel, units, panel * unit, dtype=weight.dtype)
-        where, to = weight.data_ptr(), panels.data_ptr()
-        kibibytes = weight.nbytes // 1024 + 1
-        make_pass(_packing, kibibytes, lambda made: library.ocelli_pack(where, *weight.shape, to, made))
+        weight, count = weight.detach(), (self.out_features + padding) // panel
+        if bits == 4:
+            panels = torch.empty(count, units, panel, dtype=torch.int32)
+            scale = torch.empty(self.out_features + padding)
+            at = 0
+            for rows in weight.split(max(1, PARTIAL_FLOATS // self.in_features // panel) * panel):
+                part, codes, scales = rows.float().contiguous(), panels[at // panel :], scale[at:]
+                arguments = (part.data_ptr(), *part.shape, codes.data_ptr(), scales.data_ptr())
+                kibibytes = 64 * part.nbytes // 1024 + 1  # each number is looked at so much longer
+                make_pass(_packing, kibibytes, partial(library.ocelli_quantize, *arguments))
+                at += len(part)
+        else:
+            weight = weight.contiguous()
+            panels = torch.empty(count, units, panel * 4 // weight.itemsize, dtype=weight.dtype)
+            where, to = weight.data_ptr(), panels.data_ptr()
+            kibibytes = weight.nbytes // 1024 + 1
+            make_pass(_packing, kibibytes, lambda made: library.ocelli_pack(where, *weight.shape, to, made))
         self.register_buffer("weight", panels)
         # As long as the panels are, because C reads whole vectors of them.
-        scale = None if scale is None else F.pad(scale.detach().float(), (0, padding))
         sums = None  # of rows, a few at a time: PyTorch widens them all first
-        if scale is not None:
+        if scale is not None and bits is None:
+            scale = F.pad(scale.detach().float(), (0, padding))
             counted = [rows.sum(1, dtype=torch.int32) for rows in weight.split(_SUMMED)]
             sums = F.pad(torch.cat(counted), (0, padding))
         self.register_buffer("scale", scale)
@@ -291,7 +314,7 @@ class PanelWeight(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """What `state_dict` calls: float weights are those of the layer that this one stands for."""
-        if self.weight.dtype == torch.int8:
+        if not self.weight.is_floating_point():
             super()._save_to_state_dict(destination, prefix, keep_vars)
             return
         destination[f"{prefix}weight"] = self.unpacked()
@@ -299,7 +322,10 @@ class PanelWeight(nn.Module):
             destination[f"{prefix}bias"] = self.bias[: self.out_features].clone()
 
     def unpacked(self) -> Tensor:
-        """The matrix (out, in) that was put into panels; of int8 without its scale."""
+        """The matrix (out, in) that was put into panels; of int8 without its scale. Of four bits it is what
+        they stand for, float32."""
+        if self.weight.dtype == torch.int32:
+            return PanelEmbedding.sharing(self)(torch.arange(self.out_features))
         panels, units, length = self.weight.shape
         unit = 32 // BITS[self.weight.dtype]
         rows = self.weight.view(panels, units, length // unit, unit).transpose(1, 2)
@@ -378,6 +404,29 @@ def to_panels(model: nn.Module) -> nn.Module:
     return model
 
 
+@torch.no_grad()
+def put_rounded(precision: str, model: nn.Module, names: Sequence[str], tensor: Tensor) -> None:
+    """`put_packed`, and for int4: matrices and the token embedding of the language model with four bits, in
+    panels; those of all else as int8. Raises NoCompiler."""
+    if precision != "int4" or names[0].startswith(("vision_model.", "projector.")):
+        return put_packed("int8" if precision == "int4" else precision, model, names, tensor)
+    first: PanelWeight | None = None
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        if leaf == "weight" and isinstance(module, nn.Linear | nn.Embedding):
+            kind = PanelLinear if isinstance(module, nn.Linear) else PanelEmbedding
+            made = kind.sharing(first) if first else kind(tensor, None, getattr(module, "bias", None), 4)
+            first = first or made
+            above, _, own = path.rpartition(".")
+            setattr(model.get_submodule(above), own, made)
+        elif isinstance(module, PanelWeight):  # its bias
+            module.bias = F.pad(tensor.float(), (0, -module.out_features % load_panels(4).ocelli_panel()))
+        else:
+            setattr(module, leaf, nn.Parameter(tensor.float()))
+    return None
+
+
 LINEAR = (nn.Linear, PackedLinear, PanelLinear)
 EMBEDDING = (nn.Embedding, PackedEmbedding, PanelEmbedding)
 NORMS = (nn.RMSNorm, nn.LayerNorm)
@@ -444,7 +493,7 @@ def unfit(network: nn.Module) -> str | None:
     modules = (module for name, module in network.named_modules() if name != "position_embedding")
     types = {str(module.weight.dtype) for module in modules if isinstance(module, (*LINEAR, *EMBEDDING))}
     if len(types) > 1 or not types <= set(map(str, BITS)):
-        return f"{' and '.join(sorted(types))} weights (float32, bfloat16 or int8 are supported)"
+        return f"{' and '.join(sorted(types))} weights (float32, bfloat16, int8 or four bits are supported)"
     return None
 
 

@@ -2,9 +2,13 @@
 #pragma once
 #include "panels.h"
 
-/* Outputs in a panel. */
+/* Outputs in a panel, and units that it has of each. */
 int64_t ocelli_panel(void) { return PANEL; }
+int64_t ocelli_units(int64_t columns) { return units_of(columns); }
 
+#if WEIGHT_BITS == 4
+#include "quantize.h"
+#else
 /* weight (rows, columns) of WEIGHT_BITS each -> panels; see Matrix. */
 static void pack(const char *weight, int64_t rows, int64_t columns, uint32_t *panels, Member *me) {
     int64_t units = units_of(columns), bytes = columns * WEIGHT_BITS / 8, whole = columns / UNIT;
@@ -25,6 +29,7 @@ static void pack(const char *weight, int64_t rows, int64_t columns, uint32_t *pa
 void ocelli_pack(const char *weight, int64_t rows, int64_t columns, uint32_t *panels, Pass *pass) {
     WITH_TEAM(pass, pack(weight, rows, columns, panels, &me))
 }
+#endif
 
 /* y (count, rows) = x (count, columns) W^T + b, with ocelli_linear_floats of room. */
 int64_t ocelli_linear_floats(const Matrix *m, int64_t count) { return input_floats(count, m->columns) + 16; }

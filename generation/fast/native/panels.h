@@ -10,6 +10,7 @@
  *   bfloat16        bfloat16 where there are dot products of them (AVX512_BF16), else floats
  *   int8            unsigned bytes where there are dot products of them (VNNI), one for each activation or two that
  *                   make 16 bits together; else 16-bit integers. One scale a row.
+ *   four bits       bytes: groups.h
  */
 #pragma once
 #include "activations.h"
@@ -17,18 +18,28 @@
 
 #define PANEL (2 * LANES)
 #define UNIT (32 / WEIGHT_BITS) /* weights in a unit */
+typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+#if WEIGHT_BITS == 4
+#include "groups.h"
+#endif
 
 /* Weights (rows, columns). Rows and columns are padded with zeros in the panels, and rows in the vectors. */
 typedef struct {
     const uint32_t *panels; /* (ceil(rows / PANEL), ceil(columns / UNIT), PANEL) */
-    const float *scale;     /* (rows,), of int8 weights */
+    const float *scale;     /* (rows,), of int8 and four-bit weights */
     const int32_t *sum;     /* (rows,), of int8 weights: the sum of each row */
     const float *bias;      /* (rows,) or NULL */
     int64_t rows, columns;
 } Matrix;
 
 static inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-static inline int64_t units_of(int64_t columns) { return (columns + UNIT - 1) / UNIT; }
+static inline int64_t units_of(int64_t columns) {
+#if WEIGHT_BITS == 4
+    return (columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS * BLOCK_OF_UNITS;
+#else
+    return (columns + UNIT - 1) / UNIT;
+#endif
+}
 static inline int64_t panels_of(Matrix m) { return (m.rows + PANEL - 1) / PANEL; }
 
 /* ----------------------------------------------------------------------------------- one step along the inner dimension
@@ -36,9 +47,13 @@ static inline int64_t panels_of(Matrix m) { return (m.rows + PANEL - 1) / PANEL;
  * sums: of the outputs of a piece of a panel. piece: their weights of one step. factor: the activations that meet
  * them, WORDS 32-bit words. total: what sums become between two blocks of the inner dimension: the sums themselves,
  * which go on from there (CARRY), or floats that gather exact integer sums of at most SEGMENT units. */
-typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
-#if WEIGHT_BITS == 32
+#if WEIGHT_BITS == 4
+typedef float total;
+#define CARRY 1
+#define words_of(units) ((units) / BLOCK_OF_UNITS * BLOCK_OF_WORDS)
+
+#elif WEIGHT_BITS == 32
 typedef vec sums;
 typedef vec piece;
 typedef vec factor;
@@ -114,13 +129,20 @@ typedef float total;
 #ifndef PIECES
 #define PIECES 2
 #endif
-#if CARRY
+#ifndef words_of
+#define words_of(units) ((units) * WORDS) /* of activations that meet so many units of an output */
+#endif
+#if WEIGHT_BITS == 4
+#define SEGMENT (INT64_MAX / 4)
+#define BLOCK_UNITS (8 * BLOCK_OF_UNITS)
+#elif CARRY
 #define SEGMENT (INT64_MAX / 4)
 #define BLOCK_UNITS (256 / WORDS) /* of a panel, that stay in the first cache while a block of rows meets them */
 #else
 #define BLOCK_UNITS SEGMENT
 #endif
 #define BLOCK_ROWS 96   /* rows of activations that meet a panel in turn */
+#if WEIGHT_BITS != 4
 typedef sums sums_at __attribute__((aligned(4), may_alias));
 
 /* What the sums of a panel's pieces leave in out (PANEL,). */
@@ -144,6 +166,7 @@ static inline void end_panel(sums a, sums b, total *out, int first) {
     ((vec *)out)[0] = low;
     ((vec *)out)[1] = high;
 }
+#endif
 #endif
 
 /* ------------------------------------------------------------------------------------------------------- the kernels
@@ -170,6 +193,7 @@ static inline void end_panel(sums a, sums b, total *out, int first) {
 #define STREAMS6(X, r) STREAMS4(X, r) X(r, 4) X(r, 5)
 
 #define OUT(r, s) (out + (r) * out_stride + (s) * PANEL)
+#if WEIGHT_BITS != 4
 #define BEGIN(name, r, s, p) sums name = CARRY && !first ? ((const sums_at *)OUT(r, s))[p] : (sums){0};
 #if PIECES == 4
 #define BEGIN_PANEL(r, s) BEGIN(a##r##_##s, r, s, 0) BEGIN(b##r##_##s, r, s, 1) BEGIN(c##r##_##s, r, s, 2) \
@@ -198,10 +222,16 @@ static inline void end_panel(sums a, sums b, total *out, int first) {
         for (int64_t k = 0; k < units; k++, w += PANEL) { STREAMS##S(LOAD_PANEL, 0) ROWS##R(ADD_ROW, S) } \
         ROWS##R(END_ROW, S) \
     }
+#endif
 
 /* As many sums as fit into registers. The kernels of several panels read memory in several places at once: it gives
  * a core a third more for six streams than for one. FEW: (rows, panels) for at most MOST_FEW rows; else one panel. */
-#if LANES == 16
+#if WEIGHT_BITS == 4
+#define MOST_ROWS 4
+#define MOST_FEW 3
+#define EACH_SINGLE(X) X(1) X(2) X(3) X(4)
+#define EACH_FEW(X) X(1, 6) X(2, 2) X(3, 1)
+#elif LANES == 16
 #define MOST_ROWS 12
 #define MOST_FEW 6
 #define EACH_SINGLE(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
@@ -225,7 +255,11 @@ static inline void end_panel(sums a, sums b, total *out, int first) {
 #define MOST_STREAMS 6
 #define DEFINE_SINGLE(R) KERNEL(R, 1)
 EACH_SINGLE(DEFINE_SINGLE)
+#if WEIGHT_BITS == 4
+KERNEL(1, 6) KERNEL(2, 2)
+#else
 EACH_FEW(KERNEL)
+#endif
 
 typedef void (*Kernel)(const uint32_t *, int64_t, const uint32_t *, int64_t, int64_t, int, total *, int64_t);
 #define NAME_SINGLE(R) kernel_##R##_1,
@@ -237,8 +271,10 @@ static const int few_streams[] = {0, EACH_FEW(STREAMS_FEW)};
 
 /* Many rows meet a panel whose weights were widened before, where that takes more instructions than one: bfloat16 to
  * floats, bytes to 16 bits, in two steps of the inner dimension a unit. The sums stay the same. */
-#if PIECES == 4 || (WEIGHT_BITS == 16 && WORDS == 2)
+#if WEIGHT_BITS == 4 || PIECES == 4 || (WEIGHT_BITS == 16 && WORDS == 2)
 #define LEAST_WIDE 8 /* rows for which it pays */
+#if WEIGHT_BITS != 4
+#define WIDENED(units) (2 * (units))
 #if WEIGHT_BITS == 16
 typedef vec wide_sums;
 #define WIDE_FACTOR(x) all(*(const float *)(x))
@@ -286,6 +322,7 @@ static void widen(const uint32_t *w, int64_t units, uint32_t *out) {
         } \
         ROWS##R(END_WIDE, 1) \
     }
+#endif
 #if LANES == 16
 #define EACH_WIDE EACH_SINGLE
 #else
@@ -297,6 +334,7 @@ static const Kernel wide_panel[] = {0, EACH_WIDE(NAME_WIDE)};
 #define MOST_WIDE (LANES == 16 ? 12 : 6)
 #else
 #define LEAST_WIDE (BLOCK_ROWS + 1)
+#define WIDENED(units) (units)
 #define widen(w, units, out) (void)(out)
 #define wide_panel single_panel
 #define MOST_WIDE MOST_ROWS
@@ -320,7 +358,7 @@ typedef struct {
 #endif
 
 /* Words from row to row: not a multiple of a page, in which all rows would fall on the same lines of the cache. */
-static inline int64_t input_stride(int64_t columns) { return round_up(units_of(columns) * WORDS, 16) + 16; }
+static inline int64_t input_stride(int64_t columns) { return round_up(words_of(units_of(columns)), 16) + 16; }
 
 /* Inputs in memory that the caller has; input_floats(tokens, columns) of it. */
 static inline int64_t input_floats(int64_t tokens, int64_t columns) {
@@ -333,7 +371,27 @@ static inline Inputs inputs_at(float *room, int64_t tokens, int64_t columns, int
 /* x (columns,) as the inputs of one token. */
 static void set_input(Inputs in, int64_t token, const float *x, int64_t columns) {
     uint32_t *row = in.x + token * in.halves * in.stride;
-#if WEIGHT_BITS == 8
+#if WEIGHT_BITS == 4
+    for (int64_t from = 0; from < columns; from += BLOCK_COLUMNS, row += BLOCK_OF_WORDS) {
+        int16_t *sums = (int16_t *)(row + 2);
+        for (int half = 0; half < 2; half++) {
+            int64_t begin = from + half * GROUP, count = columns - begin;
+            count = count < 0 ? 0 : count < GROUP ? count : GROUP;
+            int8_t *out = (int8_t *)(row + 4 + 8 * half);
+            float largest = count ? largest_of(x + begin, count, 1) : 0;
+            int known = largest <= FLT_MAX, sum = 0; /* NaN and infinity: all outputs become NaN */
+            float by = known && largest > 1e-30f ? 127.0f / largest : 0;
+            ((float *)row)[half] = known ? largest / 127.0f : NAN;
+            for (int64_t i = 0; i < count; i++) {
+                int value = known ? (int)nearbyintf(x[begin + i] * by) : 0;
+                out[i] = (int8_t)value;
+                sum += value;
+            }
+            memset(out + count, 0, GROUP - count);
+            sums[half] = (int16_t)sum;
+        }
+    }
+#elif WEIGHT_BITS == 8
     float largest = largest_of(x, columns, 1);
 #if defined(DOT_BYTES)
     const float most = in.halves == 2 ? 32767.0f : 127.0f;
@@ -381,6 +439,14 @@ static void set_inputs(Inputs in, int64_t from, int64_t to, const float *x, int6
 /* Row `id` of a table, (columns,). */
 static void embed(Matrix m, int64_t id, float *x) {
     const uint32_t *unit = m.panels + id / PANEL * units_of(m.columns) * PANEL + id % PANEL;
+#if WEIGHT_BITS == 4
+    for (int64_t i = 0; i < m.columns; i++) {
+        const uint32_t *block = unit + i / BLOCK_COLUMNS * BLOCK_OF_UNITS * PANEL;
+        int half = i / GROUP % 2, code = block[(1 + i % BLOCK_COLUMNS / 8) * PANEL] >> (i % 4 * 8 + i / 4 % 2 * 4) & 15;
+        uvec first = block[0] - (uvec){0};
+        x[i] = (float)(8 * code - (int)(zeros_of(first, half)[0] >> 16 * half)) * scales_of(first, half)[0] * m.scale[id];
+    }
+#else
     for (int64_t i = 0; i < m.columns; i++) {
         uint32_t bits = unit[i / UNIT * PANEL];
 #if WEIGHT_BITS == 32
@@ -391,6 +457,7 @@ static void embed(Matrix m, int64_t id, float *x) {
         x[i] = (float)(int8_t)(bits >> i % 4 * 8) * m.scale[id];
 #endif
     }
+#endif
 }
 
 /* ------------------------------------------------------------------------------------------------------- products */
@@ -406,9 +473,9 @@ typedef struct {
     const float *factor; /* (rows,), padded as a bias is, of what is put or added; NULL: one */
 } Output;
 
-/* Inputs of one row a token, written by a product instead of set_input: not with int8 weights, whose inputs need a
- * scale. end_input completes each token's row. */
-#if WEIGHT_BITS != 8
+/* Inputs of one row a token, written by a product instead of set_input: not with int8 and four-bit weights, whose inputs
+ * need scales. end_input completes each token's row. */
+#if WEIGHT_BITS > 8
 static inline Output as_output(Inputs in) {
 #if defined(DOT_BF16)
     return (Output){.y = (float *)in.x, .stride = 2 * in.stride, .half = 1};
@@ -474,6 +541,8 @@ static inline __attribute__((always_inline)) vec finish_vector(Matrix m, Inputs 
 #endif
 #if WEIGHT_BITS == 8
     value *= load_f32(m.scale + column) * in.scale[token];
+#elif WEIGHT_BITS == 4
+    value *= load_f32(m.scale + column);
 #endif
     if (m.bias) value += load_f32(m.bias + column);
     return value;
@@ -495,7 +564,7 @@ static void walk_panels(Matrix m, Inputs in, int64_t from, int64_t panels, int64
     for (int64_t panel = from; panel < from + panels; panel++) {
         const uint32_t *w = m.panels + panel * units * PANEL;
         for (int64_t k = 0; k < units; k += SEGMENT)
-            kernel(in.x + k * WORDS, in.stride, w + k * PANEL, apart * units * PANEL,
+            kernel(in.x + words_of(k), in.stride, w + k * PANEL, apart * units * PANEL,
                    units - k < SEGMENT ? units - k : SEGMENT, k == 0, c, width);
         for (int64_t t = 0; t < in.tokens; t++)
             for (int s = 0; s < streams; s++)
@@ -520,7 +589,7 @@ static void product(Matrix m, Inputs in, Output out, Member *me) {
     }
     int64_t block = BLOCK_ROWS, blocks = (rows + block - 1) / block;
     total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
-    uint32_t widened[LEAST_WIDE < BLOCK_ROWS ? 2 * BLOCK_UNITS * PANEL : 1] __attribute__((aligned(64)));
+    uint32_t widened[LEAST_WIDE < BLOCK_ROWS ? WIDENED(BLOCK_UNITS) * PANEL : 1] __attribute__((aligned(64)));
     for (int64_t unit = next_unit(me, blocks * panels), after; unit >= 0; unit = after) {
         after = next_unit(me, blocks * panels);
         int64_t panel = unit % panels, first = unit / panels * block, count = rows - first < block ? rows - first : block;
@@ -537,7 +606,7 @@ static void product(Matrix m, Inputs in, Output out, Member *me) {
             for (int64_t r = 0; r < count; r += most) {
                 for (int64_t i = r * inside / count * PANEL; i < (r + most) * inside / count * PANEL; i += 16)
                     __builtin_prefetch(next + i); /* weights come from far: have the next ones near */
-                kernels[count - r < most ? count - r : most](in.x + (first + r) * in.stride + k * WORDS, in.stride, here,
+                kernels[count - r < most ? count - r : most](in.x + (first + r) * in.stride + words_of(k), in.stride, here,
                                                              0, inside, k == 0, c + r * PANEL, PANEL);
             }
         }

@@ -9,8 +9,8 @@
 #include <immintrin.h>
 #endif
 
-/* AVX-512 without dot products of bytes multiplies int8 weights as AVX2 does. */
-#if defined(__AVX512F__) && (WEIGHT_BITS != 8 || (defined(__AVX512VNNI__) && defined(__AVX512BW__)))
+/* AVX-512 without dot products of bytes multiplies int8 and four-bit weights as AVX2 does. */
+#if defined(__AVX512F__) && (WEIGHT_BITS > 8 || (defined(__AVX512VNNI__) && defined(__AVX512BW__)))
 #define LANES 16 /* floats in a vector: one register (on NEON, two) */
 #else
 #define LANES 8
