@@ -203,7 +203,7 @@ class TurnReply(DraftedReply):
         result["kv_cache_bytes"] = session.kv_cache_bytes
         del self.stream  # with it, the memory of several answers
         self._result, self._conversation._pending = result, None
-        self.kept = all(self.ids)
+        self.kept = all(result["token_ids"])
         if self.kept:
             self.turn = self._asked.answered(result)
             self._conversation.turns.append(self.turn)

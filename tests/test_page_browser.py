@@ -31,6 +31,7 @@ from tests.pages import (
     never_stopping,
     served,
 )
+from tests.test_thinking import save as thinking_checkpoint
 from tests.waiting import PATIENCE, wait_for
 from web import page as page_module
 from web.parts import EXAMPLES
@@ -637,4 +638,35 @@ def test_a_box_and_its_name_light_up_together(browser, uploads, tmp_path):
         sync_api.expect(page.locator(".located .lit")).to_have_count(0)
         assert page.evaluate(ACCESSIBILITY.read_text(encoding="utf-8")) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width and not visit.errors
+        visit.context.close()
+
+
+def test_what_was_thought_is_folded_away_beside_the_answer(browser, uploads, tmp_path):
+    """Where a model thinks; another one refuses in a sentence."""
+    folder = thinking_checkpoint(tmp_path / "reasoner", "qwen", "open")
+    with served(make_service(folder, EMBEDDED)) as house:
+        visit = Visit(browser, house)
+        think = visit.page.get_by_label("Think")
+        visit.open(visit.page.locator("#sampling button").first, think)
+        think.check()
+        visit.page.get_by_label("number input for Maximum number of new tokens").fill("20")
+        visit.ask("how many circles are there?")
+        visit.has_answers(2)
+        (exchange,) = next(iter(house.service._visitors.values())).log
+        thought, answer = visit.page.locator("#chat .bot.message").all()
+        assert thought.inner_text().strip() == "Thinking" and exchange.thoughts[0]
+        assert (
+            exchange.stats["thinking"] == exchange.thoughts
+            and exchange.answers[0].strip() in answer.inner_text()
+        )
+        thought.locator("[role=button]").first.click()
+        words = thought.locator(".message-content")
+        sync_api.expect(words).to_be_visible()
+        assert len(words.inner_text()) > len(exchange.thoughts[0]) / 2
+        assert "of thinking" in visit.page.locator("#figures").inner_text()
+        visit.page.locator("#model input").fill("ocelli-shapes")
+        visit.page.keyboard.press("Enter")
+        visit.ask("What colour is the star?")
+        visit.refuses("thinking")
+        assert visit.errors == []
         visit.context.close()

@@ -58,7 +58,7 @@ def save(folder: Path, family: str, kind: str, markers: bool = True) -> Path:
         lfm2_checkpoints.save_hf(folder)
         tokenizer, plain = lfm2_checkpoints.tokenizer(), lfm2_checkpoints.TEMPLATE
     else:
-        qwen_checkpoints.save_hf("qwen3_vl", folder)
+        qwen_checkpoints.save_hf({"qwen": "qwen3_vl"}.get(family, family), folder)
         tokenizer, plain = qwen_checkpoints.tokenizer(), qwen_checkpoints.TEMPLATE
     if markers:
         tokenizer.add_tokens(["<think>", "</think>"])  # as Qwen has them: no special ones
@@ -73,15 +73,15 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("thinking")
     return {
         "qwen": save(root / "qwen", "qwen", "open"),
-        "switch": save(root / "switch", "qwen", "switch"),
+        "qwen3_5": save(root / "qwen3_5", "qwen3_5", "switch"),
         "lfm2": save(root / "lfm2", "lfm2", "own", markers=False),
         "plain": save(root / "plain", "qwen", "", markers=False),
     }
 
 
-@pytest.fixture(scope="module", params=["qwen", "lfm2"])
+@pytest.fixture(scope="module", params=["qwen", "qwen3_5", "lfm2"])
 def checkpoint(request, folders) -> Checkpoint:
-    """Markers of one token, and of several."""
+    """Markers of one token, and of several; caches that go back anywhere, and others."""
     return open_checkpoint(folders[request.param], device="cpu")
 
 
@@ -313,6 +313,10 @@ def test_the_context_leaves_the_thinking_what_the_answer_leaves(checkpoint):
         options = GenerationOptions(max_new_tokens=answer, constraint=Think(10**6))
         bound = for_prompt(checkpoint, encode(checkpoint, [], QUESTION, think=True), options)
         assert bound.max_new_tokens == room and bound.constraint.tokens == max(0, room - answer - closing)
+
+
+def ctrl_c(number: int, piece: str) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_conversation_goes_on_from_answers_without_their_thinking(checkpoint):

@@ -162,6 +162,7 @@ class AskTab:
                     label="Draft",
                     info="in grey, from the image as a whole, until all of its tiles are read",
                 ),
+                gr.Checkbox(False, label="Think", info="before it answers, if the model knows how"),
             ]  # fmt: skip
 
     def _connect(self) -> None:
@@ -304,6 +305,10 @@ def _messages(log: Sequence[Exchange]) -> list[dict[str, Any]]:
         ]
         shown.append({"role": "user", "content": escape(exchange.request.question, quote=False)})
         for number, answer in enumerate(exchange.answers):
+            if thought := exchange.thoughts[number]:
+                title = {"title": "Thinking", "status": "done"}  # which folds it
+                content: Any = escape(thought, quote=False)
+                shown.append({"role": "assistant", "content": content, "metadata": title})
             if exchange.draft and not (answer or exchange.stop_reasons):
                 draft = escape(exchange.readable(exchange.draft, draft=True), quote=False)
                 shown.append({"role": "assistant", "content": f'<span class="draft">{draft}</span>'})
@@ -314,7 +319,7 @@ def _messages(log: Sequence[Exchange]) -> list[dict[str, Any]]:
                 text = (exchange.readable(answer).rstrip() or "(no words)") + (
                     f" [{reason}]" if reason else ""
                 )
-            content: Any = escape(text, quote=False)
+            content = escape(text, quote=False)
             if located := overlay(exchange):
                 content = gr.HTML(f'{located}<p class="said">{content}</p>', padding=False)
             shown.append({"role": "assistant", "content": content})
@@ -335,11 +340,12 @@ def _stats(stats: dict[str, Any]) -> str:
             rows["tokens a second"] = f"{speed:,.0f}"
         rows["cache"] = f"{stats['kv_cache_bytes'] / 2**20:,.1f} MiB"
         rows["tokens reused"] = f"{stats['reused_tokens']:,} of {stats['prompt_tokens']:,}"
-        tokens = sum(map(len, stats["token_ids"]))
+        tokens, thought = sum(map(len, stats["token_ids"])), sum(stats.get("thinking_tokens", ()))
         seed = f", seed {stats['seed']}" if stats["sampled"] else ""
         confidence = "".join(f", confidence {one:.1%}" for one in stats["confidences"])
         machine = f"{stats['dtype']} on {stats['device']}, {stats['decode_step']}"
-        below = f"{tokens:,} new tokens{confidence}, {machine}{seed}"
+        thinking = f", {thought:,} of thinking" if thought else ""
+        below = f"{tokens:,} new tokens{thinking}{confidence}, {machine}{seed}"
     if not rows:
         return ""
     cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in rows.items())

@@ -33,8 +33,10 @@ from data.images import ImageLimits, load_image
 from data.tiles import Sizes, Visual
 from generation.kv_cache import bytes_per_position
 from generation.options import GenerationOptions
+from inference.answer import split
 from inference.checkpoint import Checkpoint, PixelText, RequestError, other_model, too_many_images
 from inference.conversation import NextTurn, Turn, encode_short, next_turn
+from inference.thinking import THINK_TOKENS, Think
 from models.checkpoints.hub import Origin
 from models.checkpoints.names import PHOTOGRAPHS
 from web.engine import DRAFT, Engine, EngineLimits, EngineRequest, Piece, Prepared, Ticket
@@ -83,6 +85,7 @@ class AskRequest:
     remember: whether earlier questions about the same images stand before this one.
     draft: whether a single answer about new images may be drafted from the whole image while its tiles are
         encoded.
+    think: whether the model thinks first; then there is no draft.
     """
 
     images: tuple[str, ...]
@@ -97,6 +100,7 @@ class AskRequest:
     seed: int | None = None
     remember: bool = False
     draft: bool = False
+    think: bool = False
 
     def options(self, limits: EngineLimits) -> GenerationOptions:
         """The options of the answer. Raises RequestError."""
@@ -112,6 +116,7 @@ class AskRequest:
                 num_return_sequences=self.answers,
                 confidence=True,
                 seed=seed,
+                constraint=Think(min(THINK_TOKENS, limits.max_new_tokens)) if self.think else None,
             )
         except ValueError as error:
             raise RequestError(str(error)) from error
@@ -125,7 +130,7 @@ class Exchange:
     stop_reasons: of each answer, once all have ended: stop, length, context or stopped.
     stats: see `TurnReply.finish`; "first_words" is the time from the question to them, in seconds, and
         "drafted_words" that to the draft's.
-    draft: what is shown until an answer begins.
+    draft: what is shown until an answer begins. thoughts: what was thought before each answer.
     turn: once all answers have ended, for the prompts of later questions, of a model from `origin`; without
         its images, which are the request's.
     sizes, small, coordinates: of the image that coordinates in an answer are of, if it is known, and in a
@@ -143,6 +148,10 @@ class Exchange:
     sizes: Sizes | None = None
     small: Sizes | None = None
     coordinates: Any = None
+    thoughts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.thoughts = [""] * len(self.answers)
 
     def readable(self, text: str, draft: bool = False) -> str:
         """An answer or the draft so far, as a person reads it: boxes and points as lines, in pixels."""
@@ -155,6 +164,7 @@ class Exchange:
             self.draft += piece.text
         else:
             self.answers[piece.answer] += piece.text
+            self.thoughts[piece.answer] += piece.thought
         if piece.text:
             self.stats.setdefault("drafted_words" if piece.answer == DRAFT else "first_words", seconds)
 
@@ -350,7 +360,7 @@ class Service:
         log = tuple(visitor.log) if request.remember and not exchange.images else ()
         made: list[tuple[NextTurn, Checkpoint]] = []
 
-        drafted = request.draft and request.answers == 1 and exchange.images
+        drafted = request.draft and not request.think and request.answers == 1 and exchange.images
 
         def prepare(checkpoint: Checkpoint) -> Prepared:
             images = tuple(self.tiled(checkpoint, image) for image in request.images)
@@ -381,7 +391,7 @@ class Service:
             ids = [[]]  # an answer that failed is none
             raise
         finally:
-            if kept := all(ids):
+            if kept := bool(made) and all(split(made[0][1], one, options)[1] for one in ids):
                 exchange.settle(*made[0], ids, ticket, visitor.cancelled or "" in ticket.finish_reasons)
             elif exchange in visitor.log:
                 visitor.log.remove(exchange)
