@@ -51,6 +51,9 @@ SHAPES = {
     "Qwen3-VL-2B": text(
         2048, 6144, 16, 8, 128, 151_936, qk_norm=True, rope_sections=(24, 20, 20), rope_interleaved=True
     ),
+    "LFM2.5-VL-450M": text(
+        1024, 4608, 16, 8, 64, 65_536, qk_norm=True, layer_types=("conv", "conv", "attention")
+    ),
 }
 
 

@@ -36,6 +36,8 @@ SHAPES = {
     "biases of queries, keys and values": {"attention_bias": True, "qkv_bias_only": True},
     "norms of queries and keys": {"qk_norm": True},
     "places of images": {"rope_sections": (4, 2, 2), "rope_interleaved": True},
+    "short convolutions": {"layer_types": ("conv", "attention"), "qk_norm": True, "hidden_size": 320},
+    "their biases": {"layer_types": ("attention", "conv"), "conv_bias": True, "conv_kernel": 4},
     "llama3 positions": {"rope_scaling": RopeScaling(factor=8.0, original_max_position_embeddings=64)},
 }
 
@@ -63,9 +65,9 @@ def no_gradients():
 
 def make(dtype=torch.float32, layers: int = 2, **other) -> LanguageModel:
     """A model with every number random, of a width that fills no tile."""
-    sizes = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16} | other
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 48} | other
     config = TextConfig(
-        vocab_size=VOCAB, hidden_size=48, intermediate_size=72, num_hidden_layers=layers,
+        vocab_size=VOCAB, intermediate_size=72, num_hidden_layers=layers,
         max_position_embeddings=8192, rope_theta=10_000.0, **sizes,
     )  # fmt: skip
     torch.manual_seed(1)
@@ -119,7 +121,7 @@ def assert_same(model, position: list[int], capacity: int, tolerance: float = 2e
     assert got.dtype == model.norm.weight.dtype
     torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
     for ours, reference in zip(mine, theirs, strict=True):
-        for name in ("key", "value"):
+        for name in ours:
             torch.testing.assert_close(ours[name], reference[name], atol=tolerance, rtol=tolerance)
 
 
@@ -156,14 +158,16 @@ def test_one_row_at_any_length(position):
     assert_same(make(layers=1), [position], position + 1, programs=40)
 
 
-def test_int8():
-    model = pack(make(), "int8")
+@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"]], ids=str)
+def test_int8(shape):
+    model = pack(make(**shape), "int8")
     assert_same(model, [130], 140, tolerance=1e-2)
     assert_same(model, [130, 8], 140, tolerance=1e-2, programs=24)  # the cache is in bfloat16
 
 
-def test_a_cache_that_is_part_of_a_larger_one():
-    model, position = make(), torch.tensor([20, 9])
+@pytest.mark.parametrize("shape", [{}, SHAPES["short convolutions"]], ids=str)
+def test_a_cache_that_is_part_of_a_larger_one(shape):
+    model, position = make(**shape), torch.tensor([20, 9])
     token, large = torch.tensor([[3], [4]]), cache_of(model, 4, 64)
     part = [
         {name: tensor.narrow(0, 1, 2).narrow(2, 0, 40) for name, tensor in layer.items()} for layer in large
@@ -178,9 +182,10 @@ def test_a_cache_that_is_part_of_a_larger_one():
             assert changed == [[1, 20], [2, 9]], "the new positions and nothing else"
 
 
-def test_a_row_knows_nothing_of_the_others():
+@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"]], ids=str)
+def test_a_row_knows_nothing_of_the_others(shape):
     """Garbage in one row, or after a row's position, does not reach another."""
-    model, token, position = make(), torch.tensor([[3], [4], [5]]), torch.tensor([20, 33, 7])
+    model, token, position = make(**shape), torch.tensor([[3], [4], [5]]), torch.tensor([20, 33, 7])
     cache, decoder = cache_of(model, 3, 200), TritonDecoder(model, programs=40)
     clean = decoder(token, cache, position).clone()
     for layer in cache:
@@ -193,9 +198,10 @@ def test_a_row_knows_nothing_of_the_others():
     assert torch.equal(dirty[[0, 2]], clean[[0, 2]])
 
 
-def test_five_tokens_are_those_of_the_eager_step():
+@pytest.mark.parametrize("shape", [{}, SHAPES["short convolutions"]], ids=str)
+def test_five_tokens_are_those_of_the_eager_step(shape):
     """From the second token on the cache holds what the step itself has written."""
-    model = make()
+    model = make(**shape)
     decoder, mine = TritonDecoder(model, programs=9), cache_of(model, 2, 12, filled=False)
     theirs = copy.deepcopy(mine)
     token, position = torch.tensor([[7], [9]]), torch.tensor([0, 2])
@@ -223,7 +229,7 @@ def errors(dtype, rows: int, **other):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("shape", ["9:3", "norms of queries and keys", "biases"])
+@pytest.mark.parametrize("shape", ["9:3", "norms of queries and keys", "biases", "their biases"])
 def test_rounding(dtype, rows, shape):
     ours, eager_error = errors(dtype, rows, **SHAPES[shape])
     assert 0 < ours < 1.5 * eager_error, f"{ours:.5f} from float32, the eager step {eager_error:.5f}"
@@ -264,7 +270,7 @@ def test_sizes_that_it_does_not_take(change, reason):
 def test_launches_of_a_token(monkeypatch):
     """A kernel for each phase."""
     launches = []
-    for name in ("begin", "project", "attend", "add_product", "gate_up", "head"):
+    for name in ("begin", "project", "attend", "add_product", "gate_up", "normed_product"):
         kernel = getattr(decoder_module.kernels, name)
         run_kernel = type(kernel).run
 

@@ -52,6 +52,16 @@ def test_tokens_after_images_are_turned_by_their_places():
     assert step.decoder(3) is not None
 
 
+def test_tokens_of_layers_that_differ():
+    vlm = tiny_vlm(
+        head_dim=16, num_attention_heads=2, num_key_value_heads=1, layer_types=("conv", "attention")
+    )
+    step = GraphStep(vlm.language_model)
+    assert_as_eager(vlm, step, batch(3), max_new_tokens=5, **NO_STOP)
+    assert_as_eager(vlm, step, batch(1), max_new_tokens=5, **NO_STOP)
+    assert step.decoder(3) is not None
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_cache_that_is_outlived(vlm, monkeypatch, kept):
     monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)

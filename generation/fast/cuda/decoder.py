@@ -25,15 +25,11 @@ from generation.kv_cache import KVCache, even, geometry
 
 MOST_ROWS: int = kernels.MANY.value
 MOST_PROGRAMS = 1024  # of a kernel
+CONVOLVED = 256  # numbers that a program of `kernels.convolve` takes
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
-# The tensors that the kernels of a block read, in this order.
-FIELDS = (
-    *("input_norm", *PROJECTIONS, "post_norm"),
-    *(f"{name}_scale" for name in PROJECTIONS),
-    *(f"{name}_bias" for name in PROJECTIONS),
-    *("q_norm", "k_norm"),
-)
+# The linear layers of each kind of mixer, and of what follows it.
+MIXERS = {"attention": ("self_attn", ("q", "k", "v", "o")), "conv": ("conv", ("in", "out"))}
+MLP = ("gate", "up", "down")
 
 
 def unsupported(language_model, rows: int = 1) -> str | None:
@@ -41,8 +37,8 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     if reason := DECODER.strange(language_model):
         return reason
     config, norm = language_model.config, language_model.norm.weight
-    if "conv" in config.layer_types:
-        return "it has short convolutions"
+    if strange := {*config.layer_types} - {*MIXERS}:
+        return f"it has layers of {min(strange)}"
     if rows > MOST_ROWS:
         return f"{rows} rows (up to {MOST_ROWS} are supported)"
     if not triton.knobs.runtime.interpret:
@@ -55,7 +51,8 @@ def unsupported(language_model, rows: int = 1) -> str | None:
         return f"a layer is {width} wide (up to 16384 are supported)"
     if config.head_dim not in (16, 32, 64, 128, 256):
         return f"heads are {config.head_dim} wide (16, 32, 64, 128 and 256 are supported)"
-    linear = [part for layer in language_model.layers for part in projections(layer).values()]
+    layers = by_mixer(language_model)
+    linear = [part for layer in layers for part in projections(*layer).values()]
     matrices = [*linear, language_model.lm_head, language_model.embed_tokens]
     kinds = {type(part) for part in (*linear, language_model.lm_head)}
     if kinds not in ({nn.Linear}, {PackedLinear}):
@@ -64,29 +61,37 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     if norm.dtype not in TYPES or types != ({norm.dtype} if kinds == {nn.Linear} else {torch.int8}):
         return f"weights in {', '.join(sorted(map(str, types)))} with norms in {norm.dtype}"
     read = [part.weight for part in (*matrices, language_model.norm)]
-    read += [tensor for layer in language_model.layers for tensor in fields_of(layer).values()]
+    read += [tensor for layer in layers for tensor in fields_of(*layer).values()]
     if not all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in read):
         return "a weight is a view that is not contiguous or not aligned"
     return None
 
 
-def projections(layer) -> dict[str, Any]:
-    """The linear layers of a block, by their names in `PROJECTIONS`."""
-    parts = {name: layer.self_attn if name in ("q", "k", "v", "o") else layer.mlp for name in PROJECTIONS}
-    return {name: getattr(part, f"{name}_proj") for name, part in parts.items()}
+def by_mixer(language_model) -> list[tuple[str, Any]]:
+    """(what mixes its positions, the layer) of each."""
+    return [(language_model.config.mixer(at), layer) for at, layer in enumerate(language_model.layers)]
 
 
-def fields_of(layer) -> dict[str, Tensor]:
-    """Every tensor of a block that a phase reads, by its name in `FIELDS`. In place of those that it has not
-    stands its first norm, which is not read there."""
-    attention, filler = layer.self_attn, layer.input_layernorm.weight.detach()
+def projections(kind: str, layer) -> dict[str, Any]:
+    """The linear layers of a block, by their short names."""
+    mixer, names = MIXERS[kind]
+    found = {name: getattr(getattr(layer, mixer), f"{name}_proj") for name in names}
+    return found | {name: getattr(layer.mlp, f"{name}_proj") for name in MLP}
+
+
+def fields_of(kind: str, layer) -> dict[str, Tensor]:
+    """Every tensor of a block that a phase reads, by its name: "q", "q_scale", "q_bias". In place of those
+    that it has not stands its first norm, which is not read there."""
+    filler = layer.input_layernorm.weight
     found = {"input_norm": filler, "post_norm": layer.post_attention_layernorm.weight}
-    for name, part in projections(layer).items():
-        parts = {name: part.weight, f"{name}_scale": getattr(part, "scale", None), f"{name}_bias": part.bias}
-        found |= {name: tensor for name, tensor in parts.items() if tensor is not None}
-    if attention.q_norm:
-        found |= {"q_norm": attention.q_norm.weight, "k_norm": attention.k_norm.weight}
-    return {name: found.get(name, filler).detach() for name in FIELDS}
+    for name, part in projections(kind, layer).items():
+        found |= {name: part.weight, f"{name}_scale": getattr(part, "scale", None), f"{name}_bias": part.bias}
+    if kind == "attention":
+        norms = {name: getattr(layer.self_attn, name) for name in ("q_norm", "k_norm")}
+        found |= {name: norm and norm.weight for name, norm in norms.items()}
+    else:
+        found |= {"taps": layer.conv.weight, "taps_bias": layer.conv.bias}
+    return {name: filler.detach() if one is None else one.detach() for name, one in found.items()}
 
 
 class TritonDecoder:
@@ -105,7 +110,7 @@ class TritonDecoder:
         self._device = norm.device
         # In the interpreter programs run one after another, and none may wait for a later one.
         self._programs = programs or (multiprocessors(self._device) if self._device.type == "cuda" else 1)
-        self._layers = [fields_of(layer) for layer in language_model.layers]
+        self._layers = [(kind, fields_of(kind, layer)) for kind, layer in by_mixer(language_model)]
 
         self._heads, self._kv, self._width = (
             config.num_attention_heads,
@@ -122,8 +127,11 @@ class TritonDecoder:
         floats = {"dtype": torch.float32}
         self._x, self._h = new(config.hidden_size), new(config.intermediate_size)
         self._cos, self._sin = new(self._width // 2), new(self._width // 2)
-        self._qkv = new((self._heads + 2 * self._kv) * self._width)
-        self._attended = new(self._heads * self._width)
+        # What a mixer reads and writes between its products; of attention, queries, keys and values.
+        kinds = {kind for kind, _ in self._layers}
+        self._wide = {"attention": (self._heads + 2 * self._kv) * self._width, "conv": 3 * config.hidden_size}
+        self._mixed = new(max(self._wide[kind] for kind in kinds))
+        self._attended = new(max(self._heads * self._width, config.hidden_size))
         self._logits = new(config.vocab_size)
         shares = (-(-splits // MOST_ROWS), self._heads)
         self._shares = new(*shares, self._width, **floats)
@@ -132,7 +140,7 @@ class TritonDecoder:
 
     def sizes(self, rows: int) -> kernels.Sizes:
         """What the kernels for that many rows are compiled for."""
-        config, layer = self.model.config, self.model.layers[0]
+        config = self.model.config
         kind = TYPES[self.model.norm.weight.dtype]
         return kernels.Sizes(
             *(config.hidden_size, self._heads, self._kv, self._width),
@@ -140,11 +148,13 @@ class TritonDecoder:
             # The interpreter multiplies the bits of bfloat16 as integers.
             DOT=tl.float32 if triton.knobs.runtime.interpret else kind,
             ONE=rows == 1,
-            INT8=layer.mlp.up_proj.weight.dtype == torch.int8,
-            QKV_BIAS=layer.self_attn.q_proj.bias is not None,
-            O_BIAS=layer.self_attn.o_proj.bias is not None,
-            MLP_BIAS=layer.mlp.up_proj.bias is not None,
-            QK_NORM=layer.self_attn.q_norm is not None,
+            INT8=self.model.embed_tokens.weight.dtype == torch.int8,
+            QKV_BIAS=config.attention_bias,
+            O_BIAS=config.attention_bias and not config.qkv_bias_only,
+            MLP_BIAS=config.mlp_bias,
+            QK_NORM=config.qk_norm,
+            TAPS=config.conv_kernel,
+            CONV_BIAS=config.conv_bias,
         )
 
     def _splits(self, rows: int) -> int:
@@ -160,17 +170,19 @@ class TritonDecoder:
 
         Args:
             token: (B, 1) int64 ids, on the device.
-            kv_cache: {"key", "value"} (B, H_kv, S, D_h) for each layer, which gains a position in each row.
-                Its layers are laid out alike, and positions lie side by side.
+            kv_cache: of each layer {"key", "value"} (B, H_kv, S, D_h) or {"conv"} (B, 1, S, D), which gains
+                a position in each row. Layers of a kind are laid out alike, and positions lie side by side.
             position: (B,) int64, on the device. A row past the end of the cache writes nothing.
             offset: (B,) int64, on the device: what is added to it for rotary places; None for nothing.
 
         Nothing is read back, and a CUDA graph of it serves every position in the same cache.
         """
-        rows, strides = len(token), geometry(kv_cache).strides
+        rows = len(token)
         assert rows <= MOST_ROWS, f"{rows} rows, expected up to {MOST_ROWS}"
-        assert strides[2:] == (self._width, 1), f"positions side by side, got strides {strides}"
+        for tensor in (tensor for layer in kv_cache for tensor in layer.values()):
+            assert tensor.stride()[2:] == (tensor.shape[3], 1), f"positions side by side, {tensor.stride()}"
         if not even(kv_cache):
+            strides = geometry(kv_cache).strides
             raise ValueError(f"kv_cache: expected layers alike, strides {strides}, got others")
         device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
         with device:
@@ -181,11 +193,9 @@ class TritonDecoder:
         self, token: Tensor, kv_cache: KVCache, position: Tensor, offset: Tensor | None, rows: int
     ) -> None:
         S, config, eps = self.sizes(rows), self.model.config, self.model.config.rms_norm_eps
-        splits, warps = self._splits(rows), {"num_warps": 8 if rows == 1 else 4}
-        x, qkv, attended, h = self._x, self._qkv, self._attended, self._h
-        most = 8 * self._programs
-        held = geometry(kv_cache)
-        at = held.capacity, *held.strides[:2]
+        warps = {"num_warps": 8 if rows == 1 else 4}
+        x, mixed, attended, h = self._x, self._mixed, self._attended, self._h
+        most, capacity = 8 * self._programs, geometry(kv_cache).capacity
 
         def grid(height: int, block: int) -> tuple[int]:
             return (min(-(-height // block), most, MOST_PROGRAMS),)
@@ -200,36 +210,53 @@ class TritonDecoder:
             triton.next_power_of_2(S.D),
             S.HD // 2,
         )
-        for layer, cache in zip(self._layers, kv_cache, strict=True):
-            norm, q, k, v, o, gate, up, down, post = (layer[name] for name in FIELDS[:9])
-            q_scale, k_scale, v_scale, o_scale, *mlp_scales = (layer[name] for name in FIELDS[9:16])
-            q_bias, k_bias, v_bias, o_bias, *mlp_biases = (layer[name] for name in FIELDS[16:23])
-            kernels.project[grid(self._qkv.shape[1], S.BN_D)](
-                *(x, norm, q, k, v, q_scale, k_scale, v_scale, q_bias, k_bias, v_bias, qkv, rows, eps),
-                *(S, S.BN_D, S.BK_D),
-                **warps,
-            )
-            kernels.attend[(rows * self._kv * splits,)](
-                *(qkv, layer["q_norm"], layer["k_norm"], cache["key"], cache["value"], self._cos, self._sin),
-                *(position, self._shares, self._maxima, self._sums, self._arrived, attended, rows, *at, eps),
-                *(1 / math.sqrt(self._width), S, splits, self._group, self._lines),
-                num_warps=4,
-            )
-            kernels.add_product[grid(config.hidden_size, S.BN_A)](
-                attended, o, o_scale, o_bias, x, rows, S.A, S, S.O_BIAS, S.BN_A, S.BK_A, **warps
-            )
+        for (kind, layer), cache in zip(self._layers, kv_cache, strict=True):
+
+            def parts(*names: str, of: dict[str, Tensor] = layer) -> list[Tensor]:
+                return [of[f"{name}{what}"] for what in ("", "_scale", "_bias") for name in names]
+
+            wide = self._wide[kind]
+            out: tuple[Any, ...]  # what the output's product takes after what it multiplies
+            if kind == "attention":
+                kernels.project[grid(wide, S.BN_D)](
+                    *(x, layer["input_norm"], *parts("q", "k", "v"), mixed, rows, eps, S, S.BN_D, S.BK_D),
+                    **warps,
+                )
+                splits, key = self._splits(rows), cache["key"]
+                kernels.attend[(rows * self._kv * splits,)](
+                    *(mixed, layer["q_norm"], layer["k_norm"], key, cache["value"], self._cos, self._sin),
+                    *(position, self._shares, self._maxima, self._sums, self._arrived, attended, rows),
+                    *(capacity, *key.stride()[:2], eps, 1 / math.sqrt(self._width)),
+                    *(S, splits, self._group, self._lines),
+                    num_warps=4,
+                )
+                out = *parts("o"), x, rows, S.A, S, S.O_BIAS, S.BN_A, S.BK_A
+            else:
+                kernels.normed_product[grid(wide, S.BN_D)](
+                    *(x, layer["input_norm"], *parts("in"), mixed, rows, eps),
+                    *(wide, S, S.CONV_BIAS, S.BN_D, S.BK_D),
+                    **warps,
+                )
+                kernels.convolve[grid(rows * S.D, CONVOLVED)](
+                    *(mixed, layer["taps"], layer["taps_bias"], cache["conv"], position, attended, rows),
+                    *(capacity, cache["conv"].stride(0), S, CONVOLVED),
+                    num_warps=4,
+                )
+                out = *parts("out"), x, rows, S.D, S, S.CONV_BIAS, S.BN_D, S.BK_D
+            kernels.add_product[grid(config.hidden_size, out[-2])](attended, *out, **warps)
             kernels.gate_up[grid(config.intermediate_size, S.BN_G)](
-                *(x, post, gate, up, *mlp_scales[:2], *mlp_biases[:2], h, rows, eps, S, S.BN_G, S.BK_G),
+                *(x, layer["post_norm"], *parts("gate", "up"), h, rows, eps, S, S.BN_G, S.BK_G),
                 **warps,
             )
             kernels.add_product[grid(config.hidden_size, S.BN_F)](
-                *(h, down, mlp_scales[2], mlp_biases[2], x, rows, S.F, S, S.MLP_BIAS, S.BN_F, S.BK_F),
+                *(h, *parts("down"), x, rows, S.F, S, S.MLP_BIAS, S.BN_F, S.BK_F),
                 **warps,
             )
         # Else the assembler spills a few, for some sizes, to have more programs at once.
         registers = {"maxnreg": 96} if S.ONE and S.INT8 else {}
-        kernels.head[grid(config.vocab_size, S.BN_D)](
-            *(x, *self._outputs(), self._logits, rows, eps, S, S.BN_D, S.BK_D),
+        norm, last, scale = self._outputs()
+        kernels.normed_product[grid(config.vocab_size, S.BN_D)](
+            *(x, norm, last, scale, norm, self._logits, rows, eps, S.V, S, False, S.BN_D, S.BK_D),
             **(warps | registers),
         )
 

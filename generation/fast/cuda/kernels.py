@@ -1,13 +1,15 @@
 """The phases of a decode step in Triton, each a kernel.
 
-    begin         embeddings of the tokens, cos and sin of their positions
-    project       norm, queries, keys and values                            \\
-    attend        rotation, cache write, attention split over the keys       |
-    add_product   output product, residual                                   | of each layer
-    gate_up       norm, gate, up, SwiGLU                                     |
-    add_product   down product, residual                                    /
-    head          norm, logits, each program's largest
-    choose        the next token and the sampler's state
+    begin           embeddings of the tokens, cos and sin of their positions
+    project         norm, queries, keys and values                            \\
+    attend          rotation, cache write, attention split over the keys       |
+    add_product     output product, residual                                   | of each layer
+    gate_up         norm, gate, up, SwiGLU                                     |
+    add_product     down product, residual                                    /
+    normed_product  norm, logits
+
+In place of the first two, layers of short convolutions have normed_product, for both gates and what they let
+through, and convolve.
 
 A phase is a function of program_id(0) and num_programs(0): each program goes through its share of the blocks,
 for any number of programs. A phase begins when the one before it has ended. Buffers that other programs write
@@ -46,6 +48,8 @@ class Sizes:
     O_BIAS: bool
     MLP_BIAS: bool
     QK_NORM: bool  # queries and keys are normed, head by head
+    TAPS: int  # positions that a short convolution reads
+    CONV_BIAS: bool
 
     # What follows from these: the width of all heads, and tiles (BN, BK) of matrices
     # whose rows are D, A and F wide; G is for gate and up, of which two are read at a time. All are fields,
@@ -444,20 +448,50 @@ def gate_up(
 
 
 @triton.jit
-def head(
-    x, norm, matrix, scale, logits, count, eps, S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+def normed_product(
+    x, norm, matrix, scale, bias, y, count, eps,
+    N: tl.constexpr, S: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """logits (count, V) of the normed x."""
+    """y (count, N) of the normed x and a matrix (N, D)."""
     first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
     rows = first * BN + tl.arange(0, BN)
-    weights, factor, _ = ahead(matrix, scale, matrix, rows, rows < S.V, S.D, BK, S, False)
+    weights, factor, shift = ahead(matrix, scale, bias, rows, rows < N, S.D, BK, S, BIAS)
     known = held(x, norm, count, eps, S.D, BK, S, True)
-    for _ in range(first, tl.cdiv(S.V, BN), programs):
-        there, next_rows = (rows < S.V)[:, None], rows + programs * BN
-        next_weights, next_factor, _ = ahead(
-            matrix, scale, matrix, next_rows, next_rows < S.V, S.D, BK, S, False
+    for _ in range(first, tl.cdiv(N, BN), programs):
+        there, next_rows = (rows < N)[:, None], rows + programs * BN
+        next_weights, next_factor, next_shift = ahead(
+            matrix, scale, bias, next_rows, next_rows < N, S.D, BK, S, BIAS
         )
-        total = product(weights, matrix, rows, rows < S.V, known, x, norm, count, S.D, BK, S, True)
-        y = (total * factor).to(S.DT)
-        tl.store(logits + row.to(tl.int64) * S.V + rows[:, None], y, mask=(row < count) & there)
-        rows, weights, factor = next_rows, next_weights, next_factor
+        total = product(weights, matrix, rows, rows < N, known, x, norm, count, S.D, BK, S, True)
+        at = row.to(tl.int64) * N + rows[:, None]
+        tl.store(y + at, (total * factor + shift).to(S.DT), mask=(row < count) & there)
+        rows, weights, factor, shift = next_rows, next_weights, next_factor, next_shift
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def convolve(
+    gated, weight, bias, inputs, position, y, count, capacity, row_stride, S: tl.constexpr, BN: tl.constexpr
+):
+    """y (count, D): a short convolution between its gates, of gated (count, 3, D). Its input goes into the
+    cache, `inputs` (B, 1, S, D), unless its position is past the capacity."""
+    TAPS: tl.constexpr = S.TAPS
+    for block in range(tl.program_id(0), count * tl.cdiv(S.D, BN), tl.num_programs(0)):
+        row, column = block % count, block // count * BN + tl.arange(0, BN)
+        here, place = column < S.D, tl.load(position + row)
+        line = gated + row * (3 * S.D) + column
+        gate = tl.load(line, mask=here, other=0.0, cache_modifier=".cg").to(tl.float32)
+        last_gate = tl.load(line + S.D, mask=here, other=0.0, cache_modifier=".cg").to(tl.float32)
+        value = tl.load(line + 2 * S.D, mask=here, other=0.0, cache_modifier=".cg").to(tl.float32)
+        own = rounded(gate * value, S)
+        slots, taps = inputs + row.to(tl.int64) * row_stride + column, weight + column * TAPS
+        tl.store(slots + place * S.D, own.to(inputs.dtype.element_ty), mask=here & (place < capacity))
+        total = rounded(own * tl.load(taps + TAPS - 1, mask=here, other=0.0).to(tl.float32), S)
+        for back in tl.static_range(1, TAPS):
+            before = place - back
+            there = here & (before >= 0) & (before < capacity)
+            earlier = rounded(tl.load(slots + before * S.D, mask=there, other=0.0).to(tl.float32), S)
+            tap = tl.load(taps + TAPS - 1 - back, mask=here, other=0.0).to(tl.float32)
+            total = rounded(total + rounded(earlier * tap, S), S)
+        if S.CONV_BIAS:
+            total = rounded(total + tl.load(bias + column, mask=here, other=0.0).to(tl.float32), S)
+        tl.store(y + row * S.D + column, (last_gate * total).to(S.DT), mask=here)
