@@ -30,8 +30,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from families import idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
+from families import gemma4, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
 
 FAMILIES: dict[str, ModuleType] = {
-    family.NAME: family for family in (idefics3, nanovlm, internvl, qwen_vl, qwen3_5, lfm2_vl)
+    family.NAME: family for family in (idefics3, nanovlm, internvl, qwen_vl, qwen3_5, lfm2_vl, gemma4)
 }

@@ -227,9 +227,7 @@ def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
 
 def grid(config: VLMConfig, height: int, width: int) -> tuple[int, int]:
     """Rows and columns of the positions that an image of so many pixels takes."""
-    vision = config.vision
-    assert isinstance(vision, PackedVisionConfig)
-    side = vision.least_side
+    side = config.vision.least_side
     if height % side or width % side or not height or not width:
         raise ValueError(
             f"an image: expected sides that are multiples of {side} pixels, got {width} x {height}"

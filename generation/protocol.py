@@ -13,7 +13,7 @@ class Decoder(Protocol):
     """A language model: embeddings in, hidden states out, logits by a call of their own."""
 
     config: Any  # models.config.TextConfig
-    embed_tokens: Any  # ids (B, T) -> (B, T, D)
+    embed_tokens: Any  # its weight has the dtype of stored weights
     norm: Any  # its weight says where the model is
 
     @property
@@ -28,6 +28,7 @@ class Decoder(Protocol):
         offset: int | Tensor = 0,
         lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Any]: ...
+    def embed(self, input_ids: Tensor) -> Tensor: ...  # (B, T) -> (B, T, D), or wider
     def logits(self, hidden: Tensor) -> Tensor: ...
 
 

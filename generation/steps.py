@@ -55,7 +55,7 @@ class Step:
         return self._chunk(token_ids, kv_cache, start_pos, offset)
 
     def _chunk(self, token_ids, kv_cache, start_pos, offset, lengths: list[int] | None = None) -> Tensor:
-        x = self._language_model.embed_tokens(token_ids)  # (B, T, D)
+        x = self._language_model.embed(token_ids)  # (B, T, D)
         at = {"start_pos": start_pos, "offset": offset, "lengths": lengths}
         return self._language_model.logits(self._language_model(x, kv_cache=kv_cache, **at)[0])
 
@@ -154,7 +154,7 @@ def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -
         token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
     ) -> Tensor:
         new_ids.append(token_ids)
-        prompt, new = embed_prompt(), language_model.embed_tokens(torch.cat(new_ids, 1))  # (B, n, D)
+        prompt, new = embed_prompt(), language_model.embed(torch.cat(new_ids, 1))  # (B, n, D)
         count = new.shape[1]
         new = F.pad(new, (0, prompt.embeddings.shape[2] - new.shape[2]))
         x = F.pad(prompt.embeddings, (0, 0, 0, count))  # (B, L + n, D)

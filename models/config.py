@@ -140,7 +140,8 @@ class PackedVisionConfig:
         _check_range(self, 1, self.hidden_size, "num_attention_heads")
         _check_range(self, 1, 16, "num_channels", "merge_size", "temporal_patch_size")
         _check_range(self, 1, 1_024, "patch_size")
-        _check_range(self, 0, 4_096, "table_side", "window")
+        _check_range(self, 0, 4_096, "window")
+        _check_range(self, 0, _MAX_WIDTH, "table_side")
         _check_multiple(self, "hidden_size", "num_attention_heads")
         if (dim := self.hidden_size // self.num_attention_heads) % 4:
             raise ValueError(f"PackedVisionConfig: heads of {dim} numbers, expected a multiple of 4")
@@ -241,6 +242,23 @@ class TextConfig:
     rotary_dim: ClassVar[int]
     state_window: ClassVar[int | None]
     rewinds: ClassVar[int | None]
+    act: ClassVar[str] = "silu"
+    kinds: ClassVar[tuple[str, ...]] = ("attention", "conv", "delta")
+
+    def _kept(self) -> dict[str, dict[str, Kept]]:
+        """What a layer of each kind keeps."""
+        keys = Kept(self.num_key_value_heads, self.head_dim)
+        of_key, of_value = self.delta_key_dim, self.delta_value_dim
+        inputs = 2 * self.delta_key_heads * of_key + self.delta_value_heads * of_value
+        return {
+            "attention": {"key": keys, "value": keys},
+            "conv": {"conv": Kept(1, self.hidden_size)},
+            "delta": {
+                "state": Kept(self.delta_value_heads, of_key * of_value, 2),
+                "recent": Kept(self.delta_value_heads, of_key + of_value + 1, 2 * DELTA_WINDOW),
+                "inputs": Kept(1, inputs, 2 * DELTA_WINDOW),
+            },
+        }
 
     def mixer(self, layer: int) -> str:
         """What mixes the positions of a layer."""
@@ -264,7 +282,7 @@ class TextConfig:
                 f"TextConfig.partial_rotary_factor: expected to rotate an even number of {self.head_dim} "
                 f"numbers, got {self.partial_rotary_factor}"
             )
-        _check_choice(self, "hidden_act", "silu")
+        _check_choice(self, "hidden_act", self.act)
         _make_positive(self, "rms_norm_eps", "rope_theta")
         _check_range(self, 1, 64, "conv_kernel")
         if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
@@ -272,9 +290,9 @@ class TextConfig:
                 f"TextConfig.layer_types: expected one for each of {self.num_hidden_layers} layers, "
                 f"got {len(self.layer_types)}"
             )
-        if strange := set(self.layer_types) - {"attention", "conv", "delta"}:
+        if strange := set(self.layer_types) - {*self.kinds}:
             raise ValueError(
-                f"TextConfig.layer_types: expected attention, conv or delta, got {sorted(strange)[0]!r}"
+                f"TextConfig.layer_types: expected {', '.join(self.kinds)}, got {sorted(strange)[0]!r}"
             )
         sizes = ("delta_key_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim")
         _check_range(self, 1, 4_096, *sizes)
@@ -283,18 +301,7 @@ class TextConfig:
             raise ValueError(
                 f"TextConfig.conv_kernel: expected up to {DELTA_WINDOW // 2}, got {self.conv_kernel}"
             )
-        keys = Kept(self.num_key_value_heads, self.head_dim)
-        of_key, of_value = self.delta_key_dim, self.delta_value_dim
-        inputs = 2 * self.delta_key_heads * of_key + self.delta_value_heads * of_value
-        kept = {
-            "attention": {"key": keys, "value": keys},
-            "conv": {"conv": Kept(1, self.hidden_size)},
-            "delta": {
-                "state": Kept(self.delta_value_heads, of_key * of_value, 2),
-                "recent": Kept(self.delta_value_heads, of_key + of_value + 1, 2 * DELTA_WINDOW),
-                "inputs": Kept(1, inputs, 2 * DELTA_WINDOW),
-            },
-        }
+        kept = self._kept()
         layout = [kept[self.mixer(layer)] for layer in range(self.num_hidden_layers)]
         object.__setattr__(self, "cache_layout", layout)
         states = "delta" in self.layer_types
@@ -306,6 +313,74 @@ class TextConfig:
                 f"TextConfig.rope_sections: expected three numbers whose sum is {self.rotary_dim // 2}, "
                 f"got {sections}"
             )
+
+
+@dataclass(frozen=True)
+class Gemma4TextConfig(TextConfig):
+    """Gemma 4's decoder. Of its layers some look back `sliding_window` positions, with heads of `head_dim`,
+    and some at all, with heads of `full_head_dim`; those that are "shared" have no keys of their own and read
+    what the last layer of their kind before them keeps. `layer_types` has one for each."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("sliding", "full", "sliding shared", "full shared")
+    act: ClassVar[str] = "gelu_pytorch_tanh"
+
+    hidden_act: str = "gelu_pytorch_tanh"
+    sliding_window: int = 512
+    full_head_dim: int = 512
+    full_rotary_factor: float = 0.25
+    full_rope_theta: float = 1e6
+    shared_mlp_factor: int = 1  # by which the inner width of a shared layer is larger
+    per_layer_width: int = 0  # numbers of a token for each layer, from a table of their own; 0: none
+    per_layer_vocab: int = 262_144
+    per_layer_count: int = 0  # layers that the table has numbers for
+    logit_cap: float | None = None
+    placeholder_id: int = (
+        0  # of padding, which learns nothing; in that table an image's positions are it, too
+    )
+
+    def __post_init__(self):
+        if len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError("Gemma4TextConfig.layer_types: expected one for each layer")
+        _check_range(self, 1, _MAX_POSITIONS, "sliding_window")
+        _check_range(self, 2, _MAX_WIDTH, "full_head_dim")
+        _check_range(self, 1, 8, "shared_mlp_factor")
+        _check_range(self, 0, 4_096, "per_layer_width")
+        _check_range(self, 1, _MAX_VOCAB, "per_layer_vocab")
+        _check_range(self, 0, min(self.vocab_size, self.per_layer_vocab) - 1, "placeholder_id")
+        _make_positive(self, "full_rotary_factor", "full_rope_theta")
+        if self.logit_cap is not None:
+            _make_positive(self, "logit_cap")
+        super().__post_init__()
+
+    def head_dim_of(self, kind: str) -> int:
+        return self.full_head_dim if kind.startswith("full") else self.head_dim
+
+    def _kept(self) -> dict[str, dict[str, Kept]]:
+        kept: dict[str, dict[str, Kept]] = {kind: {} for kind in self.kinds}
+        for kind in ("sliding", "full"):
+            keys = Kept(self.num_key_value_heads, self.head_dim_of(kind))
+            kept[kind] = {"key": keys, "value": keys}
+        return kept
+
+
+@dataclass(frozen=True)
+class Gemma4VisionConfig(PackedVisionConfig):
+    """Gemma 4's tower: learned positions of rows and of columns, `merge_size`² patches pooled to one."""
+
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 16
+    num_attention_heads: int = 12
+    merge_size: int = 3
+    temporal_patch_size: int = 1
+    norm: str = "rms"
+    gated_mlp: bool = True
+    patch_bias: bool = False
+    channels_last: bool = True
+    table_side: int = 10_240
+    rope_theta: float = 100.0
+    clips: bool = False  # what goes into and out of each matrix is clipped
+    standardizes: bool = False  # what is pooled is shifted and scaled
 
 
 @dataclass(frozen=True)

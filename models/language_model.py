@@ -181,8 +181,9 @@ def write_cache(layer_cache: dict[str, Tensor], key: Tensor, value: Tensor, star
     layer_cache["value"][rows, :, slots] = value.transpose(1, 2).to(layer_cache["value"].dtype)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of q (B, H, T, D_h) over k, v (B, H_kv, S, D_h): returns (B, H, T, D_h).
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
+    """Attention of q (B, H, T, D_h) over k, v (B, H_kv, S, D_h), scores scaled by D_h^-0.5 unless a scale is
+    given: returns (B, H, T, D_h).
 
     Never a mask together with is_causal: what that means depends on the backend.
     """
@@ -194,20 +195,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         # instead of repeating the keys.
         q = q.reshape(batch, kv_heads, heads // kv_heads, dim)
         # `reshape`: some kernels give their result in the memory order (B, T, H, D_h), which no view merges.
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(batch, heads, 1, dim)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        return out.reshape(batch, heads, 1, dim)
     grouped = heads != kv_heads
     if mask is None:
         # Training and full prefill: as many queries as keys, plain causal.
         assert length == k.shape[2], f"causal attention needs T == S, got {length} and {k.shape[2]}"
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped, scale=scale)
     if isinstance(mask, BlockMask):  # packed segments on a GPU
         # Only compiled it is one kernel that skips blocks; else it keeps all T² scores. Within a block that
         # is compiled as a whole it is compiled with it.
         as_it_is = q.device.type != "cuda" or torch.compiler.is_compiling()
         flex = flex_attention if as_it_is else _compiled_flex_attention()
-        return flex(q, k, v, block_mask=mask, enable_gqa=grouped)
+        return flex(q, k, v, block_mask=mask, enable_gqa=grouped, scale=scale)
     # A chunk on a cached prefix, padding, or packed segments: the mask says all.
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped, scale=scale)
 
 
 @cache
@@ -291,9 +293,56 @@ class LanguageModel(nn.Module):
             return positions
         return positions.movedim(0, -1)[..., rope_axes(self.config).to(positions.device)]
 
+    @property
+    def loss_head(self) -> Callable[[Tensor], Tensor]:
+        """What `models.losses` makes logits with: the matrix, unless there is more to them."""
+        return self.lm_head
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Ids (B, T) -> embeddings (B, T, D)."""
+        return self.embed_tokens(input_ids)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, D) hidden states -> (…, V) logits."""
         return self.lm_head(hidden)
+
+    @staticmethod
+    def span(
+        x: Tensor,
+        attention_mask: Tensor | BlockMask | None,
+        kv_cache: KVCache | None,
+        start_pos: int | Tensor,
+        position_ids: Tensor | None,
+        offset: int | Tensor,
+    ) -> tuple[Tensor, int, Tensor]:
+        """Where x stands, of what `forward` takes: its slots (T,) or (B, T), how many keys it may look at,
+        and its rotary places."""
+        batch, length, _ = x.shape
+        steps = torch.arange(length, device=x.device)
+        if isinstance(start_pos, int):
+            slots = start_pos + steps  # (T,): where the queries stand
+            kv_length = start_pos + length  # the keys that they may look at
+        else:
+            if kv_cache is None:
+                raise ValueError("a start_pos for each row needs a kv_cache")
+            slots = start_pos[:, None] + steps  # (B, T)
+            # Reading the longest row back would stop the device: whoever decodes hands in a buffer (or a view
+            # of one) of fitting length, and the mask hides what a row has not filled.
+            kv_length = geometry(kv_cache).capacity
+        positions = slots + (offset[:, None] if isinstance(offset, Tensor) else offset)
+        if position_ids is not None:
+            positions = position_ids
+        elif isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 and kv_cache is None:
+            # Padding takes no position: the first real token of a row stands at 0.
+            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+        if kv_cache is not None:
+            rows, capacity, *_ = geometry(kv_cache)
+            if rows != batch or capacity < kv_length:
+                raise ValueError(
+                    f"kv_cache holds {rows} rows of {capacity} positions; "
+                    f"this call needs {batch} rows of {kv_length}"
+                )
+        return slots, kv_length, positions
 
     def forward(
         self,
@@ -325,32 +374,8 @@ class LanguageModel(nn.Module):
         Returns:
             (hidden states (B, T, D), the cache that was given).
         """
-        batch, length, _ = x.shape
-        steps = torch.arange(length, device=x.device)
-        if isinstance(start_pos, int):
-            slots = start_pos + steps  # (T,): where the queries stand
-            kv_length = start_pos + length  # the keys that they may look at
-        else:
-            if kv_cache is None:
-                raise ValueError("a start_pos for each row needs a kv_cache")
-            slots = start_pos[:, None] + steps  # (B, T)
-            # Reading the longest row back would stop the device: whoever decodes hands in a buffer (or a view
-            # of one) of fitting length, and the mask hides what a row has not filled.
-            kv_length = geometry(kv_cache).capacity
-        positions = slots + (offset[:, None] if isinstance(offset, Tensor) else offset)
-        if position_ids is not None:
-            positions = position_ids
-        elif isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 and kv_cache is None:
-            # Padding takes no position: the first real token of a row stands at 0.
-            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-        if kv_cache is not None:
-            rows, capacity, *_ = geometry(kv_cache)
-            if rows != batch or capacity < kv_length:
-                raise ValueError(
-                    f"kv_cache holds {rows} rows of {capacity} positions; "
-                    f"this call needs {batch} rows of {kv_length}"
-                )
-        mask = attention_mask_for(length, kv_length, attention_mask, slots)
+        slots, kv_length, positions = self.span(x, attention_mask, kv_cache, start_pos, position_ids, offset)
+        mask = attention_mask_for(x.shape[1], kv_length, attention_mask, slots)
         if isinstance(mask, Tensor) and kv_cache is None and torch.is_grad_enabled():
             mask = additive(mask, x)
         rope = rope_tables(self.inv_freq(x.device), self.turns(positions), x.dtype)
@@ -363,7 +388,8 @@ class LanguageModel(nn.Module):
                 raise ValueError("packed segments need position_ids, of which each begins with 0")
             before = segment_places(positions)
         if self.config.layer_types and isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
-            real = attention_mask[:, -length:, None].to(x.dtype)  # padding adds nothing to what is near it
+            # Padding adds nothing to what is near it.
+            real = attention_mask[:, -x.shape[1] :, None].to(x.dtype)
         x, *deep = x.split(self.config.hidden_size, dim=-1)
         for index, layer in enumerate(self.layers):
             layer_cache = None if kv_cache is None else kv_cache[index]

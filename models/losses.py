@@ -12,6 +12,8 @@ memory, and for plain matrices only.)
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ def chunk_positions(vocab_size: int, device: str) -> int:
 
 
 def summed_cross_entropy(
-    hidden: Tensor, targets: Tensor, head: nn.Module, chunk: int | None = None
+    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], chunk: int | None = None
 ) -> Tensor:
     """Sum over positions of the cross-entropy of `head(hidden)`, accumulated in float32 (float64 in float64).
 
@@ -65,7 +67,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _chunk_loss(head: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
+def _chunk_loss(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor) -> Tensor:
     logits = head(hidden)
     return F.cross_entropy(logits.to(_wide(logits.dtype)), targets, reduction="sum")
 

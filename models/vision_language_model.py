@@ -141,7 +141,7 @@ class VisionLanguageModel(nn.Module):
         """Embeddings (B, T, D); where a placeholder has none, another's stands for it."""
         if self.config.image_token_id >= (vocab := self.config.text.vocab_size):
             input_ids = input_ids.clamp(max=vocab - 1)
-        return self.language_model.embed_tokens(input_ids)
+        return self.language_model.embed(input_ids)
 
     def embed(
         self,
@@ -174,6 +174,12 @@ class VisionLanguageModel(nn.Module):
             return x
         if features.shape[1] > x.shape[2]:
             x = F.pad(x, (0, features.shape[1] - x.shape[2]))
+        if (width := features.shape[1]) < x.shape[2]:  # what an id has beside its embedding stays
+            x, rest = x.split((width, x.shape[2] - width), dim=-1)
+            return torch.cat((self._placed(x, input_ids, features, placeholders), rest), dim=-1)
+        return self._placed(x, input_ids, features, placeholders)
+
+    def _placed(self, x: Tensor, input_ids: Tensor, features: Tensor, placeholders: Tensor | None) -> Tensor:
         if placeholders is not None:
             return x.flatten(0, 1).index_copy(0, placeholders, features.to(x.dtype)).view_as(x)
         places = torch.eq(input_ids, self.config.image_token_id)
@@ -363,5 +369,5 @@ class VisionLanguageModel(nn.Module):
         whole global batch, which no single call knows: hence the sum."""
         hidden, targets = hidden[:, :-1], labels[:, 1:]
         chosen = targets != IGNORE_INDEX
-        head = self.language_model.lm_head
+        head = self.language_model.loss_head
         return summed_cross_entropy(hidden[chosen], targets[chosen], head), chosen.sum()

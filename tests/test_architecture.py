@@ -44,7 +44,7 @@ FLOORS = {
     "networks": (
         *("models.config", "models.language_model", "models.vision_transformer"),
         *("models.losses", "models.initial_weights", "models.packed_vision_transformer"),
-        *("models.short_convolution", "models.gated_delta"),
+        *("models.short_convolution", "models.gated_delta", "models.gemma4_text", "models.gemma4_vision"),
     ),
     "inputs": (
         "data.errors",
@@ -62,6 +62,7 @@ MAY_IMPORT = {
     "models.checkpoints": {"models.checkpoints", "models.config", "families"},  # handed the class of models
     "models.vision_language_model": {"models", "generation", "families"},
     "models.language_model": {"models", "generation.kv_cache"},  # what a cache is, which its layers write
+    "models.gemma4_text": {"models", "generation.kv_cache"},
     "models": {"models"},
     "families": {"families", *(name for floor in FLOORS.values() for name in floor)},
     "generation": {"generation"},
@@ -89,21 +90,21 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 # what the room should come down to.
 BUDGETS = {
     "*.py": (984, 850),  # the entry points, and what errors say
-    "models": (2_070, 1_900),
-    "models/checkpoints": (2_227, 1_400),
-    "families": (1_940, 2_000),
-    "generation": (4_645, 2_700),
+    "models": (2_540, 1_900),
+    "models/checkpoints": (2_232, 1_400),
+    "families": (2_240, 2_000),
+    "generation": (4_655, 2_700),
     "generation/fast": (4_848, 4_300),
-    "tools": (855, 600),
+    "tools": (865, 600),
     "data": (6_182, 4_900),
-    "inference": (5_533, 3_100),
+    "inference": (5_545, 3_100),
     "web": (4_327, 3_000),
-    "training": (3_283, 3_100),
+    "training": (3_290, 3_100),
     "shapes": (2_112, 1_700),
     "eval": (3_849, 3_400),
     "benchmarks": (2_480, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (31_744, 20_000),
+    "tests": (31_960, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

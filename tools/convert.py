@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from data.errors import ProcessorError
 from data.processor import Processor
 from data.processor_conversion import as_idefics, as_it_was, as_nanovlm
-from families import FAMILIES, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
+from families import FAMILIES, gemma4, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
 from families.text import section, text_family
 from messages import one_line
 from models.checkpoints.backbones import with_mean_rows
@@ -62,7 +62,7 @@ from models.checkpoints.weights import (
 )
 from models.config import PackedVisionConfig, VLMConfig
 from models.language_model import rope_frequencies
-from models.packed_vision_transformer import patches_of
+from models.packed_vision_transformer import block_order, patches_of
 from models.vision_language_model import VisionLanguageModel
 
 HUB, NANOVLM = "hub", "nanovlm"
@@ -467,6 +467,10 @@ class Probe:
             pixels = cut.permute(1, 3, 2, 4, 0).reshape(1, rows * columns, -1)
             more = {"spatial_shapes": torch.tensor([[rows, columns]])}
             more["pixel_attention_mask"] = torch.ones(1, rows * columns, dtype=torch.long)
+        elif config.family == gemma4.NAME:
+            pixels = patches_of(pixels[0], vision)[None]
+            more = {"image_position_ids": block_order((rows, columns), vision.merge_size).flip(1)[None]}
+            more["mm_token_type_ids"] = torch.eq(ids, config.image_token_id).int()
         elif config.family != internvl.NAME:
             pixels = pixels[None]  # (B, n, 3, M, M)
         return model(input_ids=ids, pixel_values=pixels, **more).logits[0].float()

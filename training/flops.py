@@ -21,7 +21,7 @@ from torch import nn
 from data.packing import IGNORE_INDEX
 from families import FAMILIES
 from models.checkpoints.load import meta_init
-from models.config import PackedVisionConfig, TextConfig, VLMConfig
+from models.config import PackedVisionConfig, VLMConfig
 from models.packed_vision_transformer import image_windows
 from models.vision_language_model import part_size
 from training.config import PEAKS
@@ -93,17 +93,19 @@ def image_weights(config: VLMConfig) -> tuple[float, float, bool]:
     return blocks, after * share, any("norm" in name for name, _ in projector.named_parameters())
 
 
-def linear_sizes(text: TextConfig) -> list[dict[str, tuple[int, int]]]:
+@lru_cache(8)
+def linear_sizes(config: VLMConfig) -> list[dict[str, tuple[int, int]]]:
     """(in, out) of the linear layers of each decoder block."""
-    width, inner = text.hidden_size, text.intermediate_size
-    query, key = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
-    attention = {"q_proj": (width, query), "k_proj": (width, key), "v_proj": (width, key)}
-    mlp = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
-    mixers = {
-        "attention": attention | {"o_proj": (query, width)},
-        "conv": {"in_proj": (width, 3 * width), "out_proj": (width, width)},
-    }
-    return [mixers[text.mixer(layer)] | mlp for layer in range(text.num_hidden_layers)]
+    with meta_init():
+        _, _, text = FAMILIES[config.family].build(config)
+    return [
+        {
+            name.rpartition(".")[2]: (part.in_features, part.out_features)
+            for name, part in block.named_modules()
+            if isinstance(part, nn.Linear)
+        }
+        for block in text.layers
+    ]
 
 
 def training_flops(
@@ -128,8 +130,8 @@ def training_flops(
     tower, projector = 2 * blocks, 2 * after
     seeing = vision.num_hidden_layers * 4 * vision.hidden_size  # per pair of patches
     # Forward, per position, per pair of positions, and per labelled position.
-    products = 2 * sum(a * b for layer in linear_sizes(text) for a, b in layer.values())
-    attending = sum(text.mixer(layer) == "attention" for layer in range(text.num_hidden_layers))
+    products = 2 * sum(a * b for layer in linear_sizes(config) for a, b in layer.values())
+    attending = sum(text.mixer(layer) != "conv" for layer in range(text.num_hidden_layers))
     attention = attending * 4 * text.num_attention_heads * text.head_dim
     head = 2 * text.hidden_size * text.vocab_size
 

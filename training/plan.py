@@ -29,7 +29,7 @@ from models.checkpoints.hub import snapshot
 from models.checkpoints.load import choose_family, meta_init
 from models.checkpoints.weights import PARTS as TABLE_PARTS
 from models.checkpoints.weights import module_of
-from models.config import PackedVisionConfig, TextConfig, VLMConfig
+from models.config import Gemma4TextConfig, PackedVisionConfig, VLMConfig
 from models.losses import chunk_positions
 from models.vision_language_model import VisionLanguageModel, part_size
 from training.config import PlanOptions, TrainConfig, dataset_entries
@@ -134,7 +134,7 @@ def make_plan(
         shown[module_of(name)] += parameter.numel()
         if part_of(name) in learns:
             trainable[module_of(name)] += parameter.numel()
-    if adapters := adapter_weights(config, shape.text):
+    if adapters := adapter_weights(config, shape):
         shown["adapters"] = trainable["adapters"] = adapters
 
     positions, samples = config.batch_size * config.sequence_length, config.batch_size * row.samples
@@ -176,10 +176,10 @@ def _of_tower(shape: VLMConfig, row: AverageRow, rows: int) -> tuple[float, floa
     return tower_amounts(shape.vision, sizes, rows * row.tiles / len(sizes))
 
 
-def adapter_weights(config: TrainConfig, text: TextConfig) -> int:
+def adapter_weights(config: TrainConfig, shape: VLMConfig) -> int:
     """Weights of LoRA adapters: r · (in + out) for each layer (arXiv:2106.09685)."""
     targets = {name.strip() for name in config.lora_targets.split(",")}
-    layers = [item for block in linear_sizes(text) for item in block.items()]
+    layers = [item for block in linear_sizes(shape) for item in block.items()]
     if unknown := sorted(targets - dict(layers).keys()):
         raise ValueError(f"--lora-targets: expected {', '.join(dict(layers))}, got {', '.join(unknown)}")
     return config.lora_rank * sum(sum(size) for name, size in layers if name in targets)
@@ -202,7 +202,7 @@ def memory(
     """
     text, fsdp, full = shape.text, config.parallel == "fsdp" and ranks > 1, device.dtype == torch.float32
     residual, product = (4, 4) if full else (2, 2) if fsdp else (4, 2)  # bytes of a number there
-    parts, adapters = config.learns, adapter_weights(config, text)
+    parts, adapters = config.learns, adapter_weights(config, shape)
     learns = {name: p for name, p in parameters.items() if part_of(name) in parts}
     trained = sum(p.numel() for p in learns.values()) + adapters
     muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, config.muon))
@@ -328,7 +328,9 @@ def activation_bytes(
     convolution = (3 + 2 * speaks + 2 * needs_inputs) * width * product + width * residual
     mixers = {"attention": attention, "conv": convolution}
     shared = 2 * norm + (1 + casts) * width * product * needs_inputs + swiglu
-    each = [shared + mixers[text.mixer(layer)] for layer in range(text.num_hidden_layers)]
+    if isinstance(text, Gemma4TextConfig):  # norms after each part, and what a token has for each layer
+        shared += 3 * norm + 2 * text.per_layer_width * product + 2 * width * residual
+    each = [shared + mixers.get(text.mixer(layer), attention) for layer in range(text.num_hidden_layers)]
     return size + positions * (blocks(each, width) + norm)
 
 

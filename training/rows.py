@@ -70,7 +70,7 @@ class RowsLoss(nn.Module):
         hidden, _ = language_model(x, mask, position_ids=position_ids)
         # The positions before labels predict them.
         hidden, targets = hidden.flatten(0, 1).index_select(0, labelled - 1), labels.flatten()[labelled]
-        return summed_cross_entropy(hidden, targets, language_model.lm_head), {}
+        return summed_cross_entropy(hidden, targets, language_model.loss_head), {}
 
 
 def _open(config: TrainConfig) -> tuple[Mixture, Mixture | None]:

@@ -129,7 +129,7 @@ class Reference:
             ids.append(chosen)
             if chosen in self._stops:
                 return rounding
-            next_x = language_model.embed_tokens(torch.tensor([[chosen]]))
+            next_x = language_model.embed(torch.tensor([[chosen]]))
             hidden, _ = language_model(next_x, kv_cache=cache, start_pos=x.shape[1] + number)
         if self._text(ids) != text and not self._text(ids).startswith("\ufffd"):
             return Difference(f"after {self._tokens} tokens the server's answer goes on: {text!r}")

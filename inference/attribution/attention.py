@@ -140,13 +140,17 @@ def _weights(attention: Attention, x: Tensor, rope: Rope, positions: Tensor) -> 
 
 
 def attending(text: TextConfig) -> list[int]:
-    """The layers that mix positions by attention: all, unless some are short convolutions."""
+    """The layers that mix positions by attention of the usual kind, and whose weights can be shown."""
     return [layer for layer in range(text.num_hidden_layers) if text.mixer(layer) == "attention"]
 
 
 def check_layers(checkpoint: Checkpoint, layers: Indices, heads: Indices) -> None:
     """Raises RequestError if the model does not have attention in these layers, or not these heads."""
     text = checkpoint.model.config.text
+    if not attending(text):
+        raise RequestError(
+            "attention maps: this family's layers are not read; occlusion shows what it looked at"
+        )
     known = {"layers": attending(text), "heads": range(text.num_attention_heads)}
     for name, chosen in (("layers", layers), ("heads", heads)):
         if chosen is not None and (not chosen or set(chosen) - set(known[name])):

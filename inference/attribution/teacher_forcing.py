@@ -149,6 +149,8 @@ def through_blocks(
 ) -> Generator[tuple[DecoderBlock, Rope, Tensor], None, Tensor]:
     """A whole text, embedded as x (B, T, D), through the decoder: yields each block with what goes into it,
     and returns the hidden states (B, T, D). `places` are those of `ForcedAnswer`."""
+    if not isinstance(language_model.layers[0], DecoderBlock):  # it runs as a whole
+        return language_model(x, position_ids=places)[0]
     slots = torch.arange(x.shape[1], device=x.device)
     turns = language_model.turns(slots if places is None else places)
     rope = rope_tables(language_model.inv_freq(x.device), turns, x.dtype)

@@ -33,6 +33,8 @@ MODELS = {
     "qwen2.5-vl-3b": Known("Qwen/Qwen2.5-VL-3B-Instruct", 7.5, "documents, screens, boxes and points"),
     "qwen3-vl-2b": Known("Qwen/Qwen3-VL-2B-Instruct", 4.3, "documents, screens, boxes, 32 languages"),
     "qwen3-vl-4b": Known("Qwen/Qwen3-VL-4B-Instruct", 8.9, "the same, more reliably"),
+    "gemma-4-e2b": Known("google/gemma-4-E2B-it", 10.3, "photographs and documents, in 140 languages"),
+    "gemma-4-e4b": Known("google/gemma-4-E4B-it", 16.0, "the same, more reliably"),
     "nanovlm-222m": Known("lusxvr/nanoVLM-222M", 0.9, "reading and training; one image"),
     "nanovlm-230m": Known("lusxvr/nanoVLM-230M-8k", 0.9, "reading and training; several images"),
     "nanovlm-450m": Known("lusxvr/nanoVLM-450M", 1.8, "reading and training, the largest of these"),

@@ -45,7 +45,7 @@ class StoredTensor:
 
     def stored_shape(self, ours: Shape) -> Shape:
         """Shape of the whole stored tensor, from the shape of ours."""
-        whole = (ours[0] * self.parts, *ours[1:])
+        whole = (ours[0] * self.parts, *ours[1:]) if self.parts > 1 else ours
         return (1, *whole) if self.leading_axis else whole
 
 

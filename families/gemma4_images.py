@@ -1,0 +1,70 @@
+"""Images of Gemma 4: whole, in their own shape, as large as a number of positions allows.
+
+The rule is bit for bit that of transformers' Gemma4ImageProcessor (its PIL backend).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data.chat import chat_template
+from data.tiles import Visual
+from data.tokenizer import AnyTokenizer, image_settings, open_with, read_object
+from families.qwen_images import QwenImages
+from families.saving import SavedProcessor
+
+# What a tokenizer_config.json calls the placeholder and what stands around it, and what they mostly are.
+_TOKENS = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
+# Gemma4ImageProcessor's own, where a file does not say: pixels in 0 … 1, which the tower shifts.
+_DEFAULTS: dict[str, Any] = {
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "max_soft_tokens": 280,
+    "image_mean": [0.0] * 3,
+    "image_std": [1.0] * 3,
+}
+
+
+class Gemma4Images(QwenImages):
+    """How a transformers Gemma4ImageProcessor resizes an image, as `settings` of preprocessor_config.json
+    have it; `tokens` as of `_TOKENS`."""
+
+    def __init__(self, settings: Mapping[str, Any], tokens: Mapping[str, str]):
+        known: dict[str, Any] = _DEFAULTS | {name: one for name, one in settings.items() if one is not None}
+        side = known["patch_size"] * known["pooling_kernel_size"]
+        most = known["max_soft_tokens"] * side**2
+        known["merge_size"] = known["pooling_kernel_size"]
+        super().__init__(known | {"size": {"shortest_edge": side**2, "longest_edge": most}})
+        self.settings, self.tokens, self.image_token = dict(settings), dict(tokens), tokens["image_token"]
+
+    def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
+        token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+        settings = {"image_processor": self.settings}
+        return SavedProcessor(tokenizer, chat_template, token_id, None, self.tokens, settings)
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of positions: the most that keep the image's shape within the budget."""
+        positions = self.budget // self.factor**2
+        by = math.sqrt(positions * self.factor**2 / (height * width))
+        rows, columns = (math.floor(by * side / self.factor) for side in (height, width))
+        if not rows:
+            return 1, min(width // height, positions)
+        if not columns:
+            return min(height // width, positions), 1
+        return rows, columns
+
+    def prompt(self, visual: Visual, index: int, count: int) -> str:
+        return f"{self.tokens['boi_token']}{self.image_token * visual.positions}{self.tokens['eoi_token']}"
+
+
+def open_images(folder: Path, config: Mapping) -> tuple[Gemma4Images, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint folder."""
+    said = read_object(folder / "tokenizer_config.json")
+    more = said.get("extra_special_tokens")  # or a list of tokens without names
+    said = said | (more if isinstance(more, dict) else {})
+    tokens = {name: str(said.get(name) or default) for name, default in _TOKENS.items()}
+    tokenizer = open_with(folder, (*tokens.values(),))
+    return Gemma4Images(image_settings(folder), tokens), tokenizer, chat_template(folder)

@@ -1,0 +1,218 @@
+"""Gemma 4's decoder as transformers has it: layers that look back a window among such that look at all,
+norms before and after each part, numbers of each token for each layer, and last layers that read the keys of
+earlier ones.
+
+It takes and gives what `LanguageModel` does. Its embeddings are wider: after the D numbers of a position come
+the `per_layer_width` numbers that its token has for each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask
+
+from generation.kv_cache import KVCache
+from models.config import Gemma4TextConfig
+from models.language_model import (
+    LanguageModel,
+    additive,
+    apply_rope,
+    attend,
+    attention_mask_for,
+    rope_frequencies,
+    rope_tables,
+    write_cache,
+)
+
+
+def scaled(x: Tensor, width: int) -> Tensor:
+    """Times √width, as that is in the dtype of x."""
+    return x * torch.tensor(width**0.5, dtype=x.dtype, device=x.device)
+
+
+class Gemma4Attention(nn.Module):
+    def __init__(self, config: Gemma4TextConfig, kind: str):
+        super().__init__()
+        width, dim, eps = config.hidden_size, config.head_dim_of(kind), config.rms_norm_eps
+        self.head_dim, self.shared, self.eps = dim, kind.endswith("shared"), eps
+        self.q_proj = nn.Linear(width, config.num_attention_heads * dim, bias=config.attention_bias)
+        self.q_norm = nn.RMSNorm(dim, eps)
+        if not self.shared:
+            keys = config.num_key_value_heads * dim
+            self.k_proj = nn.Linear(width, keys, bias=config.attention_bias)
+            self.v_proj = nn.Linear(width, keys, bias=config.attention_bias)
+            self.k_norm = nn.RMSNorm(dim, eps)
+        self.o_proj = nn.Linear(config.num_attention_heads * dim, width, bias=config.attention_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope,
+        mask,
+        layer_cache,
+        start_pos,
+        kv_length: int,
+        read: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """x (B, T, D) -> (B, T, D), and the keys and values (B, H_kv, S, D_h) that it looked at, which a
+        shared layer `read`s."""
+        by_head = (*x.shape[:2], -1, self.head_dim)
+        q = apply_rope(self.q_norm(self.q_proj(x).view(by_head)).transpose(1, 2), *rope)
+        if read is None:
+            k = apply_rope(self.k_norm(self.k_proj(x).view(by_head)).transpose(1, 2), *rope)
+            v = F.rms_norm(self.v_proj(x).view(by_head), (self.head_dim,), eps=self.eps).transpose(1, 2)
+            if layer_cache is not None:
+                write_cache(layer_cache, k, v, start_pos)
+                if kv_length > x.shape[1]:
+                    k = layer_cache["key"][:, :, :kv_length].to(q.dtype)
+                    v = layer_cache["value"][:, :, :kv_length].to(q.dtype)
+            read = k, v
+        out = attend(q, *read, mask, scale=1.0)
+        return self.o_proj(out.transpose(1, 2).reshape(*x.shape[:2], -1)), read
+
+
+class Gemma4MLP(nn.Module):
+    def __init__(self, config: Gemma4TextConfig, kind: str):
+        super().__init__()
+        inner = config.intermediate_size * (config.shared_mlp_factor if kind.endswith("shared") else 1)
+        self.gate_proj = nn.Linear(config.hidden_size, inner, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, inner, bias=False)
+        self.down_proj = nn.Linear(inner, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+
+
+class Gemma4Block(nn.Module):
+    def __init__(self, config: Gemma4TextConfig, index: int):
+        super().__init__()
+        kind, width, eps = config.mixer(index), config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = nn.RMSNorm(width, eps)
+        self.self_attn = Gemma4Attention(config, kind)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps)
+        self.pre_feedforward_layernorm = nn.RMSNorm(width, eps)
+        self.mlp = Gemma4MLP(config, kind)
+        self.post_feedforward_layernorm = nn.RMSNorm(width, eps)
+        self.layer_scalar = nn.Parameter(torch.ones(1), requires_grad=False)
+        if config.per_layer_width:
+            self.per_layer_input_gate = nn.Linear(width, config.per_layer_width, bias=False)
+            self.per_layer_projection = nn.Linear(config.per_layer_width, width, bias=False)
+            self.post_per_layer_input_norm = nn.RMSNorm(width, eps)
+
+    def forward(self, x: Tensor, own: Tensor | None, *attention) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """`own` (B, T, P) is what the position has for this layer; for the rest see `Gemma4Attention`."""
+        mixed, read = self.self_attn(self.input_layernorm(x), *attention)
+        x = x + self.post_attention_layernorm(mixed)
+        x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        if own is not None:
+            gated = F.gelu(self.per_layer_input_gate(x), approximate="tanh") * own
+            x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
+        return x * self.layer_scalar.detach(), read
+
+
+class Gemma4LanguageModel(LanguageModel):
+    """Embeddings in, hidden states out; `logits` is a call of its own."""
+
+    config: Gemma4TextConfig
+
+    def __init__(self, config: Gemma4TextConfig, tie_word_embeddings: bool, image_token_id: int):
+        nn.Module.__init__(self)
+        self.config, self.tied, self.image_token_id = config, tie_word_embeddings, image_token_id
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.placeholder_id)
+        self.layers = nn.ModuleList(Gemma4Block(config, i) for i in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        if config.per_layer_width:
+            width = config.per_layer_count * config.per_layer_width
+            self.embed_tokens_per_layer = nn.Embedding(config.per_layer_vocab, width, config.placeholder_id)
+            self.per_layer_model_projection = nn.Linear(config.hidden_size, width, bias=False)
+            self.per_layer_projection_norm = nn.RMSNorm(config.per_layer_width, config.rms_norm_eps)
+
+    @property
+    def loss_head(self) -> Callable[[Tensor], Tensor]:
+        return self.lm_head if self.config.logit_cap is None else self.logits
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Ids (B, T) -> (B, T, D + layers · P): embeddings, and what a token has for each layer."""
+        config = self.config
+        x = scaled(self.embed_tokens(input_ids), config.hidden_size)
+        if not config.per_layer_width:
+            return x
+        ids = input_ids.masked_fill(input_ids == self.image_token_id, config.placeholder_id)
+        each = scaled(self.embed_tokens_per_layer(ids), config.per_layer_width)
+        return torch.cat((x, each), dim=-1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(…, D) hidden states -> (…, V) logits, which a tanh keeps within ± `logit_cap`."""
+        logits, cap = self.lm_head(hidden), self.config.logit_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def frequencies(self, kind: str, device: torch.device) -> Tensor:
+        """(D_h / 2,) float32. Layers that look at all turn a share of a head's numbers, by frequencies that
+        are a share of those of the whole head."""
+        if kind == "sliding":
+            return rope_frequencies(self.config, device)
+        dim = self.config.full_head_dim
+        turned = int(self.config.full_rotary_factor * dim // 2)
+        steps = torch.arange(0, 2 * turned, 2, dtype=torch.int64, device=device).float()
+        return F.pad(1.0 / self.config.full_rope_theta ** (steps / dim), (0, dim // 2 - turned))
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | BlockMask | None = None,
+        kv_cache: KVCache | None = None,
+        start_pos: int | Tensor = 0,
+        position_ids: Tensor | None = None,
+        offset: int | Tensor = 0,
+        lengths: Sequence[int] | None = None,
+    ) -> tuple[Tensor, KVCache | None]:
+        """As `LanguageModel.forward`."""
+        config = self.config
+        slots, kv_length, positions = self.span(x, attention_mask, kv_cache, start_pos, position_ids, offset)
+        masks = {"full": attention_mask_for(x.shape[1], kv_length, attention_mask, slots)}
+        masks["sliding"] = windowed(masks["full"], config.sliding_window, x.shape[1], kv_length, slots)
+        if kv_cache is None and torch.is_grad_enabled():
+            masks = {
+                kind: additive(mask, x) if isinstance(mask, Tensor) else mask for kind, mask in masks.items()
+            }
+        ropes = {
+            kind: rope_tables(self.frequencies(kind, x.device), positions, x.dtype)
+            for kind in ("sliding", "full")
+        }
+        owns = None
+        x, identity = x.split((config.hidden_size, x.shape[2] - config.hidden_size), dim=-1)
+        if config.per_layer_width:
+            context = self.per_layer_model_projection(x) * config.hidden_size**-0.5
+            by_layer = (config.num_hidden_layers, config.per_layer_width)
+            context = self.per_layer_projection_norm(context.unflatten(-1, by_layer))
+            owns = (context + identity.unflatten(-1, by_layer)) * 2**-0.5  # (B, T, layers, P)
+        read: dict[str, tuple[Tensor, Tensor]] = {}
+        for index, layer in enumerate(self.layers):
+            kind, _, shared = config.mixer(index).partition(" ")
+            own = None if owns is None else owns[:, :, index]
+            layer_cache = None if kv_cache is None or shared else kv_cache[index]
+            shown = (ropes[kind], masks[kind], layer_cache, start_pos, kv_length)
+            x, read[kind] = layer(x, own, *shown, read[kind] if shared else None)
+        return self.norm(x), kv_cache
+
+
+def windowed(
+    mask: Tensor | BlockMask | None, window: int, length: int, kv_length: int, slots: Tensor
+) -> Tensor | BlockMask | None:
+    """`attention_mask_for`'s mask where a query sees `window` positions at most, itself included."""
+    if kv_length <= window:
+        return mask
+    if isinstance(mask, BlockMask):
+        both = and_masks(mask.mask_mod, lambda batch, head, query, key: query - key < window)
+        return create_block_mask(both, mask.shape[0], None, length, kv_length, device=slots.device)
+    keys = torch.arange(kv_length, device=slots.device)
+    near = (keys <= slots[..., None]) & (keys > slots[..., None] - window)  # (T, S) or (B, T, S)
+    near = near[None, None] if near.dim() == 2 else near[:, None]
+    return near & mask if isinstance(mask, Tensor) and mask.dtype == torch.bool else near

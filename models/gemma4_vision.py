@@ -1,0 +1,125 @@
+"""Gemma 4's tower and projector as transformers has them: whole images in patches, pooled to the positions
+that they take among the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.config import Gemma4VisionConfig
+from models.language_model import apply_rope
+from models.packed_vision_transformer import block_order, patches_of
+
+
+def bound(value: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(value), requires_grad=False)
+
+
+class ClippedLinear(nn.Module):
+    """A matrix; where the config says so, what goes in and what comes out is clipped to stored bounds."""
+
+    def __init__(self, config: Gemma4VisionConfig, width: int, out: int):
+        super().__init__()
+        self.linear = nn.Linear(width, out, bias=False)
+        self.clips = config.clips
+        if self.clips:
+            self.input_min, self.output_min = bound(-torch.inf), bound(-torch.inf)
+            self.input_max, self.output_max = bound(torch.inf), bound(torch.inf)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.clips:
+            return self.linear(x)
+        x = self.linear(torch.clamp(x, self.input_min.detach(), self.input_max.detach()))
+        return torch.clamp(x, self.output_min.detach(), self.output_max.detach())
+
+
+class Gemma4VisionBlock(nn.Module):
+    def __init__(self, config: Gemma4VisionConfig):
+        super().__init__()
+        width, inner, eps = config.hidden_size, config.intermediate_size, config.norm_eps
+        self.heads, self.eps = config.num_attention_heads, eps
+        self.head_dim = width // self.heads
+        self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(width, eps), nn.RMSNorm(width, eps)
+        self.pre_feedforward_layernorm = nn.RMSNorm(width, eps)
+        self.post_feedforward_layernorm = nn.RMSNorm(width, eps)
+        self.q_proj, self.k_proj = ClippedLinear(config, width, width), ClippedLinear(config, width, width)
+        self.v_proj, self.o_proj = ClippedLinear(config, width, width), ClippedLinear(config, width, width)
+        self.q_norm, self.k_norm = nn.RMSNorm(self.head_dim, eps), nn.RMSNorm(self.head_dim, eps)
+        self.gate_proj, self.up_proj = (ClippedLinear(config, width, inner) for _ in range(2))
+        self.down_proj = ClippedLinear(config, inner, width)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """(P, D), the patches of one image."""
+        x = x + self.post_attention_layernorm(self.attend(self.input_layernorm(x), rope))
+        normed = self.pre_feedforward_layernorm(x)
+        inner = F.gelu(self.gate_proj(normed), approximate="tanh") * self.up_proj(normed)
+        return x + self.post_feedforward_layernorm(self.down_proj(inner))
+
+    def attend(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (part(x).view(len(x), self.heads, self.head_dim) for part in projections)
+        q, k = (rotated(part.transpose(0, 1), rope) for part in (self.q_norm(q), self.k_norm(k)))
+        v = F.rms_norm(v, (self.head_dim,), eps=self.eps).transpose(0, 1)
+        out = F.scaled_dot_product_attention(q[None], k[None], v[None], scale=1.0)[0]
+        return self.o_proj(out.transpose(0, 1).flatten(1))
+
+
+def rotated(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """(H, N, D_h): its first half by columns, its second by rows; tables (2, N, D_h / 2)."""
+    halves = zip(x.chunk(2, dim=-1), *rope, strict=True)
+    return torch.cat([apply_rope(half, cos, sin) for half, cos, sin in halves], dim=-1)
+
+
+class Gemma4VisionTransformer(nn.Module):
+    def __init__(self, config: Gemma4VisionConfig):
+        super().__init__()
+        self.config = config
+        self.input_proj = nn.Linear(
+            config.num_channels * config.patch_size**2, config.hidden_size, bias=False
+        )
+        self.position_embedding_table = nn.Parameter(torch.empty(2, config.table_side, config.hidden_size))
+        self.layers = nn.ModuleList(Gemma4VisionBlock(config) for _ in range(config.num_hidden_layers))
+        if config.standardizes:
+            self.std_bias = nn.Parameter(torch.zeros(config.hidden_size), requires_grad=False)
+            self.std_scale = nn.Parameter(torch.ones(config.hidden_size), requires_grad=False)
+
+    def forward(self, images: Iterable[Tensor]) -> Tensor:
+        """Images (3, H, W), values in 0 … 1 -> (P, D), the positions of all, one after another."""
+        return torch.cat([self.encode(image) for image in images])
+
+    def encode(self, image: Tensor) -> Tensor:
+        """(3, H, W) -> (its positions, D)."""
+        config, size = self.config, self.config.patch_size
+        grid = image.shape[1] // size, image.shape[2] // size
+        row, column = block_order(grid, config.merge_size).to(image.device).T
+        x = self.input_proj(2 * (patches_of(image, config) - 0.5))
+        x = x + (self.position_embedding_table[0, column] + self.position_embedding_table[1, row])
+        dim = config.hidden_size // config.num_attention_heads // 2
+        frequencies = 1.0 / config.rope_theta ** (torch.arange(0, dim, 2, device=x.device).float() / dim)
+        angles = torch.stack((column, row))[..., None].float() * frequencies  # (2, P, D_h / 4)
+        angles = torch.cat((angles, angles), dim=-1)
+        rope = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        for layer in self.layers:
+            x = layer(x, rope)
+        return self.pool(x)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """(P, D) patches, block by block -> the mean of each block, times √D."""
+        blocks = x.float().unflatten(0, (-1, self.config.merge_size**2))
+        pooled = blocks.mean(1).to(x.dtype).float() * self.config.hidden_size**0.5
+        if self.config.standardizes:
+            pooled = (pooled - self.std_bias.detach().float()) * self.std_scale.detach().float()
+        return pooled.to(x.dtype)
+
+
+class Gemma4Projector(nn.Module):
+    def __init__(self, config: Gemma4VisionConfig, width: int):
+        super().__init__()
+        self.eps = config.norm_eps
+        self.embedding_projection = nn.Linear(config.hidden_size, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embedding_projection(F.rms_norm(x, x.shape[-1:], eps=self.eps))
