@@ -38,6 +38,12 @@ SHAPES = {
     "no groups": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 10},
 }
 IMAGE_PLACES = {"rope_sections": (4, 5, 3), "rope_interleaved": True}  # of heads of 24
+# Qwen3.5's, in three layers; heads that are no whole vectors, and more of them for values than for keys.
+STATES = {
+    "layer_types": ("delta", "attention", "delta"), "conv_kernel": 4,
+    "delta_key_heads": 2, "delta_value_heads": 4, "delta_key_dim": 24, "delta_value_dim": 50,
+    "attention_gate": True, "zero_centered_norms": True, "qk_norm": True,
+}  # fmt: skip
 
 
 def make_model(shape="grouped", tied=False, dtype=torch.float32, max_position_embeddings=512, **parts):
@@ -95,18 +101,19 @@ def test_native_equals_eager(shape, rows):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("parts", [{"qk_norm": True}, STATES], ids=["attention", "states"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
-def test_a_row_is_the_same_to_the_bit_in_any_company(precision):
+def test_a_row_is_the_same_to_the_bit_in_any_company(precision, parts):
     """Greedy answers may not depend on the batch, not even where two tokens are nearly as likely."""
-    lm = make_model(qk_norm=True).language_model
+    lm = make_model(**parts).language_model
     if precision != "float32":
         pack(lm, precision, put_rounded)
     step, text = NativeStep(lm), lm.config
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     lengths = [7, 700, 31, 32, 513, 1, 512, 64, 129]
     whole = kv.allocate(text.cache_layout, len(lengths), 704, dtype)
-    for layer in whole:
-        layer["key"].normal_(), layer["value"].normal_()
+    for tensor in (tensor for layer in whole for tensor in layer.values()):
+        tensor.normal_(std=0.5)
     tokens = torch.arange(len(lengths))[:, None] * 5
 
     def logits(rows):
@@ -124,13 +131,14 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("parts", [{"qk_norm": True}, STATES], ids=["attention", "states"])
 @pytest.mark.parametrize(
     ("precision", "offset"), [("float32", 0), ("float32", -7), ("bfloat16", 40), ("int8", 0), ("int4", 0)]
 )
-def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision, offset):
+def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision, offset, parts):
     """Prompts of several passes, chunks across the lengths at which attention changes its chunks; with an
     offset, rotary places of three axes in prompts."""
-    lm = make_model(qk_norm=True, **IMAGE_PLACES if offset else {}).language_model
+    lm = make_model(**parts, **IMAGE_PLACES if offset else {}).language_model
     places = (torch.arange(540) + offset).expand(3, 3, -1) if offset else None
     if precision != "float32":
         pack(lm, precision, put_rounded)
@@ -146,9 +154,9 @@ def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision
     logits = step.prefill(lm.embed_tokens(ids), lengths, ragged, 0, places)
     assert torch.equal(logits[0], single[-1])
     for own, layer, kept in zip(cache, ragged, other, strict=True):
-        for name in ("key", "value"):
-            assert torch.equal(own[name][0, :, :540], layer[name][0, :, :540])
-            assert torch.equal(own[name][0, :, :540], kept[name][0, :, :540])
+        for name, tensor in own.items():
+            assert torch.equal(tensor[0], kept[name][0])
+            assert torch.equal(kv.slots(name, tensor, 540)[0], kv.slots(name, layer[name], 540)[0])
     for row in (1, 2):
         own = ids[row : row + 1, : lengths[row]]
         own_places = None if places is None else places[:, :1, : lengths[row]]
@@ -157,6 +165,18 @@ def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision
     # On a prefix of its own in each row, too.
     after = step.chunk(ids[:, :4], ragged, torch.tensor(lengths), torch.tensor([offset, 3, -3]))
     assert torch.equal(after[0], step.chunk(ids[:1, :4], other, 540, offset)[0])
+
+
+@torch.no_grad()
+def test_tokens_in_vain_leave_no_trace():
+    """As many proposals as there may be, all of them wrong, before each token: across windows of states."""
+    lm = make_model(**STATES).language_model
+    step, ids = NativeStep(lm), torch.arange(60)[None] * 5 % 211
+    clean, other = (kv.allocate_for(lm.config, 1, 80, torch.empty(0)) for _ in range(2))
+    for at in range(60):
+        step.chunk(210 - ids[:, : 1 + lm.config.rewinds], other, at)
+        expected = step(ids[:, at : at + 1], clean, at)
+        assert torch.equal(step(ids[:, at : at + 1], other, at), expected)
 
 
 def test_layers_of_unlike_lengths_are_refused():
@@ -179,17 +199,24 @@ def test_native_rows_at_their_own_positions_and_in_views(offset):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(14))
 def test_native_prompts_of_images_equal_eager(seed):
-    """Rotary places in three axes and DeepStack, cut anywhere, and then tokens at offsets of their own."""
+    """Rotary places in three axes and DeepStack, cut anywhere, and then tokens at offsets of their own; from
+    seed 8 on with states, and heads of which half is rotated."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     shape = draw.choice(list(SHAPES))
     half, rows = SHAPES[shape]["head_dim"] // 2, draw.randint(1, 4)
-    sections = (half - 2 * (half // 4), half // 4, half // 4)
-    lm = make_model(shape, qk_norm=seed % 2, rope_sections=sections, rope_interleaved=seed % 2).language_model
+    parts = {"qk_norm": seed % 2}
+    if seed >= 8:
+        half //= 2
+        sizes = {f"delta_{name}_dim": draw.choice([8, 12, 16, 64]) for name in ("key", "value")}
+        parts = {**STATES, **sizes, "conv_kernel": draw.choice([2, 4])}
+        parts["partial_rotary_factor"] = 2 * half / SHAPES[shape]["head_dim"]
+    parts["rope_sections"] = (half - 2 * (half // 4), half // 4, half // 4)
+    lm = make_model(shape, rope_interleaved=seed % 2, **parts).language_model
     lengths = [draw.randint(2, 300) for _ in range(rows)]
-    longest, parts = max(lengths), 1 + draw.randint(1, 2) * (seed % 2)
-    x = torch.randn(rows, longest, 56 * parts, generator=generator)
+    longest, deep = max(lengths), 1 + draw.randint(1, 2) * (seed % 2)
+    x = torch.randn(rows, longest, 56 * deep, generator=generator)
     places = torch.randint(0, longest, (3, rows, longest), generator=generator)
     empty = lambda: kv.allocate_for(lm.config, rows, 320, torch.empty(0))
     eager, native, whole, cut = Step(lm), NativeStep(copy.deepcopy(lm)), empty(), empty()

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL and Qwen3-VL are transformers' own: towers, texts, places and pixels."""
+"""Qwen2.5-VL, Qwen3-VL and Qwen3.5 are transformers' own: towers, texts, places and pixels."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from data.errors import ImageError, ProcessorError, PromptError
@@ -306,7 +307,7 @@ def test_the_size_that_is_seen_is_said_once(cli, tmp_path, monkeypatch):
     assert said.count("seen at") == 1
 
 
-@pytest.fixture(scope="module", params=qwen_vl.KINDS)
+@pytest.fixture(scope="module", params=CLASSES)
 def both(request, tmp_path_factory):
     """transformers' model, its folder, and what Ocelli makes of that."""
     folder = tmp_path_factory.mktemp("qwen") / request.param
@@ -380,7 +381,7 @@ def test_transformers_opens_what_is_saved(both, tmp_path):
         stored["size"]["longest_edge"],
     )
     described = json.loads((saved / "processor_config.json").read_text())
-    assert described["processor_class"] == f"{type(theirs).__name__.partition('For')[0]}Processor"
+    assert described["processor_class"] == PROCESSOR_MAPPING_NAMES[theirs.config.model_type]
     assert json.loads((saved / "video_preprocessor_config.json").read_text()) == {"fps": 2}
 
 
@@ -486,7 +487,8 @@ def test_the_answer_is_the_one_without_a_draft(large, kind):
     """Of one image and of two, one of which is small already; greedy and sampled; wrong drafts and right."""
     model, processor = copy.deepcopy(large[0]), large[1]
     for layer in model.language_model.layers:  # it goes by its last token more than by its image
-        layer.self_attn.o_proj.weight *= 0.05
+        attends = layer.mixer == "attention"
+        (layer.self_attn.o_proj if attends else layer.linear_attn.out_proj).weight *= 0.05
     step = fast_step(model, NativeStep) if kind == "native" else OneByOne(model.language_model)
     right, tokens, taken = 0, 0, 0
     images = (draw_image(1000, 700), draw_image(500, 900, 1), draw_image(64, 64, 2))

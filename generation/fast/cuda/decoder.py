@@ -39,6 +39,8 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     config, norm = language_model.config, language_model.norm.weight
     if strange := {*config.layer_types} - {*MIXERS}:
         return f"it has layers of {min(strange)}"
+    if config.attention_gate or config.zero_centered_norms or config.rotary_dim != config.head_dim:
+        return "its attention has gates, norms around 1 or numbers that are not rotated"
     if rows > MOST_ROWS:
         return f"{rows} rows (up to {MOST_ROWS} are supported)"
     if not triton.knobs.runtime.interpret:

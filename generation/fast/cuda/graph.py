@@ -22,15 +22,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
-from generation.fast.native.build import ANY, LINEAR
 from generation.fast.native.step import DECODER
 from generation.kv_cache import KVCache
 from generation.steps import Step
@@ -41,21 +39,6 @@ if TYPE_CHECKING:
 BUCKET = 256  # cache positions: the shortest bucket
 MAX_GRAPHS = 48  # the least recently used is given up first
 STATIC_SHARE = 0.15  # size limit of the static cache, relative to the weights in its type
-_DELTA, _NORM = "layers.*.linear_attn", "models.language_model.ZeroCenteredRMSNorm"
-RECORDED = replace(  # of the eager step, which computes what C does not, too
-    DECODER,
-    parts={
-        **{name: (*kinds, _NORM) if "norm" in name else kinds for name, kinds in DECODER.parts.items()},
-        **{f"{_DELTA}.{name}": LINEAR for name in ("out_proj", *(f"in_proj_{of}" for of in ("qkv", *"zba")))},
-        **{_DELTA: ("models.gated_delta.GatedDeltaRule",), f"{_DELTA}.norm": (nn.RMSNorm,)},
-    },
-    fields={
-        **dict.fromkeys(("attention_gate", "zero_centered_norms", "partial_rotary_factor"), ANY),
-        **dict.fromkeys(("delta_key_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim"), ANY),
-        **DECODER.fields,
-    },
-    tensors={**DECODER.tensors, _DELTA: ("conv_weight", "dt_bias", "A_log")},
-)
 
 
 def bucket_of(length: int) -> int:
@@ -75,7 +58,7 @@ def triton_module() -> Any:
 
 def unsupported(language_model) -> str | None:
     """Why `GraphStep` cannot run this model, or None: its cache has to be one that it knows to move."""
-    return RECORDED.strange(language_model)
+    return DECODER.strange(language_model)
 
 
 def no_triton(language_model, rows: int = 1) -> str | None:

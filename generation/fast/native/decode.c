@@ -8,6 +8,7 @@
  * 8: int8 with one scale an output) and cache type (CACHE_BITS 32 or 16).
  */
 #include "attention.h"
+#include "delta.h"
 #include "linear.h"
 
 typedef struct {
@@ -21,15 +22,24 @@ typedef struct {
     int64_t taps;
     const float *convolution, *conv_bias; /* (taps, D), the last tap is the token's own; (D,) or NULL */
     cached *inputs; /* (B, S, D) */
+    /* Where there is a value norm, the gated delta rule: `mix` gives what is convolved, of C numbers, z gates and b and
+     * a rates and decays of each head; see models/gated_delta.py, also for what the cache holds. */
+    Matrix z, b, a;
+    const float *a_scale, *a_bias; /* (H_d,): -e^A_log, dt_bias */
+    const float *value_norm;       /* (D_v,) */
+    float *state, *recent, *past;  /* (B, H_d, 2, D_k * D_v), (B, H_d, RING, D_k + D_v + 1), (B, RING, C) */
 } Layer;
 
 typedef struct {
-    int64_t layers, width, heads, kv_heads, head_dim, inner, vocab, convolves; /* the last: whether any layer does */
+    int64_t layers, width, heads, kv_heads, head_dim, inner, vocab;
+    int64_t rotated, gated; /* numbers of a head; whether queries come with gates, head by head */
+    int64_t mixed;          /* the most outputs of a layer's `mix` */
+    int64_t delta_keys, delta_heads, key_dim, value_dim; /* heads of keys and of values, and their numbers */
     float eps;
     Matrix embedding, head;
     const float *final_norm;
-    const float *inv_freq; /* (D_h / 2,) */
-    const int64_t *axis;   /* (D_h / 2,): which of a token's three places each frequency turns by */
+    const float *inv_freq; /* (rotated / 2,) */
+    const int64_t *axis;   /* (rotated / 2,): which of a token's three places each frequency turns by */
     Layer *layer;
 } Model;
 
@@ -51,11 +61,12 @@ typedef struct {
 #define RUN 8     /* tokens of a row that attend together, so that keys and values are read once for all of them */
 
 typedef struct {
-    float *x, *added, *q, *k, *v, *gate, *up, *triple, *cosine, *sine, *mixed, *partial, *shared_inputs, *own;
-    int64_t own_floats;      /* of each thread: hidden states, a normed row, inputs, */
-    int64_t attention_floats; /* and at the end queries and sums of a run */
+    float *x, *added, *q, *k, *v, *gate, *up, *triple, *z, *b, *a, *cosine, *sine, *mixed, *partial, *shared_inputs, *own;
+    int64_t own_floats;    /* of each thread: hidden states, a normed row, inputs, */
+    int64_t mixing_floats; /* and at the end what it mixes tokens in: queries and sums of a run, or a window's numbers */
     int64_t *run;       /* (runs + 1,): the first token of each run */
-    int64_t runs, most_chunks;
+    int64_t *row;       /* (rows + 1,): the first token of each row */
+    int64_t runs, rows, most_chunks;
     int separate;       /* some row has several tokens: their keys are written before any attends */
 } Scratch;
 
@@ -64,9 +75,22 @@ typedef struct {
 static inline int64_t chunk_of(int64_t length) { return length <= 512 ? 32 : MOST_CHUNK; }
 static inline int64_t chunks_of(int64_t length) { return (length + chunk_of(length) - 1) / chunk_of(length); }
 
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Numbers of a token that mixing gives, at most. */
+static inline int64_t mixed_width_of(const Model *m) {
+    return larger(larger(m->heads * m->head_dim, m->width), m->delta_heads * m->value_dim);
+}
+
+/* Floats that `apply_delta` needs: keys, queries and values of a window's tokens, their rates and decays, and what
+ * the rule does. */
+static inline int64_t delta_floats(const Model *m) {
+    return WINDOW * (2 * m->key_dim + m->value_dim + 2) + rule_floats(m->key_dim, m->value_dim);
+}
+
 static int64_t lay_out(const Model *m, const Tokens *t, int64_t threads, float *base, Scratch *s) {
     int64_t q_width = m->heads * m->head_dim, kv_width = m->kv_heads * m->head_dim, n = t->count;
-    int64_t at = 0, longest = 1, mixed_width = q_width > m->width ? q_width : m->width;
+    int64_t at = 0, longest = 1, mixed_width = mixed_width_of(m);
     for (int64_t i = 0; i < n; i++) {
         int64_t chunks = chunks_of(t->position[i] + 1);
         longest = chunks > longest ? chunks : longest;
@@ -75,24 +99,27 @@ static int64_t lay_out(const Model *m, const Tokens *t, int64_t threads, float *
     #define TAKE(floats) (at += round_up(floats, 16), base ? base + at - round_up(floats, 16) : NULL)
     s->x = TAKE(n * m->width);
     s->added = TAKE(n * m->width);
-    s->q = TAKE(n * q_width);
+    s->q = TAKE(n * q_width * (1 + m->gated));
     s->k = TAKE(n * kv_width);
     s->v = TAKE(n * kv_width);
     s->gate = TAKE(n * m->inner);
     s->up = TAKE(n * m->inner);
-    s->triple = TAKE(m->convolves ? 3 * n * m->width : 0);
-    s->cosine = TAKE(n * m->head_dim / 2);
-    s->sine = TAKE(n * m->head_dim / 2);
+    s->triple = TAKE(n * m->mixed);
+    s->z = TAKE(n * m->delta_heads * m->value_dim);
+    s->b = TAKE(n * m->delta_heads);
+    s->a = TAKE(n * m->delta_heads);
+    s->cosine = TAKE(n * m->rotated / 2);
+    s->sine = TAKE(n * m->rotated / 2);
     s->mixed = TAKE(n * mixed_width);
     s->partial = TAKE(n * m->heads * longest * (m->head_dim + 2));
     s->run = (int64_t *)TAKE(2 * (n + 1));
-    int64_t widest = m->inner > q_width ? m->inner : q_width;
-    widest = m->width > widest ? m->width : widest;
-    int64_t few = n <= ALONE ? n : 0;
+    s->row = (int64_t *)TAKE(2 * (n + 1));
+    int64_t widest = larger(m->inner, mixed_width), few = n <= ALONE ? n : 0;
     s->shared_inputs = TAKE(input_floats(n, widest));
-    s->attention_floats = round_up(RUN * (m->heads / m->kv_heads) * (2 * m->head_dim + 2), 16);
+    s->mixing_floats = RUN * (m->heads / m->kv_heads) * (2 * m->head_dim + 2);
+    s->mixing_floats = round_up(larger(s->mixing_floats, m->delta_heads ? delta_floats(m) : 0), 16);
     s->own_floats = round_up(few * (m->width + mixed_width) + widest + input_floats(few, widest), 16) + 16;
-    s->own_floats += s->attention_floats;
+    s->own_floats += s->mixing_floats;
     s->own = TAKE(threads * s->own_floats);
     #undef TAKE
     return at;
@@ -105,16 +132,17 @@ int64_t ocelli_scratch_floats(const Model *m, const Tokens *t, int64_t threads) 
 }
 
 static void find_runs(const Tokens *t, Scratch *s) {
-    s->runs = 0;
+    s->runs = s->rows = 0;
     s->separate = 0;
     for (int64_t i = 0; i < t->count; i++) {
         int same_row = i && t->row[i] == t->row[i - 1];
         s->separate |= same_row;
+        if (!same_row) s->row[s->rows++] = i;
         int joins = same_row && i - s->run[s->runs - 1] < RUN &&
                     chunk_of(t->position[i] + 1) == chunk_of(t->position[i - 1] + 1);
         if (!joins) s->run[s->runs++] = i;
     }
-    s->run[s->runs] = t->count;
+    s->run[s->runs] = s->row[s->rows] = t->count;
 }
 
 static __attribute__((noinline)) void rms_norm(const float *x, const float *w, float eps, int64_t n, float *y) {
@@ -129,9 +157,9 @@ static __attribute__((noinline)) void rms_norm(const float *x, const float *w, f
 
 /* Norm, where the model has one, and rotate one head of a token, in place. */
 static inline void turn(const Model *m, const Scratch *s, int64_t token, const float *norm, float *head) {
-    int64_t half = m->head_dim / 2;
+    int64_t half = m->rotated / 2;
     if (norm) rms_norm(head, norm, m->eps, m->head_dim, head);
-    rotate(head, s->cosine + token * half, s->sine + token * half, m->head_dim);
+    rotate(head, s->cosine + token * half, s->sine + token * half, m->rotated);
 }
 
 /* Turn the key of one token's head, and write it and its value into the cache. */
@@ -147,7 +175,7 @@ static void write_cache(const Model *m, const Layer *layer, const Scratch *s, co
     }
 }
 
-/* Attention of the tokens of a run over one chunk of their row's key head. room: attention_floats. */
+/* Attention of the tokens of a run over one chunk of their row's key head. room: mixing_floats. */
 static void attend_unit(const Model *m, const Layer *layer, const Scratch *s, const Tokens *t, int64_t run,
                         int64_t head, int64_t chunk, int64_t capacity, float *room) {
     int64_t dim = m->head_dim, group = m->heads / m->kv_heads, first = s->run[run], end = s->run[run + 1];
@@ -160,8 +188,11 @@ static void attend_unit(const Model *m, const Layer *layer, const Scratch *s, co
     while (first < end && t->position[first] < from) first++;
     for (int64_t i = first; i < end; i++) {
         float *own = q + (i - first) * group * dim;
-        memcpy(own, s->q + (i * m->kv_heads + head) * group * dim, group * dim * sizeof(float));
-        for (int64_t g = 0; g < group; g++) turn(m, s, i, layer->q_norm, own + g * dim);
+        const float *queries = s->q + (i * m->kv_heads + head) * group * dim * (1 + m->gated);
+        for (int64_t g = 0; g < group; g++) {
+            memcpy(own + g * dim, queries + g * dim * (1 + m->gated), dim * sizeof(float));
+            turn(m, s, i, layer->q_norm, own + g * dim);
+        }
     }
     for (int64_t i = first, next; i < end; i = next) { /* tokens that see equally much of the chunk */
         int64_t seen = t->position[i] + 1 < to ? t->position[i] + 1 : to;
@@ -178,7 +209,7 @@ static void attend_unit(const Model *m, const Layer *layer, const Scratch *s, co
 }
 
 /* Attention of every token. Returns where the result (T, H * D_h) is, for the thread that asks, or NULL if it is no
- * longer needed. room: attention_floats. */
+ * longer needed. room: mixing_floats. */
 static const float *attention(const Model *m, const Layer *layer, const Scratch *s, const Tokens *t, int64_t capacity,
                               float *own, float *room, Member *me) {
     int64_t dim = m->head_dim, n = t->count, stride = dim + 2, unit;
@@ -196,9 +227,13 @@ static const float *attention(const Model *m, const Layer *layer, const Scratch 
     int together = !own || to * s->most_chunks > 256; /* else merging is quicker than waiting */
     float *out = together ? s->mixed : own;
     if (together) share(me, n * m->heads, &from, &to);
-    for (int64_t head = from; head < to; head++)
+    for (int64_t head = from; head < to; head++) {
+        float *merged = out + head * dim;
         merge_chunks(s->partial + head * s->most_chunks * stride, chunks_of(t->position[head / m->heads] + 1), stride,
-                     dim, out + head * dim);
+                     dim, merged);
+        const float *gate = s->q + (2 * head + 1) * dim;
+        for (int64_t i = 0; m->gated && i < dim; i++) merged[i] /= 1.0f + exponential(-gate[i]);
+    }
     return together && !regroup(me) ? NULL : out;
 }
 
@@ -231,6 +266,78 @@ static void convolve(const Model *m, const Layer *layer, const Scratch *s, const
     }
 }
 
+/* silu of the convolution of `count` channels from `channel` on of token i, whose row begins in this pass with token
+ * `first`: (count,). What lies before that is in the cache. */
+static void convolve_channels(const Layer *layer, const Scratch *s, const Tokens *t, int64_t first,
+                              int64_t i, int64_t channel, int64_t count, float *out) {
+    int64_t wide = layer->mix.rows, last = layer->taps - 1, at = t->position[i];
+    const float *own = s->triple + i * wide + channel, *tap = layer->convolution + last * wide + channel;
+    for (int64_t j = 0; j < count; j++) out[j] = own[j] * tap[j];
+    for (int64_t back = 1; back <= last && back <= at; back++) {
+        const float *before = layer->past + (t->row[i] * RING + (at - back) % RING) * wide + channel;
+        if (i - back >= first) before = own - back * wide;
+        tap -= wide;
+        for (int64_t j = 0; j < count; j++) out[j] += before[j] * tap[j];
+    }
+    for (int64_t j = 0; j < count; j++) out[j] /= 1.0f + exponential(-out[j]);
+}
+
+/* x (n,) as a vector of this length. */
+static inline void set_length(float *x, int64_t n, float length) {
+    float total = 0;
+    vec squares = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) squares = multiply_add(load_f32(x + i), load_f32(x + i), squares);
+    total = sum_lanes(squares);
+    for (; i < n; i++) total = multiply_add_one(x[i], x[i], total);
+    float factor = length / sqrtf(total + 1e-6f);
+    for (i = 0; i < n; i++) x[i] *= factor;
+}
+
+/* The gated delta rule of a row's tokens [first, end) for the value heads of one key head; the result (T, H_d * D_v).
+ * A window at a time, and nobody else reads or writes these channels and heads. room: mixing_floats. */
+static void apply_delta(const Model *m, const Layer *layer, const Scratch *s, const Tokens *t, int64_t first, int64_t end,
+                        int64_t head, float *room) {
+    int64_t kd = m->key_dim, vd = m->value_dim, each = m->delta_heads / m->delta_keys, wide = layer->mix.rows;
+    int64_t row = t->row[first], entry = kd + vd + 1, keys = m->delta_keys * kd, values = m->delta_heads * vd;
+    float *x = room, *value = x + RING * kd, *decay = value + WINDOW * vd, *rate = decay + WINDOW, *rest = rate + WINDOW;
+    for (int64_t i = first, to; i < end; i = to) {
+        int64_t window = t->position[i] / WINDOW, place = t->position[i] % WINDOW;
+        to = i + WINDOW - place < end ? i + WINDOW - place : end;
+        for (int64_t j = i; j < to; j++) {
+            float *key = x + 2 * (j - i) * kd, *query = key + kd;
+            convolve_channels(layer, s, t, first, j, keys + head * kd, kd, key);
+            convolve_channels(layer, s, t, first, j, head * kd, kd, query);
+            set_length(key, kd, 1);
+            set_length(query, kd, 1 / sqrtf((float)kd));
+        }
+        for (int64_t h = head * each; h < (head + 1) * each; h++) {
+            for (int64_t j = i; j < to; j++) {
+                float a = s->a[j * m->delta_heads + h] + layer->a_bias[h];
+                convolve_channels(layer, s, t, first, j, 2 * keys + h * vd, vd, value + (j - i) * vd);
+                decay[j - i] = layer->a_scale[h] * (a > 20 ? a : log1pf(expf(a)));
+                rate[j - i] = 1 / (1 + expf(-s->b[j * m->delta_heads + h]));
+            }
+            int64_t unit = row * m->delta_heads + h;
+            float *matrix = layer->state + 2 * unit * kd * vd;
+            Rule rule = {kd, vd, entry, window ? matrix + window % 2 * kd * vd : NULL, matrix + (window + 1) % 2 * kd * vd,
+                         layer->recent + (unit * RING + window % 2 * WINDOW) * entry};
+            delta_rule(&rule, place, to - i, x, value, decay, rate, rest, s->mixed + i * values + h * vd, values);
+            for (int64_t j = i; j < to; j++) {
+                float *out = s->mixed + j * values + h * vd;
+                const float *z = s->z + j * values + h * vd;
+                rms_norm(out, layer->value_norm, m->eps, vd, out);
+                for (int64_t c = 0; c < vd; c++) out[c] *= z[c] / (1.0f + exponential(-z[c]));
+            }
+        }
+    }
+    int64_t from[3] = {head * kd, keys + head * kd, 2 * keys + head * each * vd}, count[3] = {kd, kd, each * vd};
+    for (int64_t i = larger(first, end - RING); i < end; i++)
+        for (int part = 0; part < 3; part++)
+            memcpy(layer->past + (row * RING + t->position[i] % RING) * wide + from[part], s->triple + i * wide + from[part],
+                   count[part] * sizeof(float));
+}
+
 /* gate = silu(gate) * up */
 static __attribute__((noinline)) void gated(float *gate, const float *up, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++) gate[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
@@ -253,20 +360,18 @@ static void forward(const Model *m, const Tokens *t, const Scratch *s, int64_t c
     int64_t width = m->width, dim = m->head_dim, q_width = m->heads * dim, kv_width = m->kv_heads * dim, n = t->count;
     int alone = n <= ALONE;
     float *own = s->own + me->id * s->own_floats, *x = alone ? own : s->x, *mixed = alone ? own + n * width : NULL;
-    int64_t mixed_width = q_width > width ? q_width : width;
-    float *normed = own + (alone ? n * (width + mixed_width) : 0), *heads = own + s->own_floats - s->attention_floats;
-    int64_t widest = m->inner > q_width ? m->inner : q_width, from, to, mine = 0, end = n;
-    widest = width > widest ? width : widest;
+    int64_t mixed_width = mixed_width_of(m), widest = larger(m->inner, mixed_width), from, to, mine = 0, end = n;
+    float *normed = own + (alone ? n * (width + mixed_width) : 0), *heads = own + s->own_floats - s->mixing_floats;
     float *room = alone ? normed + round_up(widest, 16) : s->shared_inputs;
     #define REGROUP \
         if (!regroup(me)) return; \
         if (!alone) share(me, n, &mine, &end);
     #define TOGETHER if (!alone) { REGROUP }
     for (int64_t i; (i = next_unit(me, n)) >= 0;) {
-        for (int64_t j = 0; j < dim / 2; j++) {
+        for (int64_t j = 0; j < m->rotated / 2; j++) {
             float angle = (float)t->place[i * t->axes + (t->axes > 1 ? m->axis[j] : 0)] * m->inv_freq[j];
-            s->cosine[i * dim / 2 + j] = cosf(angle);
-            s->sine[i * dim / 2 + j] = sinf(angle);
+            s->cosine[i * m->rotated / 2 + j] = cosf(angle);
+            s->sine[i * m->rotated / 2 + j] = sinf(angle);
         }
         if (!alone) begin_token(m, t, i, s->x);
     }
@@ -282,13 +387,25 @@ static void forward(const Model *m, const Tokens *t, const Scratch *s, int64_t c
         TOGETHER
         const float *attended = alone ? mixed : s->mixed;
         int64_t attended_width = layer->taps ? width : q_width;
-        if (layer->taps) {
+        if (layer->value_norm) {
+            attended = s->mixed, attended_width = m->delta_heads * m->value_dim;
+            product(layer->mix, in, (Output){s->triple, layer->mix.rows, 0}, me);
+            product(layer->z, in, (Output){s->z, attended_width, 0}, me);
+            product(layer->b, in, (Output){s->b, m->delta_heads, 0}, me);
+            product(layer->a, in, (Output){s->a, m->delta_heads, 0}, me);
+            REGROUP
+            for (int64_t unit; (unit = next_unit(me, s->rows * m->delta_keys)) >= 0;) {
+                const int64_t *row = s->row + unit / m->delta_keys;
+                apply_delta(m, layer, s, t, row[0], row[1], unit % m->delta_keys, heads);
+            }
+            REGROUP
+        } else if (layer->taps) {
             product(layer->mix, in, (Output){s->triple, 3 * width, 0}, me);
             REGROUP
             share(me, n, &from, &to);
             convolve(m, layer, s, t, capacity, mine, end, from, to, alone ? mixed : s->mixed);
         } else {
-            product(layer->q, in, (Output){s->q, q_width, 0}, me);
+            product(layer->q, in, (Output){s->q, layer->q.rows, 0}, me);
             product(layer->k, in, (Output){s->k, kv_width, 0}, me);
             product(layer->v, in, (Output){s->v, kv_width, 0}, me);
             REGROUP

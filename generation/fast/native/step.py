@@ -36,27 +36,32 @@ from generation.fast.native.build import (
     to_panels,
     unfit,
 )
-from generation.kv_cache import KVCache, geometry
+from generation.kv_cache import STATES, KVCache, geometry
 from generation.steps import Step
 from generation.threads import CROWD, Paces, Turns
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
+_NORM = (nn.RMSNorm, "models.language_model.ZeroCenteredRMSNorm")
 DECODER = Network(
     parts={
         "": ("models.language_model.LanguageModel",),
         "embed_tokens": EMBEDDING,
         "layers": (nn.ModuleList,),
         "layers.*": ("models.language_model.DecoderBlock",),
-        "layers.*.input_layernorm": (nn.RMSNorm,),
+        "layers.*.input_layernorm": _NORM,
         "layers.*.self_attn": ("models.language_model.Attention",),
         **{f"layers.*.self_attn.{name}_proj": LINEAR for name in ("q", "k", "v", "o")},
-        **{f"layers.*.self_attn.{name}_norm": (nn.RMSNorm,) for name in ("q", "k")},
+        **{f"layers.*.self_attn.{name}_norm": _NORM for name in ("q", "k")},
         "layers.*.conv": ("models.short_convolution.ShortConvolution",),
         **{f"layers.*.conv.{name}_proj": LINEAR for name in ("in", "out")},
-        "layers.*.post_attention_layernorm": (nn.RMSNorm,),
+        "layers.*.linear_attn": ("models.gated_delta.GatedDeltaRule",),
+        **{f"layers.*.linear_attn.in_proj_{name}": LINEAR for name in ("qkv", "z", "b", "a")},
+        "layers.*.linear_attn.norm": (nn.RMSNorm,),
+        "layers.*.linear_attn.out_proj": LINEAR,
+        "layers.*.post_attention_layernorm": _NORM,
         "layers.*.mlp": ("models.language_model.MLP",),
         **{f"layers.*.mlp.{name}_proj": LINEAR for name in ("gate", "up", "down")},
-        "norm": (nn.RMSNorm,),
+        "norm": _NORM,
         "lm_head": LINEAR,
     },
     config="models.config.TextConfig",
@@ -72,11 +77,16 @@ DECODER = Network(
         "hidden_act": ("silu",),
         **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias_only", "qk_norm"), (False, True)),
         **dict.fromkeys(("rope_sections", "layer_types", "conv_kernel"), ANY),
-        "conv_bias": (False, True),
-        "rope_interleaved": (False, True),
+        **dict.fromkeys(("conv_bias", "rope_interleaved"), (False, True)),
+        **dict.fromkeys(("attention_gate", "zero_centered_norms"), (False, True)),
+        "partial_rotary_factor": ANY,
+        **{f"delta_{name}": ANY for name in ("key_heads", "value_heads", "key_dim", "value_dim")},
     },
     eps="rms_norm_eps",
-    tensors={"layers.*.conv": ("weight", "bias")},
+    tensors={
+        "layers.*.conv": ("weight", "bias"),
+        "layers.*.linear_attn": ("conv_weight", "dt_bias", "A_log"),
+    },
 )
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
@@ -88,13 +98,16 @@ class _Layer(ctypes.Structure):
         ("mix", Matrix),
         ("taps", _LONG),
         *((name, _POINTER) for name in ("convolution", "conv_bias", "conv")),
+        *((name, Matrix) for name in ("z", "b", "a")),
+        *((name, _POINTER) for name in ("a_scale", "a_bias", "value_norm", "state", "recent", "inputs")),
     )
 
 
 class _Model(ctypes.Structure):
     _fields_ = (
         *((name, _LONG) for name in ("layers", "width", "heads", "kv_heads", "head_dim", "inner", "vocab")),
-        ("convolves", _LONG),
+        *((name, _LONG) for name in ("rotated", "gated", "mixed")),
+        *((name, _LONG) for name in ("delta_keys", "delta_heads", "key_dim", "value_dim")),
         ("eps", ctypes.c_float),
         ("embedding", Matrix),
         ("head", Matrix),
@@ -183,12 +196,14 @@ class NativeStep(Step):
         for slot, layer in zip(self._layers, model.layers, strict=True):
             if layer.mixer == "attention":
                 self._describe_attention(slot, layer.self_attn)
-            else:
+            elif layer.mixer == "conv":
                 self._describe_convolution(slot, layer.conv)
+            else:
+                self._describe_delta(slot, layer.linear_attn)
             for name in ("gate", "up", "down"):
                 setattr(slot, name, self._matrix(getattr(layer.mlp, f"{name}_proj")))
-            slot.input_norm = self._float(layer.input_layernorm.weight)
-            slot.post_norm = self._float(layer.post_attention_layernorm.weight)
+            slot.input_norm = self._norm(layer.input_layernorm)
+            slot.post_norm = self._norm(layer.post_attention_layernorm)
         self._axis: Tensor | None = None  # (D_h / 2,): which of three places each frequency turns by
         if config.rope_sections:
             self._axis = model.turns(torch.arange(3)[:, None, None]).contiguous()
@@ -200,11 +215,17 @@ class NativeStep(Step):
             head_dim=config.head_dim,
             inner=config.intermediate_size,
             vocab=config.vocab_size,
-            convolves=any(slot.taps for slot in self._layers),
+            rotated=config.rotary_dim,
+            gated=config.attention_gate,
+            mixed=max(slot.mix.rows for slot in self._layers),
+            delta_keys=config.delta_key_heads,
+            delta_heads=config.delta_value_heads if config.state_window else 0,
+            key_dim=config.delta_key_dim,
+            value_dim=config.delta_value_dim,
             eps=config.rms_norm_eps,
             embedding=self._matrix(model.embed_tokens),
             head=self._matrix(model.lm_head),
-            final_norm=self._float(model.norm.weight),
+            final_norm=self._norm(model.norm),
             inv_freq=self._float(model.inv_freq(torch.device("cpu"))),
             axis=None if self._axis is None else self._axis.data_ptr(),
             layer=self._layers,
@@ -217,8 +238,7 @@ class NativeStep(Step):
         for name in ("q", "k", "v", "o"):
             setattr(slot, name, self._matrix(getattr(attention, f"{name}_proj")))
         if attention.q_norm and attention.k_norm:
-            slot.q_norm = self._float(attention.q_norm.weight)
-            slot.k_norm = self._float(attention.k_norm.weight)
+            slot.q_norm, slot.k_norm = self._norm(attention.q_norm), self._norm(attention.k_norm)
 
     def _describe_convolution(self, slot: _Layer, convolution) -> None:
         slot.mix, slot.o = self._matrix(convolution.in_proj), self._matrix(convolution.out_proj)
@@ -226,6 +246,20 @@ class NativeStep(Step):
         slot.convolution = self._float(convolution.weight[:, 0].T)
         if convolution.bias is not None:
             slot.conv_bias = self._float(convolution.bias)
+
+    def _describe_delta(self, slot: _Layer, delta) -> None:
+        slot.mix, slot.o = self._matrix(delta.in_proj_qkv), self._matrix(delta.out_proj)
+        for name in ("z", "b", "a"):
+            setattr(slot, name, self._matrix(getattr(delta, f"in_proj_{name}")))
+        slot.taps = delta.conv_weight.shape[2]
+        slot.convolution = self._float(delta.conv_weight[:, 0].T)
+        slot.a_scale, slot.a_bias = self._float(-delta.A_log.float().exp()), self._float(delta.dt_bias)
+        slot.value_norm = self._norm(delta.norm)
+
+    def _norm(self, norm: nn.RMSNorm) -> int:
+        """What it scales by."""
+        around_one = type(norm) is not nn.RMSNorm
+        return self._float(1 + norm.weight.float() if around_one else norm.weight)
 
     def _float(self, tensor: Tensor) -> int:
         self._kept.append(tensor.detach().float().contiguous())
@@ -332,8 +366,9 @@ class NativeStep(Step):
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
                 for name, own in layer.items():
-                    width = own.shape[3]
-                    expected = (own.shape[1] * head_stride * width, head_stride * width, width, 1)
+                    heads, count, width = own.shape[1:]
+                    count = count if name in STATES else head_stride
+                    expected = (heads * count * width, count * width, width, 1)
                     if own.stride() != expected:
                         raise ValueError(f"kv_cache: expected strides {expected}, got {own.stride()}")
                     setattr(slot, name, own.data_ptr())
