@@ -187,6 +187,17 @@ MODELS = {
         "qk_norm": True,
     },
     "short convolutions": {"layer_types": ("conv", "attention"), "conv_kernel": 4, "qk_norm": True},
+    "Gemma 4": {
+        "family": "gemma4",
+        "num_hidden_layers": 4,
+        "layer_types": ("full", "sliding", "sliding shared", "full shared"),
+        "sliding_window": 6,
+        "full_head_dim": 16,
+        "per_layer_width": 4,
+        "per_layer_count": 4,
+        "per_layer_vocab": VOCAB,
+        "logit_cap": 10.0,
+    },
     "Qwen2.5-VL": {
         "family": "qwen_vl",
         "rope_sections": (2, 2, 2),
@@ -230,7 +241,7 @@ def case(model: str, sampling: str) -> tuple:
     for row in rows:
         ids = row["input_ids"]
         row["input_ids"] = ids.masked_fill(ids == IMAGE_ID, vlm.config.image_token_id)
-    if vlm.config.family == "qwen_vl":
+    if vlm.config.family in ("qwen_vl", "gemma4"):
         rows = list(map(packed, rows))
     free = answers(vlm, "recomputed", rows, **options, **NO_STOP)
     options["stop_token_ids"] = (free[0][2], free[-1][6])

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from data.tiles import Part, Parts
-from models.config import Kept, PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
+from models.config import (
+    Gemma4TextConfig,
+    Gemma4VisionConfig,
+    Kept,
+    PackedVisionConfig,
+    TextConfig,
+    VisionConfig,
+    VLMConfig,
+)
 from models.vision_language_model import VisionLanguageModel
 from tests.tiny import IMAGE_ID, PAD_ID, VOCAB, randomize
 
@@ -24,6 +32,8 @@ def tiny_vlm(image_token_id: int = IMAGE_ID, family: str = "idefics3", **text) -
     if family == "qwen_vl":
         kind = {"taps": (0,)} if text.get("qk_norm") else {"norm": "rms", "gated_mlp": True, "window": 4}
         vision = PackedVisionConfig(**tower, patch_size=4, table_side=3 if text.get("qk_norm") else 0, **kind)
+    elif family == "gemma4":
+        vision = Gemma4VisionConfig(**tower, patch_size=4, merge_size=2, table_side=64)
     else:
         parts = {"class_token": True, "layer_scale": True, "last_norm": False}
         parts = parts if family == "internvl" else {}
@@ -39,7 +49,7 @@ def tiny_vlm(image_token_id: int = IMAGE_ID, family: str = "idefics3", **text) -
     }
     config = VLMConfig(
         vision=vision,
-        text=TextConfig(**fields | text),
+        text=(Gemma4TextConfig if family == "gemma4" else TextConfig)(**fields | text),
         family=family,
         image_token_id=image_token_id,
         eos_token_ids=(5,),
