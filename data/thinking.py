@@ -14,6 +14,7 @@ without their thinking, as in those templates.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from data.tokenizer import AnyTokenizer
@@ -38,10 +39,11 @@ class Thinking:
     def prompt(self, rendered: str, wanted: bool) -> str:
         """A rendered prompt that ends inside a block if thinking is wanted, and outside of one if not."""
         written = rendered.rstrip()
-        is_open = written.endswith(self.begin)
-        if wanted and not is_open:
-            return f"{rendered}{self.begin}\n"
-        return f"{written}\n\n{self.end}\n\n" if is_open and not wanted else rendered
+        if wanted:
+            closed = re.search(rf"{re.escape(self.begin)}\s*{re.escape(self.end)}$", written)
+            written = written[: closed.start()] if closed else rendered
+            return written if written.rstrip().endswith(self.begin) else f"{written}{self.begin}\n"
+        return f"{written}\n\n{self.end}\n\n" if written.endswith(self.begin) else rendered
 
     def answer_in(self, text: str) -> str:
         """The text of an earlier answer, without the thinking that a client has left in it."""

@@ -37,6 +37,7 @@ from inference.cli import (
     MODEL,
     Parser,
     add_max_pixels,
+    add_think,
     add_threads,
     check_model,
     device,
@@ -68,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     controls = "also score answers to blanked images, and the most common answer; not for lmms-eval's tasks"
     add("--controls", action="store_true", help=controls)
+    add_think(add)
     add("--seed", type=int, help="seed of the held-out questions of shapes and drawings (default 0)")
 
     add = parser.add_argument_group("rows of your own").add_argument
@@ -140,6 +142,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     if settings.tasks and of_data:
         parser.error(f"{', '.join(of_data)}: expected with --data, a task has its own")
     settings.tasks = settings.tasks or []
+    if settings.think_tokens and not settings.think:
+        parser.error("--think-tokens: expected with --think")
     if settings.seed is not None and not set(OWN) & set(settings.tasks):
         parser.error(f"--seed: belongs to --tasks {' and '.join(OWN)}")
     return settings

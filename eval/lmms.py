@@ -46,6 +46,7 @@ from generation.requests import LazyRequest, Request
 from inference.answer import answer_text, requests_for
 from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint, RequestError
+from inference.thinking import think_first
 from messages import one_line
 
 NAME = "ocelli"
@@ -60,9 +61,9 @@ class Ocelli(lmms):
 
     is_simple = False
 
-    def __init__(self, checkpoint: Checkpoint, batch_size: int):
+    def __init__(self, checkpoint: Checkpoint, batch_size: int, think: int | None = None):
         super().__init__()
-        self.checkpoint, self.batch_size = checkpoint, batch_size
+        self.checkpoint, self.batch_size, self.think = checkpoint, batch_size, think
         self.errors: list[Error] = []
 
     @property
@@ -73,12 +74,14 @@ class Ocelli(lmms):
     def generate_until(self, requests: list[Instance]) -> list[GenerationResult]:
         """An answer to each request, in their order."""
         read = [read_settings(one.args[4], one.args[2]) for one in requests]
+        read = [(think_first(options, self.think), until) for options, until in read]
         results = [GenerationResult("", TokenCounts(output_tokens=0)) for _ in requests]
         scheduler = open_scheduler(self.checkpoint, max(1, min(self.batch_size, len(requests))))
         with tqdm(total=len(requests), desc="answers", disable=self.rank != 0) as bar:
             for done in scheduler.run(self._deferred(requests, [options for options, _ in read])):
                 if done.error is None:
-                    text = cut(answer_text(self.checkpoint, done.token_ids), read[done.key][1])
+                    options, until = read[done.key]
+                    text = cut(answer_text(self.checkpoint, done.token_ids, options), until)
                     _, _, _, document, task, split = requests[done.key].args
                     held = self.task_dict[task][split][document]
                     if form := self._form(task, held):
@@ -107,7 +110,7 @@ class Ocelli(lmms):
         if form := self._form(task, held):
             messages = in_our_form(messages, held, form)
         row = self.checkpoint.processor.encode_conversation(
-            messages, True, label=f"{task}, document {document}"
+            messages, True, f"{task}, document {document}", self.think is not None
         )
         limit = options.max_new_tokens
         if settings.get("max_new_tokens") is None:  # the limit is ours, so whatever there is room for will do
@@ -142,6 +145,7 @@ def run_lmms(
     batch_size: int,
     output: Path,
     include_path: Path | None = None,
+    think: int | None = None,
 ) -> list[dict[str, Any]]:
     """Answer and score official tasks. When all are done, results.json and samples.jsonl of each replace an
     earlier run's in a folder of its name; nothing is kept of a run that was stopped. Under torchrun every
@@ -153,10 +157,11 @@ def run_lmms(
         limit: only the first so many documents of each task.
         batch_size: answers in work at the same time; no answer depends on it (in float32).
         include_path: folder with more tasks (YAML files).
+        think: tokens that the model may think before each answer; None for no thinking.
     """
     manager = TaskManager("WARNING", include_path=include_path and str(include_path), model_name=NAME)
     check_known(tasks, manager.all_tasks)
-    ours = Ocelli(checkpoint, batch_size)
+    ours = Ocelli(checkpoint, batch_size, think)
     loaded = _load(tasks, manager)
     began = time.perf_counter()
     report = simple_evaluate(
@@ -181,7 +186,7 @@ def run_lmms(
         "samples_per_second": sum(result["n"] for result in results) / seconds,
         "batch_size": batch_size,
         "ranks": dist.get_world_size() if dist.is_initialized() else 1,
-    }
+    } | ({} if think is None else {"think_tokens": think})
     for result in results:
         name = result["task"]["name"]
         write_result(output / name, result | run, report["samples"][name])

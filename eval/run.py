@@ -21,7 +21,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ from eval.tasks import (
 )
 from generation.decoding import GenerationOptions
 from generation.requests import LazyRequest, Request, Stats
-from inference.answer import answer_text, split
+from inference.answer import answer_text, requests_for, split
 from inference.attribution.agreement import looked_at
 from inference.batch import open_scheduler
 from inference.checkpoint import (
@@ -81,6 +81,7 @@ from inference.checkpoint import (
 from inference.cli import log_if_slow
 from inference.conversation import Turn, messages_of
 from inference.locks import only_writer
+from inference.thinking import THINK_TOKENS, think_first
 from messages import one_line
 from models.checkpoints.hub import for_terminal
 from models.vision_language_model import VisionLanguageModel
@@ -117,7 +118,8 @@ def records_of(
     blank: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Lines of samples.jsonl, as they are ready: of `groups` of samples of a task, which may be none."""
-    found = answers(checkpoint, samples, slots, groups, blank, task.looked and not blank) if groups else ()
+    looked = task.looked and not blank
+    found = answers(checkpoint, samples, slots, groups, blank, looked, think=task.think) if groups else ()
     for number, answer in found:
         yield _record(task, samples[number], answer)
 
@@ -166,6 +168,7 @@ def answers(
     blank: bool = False,
     looked: bool = False,
     stats: Stats | None = None,
+    think: int | None = None,
 ) -> Iterator[tuple[int, EvalAnswer]]:
     """(number of the sample, its answer), as they are ready.
 
@@ -173,10 +176,11 @@ def answers(
         slots: answers in work at the same time.
         groups: which samples, as `by_image` groups them; default: all.
         blank: show a uniform image of the same size in place of each.
-        looked: see `EvalTask`.
+        looked, think: see `EvalTask`.
         stats: counts what the scheduler does.
     """
     groups = by_image(samples) if groups is None else groups
+    options = think_first(GenerationOptions(confidence=True), think)
     scheduler = open_scheduler(checkpoint, max(1, min(slots, sum(map(len, groups)))))
     scheduler.stats = scheduler.stats if stats is None else stats
     held: dict[str, list[Visual]] = {}  # of the group in work: opened and cut once
@@ -185,30 +189,29 @@ def answers(
         if sample.group not in held:
             held.clear()
             held[sample.group] = [_tiled(checkpoint, source, blank) for source in sample.images()]
-        row = _encode(checkpoint.processor, held[sample.group], sample)
-        stops = checkpoint.stop_token_ids
-        limit = sample.max_new_tokens
-        options = GenerationOptions(max_new_tokens=limit, stop_token_ids=stops, confidence=True)
-        return Request(torch.tensor(row.input_ids), row.parts, options=options)
+        row = _encode(checkpoint.processor, held[sample.group], sample, think is not None)
+        return requests_for(checkpoint, row, sample.max_new_tokens, options)[0]
 
     numbers = (number for group in groups for number in group)
     for done in scheduler.run(LazyRequest(number, partial(request, samples[number])) for number in numbers):
         if done.error is not None:
             yield done.key, EvalAnswer("", error=one_line(done.error))
         else:
-            # Without what was thought before it, as by a model that thinks unasked.
-            text, length = answer_text(checkpoint, done.token_ids), len(split(checkpoint, done.token_ids)[1])
+            text = answer_text(checkpoint, done.token_ids, options)
+            length = len(split(checkpoint, done.token_ids, options)[1])  # without what was thought before it
             seen = _looked(checkpoint, samples[done.key], done.token_ids) if looked else None
             yield done.key, EvalAnswer(text, length, done.confidence, seen)
 
 
-def _encode(processor: Processor, images: list[Visual], sample: EvalSample) -> EncodedConversation:
+def _encode(
+    processor: Processor, images: list[Visual], sample: EvalSample, think: bool
+) -> EncodedConversation:
     """The sample's question, after the turns before it."""
     shown = [tuple(images), *[()] * len(sample.earlier)]  # with the first question
     turns = [Turn(question, own, ()) for (question, _), own in zip(sample.earlier, shown)]
     messages = messages_of(processor, sample.system or None, turns, [answer for _, answer in sample.earlier])
     messages += processor.conversation(list(shown[len(turns)]), sample.prompt)
-    return processor.encode_conversation(messages, True, label="question")
+    return processor.encode_conversation(messages, True, "question", think)
 
 
 def _looked(checkpoint: Checkpoint, sample: EvalSample, ids: list[int]) -> Mapping[str, float] | None:
@@ -451,6 +454,8 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
     if settings.data:
         tasks.append(_data_task(settings, ranks.device))
     tasks += [own_task(name, settings.limit, settings.seed or 0) for name in OWN if name in settings.tasks]
+    think = settings.think_tokens or THINK_TOKENS if settings.think else None
+    tasks = [replace(task, think=think) for task in tasks]
     for task in tasks:
         task.check()
     if official:
@@ -460,6 +465,8 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
     with log_if_slow("python -m eval", settings.model) if ranks.is_first else nullcontext():
         machine = (str(ranks.device), settings.dtype, settings.threads, settings.max_pixels)
         checkpoint = open_checkpoint(settings.model, settings.revision, *machine)
+    if settings.think:
+        checkpoint.processor.chat.check_thinking()
     if settings.compile != "off":
         checkpoint = checkpoint.compiled()
     model = _as_folder(settings.model)
@@ -470,7 +477,9 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
         _run_own(task, checkpoint, settings, ranks, output)
     output = settings.output or Path("runs/eval") / model
     size = settings.batch_size
-    for result in run_lmms(official, checkpoint, settings.limit, size, output) if official else ():
+    for result in (
+        run_lmms(official, checkpoint, settings.limit, size, output, think=think) if official else ()
+    ):
         print(for_terminal(official_table(result)))
         print(f"{result['n']} questions, {result['seconds']:.1f} s in all; {output / result['task']['name']}")
 

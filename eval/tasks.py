@@ -104,6 +104,7 @@ class EvalTask:
     prompt: the template that the samples' prompts were made with.
     data: where the samples come from, in names and values that JSON can hold.
     looked: whether the model looks at what it is asked for is measured, too, where that is one box.
+    think: tokens that the model may think before each answer; None for no thinking.
     """
 
     name: str
@@ -113,10 +114,12 @@ class EvalTask:
     data: Mapping[str, Any]
     system: str = ""
     looked: bool = False
+    think: int | None = None
 
     def definition(self) -> dict[str, Any]:
         """What makes this task a different one from others, as run.json and results.json keep it."""
         limits = sorted({one.max_new_tokens for one in self.samples})
+        first = f", after at most {self.think} tokens of thinking" if self.think else ""
         digest = hashlib.sha256()
         for one in self.samples:
             key = [one.id, one.prompt, one.system, one.targets, one.group, *one.earlier]
@@ -129,7 +132,8 @@ class EvalTask:
             "prompt": self.prompt,
             "system": self.system,
             "max_new_tokens": limits[0] if len(limits) == 1 else limits,
-            "decoding": "greedy; the answer is the text up to the end of the turn, without space at its ends",
+            "decoding": f"greedy{first}; the answer is the text up to the end of the turn, without space at "
+            "its ends",
             "metric": self.metric.name,
             "scoring": self.metric.description,
         }
@@ -157,6 +161,8 @@ class EvalTask:
         """Raises TaskError, before anything is answered, where a sample cannot be scored."""
         if not self.samples:
             raise TaskError(f"{self.name}: expected at least one question, got none")
+        if self.looked and self.think:
+            raise TaskError(f"{self.name}: expected either looked=true or --think, got both")
         for sample in self.samples:
             try:
                 self.metric.score("", sample.targets, sample.fields)

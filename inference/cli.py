@@ -168,6 +168,14 @@ def add_max_pixels(add: Callable[..., Any]) -> None:
     add("--max-pixels", type=partial(positive, least=1024), metavar="N", help=about)
 
 
+def add_think(add: Callable[..., Any]) -> None:
+    """The options of `inference.thinking.Think`."""
+    first = "let the model think before it answers, if its chat template knows how (default: off)"
+    add("--think", action=argparse.BooleanOptionalAction, default=False, help=first)
+    most = f"maximum of tokens that it thinks, besides those of the answer (default {THINK_TOKENS})"
+    add("--think-tokens", type=positive, metavar="N", help=most)
+
+
 def add_threads(add: Callable[..., Any]) -> None:
     """The option of `generation.threads.choose`."""
     usual = "the variable OMP_NUM_THREADS, or one for each processor that this process may use"
@@ -288,11 +296,7 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add_group = parser.add_argument_group("answer")
     add = add_group.add_argument
     add("--max-new-tokens", **number, default=256, help="maximum of tokens of the answer (default 256)")
-    first = "let the model think before it answers, if its chat template knows how (default: off)"
-    switch: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-    add("--think", **switch, default=False, help=first)
-    most = f"maximum of tokens that it thinks, besides those of the answer (default {THINK_TOKENS})"
-    add("--think-tokens", **number, help=most)
+    add_think(add)
     add("--num-answers", **number, default=1, help="answers to each question (default 1)")
     for own in fields(SamplingParams):
         kind, about = float if isinstance(own.default, float) else int, own.metadata
@@ -303,6 +307,7 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     form("--schema", type=schema, dest="grammar", metavar="FILE", help=held)
     held = "answer with one of these texts; a JSON list may hold commas"
     form("--choices", type=choices, dest="grammar", metavar="A,B,...", help=held)
+    switch: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     slower = "keep keys and values; without, every token recomputes everything: same answer, slower"
     add("--cache", **switch, default=True, help=slower)
     kept = "folder that keeps what prompts left in the cache: a later start computes only what is new"

@@ -8,12 +8,15 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers.cli.serving.utils import parse_assistant_message
 
 from data.chat import ChatEncoder, Message
 from data.errors import ThinkingError
+from eval.__main__ import main as eval_main
 from eval.run import answers as eval_answers
 from eval.tasks import EvalSample
 from generation.options import GenerationOptions
@@ -31,13 +34,14 @@ from tests.test_serve import events, refused, running
 from web.models import Models
 
 # As published templates have it: always open, with a switch whose one side is an empty block, a switch that
-# leaves the block to the model, and a template that knows the markers of earlier answers alone.
+# leaves the block to the model, no switch but an empty block, and nothing but the markers of earlier answers.
 ENDINGS = {
     "open": "<|im_start|>assistant\\n<think>\\n",
     "switch": "<|im_start|>assistant\\n<think>\\n{% if not enable_thinking | default(false) %}"
     "{{- '\\n</think>\\n\\n' }}{% endif %}",
     "closed": "<|im_start|>assistant\\n{% if enable_thinking is defined and enable_thinking is false %}"
     "{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}",
+    "empty": "<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n",
     "own": "<|im_start|>assistant\\n{# </think> #}",
 }
 EMPTY = "<think>\n\n</think>\n\n"
@@ -218,6 +222,26 @@ def test_pieces_joined_are_the_whole_however_markers_are_cut(opened):
         assert len(result["token_ids"][0]) + result["thinking_tokens"][0] == len(ids)
         own = checkpoint.processor.tokenizer.decode(result["token_ids"][0], skip_special_tokens=True)
         assert own.strip() == answer.strip() * ended
+
+
+def test_thinking_and_answer_are_those_that_transformers_serve_reads(opened):
+    """From the same tokens, after a prompt that has opened the block, and after one that has not."""
+    checkpoint, rng = opened["qwen"], random.Random(1)
+    of_theirs = SimpleNamespace(config=SimpleNamespace(model_type="qwen3_vl"))
+    processor = SimpleNamespace(tokenizer=qwen_checkpoints.tokenizer())
+    processor.tokenizer.add_tokens(["<think>", "</think>"])
+    for think in (True, False) * 20:
+        words = rng.choices(["two", " circles", "<b>", "\n", "é", " ", "."], k=12)
+        thought, answer = "".join(words[:6]), "".join(words[6:])
+        if not (thought.strip() and answer.strip()):
+            continue
+        text = f"{'' if think else '<think>'}{thought}</think>\n\n{answer}<|im_end|>"
+        ids, options = ids_of(checkpoint, text), GenerationOptions(constraint=Think() if think else None)
+        row = encode(checkpoint, [], QUESTION, think=think)
+        before = row.input_ids if think else row.input_ids[: -len(ids_of(checkpoint, EMPTY))]
+        content, reasoning, _ = parse_assistant_message(processor, of_theirs, ids, before)
+        result = answers_of(checkpoint, row, [ids], options)
+        assert (result["answers"], result["thinking"]) == ([content.strip()], [reasoning.strip()])
 
 
 def test_an_answer_that_speaks_of_markers_is_an_answer(opened):
@@ -401,13 +425,15 @@ def test_a_chat_switches_it_and_a_batch_keeps_it_apart(cli, opened, folders, tmp
     assert cli(*batch[:-4], *batch[-2:], model=folders["qwen"])[0] == 2  # another run: without a budget
 
 
-def test_metrics_see_the_answer_alone(opened):
+def test_metrics_see_the_answer_alone(opened, capsys):
     """Also of a model that thinks without being asked to."""
-    for name in ("qwen", "lfm2"):
-        model = saying(opened[name], "<think>one, or so\n</think>", "two circles")
+    for name, think in itertools.product(("qwen", "lfm2"), (None, 50)):
+        model = saying(opened[name], "<think>" * (think is None) + "one, or so\n</think>", "two circles")
         sample = EvalSample("a", QUESTION, QUESTION, ("two circles",), list, "a", 60)
-        ((_, answer),) = eval_answers(model, [sample], slots=1)
+        ((_, answer),) = eval_answers(model, [sample], slots=1, think=think)
         assert answer.text == "two circles" and answer.tokens == len(ids_of(model, "two circles")) + 1
+    assert eval_main(["--tasks", "shapes", "--limit", "1", "--think"]) == 2  # of the embedded model
+    assert "thinking" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
