@@ -39,6 +39,11 @@ def text(width: int, inner: int, heads: int, kv_heads: int, head_dim: int, vocab
     )  # fmt: skip
 
 
+QWEN3_5 = {
+    "layer_types": ("delta", "delta", "attention"), "conv_kernel": 4, "qk_norm": True, "attention_gate": True,
+    "zero_centered_norms": True, "partial_rotary_factor": 0.25, "rope_sections": (11, 11, 10),
+    "rope_interleaved": True,
+}  # fmt: skip
 SHAPES = {
     "SmolVLM-256M": text(576, 1536, 9, 3, 64, 49_280),
     "SmolVLM-500M": text(960, 2560, 15, 5, 64, 49_280),
@@ -51,6 +56,8 @@ SHAPES = {
     "Qwen3-VL-2B": text(
         2048, 6144, 16, 8, 128, 151_936, qk_norm=True, rope_sections=(24, 20, 20), rope_interleaved=True
     ),
+    "Qwen3.5-0.8B": text(1024, 3584, 8, 2, 256, 248_320, **QWEN3_5),
+    "Qwen3.5-4B": text(2560, 9216, 16, 4, 256, 248_320, delta_value_heads=32, **QWEN3_5),
     "LFM2.5-VL-450M": text(
         1024, 4608, 16, 8, 64, 65_536, qk_norm=True, layer_types=("conv", "conv", "attention")
     ),

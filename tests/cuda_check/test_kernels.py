@@ -26,6 +26,10 @@ pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRIT
 
 CHUNK, SHARE = 64, 128  # keys at once, the fewest of a share
 VOCAB = 59
+DELTA = {
+    "delta_key_heads": 2, "delta_value_heads": 2, "delta_key_dim": 16, "delta_value_dim": 40, "qk_norm": True,
+    "attention_gate": True, "zero_centered_norms": True, "partial_rotary_factor": 0.25,
+}  # fmt: skip
 SHAPES = {
     "9:3": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64},
     "15:5": {"num_attention_heads": 15, "num_key_value_heads": 5, "head_dim": 64},
@@ -38,6 +42,16 @@ SHAPES = {
     "places of images": {"rope_sections": (4, 2, 2), "rope_interleaved": True},
     "short convolutions": {"layer_types": ("conv", "attention"), "qk_norm": True, "hidden_size": 320},
     "their biases": {"layer_types": ("attention", "conv"), "conv_bias": True, "conv_kernel": 4},
+    "gated delta rules": {"layer_types": ("delta", "attention"), "conv_kernel": 4, **DELTA},
+    "groups of them": {
+        "layer_types": ("attention", "delta"),
+        "conv_kernel": 2,
+        **DELTA,
+        "delta_value_heads": 4,
+        "delta_key_dim": 24,
+        "head_dim": 32,
+        "partial_rotary_factor": 0.75,
+    },
     "llama3 positions": {"rope_scaling": RopeScaling(factor=8.0, original_max_position_embeddings=64)},
 }
 
@@ -87,8 +101,10 @@ def cache_of(model: LanguageModel, rows: int, capacity: int, filled: bool = True
     cache = kv.allocate_for(model.config, rows, capacity, model.norm.weight, model.cache_dtype)
     torch.manual_seed(2)
     for layer in cache if filled else []:
-        for tensor in layer.values():
+        for name, tensor in layer.items():
             tensor.copy_(torch.randn(tensor.shape))
+            if name == "recent":  # its last number is a decay
+                tensor[..., -1] *= -0.3 * tensor[..., -1].sign()
     return cache
 
 
@@ -158,20 +174,25 @@ def test_one_row_at_any_length(position):
     assert_same(make(layers=1), [position], position + 1, programs=40)
 
 
-@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"]], ids=str)
+@pytest.mark.parametrize("shape", ["gated delta rules", "groups of them"])
+@pytest.mark.parametrize("positions", [[0, 14, 15, 16, 30, 31, 47, 1], [15], [31]], ids=str)
+def test_windows_of_a_gated_delta_rule(shape, positions):
+    """The last slot of each folds what they have added into the matrix that the next one begins with."""
+    assert_same(make(**SHAPES[shape]), positions, 48)
+
+
+@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"], SHAPES["groups of them"]], ids=str)
 def test_int8(shape):
     model = pack(make(**shape), "int8")
     assert_same(model, [130], 140, tolerance=1e-2)
     assert_same(model, [130, 8], 140, tolerance=1e-2, programs=24)  # the cache is in bfloat16
 
 
-@pytest.mark.parametrize("shape", [{}, SHAPES["short convolutions"]], ids=str)
+@pytest.mark.parametrize("shape", [{}, SHAPES["short convolutions"], SHAPES["gated delta rules"]], ids=str)
 def test_a_cache_that_is_part_of_a_larger_one(shape):
     model, position = make(**shape), torch.tensor([20, 9])
     token, large = torch.tensor([[3], [4]]), cache_of(model, 4, 64)
-    part = [
-        {name: tensor.narrow(0, 1, 2).narrow(2, 0, 40) for name, tensor in layer.items()} for layer in large
-    ]
+    part = kv.view(large, 40, 1, 2)
     small = [{name: tensor.clone() for name, tensor in layer.items()} for layer in part]
     before = copy.deepcopy(large)
     got = TritonDecoder(model, programs=1)(token, part, position)
@@ -179,10 +200,11 @@ def test_a_cache_that_is_part_of_a_larger_one(shape):
     for layer, old in zip(large, before, strict=True):
         for name, tensor in layer.items():
             changed = (tensor != old[name]).any(-1).any(1).nonzero().tolist()
-            assert changed == [[1, 20], [2, 9]], "the new positions and nothing else"
+            expected = [] if name == "state" else [[1, 20], [2, 9]]
+            assert changed == expected, "the new positions and nothing else"
 
 
-@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"]], ids=str)
+@pytest.mark.parametrize("shape", [{}, SHAPES["their biases"], SHAPES["groups of them"]], ids=str)
 def test_a_row_knows_nothing_of_the_others(shape):
     """Garbage in one row, or after a row's position, does not reach another."""
     model, token, position = make(**shape), torch.tensor([[3], [4], [5]]), torch.tensor([20, 33, 7])
@@ -198,13 +220,13 @@ def test_a_row_knows_nothing_of_the_others(shape):
     assert torch.equal(dirty[[0, 2]], clean[[0, 2]])
 
 
-@pytest.mark.parametrize("shape", [{}, SHAPES["short convolutions"]], ids=str)
+@pytest.mark.parametrize("shape", [{}, SHAPES["short convolutions"], SHAPES["gated delta rules"]], ids=str)
 def test_five_tokens_are_those_of_the_eager_step(shape):
     """From the second token on the cache holds what the step itself has written."""
     model = make(**shape)
-    decoder, mine = TritonDecoder(model, programs=9), cache_of(model, 2, 12, filled=False)
+    decoder, mine = TritonDecoder(model, programs=9), cache_of(model, 2, 20, filled=False)
     theirs = copy.deepcopy(mine)
-    token, position = torch.tensor([[7], [9]]), torch.tensor([0, 2])
+    token, position = torch.tensor([[7], [9]]), torch.tensor([0, 13])
     for _ in range(5):
         got, expected = decoder(token, mine, position), eager(model, token, theirs, position)
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
@@ -229,7 +251,9 @@ def errors(dtype, rows: int, **other):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("shape", ["9:3", "norms of queries and keys", "biases", "their biases"])
+@pytest.mark.parametrize(
+    "shape", ["9:3", "norms of queries and keys", "biases", "their biases", "groups of them"]
+)
 def test_rounding(dtype, rows, shape):
     ours, eager_error = errors(dtype, rows, **SHAPES[shape])
     assert 0 < ours < 1.5 * eager_error, f"{ours:.5f} from float32, the eager step {eager_error:.5f}"

@@ -17,6 +17,7 @@ from generation.fast.cuda.graph import GraphStep  # noqa: E402
 from generation.options import NotFiniteError  # noqa: E402
 from generation.steps import Step  # noqa: E402
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, stops_for  # noqa: E402
+from tests.invariants import MODELS  # noqa: E402
 from tests.prompts import NO_STOP, tiny_vlm  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 is not set")
@@ -52,10 +53,9 @@ def test_tokens_after_images_are_turned_by_their_places():
     assert step.decoder(3) is not None
 
 
-def test_tokens_of_layers_that_differ():
-    vlm = tiny_vlm(
-        head_dim=16, num_attention_heads=2, num_key_value_heads=1, layer_types=("conv", "attention")
-    )
+@pytest.mark.parametrize("model", ["short convolutions", "gated delta rules"])
+def test_tokens_of_layers_that_differ(model):
+    vlm = tiny_vlm(**MODELS[model] | {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1})
     step = GraphStep(vlm.language_model)
     assert_as_eager(vlm, step, batch(3), max_new_tokens=5, **NO_STOP)
     assert_as_eager(vlm, step, batch(1), max_new_tokens=5, **NO_STOP)

@@ -26,10 +26,15 @@ from generation.kv_cache import KVCache, even, geometry
 MOST_ROWS: int = kernels.MANY.value
 MOST_PROGRAMS = 1024  # of a kernel
 CONVOLVED = 256  # numbers that a program of `kernels.convolve` takes
+COLUMNS = 16  # of a matrix that a program of `kernels.delta` takes
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 # The linear layers of each kind of mixer, and of what follows it.
-MIXERS = {"attention": ("self_attn", ("q", "k", "v", "o")), "conv": ("conv", ("in", "out"))}
-MLP = ("gate", "up", "down")
+MIXERS = {
+    "attention": ("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")),
+    "conv": ("conv", ("in_proj", "out_proj")),
+    "delta": ("linear_attn", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
+}
+MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def unsupported(language_model, rows: int = 1) -> str | None:
@@ -39,8 +44,6 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     config, norm = language_model.config, language_model.norm.weight
     if strange := {*config.layer_types} - {*MIXERS}:
         return f"it has layers of {min(strange)}"
-    if config.attention_gate or config.zero_centered_norms or config.rotary_dim != config.head_dim:
-        return "its attention has gates, norms around 1 or numbers that are not rotated"
     if rows > MOST_ROWS:
         return f"{rows} rows (up to {MOST_ROWS} are supported)"
     if not triton.knobs.runtime.interpret:
@@ -49,6 +52,10 @@ def unsupported(language_model, rows: int = 1) -> str | None:
         if torch.cuda.get_device_capability(norm.device) < (8, 0):
             return "the GPU is older than Ampere"
     width = max(config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim)
+    if "delta" in config.layer_types:
+        width = max(width, config.delta_value_heads * config.delta_value_dim)
+        if (of_head := max(config.delta_key_dim, config.delta_value_dim)) > 256:
+            return f"heads of its gated delta rules are {of_head} wide (up to 256 are supported)"
     if width > 16_384:
         return f"a layer is {width} wide (up to 16384 are supported)"
     if config.head_dim not in (16, 32, 64, 128, 256):
@@ -75,15 +82,15 @@ def by_mixer(language_model) -> list[tuple[str, Any]]:
 
 
 def projections(kind: str, layer) -> dict[str, Any]:
-    """The linear layers of a block, by their short names."""
+    """The linear layers of a block, by their names."""
     mixer, names = MIXERS[kind]
-    found = {name: getattr(getattr(layer, mixer), f"{name}_proj") for name in names}
-    return found | {name: getattr(layer.mlp, f"{name}_proj") for name in MLP}
+    found = {name: getattr(getattr(layer, mixer), name) for name in names}
+    return found | {name: getattr(layer.mlp, name) for name in MLP}
 
 
 def fields_of(kind: str, layer) -> dict[str, Tensor]:
-    """Every tensor of a block that a phase reads, by its name: "q", "q_scale", "q_bias". In place of those
-    that it has not stands its first norm, which is not read there."""
+    """Every tensor of a block that a phase reads, by its name: "q_proj", "q_proj_scale", "q_proj_bias". In
+    place of those that it has not stands its first norm, which is not read there."""
     filler = layer.input_layernorm.weight
     found = {"input_norm": filler, "post_norm": layer.post_attention_layernorm.weight}
     for name, part in projections(kind, layer).items():
@@ -91,8 +98,12 @@ def fields_of(kind: str, layer) -> dict[str, Tensor]:
     if kind == "attention":
         norms = {name: getattr(layer.self_attn, name) for name in ("q_norm", "k_norm")}
         found |= {name: norm and norm.weight for name, norm in norms.items()}
-    else:
+    elif kind == "conv":
         found |= {"taps": layer.conv.weight, "taps_bias": layer.conv.bias}
+    else:
+        mixer = layer.linear_attn
+        found |= {name: getattr(mixer, name) for name in ("conv_weight", "dt_bias", "A_log")}
+        found["norm"] = mixer.norm.weight
     return {name: filler.detach() if one is None else one.detach() for name, one in found.items()}
 
 
@@ -128,17 +139,25 @@ class TritonDecoder:
         splits = max(self._splits(rows) * rows for rows in range(1, MOST_ROWS + 1))
         floats = {"dtype": torch.float32}
         self._x, self._h = new(config.hidden_size), new(config.intermediate_size)
-        self._cos, self._sin = new(self._width // 2), new(self._width // 2)
-        # What a mixer reads and writes between its products; of attention, queries, keys and values.
+        self._cos, self._sin = new(config.rotary_dim // 2), new(config.rotary_dim // 2)
+        # What a mixer reads and writes between its products; the heights of the matrices that it is made by.
         kinds = {kind for kind, _ in self._layers}
-        self._wide = {"attention": (self._heads + 2 * self._kv) * self._width, "conv": 3 * config.hidden_size}
-        self._mixed = new(max(self._wide[kind] for kind in kinds))
-        self._attended = new(max(self._heads * self._width, config.hidden_size))
+        values = config.delta_value_heads * config.delta_value_dim
+        inputs = 2 * config.delta_key_heads * config.delta_key_dim + values
+        queries, keys = self._heads * self._width * (1 + config.attention_gate), self._kv * self._width
+        self._heights = {
+            "attention": (queries, keys, keys, 0),
+            "conv": (3 * config.hidden_size,),
+            "delta": (inputs, values, config.delta_value_heads, config.delta_value_heads),
+        }
+        self._mixed = new(max(sum(self._heights[kind]) for kind in kinds))
+        self._attended = new(max(self._heads * self._width, config.hidden_size, values))
         self._logits = new(config.vocab_size)
         shares = (-(-splits // MOST_ROWS), self._heads)
         self._shares = new(*shares, self._width, **floats)
         self._maxima, self._sums = new(*shares, **floats), new(*shares, **floats)
-        self._arrived = new(self._kv, dtype=torch.int32)
+        self._outs = new(values, **floats)  # of gated delta rules
+        self._arrived = new(max(self._kv, config.delta_value_heads), dtype=torch.int32)
 
     def sizes(self, rows: int) -> kernels.Sizes:
         """What the kernels for that many rows are compiled for."""
@@ -157,6 +176,14 @@ class TritonDecoder:
             QK_NORM=config.qk_norm,
             TAPS=config.conv_kernel,
             CONV_BIAS=config.conv_bias,
+            ROTARY=config.rotary_dim,
+            GATED=config.attention_gate,
+            CENTRED=config.zero_centered_norms,
+            DELTA_KEYS=config.delta_key_heads,
+            DELTA_VALUES=config.delta_value_heads,
+            DK=config.delta_key_dim,
+            DV=config.delta_value_dim,
+            WINDOW=config.state_window or 0,
         )
 
     def _splits(self, rows: int) -> int:
@@ -172,8 +199,9 @@ class TritonDecoder:
 
         Args:
             token: (B, 1) int64 ids, on the device.
-            kv_cache: of each layer {"key", "value"} (B, H_kv, S, D_h) or {"conv"} (B, 1, S, D), which gains
-                a position in each row. Layers of a kind are laid out alike, and positions lie side by side.
+            kv_cache: of each layer {"key", "value"} (B, H_kv, S, D_h), {"conv"} (B, 1, S, D) or a gated delta
+                rule's, which gains a position in each row. Layers of a kind are laid out alike, and positions
+                lie side by side.
             position: (B,) int64, on the device. A row past the end of the cache writes nothing.
             offset: (B,) int64, on the device: what is added to it for rotary places; None for nothing.
 
@@ -210,18 +238,20 @@ class TritonDecoder:
             rows,
             S,
             triton.next_power_of_2(S.D),
-            S.HD // 2,
+            triton.next_power_of_2(S.ROTARY // 2),
         )
         for (kind, layer), cache in zip(self._layers, kv_cache, strict=True):
 
             def parts(*names: str, of: dict[str, Tensor] = layer) -> list[Tensor]:
                 return [of[f"{name}{what}"] for what in ("", "_scale", "_bias") for name in names]
 
-            wide = self._wide[kind]
+            heights = self._heights[kind]
+            wide = sum(heights)
             out: tuple[Any, ...]  # what the output's product takes after what it multiplies
             if kind == "attention":
                 kernels.project[grid(wide, S.BN_D)](
-                    *(x, layer["input_norm"], *parts("q", "k", "v"), mixed, rows, eps, S, S.BN_D, S.BK_D),
+                    *(x, layer["input_norm"], *parts("q_proj", "k_proj", "v_proj", "v_proj"), mixed, rows),
+                    *(eps, *heights, S, S.QKV_BIAS, S.BN_D, S.BK_D),
                     **warps,
                 )
                 splits, key = self._splits(rows), cache["key"]
@@ -232,10 +262,25 @@ class TritonDecoder:
                     *(S, splits, self._group, self._lines),
                     num_warps=4,
                 )
-                out = *parts("o"), x, rows, S.A, S, S.O_BIAS, S.BN_A, S.BK_A
+                out = *parts("o_proj"), x, rows, S.A, S, S.O_BIAS, S.BN_A, S.BK_A
+            elif kind == "delta":
+                made = parts("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+                kernels.project[grid(wide, S.BN_D)](
+                    *(x, layer["input_norm"], *made, mixed, rows, eps, *heights, S, False, S.BN_D, S.BK_D),
+                    **warps,
+                )
+                held = [cache[name] for name in ("state", "recent", "inputs")]
+                kernels.delta[(rows * S.DELTA_VALUES * -(-S.DV // COLUMNS),)](
+                    *(mixed, *(layer[name] for name in ("conv_weight", "dt_bias", "A_log", "norm")), *held),
+                    *(position, self._outs, self._arrived, attended, rows, capacity),
+                    *(*(tensor.stride(0) for tensor in held), eps, S),
+                    *(max(16, triton.next_power_of_2(max(S.DK, S.DV))), COLUMNS),
+                    num_warps=4,
+                )
+                out = *parts("out_proj"), x, rows, S.E, S, False, S.BN_E, S.BK_E
             else:
                 kernels.normed_product[grid(wide, S.BN_D)](
-                    *(x, layer["input_norm"], *parts("in"), mixed, rows, eps),
+                    *(x, layer["input_norm"], *parts("in_proj"), mixed, rows, eps),
                     *(wide, S, S.CONV_BIAS, S.BN_D, S.BK_D),
                     **warps,
                 )
@@ -244,14 +289,14 @@ class TritonDecoder:
                     *(capacity, cache["conv"].stride(0), S, CONVOLVED),
                     num_warps=4,
                 )
-                out = *parts("out"), x, rows, S.D, S, S.CONV_BIAS, S.BN_D, S.BK_D
+                out = *parts("out_proj"), x, rows, S.D, S, S.CONV_BIAS, S.BN_D, S.BK_D
             kernels.add_product[grid(config.hidden_size, out[-2])](attended, *out, **warps)
             kernels.gate_up[grid(config.intermediate_size, S.BN_G)](
-                *(x, layer["post_norm"], *parts("gate", "up"), h, rows, eps, S, S.BN_G, S.BK_G),
+                *(x, layer["post_norm"], *parts("gate_proj", "up_proj"), h, rows, eps, S, S.BN_G, S.BK_G),
                 **warps,
             )
             kernels.add_product[grid(config.hidden_size, S.BN_F)](
-                *(h, *parts("down"), x, rows, S.F, S, S.MLP_BIAS, S.BN_F, S.BK_F),
+                *(h, *parts("down_proj"), x, rows, S.F, S, S.MLP_BIAS, S.BN_F, S.BK_F),
                 **warps,
             )
         # Else the assembler spills a few, for some sizes, to have more programs at once.

@@ -9,7 +9,7 @@
     normed_product  norm, logits
 
 In place of the first two, layers of short convolutions have normed_product, for both gates and what they let
-through, and convolve.
+through, and convolve; those of the gated delta rule have project, for what it is computed from, and delta.
 
 A phase is a function of program_id(0) and num_programs(0): each program goes through its share of the blocks,
 for any number of programs. A phase begins when the one before it has ended. Buffers that other programs write
@@ -50,23 +50,36 @@ class Sizes:
     QK_NORM: bool  # queries and keys are normed, head by head
     TAPS: int  # positions that a short convolution reads
     CONV_BIAS: bool
+    ROTARY: int  # numbers of a head that are rotated
+    GATED: bool  # queries stand beside what gates their results, head by head
+    CENTRED: bool  # weights of norms are what differs from 1
+    DELTA_KEYS: int  # heads of a gated delta rule's queries and keys, and of its values
+    DELTA_VALUES: int
+    DK: int  # how wide those are
+    DV: int
+    WINDOW: int  # slots after which its matrix is kept
 
-    # What follows from these: the width of all heads, and tiles (BN, BK) of matrices
-    # whose rows are D, A and F wide; G is for gate and up, of which two are read at a time. All are fields,
-    # because Triton knows a compiled kernel again by them.
+    # What follows from these: heads of queries and gates; the width of all heads' results, and tiles (BN, BK)
+    # of matrices whose rows are D, A, E and F wide; G is for gate and up, of which two are read at a time.
+    # All are fields, because Triton knows a compiled kernel again by them.
+    Q: int = field(init=False)
     A: int = field(init=False)
+    E: int = field(init=False)
     BN_D: int = field(init=False)
     BK_D: int = field(init=False)
     BN_A: int = field(init=False)
     BK_A: int = field(init=False)
+    BN_E: int = field(init=False)
+    BK_E: int = field(init=False)
     BN_F: int = field(init=False)
     BK_F: int = field(init=False)
     BN_G: int = field(init=False)
     BK_G: int = field(init=False)
 
     def __post_init__(self):
-        follow = {"A": self.H * self.HD}
-        for name, width in (("D", self.D), ("A", self.H * self.HD), ("F", self.F)):
+        follow = {"Q": self.H * (2 if self.GATED else 1), "A": self.H * self.HD}
+        follow["E"] = self.DELTA_VALUES * self.DV
+        for name, width in (("D", self.D), ("A", follow["A"]), ("E", follow["E"]), ("F", self.F)):
             whole = max(16, triton.next_power_of_2(width))
             follow[f"BK_{name}"] = whole if self.ONE else min(2048 // self.DT.primitive_bitwidth, whole)
             follow[f"BN_{name}"] = min(8, max(1, 8192 // whole)) if self.ONE else 16
@@ -77,7 +90,7 @@ class Sizes:
 
 
 MANY = tl.constexpr(8)  # rows of a tile where there is more than one
-CHUNK = tl.constexpr(64)  # keys that are multiplied at once
+CHUNK = tl.constexpr(64)  # keys that are multiplied at once, at most
 SHARE = tl.constexpr(128)  # the fewest keys that are a share of their own
 
 
@@ -87,6 +100,20 @@ SHARE = tl.constexpr(128)  # the fewest keys that are a share of their own
 @triton.jit
 def rounded(x, S: tl.constexpr):
     return x.to(S.DT).to(tl.float32)
+
+
+@triton.jit
+def gain(norm, columns, there, S: tl.constexpr):
+    """(n,) float32: what a norm multiplies with."""
+    weight = tl.load(norm + columns, mask=there, other=0.0).to(tl.float32)
+    if S.CENTRED:
+        weight += 1.0
+    return weight
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
@@ -125,7 +152,7 @@ def held(x, norm, count, eps, K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr
     if S.ONE:
         weight = tl.full((BK,), 1.0, tl.float32)
         if NORMED:
-            weight = tl.load(norm + columns, mask=columns < K, other=0.0).to(tl.float32)
+            weight = gain(norm, columns, columns < K, S)
         known = tl.load(x + columns, mask=columns < K, other=0.0, cache_modifier=".cg").to(tl.float32)
         if NORMED:
             known = rounded(weight * known * tl.rsqrt(tl.sum(known * known, 0) / K + eps), S)
@@ -163,7 +190,7 @@ def product(
             columns = start + tl.arange(0, BK)
             part = several(x, columns, count, K)
             if NORMED:
-                weight = tl.load(norm + columns, mask=columns < K, other=0.0).to(tl.float32)
+                weight = gain(norm, columns, columns < K, S)
                 part = rounded(weight[None, :] * part * known, S)
             read = tile(matrix, rows, there, columns, K).to(tl.float32)
             left, right = read.to(S.DT).to(S.DOT), tl.trans(part.to(S.DT).to(S.DOT))
@@ -200,59 +227,65 @@ def begin(
             read = read * tl.load(scale + chosen)
         tl.store(x + row * S.D + columns, read.to(S.DT), mask=here)
         pair = tl.arange(0, HALF)
+        turned = pair < S.ROTARY // 2
         place = tl.load(position + row)
         if offset is not None:
             place += tl.load(offset + row)
-        angle = place.to(tl.float32) * tl.load(frequencies + pair)
-        tl.store(cos + row * HALF + pair, tl.cos(angle).to(S.DT))
-        tl.store(sin + row * HALF + pair, tl.sin(angle).to(S.DT))
+        angle = place.to(tl.float32) * tl.load(frequencies + pair, mask=turned, other=0.0)
+        at = row * (S.ROTARY // 2) + pair
+        tl.store(cos + at, tl.cos(angle).to(S.DT), mask=turned)
+        tl.store(sin + at, tl.sin(angle).to(S.DT), mask=turned)
 
 
 @triton.jit
-def qkv_rows(
-    block, q, k, v, q_scale, k_scale, v_scale, q_bias, k_bias, v_bias, S: tl.constexpr, BN: tl.constexpr
-):
-    """The matrix that a block of queries, keys and values lies in, its scale and bias, and its rows there.
-
-    BN divides the width of a head, so that a block lies in one matrix.
-    """
-    K_FIRST: tl.constexpr = S.H * S.HD
-    V_FIRST: tl.constexpr = K_FIRST + S.KV * S.HD
-    N: tl.constexpr = V_FIRST + S.KV * S.HD
-    first = block * BN
-    is_q, is_k = first < K_FIRST, first < V_FIRST
-    matrix = tl.where(is_q, q, tl.where(is_k, k, v))
-    scale = tl.where(is_q, q_scale, tl.where(is_k, k_scale, v_scale))
-    bias = tl.where(is_q, q_bias, tl.where(is_k, k_bias, v_bias))
-    rows = first - tl.where(is_q, 0, tl.where(is_k, K_FIRST, V_FIRST)) + tl.arange(0, BN)
-    there = first + tl.arange(0, BN) < N
-    return matrix, scale, bias, rows, there
+def part_of(
+    block, w0, w1, w2, w3, s0, s1, s2, s3, b0, b1, b2, b3,
+    N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The one of four matrices, as high as N0 ... N3, that a block of their rows lies in, its scale and bias,
+    the rows there, and where the first of that matrix stands among all."""
+    END_0: tl.constexpr = (N0 + BN - 1) // BN
+    END_1: tl.constexpr = END_0 + (N1 + BN - 1) // BN
+    END_2: tl.constexpr = END_1 + (N2 + BN - 1) // BN
+    in_0, in_1, in_2 = block < END_0, block < END_1, block < END_2
+    matrix = tl.where(in_0, w0, tl.where(in_1, w1, tl.where(in_2, w2, w3)))
+    scale = tl.where(in_0, s0, tl.where(in_1, s1, tl.where(in_2, s2, s3)))
+    bias = tl.where(in_0, b0, tl.where(in_1, b1, tl.where(in_2, b2, b3)))
+    begin = tl.where(in_0, 0, tl.where(in_1, END_0, tl.where(in_2, END_1, END_2)))
+    height = tl.where(in_0, N0, tl.where(in_1, N1, tl.where(in_2, N2, N3)))
+    first = tl.where(in_0, 0, tl.where(in_1, N0, tl.where(in_2, N0 + N1, N0 + N1 + N2)))
+    rows = (block - begin) * BN + tl.arange(0, BN)
+    return matrix, scale, bias, rows, rows < height, first
 
 
 @triton.jit
 def project(
-    x, norm, q, k, v, q_scale, k_scale, v_scale, q_bias, k_bias, v_bias, qkv, count, eps,
-    S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x, norm, w0, w1, w2, w3, s0, s1, s2, s3, b0, b1, b2, b3, y, count, eps,
+    N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr,
+    S: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """qkv (count, H + 2 KV, HD): queries, keys and values of the normed x, not rotated yet."""
-    N: tl.constexpr = (S.H + 2 * S.KV) * S.HD
-    first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
-    matrix, scale, bias, rows, there = qkv_rows(
-        first, q, k, v, q_scale, k_scale, v_scale, q_bias, k_bias, v_bias, S, BN
+    """y (count, N0 + N1 + N2 + N3): the normed x times four matrices, of which the last may have no rows."""
+    N: tl.constexpr = N0 + N1 + N2 + N3
+    BLOCKS: tl.constexpr = (
+        (N0 + BN - 1) // BN + (N1 + BN - 1) // BN + (N2 + BN - 1) // BN + (N3 + BN - 1) // BN
     )
-    weights, factor, shift = ahead(matrix, scale, bias, rows, there, S.D, BK, S, S.QKV_BIAS)
+    first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
+    matrix, scale, bias, rows, there, begin = part_of(
+        first, w0, w1, w2, w3, s0, s1, s2, s3, b0, b1, b2, b3, N0, N1, N2, N3, BN
+    )
+    weights, factor, shift = ahead(matrix, scale, bias, rows, there, S.D, BK, S, BIAS)
     known = held(x, norm, count, eps, S.D, BK, S, True)
-    for block in range(first, N // BN, programs):
-        next_matrix, scale, bias, next_rows, next_there = qkv_rows(
-            block + programs, q, k, v, q_scale, k_scale, v_scale, q_bias, k_bias, v_bias, S, BN
+    for block in range(first, BLOCKS, programs):
+        next_matrix, scale, bias, next_rows, next_there, next_begin = part_of(
+            block + programs, w0, w1, w2, w3, s0, s1, s2, s3, b0, b1, b2, b3, N0, N1, N2, N3, BN
         )
         next_weights, next_factor, next_shift = ahead(
-            next_matrix, scale, bias, next_rows, next_there, S.D, BK, S, S.QKV_BIAS
+            next_matrix, scale, bias, next_rows, next_there, S.D, BK, S, BIAS
         )
-        y = product(weights, matrix, rows, there, known, x, norm, count, S.D, BK, S, True) * factor + shift
-        at = row * N + (block * BN + tl.arange(0, BN))[:, None]
-        tl.store(qkv + at, y.to(S.DT), mask=(row < count) & there[:, None])
-        matrix, rows, there = next_matrix, next_rows, next_there
+        total = product(weights, matrix, rows, there, known, x, norm, count, S.D, BK, S, True)
+        at = row * N + (begin + rows)[:, None]
+        tl.store(y + at, (total * factor + shift).to(S.DT), mask=(row < count) & there[:, None])
+        matrix, rows, there, begin = next_matrix, next_rows, next_there, next_begin
         weights, factor, shift = next_weights, next_factor, next_shift
 
 
@@ -265,20 +298,32 @@ def shares_of(keys, SPLITS: tl.constexpr):
 @triton.jit
 def rotated(qkv, heads, there, norm, cos, sin, eps, S: tl.constexpr):
     """(n, HD): some heads of a row as they enter attention: normed if the model does that, and rotated."""
-    HALF: tl.constexpr = S.HD // 2
+    HALF: tl.constexpr = S.ROTARY // 2
     column = tl.arange(0, S.HD)
-    other = (column + HALF) % S.HD
+    turned = column < S.ROTARY
+    other = tl.where(turned, (column + HALF) % S.ROTARY, column)
     line = qkv + heads[:, None] * S.HD
     one = tl.load(line + column[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg").to(tl.float32)
     two = tl.load(line + other[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg").to(tl.float32)
     if S.QK_NORM:
         factor = tl.rsqrt(tl.sum(one * one, 1) / S.HD + eps)[:, None]
-        one = rounded(tl.load(norm + column).to(tl.float32)[None, :] * one * factor, S)
-        two = rounded(tl.load(norm + other).to(tl.float32)[None, :] * two * factor, S)
-    c = tl.load(cos + column % HALF, cache_modifier=".cg").to(tl.float32)
-    s = tl.load(sin + column % HALF, cache_modifier=".cg").to(tl.float32)
+        one = rounded(gain(norm, column, column >= 0, S)[None, :] * one * factor, S)
+        two = rounded(gain(norm, other, column >= 0, S)[None, :] * two * factor, S)
+    c = tl.load(cos + column % HALF, mask=turned, other=1.0, cache_modifier=".cg").to(tl.float32)
+    s = tl.load(sin + column % HALF, mask=turned, other=0.0, cache_modifier=".cg").to(tl.float32)
     s = tl.where(column < HALF, -s, s)
     return (rounded(one * c[None, :], S) + rounded(two * s[None, :], S)).to(S.DT)
+
+
+@triton.jit
+def weighed(out, line, heads, there, S: tl.constexpr):
+    """(n, HD) in the activations' type: what some heads of a row attend to, as their gates let it through."""
+    out = rounded(out, S)
+    if S.GATED:
+        at = (2 * heads + 1)[:, None] * S.HD + tl.arange(0, S.HD)[None, :]
+        gate = tl.load(line + at, mask=there[:, None], other=0.0, cache_modifier=".cg").to(tl.float32)
+        out *= rounded(sigmoid(gate), S)
+    return out.to(S.DT)
 
 
 @triton.jit(do_not_specialize=["capacity"])
@@ -298,8 +343,9 @@ def attend(
     sees its whole cache and itself; whoever lets it run on throws its tokens away.
     """
     G: tl.constexpr = S.H // S.KV
-    HALF: tl.constexpr = S.HD // 2
-    HEADS: tl.constexpr = S.H + 2 * S.KV
+    HALF: tl.constexpr = S.ROTARY // 2
+    HEADS: tl.constexpr = S.Q + 2 * S.KV
+    KEYS: tl.constexpr = CHUNK if S.HD < 256 else CHUNK // 2  # wide ones fill the memory of smaller GPUs
     g, column = tl.arange(0, GROUP), tl.arange(0, S.HD)
     for block in range(tl.program_id(0), count * S.KV * SPLITS, tl.num_programs(0)):
         # Shares of all heads side by side: those that a short row does not need are the last.
@@ -314,8 +360,8 @@ def attend(
             row_cos, row_sin = cos + row * HALF, sin + row * HALF
             cache_at = row.to(tl.int64) * row_stride + kv.to(tl.int64) * head_stride
             key_cache, value_cache = keys + cache_at, values + cache_at
-            q = rotated(line, kv * G + g, g < G, q_norm, row_cos, row_sin, eps, S)
-            own_head = S.H + kv + tl.arange(0, 1)
+            q = rotated(line, (kv * G + g) * (S.Q // S.H), g < G, q_norm, row_cos, row_sin, eps, S)
+            own_head = S.Q + kv + tl.arange(0, 1)
             own_key = rotated(line, own_head, own_head >= 0, k_norm, row_cos, row_sin, eps, S)
             own_key = own_key.to(keys.dtype.element_ty)
             own_value = tl.load(
@@ -332,8 +378,8 @@ def attend(
             top = tl.where(owner, own, -float("inf"))
             total = tl.where(owner, 1.0, 0.0) + tl.zeros((GROUP,), tl.float32)
             mixed = total[:, None] * own_value.to(tl.float32)
-            for start in range(split * share, tl.minimum(split * share + share, cached), CHUNK):
-                slot = start + tl.arange(0, CHUNK)
+            for start in range(split * share, tl.minimum(split * share + share, cached), KEYS):
+                slot = start + tl.arange(0, KEYS)
                 there = slot < cached
                 at = slot[:, None] * S.HD + column[None, :]
                 key = tl.load(key_cache + at, mask=there[:, None], other=0.0)
@@ -353,7 +399,7 @@ def attend(
             real = (g < G)[:, None] & (column >= 0)[None, :]
             head = row * S.H + kv * G
             if used == 1:
-                out = (mixed / total[:, None]).to(S.DT)
+                out = weighed(mixed / total[:, None], line, kv * G + g, g < G, S)
                 tl.store(attended + (head + g)[:, None] * S.HD + column[None, :], out, mask=real)
             else:
                 at = (head + g) * SPLITS + split
@@ -364,15 +410,17 @@ def attend(
                 before = tl.atomic_add(arrived + pair, 1, sem="acq_rel", scope="gpu")
                 tl.debug_barrier()
                 if before == used - 1:
-                    put_together(head, used, shares, maxima, sums, attended, S, SPLITS, LINES)
+                    put_together(line, kv * G, head, used, shares, maxima, sums, attended, S, SPLITS, LINES)
                     tl.store(arrived + pair, 0)
 
 
 @triton.jit
 def put_together(
-    head, used, shares, maxima, sums, attended, S: tl.constexpr, SPLITS: tl.constexpr, LINES: tl.constexpr
-):
-    """attended (H / KV, HD) of a group whose first head is `head`, from its `used` shares."""
+    line, first, head, used, shares, maxima, sums, attended,
+    S: tl.constexpr, SPLITS: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """attended (H / KV, HD) of a group whose first head is `first` of its row and `head` of all, from its
+    `used` shares."""
     g, split, column = tl.arange(0, LINES), tl.arange(0, SPLITS), tl.arange(0, S.HD)
     real = g < S.H // S.KV
     here = real[:, None] & (split < used)[None, :]
@@ -390,7 +438,7 @@ def put_together(
     weight = tl.exp(top - highest[:, None])
     out = tl.sum(mixed * weight[:, :, None], 1) / tl.sum(total * weight, 1)[:, None]
     to = attended + (head + g)[:, None] * S.HD + column[None, :]
-    tl.store(to, out.to(S.DT), mask=real[:, None] & (column >= 0)[None, :])
+    tl.store(to, weighed(out, line, first + g, real, S), mask=real[:, None] & (column >= 0)[None, :])
 
 
 @triton.jit
@@ -468,13 +516,27 @@ def normed_product(
         rows, weights, factor, shift = next_rows, next_weights, next_factor, next_shift
 
 
+@triton.jit
+def convolution(own, inputs, weight, place, ring, WIDTH: tl.constexpr, there, S: tl.constexpr):
+    """(n,) float32: a number of each of some channels, and those before it in a cache of `ring` slots, WIDTH
+    wide, weighed. `inputs` and `weight` point to the channels in slot 0 and in (WIDTH, TAPS)."""
+    TAPS: tl.constexpr = S.TAPS
+    total = rounded(own * tl.load(weight + TAPS - 1, mask=there, other=0.0).to(tl.float32), S)
+    for back in tl.static_range(1, TAPS):
+        before = place - back
+        at = inputs + before % ring * WIDTH
+        earlier = rounded(tl.load(at, mask=there & (before >= 0), other=0.0).to(tl.float32), S)
+        tap = tl.load(weight + TAPS - 1 - back, mask=there, other=0.0).to(tl.float32)
+        total = rounded(total + rounded(earlier * tap, S), S)
+    return total
+
+
 @triton.jit(do_not_specialize=["capacity"])
 def convolve(
     gated, weight, bias, inputs, position, y, count, capacity, row_stride, S: tl.constexpr, BN: tl.constexpr
 ):
     """y (count, D): a short convolution between its gates, of gated (count, 3, D). Its input goes into the
     cache, `inputs` (B, 1, S, D), unless its position is past the capacity."""
-    TAPS: tl.constexpr = S.TAPS
     for block in range(tl.program_id(0), count * tl.cdiv(S.D, BN), tl.num_programs(0)):
         row, column = block % count, block // count * BN + tl.arange(0, BN)
         here, place = column < S.D, tl.load(position + row)
@@ -482,16 +544,121 @@ def convolve(
         gate = tl.load(line, mask=here, other=0.0, cache_modifier=".cg").to(tl.float32)
         last_gate = tl.load(line + S.D, mask=here, other=0.0, cache_modifier=".cg").to(tl.float32)
         value = tl.load(line + 2 * S.D, mask=here, other=0.0, cache_modifier=".cg").to(tl.float32)
-        own = rounded(gate * value, S)
-        slots, taps = inputs + row.to(tl.int64) * row_stride + column, weight + column * TAPS
+        own, slots = rounded(gate * value, S), inputs + row.to(tl.int64) * row_stride + column
         tl.store(slots + place * S.D, own.to(inputs.dtype.element_ty), mask=here & (place < capacity))
-        total = rounded(own * tl.load(taps + TAPS - 1, mask=here, other=0.0).to(tl.float32), S)
-        for back in tl.static_range(1, TAPS):
-            before = place - back
-            there = here & (before >= 0) & (before < capacity)
-            earlier = rounded(tl.load(slots + before * S.D, mask=there, other=0.0).to(tl.float32), S)
-            tap = tl.load(taps + TAPS - 1 - back, mask=here, other=0.0).to(tl.float32)
-            total = rounded(total + rounded(earlier * tap, S), S)
+        total = convolution(own, slots, weight + column * S.TAPS, place, capacity, S.D, here, S)
         if S.CONV_BIAS:
             total = rounded(total + tl.load(bias + column, mask=here, other=0.0).to(tl.float32), S)
         tl.store(y + row * S.D + column, (last_gate * total).to(S.DT), mask=here)
+
+
+@triton.jit
+def channels_of(line, inputs, weight, first, n, WIDTH: tl.constexpr, slot, written, S: tl.constexpr, there):
+    """(n,) float32: silu of the convolution over the channels first + n of a gated delta rule; its input goes
+    into the cache where that is `written`."""
+    ring: tl.constexpr = 2 * S.WINDOW
+    column = first + n
+    own = tl.load(line + column, mask=there, other=0.0, cache_modifier=".cg").to(tl.float32)
+    total = convolution(own, inputs + column, weight + column * S.TAPS, slot, ring, WIDTH, there, S)
+    tl.store(inputs + slot % ring * WIDTH + column, own, mask=there & written)
+    return rounded(total * sigmoid(total), S)
+
+
+@triton.jit
+def unit(x):
+    return x * tl.rsqrt(tl.sum(x * x, 0) + 1e-6)
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def delta(
+    mixed, weight, dt_bias, A_log, norm, state, recent, inputs, position, outs, arrived, y,
+    count, capacity, state_stride, recent_stride, inputs_stride, eps,
+    S: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """y (count, E): a gated delta rule's next position in each row and head, normed and gated, from mixed
+    (count, C + E + 2 heads): inputs of the convolution, gates, rates and decays.
+
+    The matrix that a cache has of the window's first position is read once, and what was added since is put
+    beside its products with key and query; it is folded into the next one at the window's last position
+    (`models/gated_delta.py`). A block is BV columns of the matrix of one head in one row. The last one of a
+    head to finish norms its result. A position past the capacity is not written.
+    """
+    KEYS: tl.constexpr = S.DELTA_KEYS * S.DK
+    C: tl.constexpr = 2 * KEYS + S.E
+    SPLITS: tl.constexpr = (S.DV + BV - 1) // BV
+    ADDED: tl.constexpr = S.DK + S.DV + 1
+    k, since = tl.arange(0, BK), tl.arange(0, S.WINDOW)
+    for block in range(tl.program_id(0), count * S.DELTA_VALUES * SPLITS, tl.num_programs(0)):
+        split, pair = block // (count * S.DELTA_VALUES), block % (count * S.DELTA_VALUES)
+        row, head = pair // S.DELTA_VALUES, pair % S.DELTA_VALUES
+        slot = tl.load(position + row)
+        window, place = slot // S.WINDOW, slot % S.WINDOW
+        fits = slot < capacity
+        v = split * BV + tl.arange(0, BV)
+        in_k, in_v = k < S.DK, v < S.DV
+
+        line = mixed + row * (C + S.E + 2 * S.DELTA_VALUES)
+        kept = inputs + row.to(tl.int64) * inputs_stride
+        EACH: tl.constexpr = S.DELTA_VALUES // S.DELTA_KEYS
+        group = head // EACH * S.DK
+        first = fits & (split == 0)
+        shared = first & (head % EACH == 0)  # heads that share a key would write the same
+        query = unit(channels_of(line, kept, weight, group, k, C, slot, shared, S, in_k))
+        query *= 1.0 / tl.sqrt(S.DK * 1.0)
+        key = unit(channels_of(line, kept, weight, KEYS + group, k, C, slot, shared, S, in_k))
+        value = channels_of(line, kept, weight, 2 * KEYS + head * S.DV, v, C, slot, fits, S, in_v)
+        numbers = line + C + S.E + head
+        rate = rounded(sigmoid(tl.load(numbers, cache_modifier=".cg").to(tl.float32)), S)
+        step = tl.load(numbers + S.DELTA_VALUES, cache_modifier=".cg").to(tl.float32)
+        step += tl.load(dt_bias + head).to(tl.float32)
+        # log(1 + e^step), exact for small powers, too
+        power = tl.exp(step)
+        over = 1.0 + power
+        soft = tl.where(over == 1.0, power, tl.log(over) * (power / (over - 1.0)))
+        decay = -tl.exp(tl.load(A_log + head).to(tl.float32)) * tl.where(step > 20.0, step, soft)
+
+        # What the window's earlier positions added: (W, DK), (W, DV), (W,).
+        ring = recent + row.to(tl.int64) * recent_stride + head * (2 * S.WINDOW * ADDED)
+        entry = (ring + (window % 2 * S.WINDOW + since) * ADDED)[:, None]
+        before = since < place
+        keys = tl.load(entry + k[None, :], mask=before[:, None] & in_k[None, :], other=0.0)
+        added = tl.load(entry + S.DK + v[None, :], mask=before[:, None] & in_v[None, :], other=0.0)
+        decays = tl.load(ring + (window % 2 * S.WINDOW + since) * ADDED + S.DK + S.DV, mask=before, other=0.0)
+        total = tl.sum(decays, 0)
+        left, carried = tl.exp(total - tl.cumsum(decays, 0)), tl.exp(total)
+
+        matrices = state + row.to(tl.int64) * state_stride + head * (2 * S.DK * S.DV)
+        at = k[:, None] * S.DV + v[None, :]
+        inside = in_k[:, None] & in_v[None, :]
+        matrix = tl.load(matrices + window % 2 * (S.DK * S.DV) + at, mask=inside & (window > 0), other=0.0)
+        of_key = left * tl.sum(keys * key[None, :], 1)
+        of_query = left * tl.sum(keys * query[None, :], 1)
+        of_key = carried * tl.sum(matrix * key[:, None], 0) + tl.sum(added * of_key[:, None], 0)
+        of_query = carried * tl.sum(matrix * query[:, None], 0) + tl.sum(added * of_query[:, None], 0)
+        fade = tl.exp(decay)
+        new = rate * (value - fade * of_key)
+        out = fade * of_query + tl.sum(query * key, 0) * new
+
+        own = ring + slot % (2 * S.WINDOW) * ADDED
+        tl.store(own + k, key, mask=in_k & first)
+        tl.store(own + S.DK + v, new, mask=in_v & fits)
+        tl.store(own + S.DK + S.DV, decay, mask=first)
+        if (place == S.WINDOW - 1) & fits:
+            sums = tl.dot(tl.trans(keys * left[:, None]), added, input_precision="ieee")
+            folded = fade * (matrix * carried + sums) + key[:, None] * new[None, :]
+            tl.store(matrices + (window + 1) % 2 * (S.DK * S.DV) + at, folded, mask=inside)
+
+        tl.store(outs + pair * S.DV + v, out, mask=in_v)
+        tl.debug_barrier()
+        finished = tl.atomic_add(arrived + pair, 1, sem="acq_rel", scope="gpu")
+        tl.debug_barrier()
+        if finished == SPLITS - 1:
+            tl.store(arrived + pair, 0)
+            column = tl.arange(0, BK)
+            there = column < S.DV
+            out_ = tl.load(outs + pair * S.DV + column, mask=there, other=0.0, cache_modifier=".cg")
+            normed = rounded(out_ * tl.rsqrt(tl.sum(out_ * out_, 0) / S.DV + eps), S)
+            normed = rounded(tl.load(norm + column, mask=there, other=0.0).to(tl.float32) * normed, S)
+            gate = tl.load(line + C + head * S.DV + column, mask=there, other=0.0, cache_modifier=".cg")
+            gate = gate.to(tl.float32)
+            tl.store(y + pair * S.DV + column, (normed * gate * sigmoid(gate)).to(S.DT), mask=there)
