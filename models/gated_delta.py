@@ -203,7 +203,9 @@ def delta_rule(
     decay, rate = decay.transpose(1, 2), rate.transpose(1, 2)
     filled = count * size - length
     chunks = (batch, heads, count, size)
-    keys, queries, values = (F.pad(part, (0, 0, 0, filled)).view(*chunks, -1) for part in (key, query, value))
+    keys, queries, values = (
+        F.pad(part, (0, 0, 0, filled)).contiguous().view(*chunks, -1) for part in (key, query, value)
+    )
     decays, rates = (F.pad(part, (0, filled)).view(chunks) for part in (decay, rate))
     total = decays.cumsum(-1)
     # (…, i, j): what is left at i of what j added; to the matrix before the chunk, and at its end.
@@ -232,10 +234,12 @@ def delta_rule(
     if matrix is None:
         matrix = key.new_zeros(batch, heads, key.shape[3], value.shape[3])
     outs, news = [], []
-    for at in range(count):
-        new = solved[:, :, at] - known[:, :, at] @ matrix
-        outs.append(read[:, :, at] @ matrix + attention[:, :, at] @ new)
-        matrix = matrix * of_matrix[:, :, at, -1, None, None] + kept[:, :, at] @ new
+    # Unbound, not indexed: the gradient of an index is as large as what it was taken from.
+    parts = (solved, known, read, attention, of_matrix[..., -1, None, None], kept)
+    for added, seen, reads, attends, decays, keeps in zip(*(part.unbind(2) for part in parts), strict=True):
+        new = added - seen @ matrix
+        outs.append(reads @ matrix + attends @ new)
+        matrix = matrix * decays + keeps @ new
         news.append(new)
     out, new = (torch.stack(parts, 2).flatten(2, 3)[:, :, :length] for parts in (outs, news))
     return out, torch.cat((key, new, decay[..., None]), -1), matrix

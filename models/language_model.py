@@ -89,7 +89,10 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     x, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), dim=-1)
     first, second = x.chunk(2, dim=-1)
     rotated = x * cos + torch.cat((-second, first), dim=-1) * sin
-    return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
+    if not rest.shape[-1]:
+        return rotated
+    # In the order (B, T, H, D_h) of memory, as `Attention.project` has it.
+    return torch.cat((rotated.transpose(1, 2), rest.transpose(1, 2)), dim=-1).transpose(1, 2)
 
 
 class ZeroCenteredRMSNorm(nn.RMSNorm):

@@ -294,7 +294,7 @@ def of_family(request, tmp_path_factory) -> tuple[str, Path, Callable[..., str]]
     assert whole != LARGE
 
     def written(*places: tuple[float, ...], seen: tuple[int, int] = whole) -> str:
-        lines, steps = [], {"qwen3_vl": (1000, 1000), "lfm2_vl": (1, 1)}.get(kind, seen)
+        lines, steps = [], {"qwen2_5_vl": seen, "lfm2_vl": (1, 1)}.get(kind, (1000, 1000))
         for place in places:
             shares = [one * steps[at % 2] / LARGE[at % 2] for at, one in enumerate(place)]
             numbers = shares if kind == "lfm2_vl" else [*map(round, shares)]

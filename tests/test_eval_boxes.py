@@ -183,7 +183,7 @@ def test_a_family_is_scored_in_its_own_form(kind, monkeypatch, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     processor = Processor.from_pretrained(tmp_path / "model", max_pixels=50_000)
     seen = processor.images.plan(*size).parts.shape[:1:-1]
-    steps = (1000, 1000) if kind == "qwen3_vl" else seen
+    steps = seen if kind == "qwen2_5_vl" else (1000, 1000)
     own = json.dumps([{"bbox_2d": [round(one * steps[at % 2] / size[at % 2]) for at, one in enumerate(box)]}])
     monkeypatch.setattr(eval.run, "answer_text", lambda *_: own)
     data = ["--data", str(tmp_path / "rows.jsonl"), "--metric", "boxes", "--max-new-tokens", "4"]

@@ -15,7 +15,8 @@ import train
 from benchmarks.common import SHAPES
 from data.packing import Batch, dense_mask
 from data.processor import Processor
-from families import FAMILIES, lfm2_vl, qwen_vl
+from families import FAMILIES, lfm2_vl
+from models.checkpoints.load import choose_family
 from models.config import VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes.settings import total_steps, vision_steps
@@ -47,12 +48,13 @@ TINY = replace(  # with several layers and heads, so that what grows with them i
 LFM2 = lfm2_vl.read_config(json.loads(lfm2_checkpoints.hf_config(1).to_json_string()), {}, {})
 PACKED = [
     *(
-        qwen_vl.read_config(json.loads(qwen_checkpoints.hf_config(kind).to_json_string()), {}, {})
+        choose_family(described, kind).read_config(described, {}, {})
         for kind in qwen_checkpoints.KINDS
+        for described in [json.loads(qwen_checkpoints.hf_config(kind, 3).to_json_string())]
     ),
     replace(LFM2, image_token_id=300),  # none that is drawn below
 ]
-ROWS, LENGTH, TILES = 2, 96, 2
+ROWS, LENGTH, TILES = 2, 128, 2
 LABELLED = 0.25
 SMOLVLM = SHAPES["SmolVLM-256M"]
 
@@ -265,6 +267,7 @@ def plan_for(*arguments: str):
         ("smolvlm-256m-finetune", 256_484_928),
         ("smolvlm-256m-lora", 256_484_928),
         ("qwen3-vl-2b-lora", 2_127_532_032),
+        ("qwen3.5-0.8b-lora", 852_985_920),
         ("lfm2.5-vl-450m-lora", 85_843_200 + 10_495_488 + 354_483_968),  # tower, projector, LFM2-350M
     ],
 )
@@ -283,11 +286,12 @@ def test_recipes(recipe, parameters, capsys):
         assert plan.trainable == {"adapters": plan.parameters["adapters"]}
         fewer = plan_for(str(path), *H100, "--lora-targets", "q_proj,v_proj", "--plan-rows", "800")
         attention = {
-            "qwen3": 28 * (3 * 2048 + 1024),
-            "smolv": 30 * (3 * 576 + 192),
-            "lfm2.": 6 * (3 * 1024 + 512),
+            "qwen3-": 28 * (3 * 2048 + 1024),
+            "qwen3.": 6 * (2 * 1024 + 2 * 2048 + 512),  # queries and their gates
+            "smolvl": 30 * (3 * 576 + 192),
+            "lfm2.5": 6 * (3 * 1024 + 512),
         }
-        assert fewer.steps and fewer.parameters["adapters"] == 16 * attention[recipe[:5]]
+        assert fewer.steps and fewer.parameters["adapters"] == 16 * attention[recipe[:6]]
     # The memory in the recipe's comment is the plan's.
     planned = plan_for(str(path), *H100, "--plan-ranks", "8" if "460m" in recipe else "1")
     size = sum(planned.memory.values()) / 2**30

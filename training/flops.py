@@ -21,7 +21,8 @@ from torch import nn
 from data.packing import IGNORE_INDEX
 from families import FAMILIES
 from models.checkpoints.load import meta_init
-from models.config import PackedVisionConfig, VLMConfig
+from models.config import PackedVisionConfig, TextConfig, VLMConfig
+from models.gated_delta import CHUNK
 from models.packed_vision_transformer import image_windows
 from models.vision_language_model import part_size
 from training.config import PEAKS
@@ -108,6 +109,13 @@ def linear_sizes(config: VLMConfig) -> list[dict[str, tuple[int, int]]]:
     ]
 
 
+def delta_products(text: TextConfig) -> int:
+    """Multiplications of a position in a gated delta rule (`models.gated_delta.delta_rule`): with the keys
+    and what the positions of its chunk add, and with the matrix before them."""
+    key, value = text.delta_key_dim, text.delta_value_dim
+    return text.delta_value_heads * (CHUNK * (2 * key + value) + 3 * key * value)
+
+
 def training_flops(
     config: VLMConfig,
     amounts: Amounts,
@@ -131,7 +139,9 @@ def training_flops(
     seeing = vision.num_hidden_layers * 4 * vision.hidden_size  # per pair of patches
     # Forward, per position, per pair of positions, and per labelled position.
     products = 2 * sum(a * b for layer in linear_sizes(config) for a, b in layer.values())
-    attending = sum(text.mixer(layer) != "conv" for layer in range(text.num_hidden_layers))
+    mixers = [text.mixer(layer) for layer in range(text.num_hidden_layers)]
+    rules = mixers.count("delta") * 2 * delta_products(text)  # of which both sides get a gradient
+    attending = sum(kind not in ("conv", "delta") for kind in mixers)
     attention = attending * 4 * text.num_attention_heads * text.head_dim
     head = 2 * text.hidden_size * text.vocab_size
 
@@ -140,12 +150,12 @@ def training_flops(
     patch, patch_pair = convolution * (1 + sees) + tower * (1 + 2 * sees), seeing * (1 + 2 * sees)
     if amounts.positions:
         patch += projector * (1 + projects + (sees or (projects and normed)))
-    position = products * (1 + speaks + into_blocks) + 3 * 2 * adapters
+    position = products * (1 + speaks + into_blocks) + 3 * 2 * adapters + rules * (1 + 2 * into_blocks)
     pair = attention * (1 + 2 * into_blocks)
     label = head * (1 + speaks + into_blocks)
     if recompute:
         patch, patch_pair = patch + tower * sees, patch_pair + seeing * sees
-        position, pair = position + products, pair + attention
+        position, pair = position + products + rules, pair + attention
     through_tower = patch * amounts.patches + patch_pair * amounts.patch_pairs
     through_blocks = position * amounts.positions + pair * amounts.pairs
     return through_tower + through_blocks + label * amounts.labelled

@@ -29,7 +29,8 @@ from models.checkpoints.hub import snapshot
 from models.checkpoints.load import choose_family, meta_init
 from models.checkpoints.weights import PARTS as TABLE_PARTS
 from models.checkpoints.weights import module_of
-from models.config import Gemma4TextConfig, PackedVisionConfig, VLMConfig
+from models.config import Gemma4TextConfig, PackedVisionConfig, TextConfig, VLMConfig
+from models.gated_delta import CHUNK
 from models.losses import chunk_positions
 from models.vision_language_model import VisionLanguageModel, part_size
 from training.config import PlanOptions, TrainConfig, dataset_entries
@@ -321,17 +322,34 @@ def activation_bytes(
     swiglu = (4 if needs_inputs else 3) * text.intermediate_size * product
     attention: float = 2 * (heads + keys) * product + 4 * text.num_attention_heads
     attention += (3 if casts else 1) * width * product * needs_inputs
+    if text.attention_gate:  # its sigmoid, and what that weighs
+        attention += (2 if casts else 3) * heads * product
     if text.qk_norm:
         attention += rms(heads + keys, speaks)
     # A short convolution keeps its gates and value, what its taps are multiplied with, plain and padded, the
     # sum, and the inputs of its two products.
     convolution = (3 + 2 * speaks + 2 * needs_inputs) * width * product + width * residual
-    mixers = {"attention": attention, "conv": convolution}
+    mixers = {
+        "attention": attention,
+        "conv": convolution,
+        "delta": _delta_bytes(text, residual, product, speaks),
+    }
     shared = 2 * norm + (1 + casts) * width * product * needs_inputs + swiglu
     if isinstance(text, Gemma4TextConfig):  # norms after each part, and what a token has for each layer
         shared += 3 * norm + 2 * text.per_layer_width * product + 2 * width * residual
     each = [shared + mixers.get(text.mixer(layer), attention) for layer in range(text.num_hidden_layers)]
     return size + positions * (blocks(each, width) + norm)
+
+
+def _delta_bytes(text: TextConfig, residual: int, product: int, speaks: bool) -> float:
+    """What the gated delta rule keeps of a position: its convolution as a short one does, and in float32
+    scores within a chunk, the matrix before it, keys, queries, what is added, and the gated norm."""
+    heads, dim, value_dim = text.delta_value_heads, text.delta_key_dim, text.delta_value_dim
+    keys, values = heads * dim, heads * value_dim
+    inputs = 2 * text.delta_key_heads * dim + values
+    scores = heads * (6 * CHUNK + dim * value_dim / CHUNK + 10)
+    rule = 4 * (scores + 6 * keys + (7 + speaks) * values + inputs) + CHUNK
+    return rule + inputs * (residual + 2 * speaks * product) + (heads + values) * product
 
 
 # ----------------------------------------------------------------------------------- from a recipe
@@ -439,6 +457,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "depth": 24, "hidden_size": 1024, "intermediate_size": 4096,
             "deepstack_visual_indexes": [5, 11, 17],
         },
+    },
+    "Qwen/Qwen3.5-0.8B": {
+        "model_type": "qwen3_5",
+        "tie_word_embeddings": True,
+        "text_config": {
+            "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
+            "num_attention_heads": 8, "num_key_value_heads": 2, "linear_num_value_heads": 16,
+            "max_position_embeddings": 262_144,
+        },
+        "vision_config": {"depth": 12, "hidden_size": 768, "num_heads": 12, "intermediate_size": 3072},
     },
     "LiquidAI/LFM2.5-VL-450M": {
         "model_type": "lfm2_vl",
