@@ -15,7 +15,7 @@ from typing import Any
 from families import qwen_vl, saving
 from families.qwen_images import open_images
 from families.qwen_vl import build, grid, places, positions
-from families.text import first_id, number, section, text_config, vlm_config
+from families.text import expect, first_id, number, section, text_config, vlm_config
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf
 from models.config import VLMConfig
@@ -41,6 +41,8 @@ _DELTA = {
     "delta_key_heads": "linear_num_key_heads",
     "delta_value_heads": "linear_num_value_heads",
 }
+# Whose other values would need code that is not here: mixtures of experts, attention without its gate.
+_PLAIN = {"model_type": "qwen3_5_text", "attn_output_gate": True, "num_experts": 0}
 _KINDS = {"full_attention": "attention", "linear_attention": "delta"}
 
 
@@ -51,6 +53,7 @@ def recognises(config: Mapping) -> bool:
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
     given = section(config, "text_config")
+    expect(given, _PLAIN)
     text = _TEXT | {name: value for name, value in given.items() if value is not None}
     rope = section(text, "rope_scaling") or section(text, "rope_parameters")
     factor = {"partial_rotary_factor": text.get("partial_rotary_factor", 0.25)} | rope
@@ -85,11 +88,13 @@ def _layer_types(text: dict) -> tuple[str, ...]:
     every = number({"full_attention_interval": 4} | text, "full_attention_interval")
     kinds = text.get("layer_types")
     if kinds is None:
-        return tuple("delta" if (layer + 1) % every else "attention" for layer in range(layers))
+        kinds = ["full_attention" if (at + 1) % every == 0 else "linear_attention" for at in range(layers)]
     if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds):
         raise CheckpointError(
             f"config.json: layer_types: expected {' or '.join(_KINDS)}, got {str(kinds)[:80]}"
         )
+    if "full_attention" not in kinds:
+        raise CheckpointError("config.json: layer_types: expected full_attention in at least one layer")
     return tuple(_KINDS[kind] for kind in kinds)
 
 

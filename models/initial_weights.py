@@ -8,21 +8,29 @@ import torch
 from torch import nn
 
 from models.config import VLMConfig
+from models.language_model import ZeroCenteredRMSNorm
+
+_INTO_RESIDUAL = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 
 
 def init_weights(model: nn.Module, config: VLMConfig, generator: torch.Generator | None, prefix: str) -> None:
     """Initialise every weight whose name starts with `prefix`.
 
-    Variance-preserving Normal(0, 1 / sqrt(fan_in)), the two projections that write into the residual
-    stream of the text scaled by 1 / sqrt(2 · layers) as in GPT-2; norms at one, biases at zero. Token
-    embeddings have unit scale, so that a token is still known after the first block, unless the head
-    shares them (0.02, as in Llama).
+    Variance-preserving Normal(0, 1 / sqrt(fan_in)), the projections that write into the residual stream of
+    the text scaled by 1 / sqrt(2 · layers) as in GPT-2; norms scale by one, biases are zero, and decays of
+    the gated delta rule are drawn as transformers draws them. Token embeddings have unit scale, so that a
+    token is still known after the first block, unless the head shares them (0.02, as in Llama).
     """
     depth = 1 / math.sqrt(2 * config.text.num_hidden_layers)
+    centred = {
+        f"{name}.weight" for name, part in model.named_modules() if isinstance(part, ZeroCenteredRMSNorm)
+    }
     for name, parameter in model.named_parameters():
         if not name.startswith(prefix):
             continue
-        if name.endswith("bias"):
+        if name.endswith("A_log"):
+            parameter.data.uniform_(0.01, 16, generator=generator).log_()
+        elif name in centred or name.endswith(".bias"):
             nn.init.zeros_(parameter)
         elif parameter.dim() == 1:
             nn.init.ones_(parameter)
@@ -32,6 +40,6 @@ def init_weights(model: nn.Module, config: VLMConfig, generator: torch.Generator
             nn.init.normal_(parameter, std=0.02, generator=generator)
         else:
             std = parameter[0].numel() ** -0.5
-            if name.startswith("language_model") and name.endswith(("o_proj.weight", "down_proj.weight")):
+            if name.startswith("language_model") and name.endswith(_INTO_RESIDUAL):
                 std *= depth
             nn.init.normal_(parameter, std=std, generator=generator)

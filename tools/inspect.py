@@ -17,7 +17,8 @@ from typing import Any
 from data.errors import ProcessorError
 from data.images import check_sides, load_image
 from data.processor import Processor
-from generation.kv_cache import numbers_per_token
+from generation.kv_cache import bytes_per_row, numbers_per_token, snapshot_numbers
+from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
 from models.checkpoints.hub import CheckpointError, describe, read_json, snapshot
 from models.checkpoints.load import choose_family, expected_shapes
@@ -80,6 +81,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
         "parameters": parameters,
         "stored": None if headers is None else _stored(headers),
         "fits": _fits(expected, reader, headers, source),
+        "left_out": [] if headers is None else _left_out(expected, reader, headers),
         "vision": None if vision is None else asdict(vision),
         "text": None if text is None else asdict(text),
         "images": None if vision is None else vision.images(config.scale_factor),
@@ -102,6 +104,12 @@ def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, s
     return "yes"
 
 
+def _left_out(expected: Mapping[str, Shape], reader: Any, headers: Headers) -> list[str]:
+    """Stored tensors that the model here does not have: Qwen3.5's `mtp`, a tower's pooling."""
+    place = reader.tensor_map(headers.shapes)
+    return sorted(headers.shapes.keys() - {place(name).name for name in expected})
+
+
 def _stored(headers: Headers) -> dict[str, Any]:
     elements: Counter[str] = Counter()
     for name, kind in headers.dtypes.items():
@@ -117,12 +125,16 @@ def _stored(headers: Headers) -> dict[str, Any]:
 
 
 def _cache(text: TextConfig | None) -> dict[str, dict[str, int]] | None:
-    """Bytes of keys and values for one token and for a full context, by dtype."""
+    """Bytes of keys and values for one token and for a full context, by dtype; where layers keep states, also
+    what these take of each conversation whatever its length, and of a place that it may go back to."""
     if text is None:
         return None
-    numbers = numbers_per_token(text.cache_layout)
+    numbers, fixed = numbers_per_token(text.cache_layout), bytes_per_row(text.cache_layout)
+    states = {"per_conversation": fixed, "per_snapshot": 4 * snapshot_numbers(text.cache_layout)}
     return {
-        dtype: {"per_token": numbers * size, "full_context": numbers * size * text.max_position_embeddings}
+        dtype: {"per_token": numbers * size}
+        | (states if fixed else {})
+        | {"full_context": numbers * size * text.max_position_embeddings + fixed}
         for dtype, size in _CACHE_BYTES.items()
     }
 
@@ -178,6 +190,8 @@ def as_text(report: Mapping[str, Any]) -> str:
             lines.append(f"context of {values:,} tokens")
         elif part == "fits":
             lines.append(f"weights fit the config: {values}")
+        elif part == "left_out" and values:
+            lines.append(f"left out of the weights: {some(values)}")
         elif part == "images" and values is not None:
             lines.append(f"images: {values}")
         elif isinstance(values, dict):
