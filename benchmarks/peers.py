@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, Idefics3Config, Idefics3ForConditionalGeneration, StaticCache
+from transformers import AutoConfig, AutoModelForImageTextToText, DynamicCache, StaticCache
 from transformers.generation.streamers import BaseStreamer
 from transformers.initialization import no_init_weights
 
@@ -74,8 +74,9 @@ def bytes_read(language_model) -> int:
 
 
 def cache_bytes(shape: str, dtype: torch.dtype | None) -> int:
-    """Of a position in a cache of that type; 0 without one."""
-    return kv.numbers_per_token(SHAPES[shape].text.cache_layout) * dtype.itemsize if dtype else 0
+    """Of a position in a cache of that type, as far as each step reads it; 0 without one."""
+    layout = [layer for layer in SHAPES[shape].text.cache_layout if "key" in layer]
+    return kv.numbers_per_token(layout) * dtype.itemsize if dtype else 0
 
 
 # ---------------------------------------------------------------------------------------------- Ocelli
@@ -146,8 +147,8 @@ class Ours:
         text, model = self.model.config.text, self.model
         like = torch.empty(0, dtype=model.language_model.cache_dtype, device=self.device)
         cache = kv.allocate_for(text, batch, context + WARM_UP + tokens, like=like)
-        for layer in cache:
-            fill(layer["key"], 1.0), fill(layer["value"], 1.0, start=7919)
+        for number, tensor in enumerate(tensor for layer in cache for tensor in layer.values()):
+            fill(tensor, 1.0, start=7919 * number)
         options = model.generation_options(max_new_tokens=WARM_UP + tokens + 1, stop_token_ids=())
         rows = new_rows([torch.zeros(1, dtype=torch.int64)] * batch, options)
         cursor = CachePosition(cache, (context,) * batch, self.device)
@@ -167,16 +168,22 @@ def build_transformers(shape: str, dtype: torch.dtype, device: str):
     """transformers' model of a shape, with its sdpa attention, in eval mode."""
     prepare_device(device)
     described, places = written(SHAPES[shape])
-    config = Idefics3Config.from_dict(described)
-    config._attn_implementation = "sdpa"
+    config = AutoConfig.for_model(**described)
     with no_init_weights():
-        model: Any = Idefics3ForConditionalGeneration(config)
+        model: Any = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
     with meta_init():
         ours = [name for name, _ in VisionLanguageModel(SHAPES[shape]).named_parameters()]
     fill_weights(model, [places(name).name for name in ours])  # the same numbers in the same places
     model = model.to(device, dtype).eval()
     model.generation_config.eos_token_id = None  # answers are as long as they are asked to be
     return model
+
+
+# Tower, projector and text of transformers' models.
+_PARTS = {
+    "idefics3": ("vision_model", "connector", "text_model"),
+    "lfm2_vl": ("vision_tower", "multi_modal_projector", "language_model"),
+}
 
 
 class Clock(BaseStreamer):
@@ -199,22 +206,26 @@ class Transformers:
         if setup["precision"] not in DTYPES:
             raise Unavailable(f"transformers has no {setup['precision']} weights without further packages")
         self.shape, self.device = setup["shape"], setup["device"]
-        self.static = setup["system"] == "transformers-static"
+        self.static, family = setup["system"] == "transformers-static", SHAPES[self.shape].family
+        if family not in _PARTS or (self.static and family != "idefics3"):
+            raise Unavailable(f"{setup['system']} is not measured with {self.shape}")
         self.dtype = self.cache_type = DTYPES[setup["precision"]]
         self.model = build_transformers(self.shape, self.dtype, self.device)
         self.info: dict[str, Any] = {}
         self._marks: list[float] = []
-        inner = self.model.model
-        inner.vision_model.register_forward_pre_hook(lambda *_: self._marks.append(now(self.device)))
-        inner.connector.register_forward_hook(lambda *_: self._marks.append(now(self.device)))
-        self.weight_bytes = bytes_read(inner.text_model) + self.model.lm_head.weight.nbytes
+        self._tower, self._projector, text = (getattr(self.model.model, name) for name in _PARTS[family])
+        self._tower.register_forward_pre_hook(lambda *_: self._marks.append(now(self.device)))
+        self._projector.register_forward_hook(lambda *_: self._marks.append(now(self.device)))
+        self.weight_bytes = bytes_read(text) + self.model.lm_head.weight.nbytes
 
     def generate(self, tokens: int, **inputs) -> Tensor:
         """Greedy; without an "attention_mask", rows of equal length."""
         inputs = {"attention_mask": torch.ones_like(inputs["input_ids"])} | inputs
         return self.model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
 
-    def first_token(self, tiles: int, image: int) -> dict:
+    def first_token(self, tiles: int, image: int) -> dict | None:
+        if SHAPES[self.shape].family != "idefics3":
+            return None  # its patches are packed otherwise
         inputs = prompt(self.shape, tiles, device=self.device, image=image)
         self._marks.clear()
         start = now(self.device)
@@ -225,8 +236,8 @@ class Transformers:
 
     @torch.no_grad()
     def features(self, pixels: Tensor) -> Tensor:
-        tower, pixels = self.model.model, pixels.flatten(0, 1).to(self.device, self.dtype)
-        return tower.connector(tower.vision_model(pixel_values=pixels).last_hidden_state)
+        pixels = pixels.flatten(0, 1).to(self.device, self.dtype)
+        return self._projector(self._tower(pixel_values=pixels).last_hidden_state)
 
     @torch.no_grad()
     def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict:
@@ -234,7 +245,7 @@ class Transformers:
         if self.static:
             cache = StaticCache(self.model.config, max_cache_len=context + WARM_UP + tokens + 1)
         size = (batch, text.num_key_value_heads, context, text.head_dim)
-        for layer in range(text.num_hidden_layers):
+        for layer in range(0 if text.layer_types else text.num_hidden_layers):  # else it reads a prompt
             random = [fill(torch.empty(size, dtype=self.dtype, device=self.device), 1.0) for _ in range(2)]
             cache.update(*random, layer)
         ids = words(self.shape, 1, context + 1).expand(batch, -1).to(self.device)
@@ -337,7 +348,8 @@ class LlamaCpp:
         ids = words(self.shape, 1, context + WARM_UP + tokens).tolist()
         if batch > 1:
             return self._decode_rows(ids, context, batch)
-        self.llm.n_tokens = min(self.llm.n_tokens, context)
+        held = 0 if SHAPES[self.shape].text.layer_types else context  # it cannot go back in a convolution
+        self.llm.n_tokens = min(self.llm.n_tokens, held)
         if self.llm.n_tokens < context:
             self.llm.eval(ids[self.llm.n_tokens : context])
         for token in ids[context : context + WARM_UP]:
@@ -386,22 +398,33 @@ class LlamaCpp:
 
 
 def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes (rows, columns) of llama.cpp's tensors of a Llama or Qwen3 with a head of its own."""
+    """Names and shapes (rows, columns) of llama.cpp's tensors of a Llama, Qwen3 or LFM2 with a head of its
+    own."""
     width, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
-    block: dict[str, tuple[int, ...]] = {
-        "attn_q": (queries, width),
-        "attn_k": (keys, width),
-        "attn_v": (keys, width),
+    mixers: dict[str, dict[str, tuple[int, ...]]] = {
+        "attention": {
+            "attn_q": (queries, width),
+            "attn_k": (keys, width),
+            "attn_v": (keys, width),
+            "attn_output": (width, queries),
+            **dict.fromkeys(("attn_q_norm", "attn_k_norm") if config.qk_norm else (), (config.head_dim,)),
+        },
+        "conv": {
+            "shortconv.conv": (width, config.conv_kernel),
+            "shortconv.in_proj": (3 * width, width),
+            "shortconv.out_proj": (width, width),
+        },
     }
-    block |= {"attn_output": (width, queries), "attn_norm": (width,), "ffn_norm": (width,)}
-    block |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
-    block |= dict.fromkeys(("attn_q_norm", "attn_k_norm") if config.qk_norm else (), (config.head_dim,))
+    shared: dict[str, tuple[int, ...]] = {"attn_norm": (width,), "ffn_norm": (width,)}
+    shared |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (config.vocab_size, width)}
     for layer in range(config.num_hidden_layers):
+        block = mixers[config.mixer(layer)] | shared
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
-    shapes |= {"output_norm": (width,), "output": (config.vocab_size, width)}
+    shapes |= {"token_embd_norm" if config.layer_types else "output_norm": (width,)}
+    shapes |= {"output": (config.vocab_size, width)}
     return {f"{name}.weight": shape for name, shape in shapes.items()}
 
 
@@ -409,13 +432,17 @@ def write_gguf(config: TextConfig, kind: str, path: Path) -> int:
     """Write random weights; returns the bytes that one token reads. All layers get the same numbers, which
     keeps memory small; speed does not depend on them. The tokens have names and no meaning."""
     (gguf,) = need("gguf")
-    writer = gguf.GGUFWriter(path, "qwen3" if config.qk_norm else "llama")
+    writer = gguf.GGUFWriter(path, "lfm2" if config.layer_types else "qwen3" if config.qk_norm else "llama")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    kinds = map(config.mixer, range(config.num_hidden_layers))
+    heads = [config.num_key_value_heads if kind == "attention" else 0 for kind in kinds]
+    writer.add_head_count_kv(heads if config.layer_types else config.num_key_value_heads)
+    if config.layer_types:
+        writer.add_shortconv_l_cache(config.conv_kernel)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
@@ -428,8 +455,8 @@ def write_gguf(config: TextConfig, kind: str, path: Path) -> int:
     writer.add_tokenizer_model("llama")
     writer.add_token_list(pieces + [f"token{number}".encode() for number in range(more)])
     writer.add_token_scores([0.0] * 3 + [-float(number) for number in range(config.vocab_size - 3)])
-    kinds = [types.UNKNOWN, types.CONTROL, types.CONTROL, *[types.BYTE] * 256, *[types.NORMAL] * more]
-    writer.add_token_types(kinds)
+    tokens = [types.UNKNOWN, types.CONTROL, types.CONTROL, *[types.BYTE] * 256, *[types.NORMAL] * more]
+    writer.add_token_types(tokens)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
@@ -443,7 +470,8 @@ def write_gguf(config: TextConfig, kind: str, path: Path) -> int:
             kept[part] = np.ones(shape, np.float32), plain
         elif part not in kept:
             numbers = random.standard_normal(shape, np.float32) * shape[1] ** -0.5
-            kept[part] = gguf.quants.quantize(numbers, wanted), wanted
+            raw = plain if "shortconv.conv" in name else wanted
+            kept[part] = gguf.quants.quantize(numbers, raw), raw
         data, raw_type = kept[part]
         writer.add_tensor(name, data, raw_dtype=raw_type)
         read += data.nbytes if name != "token_embd.weight" else 0
