@@ -12,9 +12,9 @@ number nor on whether it is prefilled or decoded. On CUDA it is the step and the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,9 @@ from data.processor import EncodedConversation, Processor
 from data.tiles import Sizes
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.cuda.graph import unsupported as unrecorded
-from generation.fast.native.build import NoCompiler, put_rounded, to_panels
+from generation.fast.native.build import NoCompiler, to_panels
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
-from generation.fast.quantized import pack
+from generation.fast.quantized import pack, put_packed
 from generation.fast.tower import FastTower, fast_tower
 from generation.memory import give_back
 from generation.prefix import FeatureCache
@@ -37,6 +37,7 @@ from generation.threads import choose, watch
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
 from inference.grammar import Form, plain_form
+from inference.kept_weights import KeptWeights
 from models.checkpoints.hub import snapshot
 from models.checkpoints.load import meta_init, one_version, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
@@ -310,9 +311,12 @@ def open_checkpoint(
         raise RequestError(f"dtype {dtype}: expected device {expected}, got {chosen}; use bfloat16 there")
 
     def read() -> tuple[VisionLanguageModel, Processor]:
-        put = partial(put_rounded, dtype) if dtype in PACKED else put_parameter
+        kept = KeptWeights(source, revision) if dtype == "int4" else None
+        put = kept.put if kept else put_int8 if dtype == "int8" else put_parameter
         model = VisionLanguageModel.from_pretrained(source, revision, loading_dtype(dtype), chosen, put)
         assert model.origin is not None, "a loaded model knows where it came from"
+        if kept is not None:
+            kept.keep(model)
         # The commit of the weights: the branch may have moved on meanwhile.
         folder = snapshot(source, model.origin.commit or revision)
         return model, Processor.from_pretrained(folder, config=model.config, max_pixels=pixels)
@@ -329,6 +333,10 @@ def open_checkpoint(
         for blocks in (model.language_model.layers, model.vision_model.layers):
             watch(blocks)
     return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
+
+
+def put_int8(model: torch.nn.Module, names: Sequence[str], read: Callable[[], torch.Tensor]) -> None:
+    put_packed("int8", model, names, read())
 
 
 def pixel_budget(device: torch.device, max_pixels: int | None) -> int | None:

@@ -23,7 +23,6 @@ import logging
 import os
 import platform
 import re
-import secrets
 import stat
 import threading
 import time
@@ -47,9 +46,9 @@ from generation.prefix import is_finite
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
+from inference.kept_weights import code_digest, write_whole
 from models.checkpoints.weights import file_header, memory_of
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDER_BYTES = 8 * 2**30  # of a folder: 180 images of 17 tiles for SmolVLM-256M in float32
 WAITING_BYTES = 2**29  # of blocks that are not written yet; what comes on top is kept another time
 READERS = 2  # threads that read and check
@@ -192,24 +191,8 @@ class PrefixFolder:
             size += nbytes
             if size > self.max_bytes or not self._make_room(nbytes):
                 return
-            self._replace(path, times, header, content)
+            write_whole(path, times, header, content)
             self._size, self._written = self._size + nbytes, self._written + 1
-
-    def _replace(self, path: Path, times: tuple[int, int] | None, *parts: bytes | memoryview) -> None:
-        """Write a file under another name, and then give it its own."""
-        draft = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.tmp")  # two containers may share a pid
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(draft, flags, 0o600), "wb") as file:
-                file.writelines(parts)
-                file.flush()
-                os.fsync(file.fileno())
-            if times is not None:
-                os.utime(draft, ns=times)
-            draft.replace(path)
-        finally:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> bool:
         """Whether `size` bytes more fit, once those used longest ago are gone."""
@@ -258,7 +241,7 @@ class PrefixFolder:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
         try:
-            self._replace(note, None, digest)
+            write_whole(note, None, digest)
         except OSError as error:
             self._warn(f"{self.path}: prefixes cannot be kept: {error.strerror}")
         return digest
@@ -284,20 +267,6 @@ def identity(checkpoint: Checkpoint, files: PrefixFolder) -> bytes:
         "torch": [torch.__version__, torch.get_float32_matmul_precision(), *platform.libc_ver()],
     }
     return json.dumps(parts, sort_keys=True).encode()
-
-
-def code_digest() -> str:
-    """Of every file of this repository that may have a part in a key or a value: networks, what reads their
-    weights, what computes them in C and on a GPU, and what makes numbers of pixels. A comment that changes
-    costs what was kept; a mended mistake must not live on in it."""
-    rooms = ("models", "families", "generation")
-    files = [path for room in rooms for path in (ROOT / room).rglob("*")]
-    code = sorted(path for path in files if path.suffix in (".py", ".c", ".h"))
-    digest = hashlib.sha256()
-    for path in (*code, ROOT / "data" / "tiles.py"):
-        digest.update(f"{path.relative_to(ROOT).as_posix()} {path.stat().st_size}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def libraries(checkpoint: Checkpoint) -> list[str]:

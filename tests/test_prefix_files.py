@@ -19,10 +19,11 @@ from safetensors import safe_open
 import generate
 from generation.prefix_store import TEXT_BLOCK, PrefixStore
 from generation.session import Session
-from inference import prefix_files
+from inference import kept_weights, prefix_files
 from inference.checkpoint import open_checkpoint
 from inference.errors import RequestError
-from inference.prefix_files import PrefixFolder, code_digest, device_kind, identity, libraries
+from inference.kept_weights import code_digest
+from inference.prefix_files import PrefixFolder, device_kind, identity, libraries
 from tests.evaluations import FORK
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
 from tests.test_prefix_store import BYTES, check_loaded, filled_cache, small_model
@@ -286,9 +287,9 @@ def test_nothing_outlives_the_code_that_made_it(tmp_path, monkeypatch):
     """A mended mistake in the tower must not go on answering from a folder."""
     for room in ("models", "generation", "families", "data"):
         ignored = shutil.ignore_patterns("*.pyc")
-        shutil.copytree(prefix_files.ROOT / room, tmp_path / room, ignore=ignored)
+        shutil.copytree(kept_weights.ROOT / room, tmp_path / room, ignore=ignored)
     before = code_digest()
-    monkeypatch.setattr(prefix_files, "ROOT", tmp_path)
+    monkeypatch.setattr(kept_weights, "ROOT", tmp_path)
     for name in CODE:
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text.replace("1", "2", 1))

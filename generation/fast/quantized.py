@@ -22,7 +22,7 @@ Put = Callable[[str, nn.Module, Sequence[str], Tensor], None]
 PARTIAL_FLOATS = 4_194_304  # weights rounded or unpacked at a time (16 MiB of float32)
 # What a device multiplies in, and with it keeps activations and all that is small in.
 _ARITHMETIC = {"cpu": torch.float32, "cuda": torch.bfloat16}
-_UNPACKED = "position_embedding"
+UNPACKED = "position_embedding"
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ def put_packed(precision: str, model: nn.Module, names: Sequence[str], tensor: T
         above, _, own = path.rpartition(".")
         module: Any = model.get_submodule(path)
         is_linear = isinstance(module, nn.Linear)
-        if leaf == "weight" and (is_linear or isinstance(module, nn.Embedding)) and own != _UNPACKED:
+        if leaf == "weight" and (is_linear or isinstance(module, nn.Embedding)) and own != UNPACKED:
             if packed is None:
                 packed = quantize_rows(tensor) if precision == "int8" else (tensor.to(torch.bfloat16), None)
             if is_linear:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -44,7 +45,7 @@ from models.checkpoints.weights import (
 from models.config import VLMConfig
 
 T = TypeVar("T")
-Put = Callable[[nn.Module, Sequence[str], Tensor], None]
+Put = Callable[[nn.Module, Sequence[str], Callable[[], Tensor]], None]
 
 HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
 # Keys of generation_config.json that are in the config, or about the file itself.
@@ -55,9 +56,9 @@ _LAYER = re.compile(r"(\w+)\.layers\.(\d+)\.(.+)")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS.values()}
 
 
-def put_parameter(model: nn.Module, names: Sequence[str], tensor: Tensor) -> None:
-    """Give a model a tensor as a parameter, under the names of all that share it."""
-    parameter = nn.Parameter(tensor)
+def put_parameter(model: nn.Module, names: Sequence[str], read: Callable[[], Tensor]) -> None:
+    """Give a model a tensor as a parameter, under the names of all that share it. `read` reads it."""
+    parameter = nn.Parameter(read())
     for name in names:
         owner, leaf = name.rsplit(".", 1)
         setattr(model.get_submodule(owner), leaf, parameter)
@@ -198,8 +199,8 @@ def fill(
     try:
         for name, shape in names.items():
             place = stored_tensor(name)
-            tensor = read_tensor(entries[place.name], shape, dtype, device, place.part, place.parts)
-            put(module, (name, *tied) if name == EMBEDDING else (name,), tensor)
+            read = partial(read_tensor, entries[place.name], shape, dtype, device, place.part, place.parts)
+            put(module, (name, *tied) if name == EMBEDDING else (name,), read)
     except (RuntimeError, MemoryError) as error:
         # On a CPU PyTorch raises a bare RuntimeError.
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):

@@ -44,7 +44,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.fast.quantized import PARTIAL_FLOATS, PackedEmbedding, PackedLinear, put_packed
+from generation.fast.quantized import (
+    PARTIAL_FLOATS,
+    UNPACKED,
+    PackedEmbedding,
+    PackedLinear,
+    put_packed,
+    quantize_rows,
+)
 from generation.threads import CROWD, HOOKS, Paces, with_threads
 
 FOLDER = Path(__file__).parent
@@ -55,7 +62,8 @@ _SUMMED = 4_096  # rows
 _packing, _multiplying = Paces(CROWD), Paces(CROWD)
 # Sums are vectorised by hand and stay as they are written, so that a row's result is the same in any batch.
 # NaN and infinity keep their meaning.
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-fno-math-errno",
+_NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+FLAGS = ("-O3", _NATIVE, "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-fno-math-errno",
          "-fno-trapping-math", "-ffp-contract=off", "-Wno-psabi")  # fmt: skip
 
 
@@ -297,15 +305,20 @@ class PanelWeight(nn.Module):
         self.register_buffer("bias", None if bias is None else F.pad(bias.detach().float(), (0, padding)))
 
     @classmethod
-    def sharing(cls, other: PanelWeight) -> PanelWeight:
-        """One with the weights of another."""
+    def of(cls, shape: tuple[int, int], **parts: Tensor | None) -> PanelWeight:
+        """One of weight, scale, sum and bias as another had them."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made.out_features, made.in_features = other.out_features, other.in_features
-        for name in ("weight", "scale", "sum"):
-            made.register_buffer(name, getattr(other, name))
-        made.register_buffer("bias", None)
+        made.out_features, made.in_features = shape
+        for name in ("weight", "scale", "sum", "bias"):
+            made.register_buffer(name, parts.get(name))
         return made
+
+    @classmethod
+    def sharing(cls, other: PanelWeight) -> PanelWeight:
+        """One with the weights of another, and no bias."""
+        parts = {name: getattr(other, name) for name in ("weight", "scale", "sum")}
+        return cls.of((other.out_features, other.in_features), **parts)
 
     def _apply(self, fn, recurse: bool = True):
         """What `.to()`, `.half()` and the like call."""
@@ -384,7 +397,7 @@ def to_panels(model: nn.Module) -> nn.Module:
     for parent in model.modules():
         for name, child in parent.named_children():
             known = isinstance(child, nn.Linear | nn.Embedding | PackedLinear | PackedEmbedding)
-            if known and name != "position_embedding":
+            if known and name != UNPACKED:
                 places.setdefault(id(child.weight), []).append((parent, name))
     for users in places.values():
         first: PanelWeight | None = None
@@ -406,22 +419,28 @@ def to_panels(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def put_rounded(precision: str, model: nn.Module, names: Sequence[str], tensor: Tensor) -> None:
-    """`put_packed`, and for int4: matrices and the token embedding of the language model with four bits, in
-    panels; those of all else as int8. Raises NoCompiler."""
-    if precision != "int4" or names[0].startswith(("vision_model.", "projector.")):
-        return put_packed("int8" if precision == "int4" else precision, model, names, tensor)
+    """`put_packed`, and for int4 into panels: the matrices and the token embedding of the language model with
+    four bits, those of all else as int8. Raises NoCompiler."""
+    if precision != "int4":
+        return put_packed(precision, model, names, tensor)
     first: PanelWeight | None = None
     for name in names:
         path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
-        if leaf == "weight" and isinstance(module, nn.Linear | nn.Embedding):
+        above, _, own = path.rpartition(".")
+        module: Any = model.get_submodule(path)
+        if leaf == "weight" and isinstance(module, nn.Linear | nn.Embedding) and own != UNPACKED:
             kind = PanelLinear if isinstance(module, nn.Linear) else PanelEmbedding
-            made = kind.sharing(first) if first else kind(tensor, None, getattr(module, "bias", None), 4)
+            bias = getattr(module, "bias", None)
+            if first is not None:
+                made = kind.sharing(first)
+            elif name.startswith(("vision_model.", "projector.")):
+                made = kind(*quantize_rows(tensor), bias)
+            else:
+                made = kind(tensor, None, bias, bits=4)
             first = first or made
-            above, _, own = path.rpartition(".")
             setattr(model.get_submodule(above), own, made)
         elif isinstance(module, PanelWeight):  # its bias
-            module.bias = F.pad(tensor.float(), (0, -module.out_features % load_panels(4).ocelli_panel()))
+            module.bias = F.pad(tensor.float(), (0, -len(tensor) % load_panels(4).ocelli_panel()))
         else:
             setattr(module, leaf, nn.Parameter(tensor.float()))
     return None
@@ -490,7 +509,7 @@ def unfit(network: nn.Module) -> str | None:
     devices = {tensor.device.type for tensor in (*network.parameters(), *network.buffers())}
     if devices != {"cpu"}:
         return f"the weights are on {' and '.join(sorted(devices))}"
-    modules = (module for name, module in network.named_modules() if name != "position_embedding")
+    modules = (module for name, module in network.named_modules() if name != UNPACKED)
     types = {str(module.weight.dtype) for module in modules if isinstance(module, (*LINEAR, *EMBEDDING))}
     if len(types) > 1 or not types <= set(map(str, BITS)):
         return f"{' and '.join(sorted(types))} weights (float32, bfloat16, int8 or four bits are supported)"

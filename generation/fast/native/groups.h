@@ -43,8 +43,12 @@ typedef __m256i word;
 typedef ivec dots;
 typedef int32_t word;
 #define LOAD_WORD(x) (*(const int32_t *)(x))
+#if defined(__ARM_FEATURE_DOTPROD)
+#define DOT(d, codes, in) add_bytes(d, (ivec)(codes), in)
+#else
 #define DOT(d, codes, in) ((d) + (ivec)((codes) & 0xff) * ((in) << 24 >> 24) + (ivec)((codes) >> 8 & 0xff) * ((in) << 16 >> 24) + \
                            (ivec)((codes) >> 16 & 0xff) * ((in) << 8 >> 24) + (ivec)((codes) >> 24) * ((in) >> 24))
+#endif
 #define EIGHTFOLD(d) ((d) << 3)
 #define TIMES(zeros, in) ((ivec)((zeros) & 0xffff) * ((in) << 16 >> 16) + (ivec)((zeros) >> 16) * ((in) >> 16))
 #endif
@@ -113,7 +117,7 @@ static void widen(const uint32_t *w, int64_t units, uint32_t *out) {
             out += unit ? 2 * PANEL : 4 * PANEL;
         }
 }
-#if defined(__AVX2__)
+#if defined(__AVX2__) && LANES == 8
 #define HOLD(x) __asm__ volatile("" : "+x"(x)); /* one row after the other: else GCC 12 runs out of registers */
 #else
 #define HOLD(x)

@@ -9,7 +9,8 @@
  *   float weights   floats
  *   bfloat16        bfloat16 where there are dot products of them (AVX512_BF16), else floats
  *   int8            unsigned bytes where there are dot products of them (VNNI), one for each activation or two that
- *                   make 16 bits together; else 16-bit integers. One scale a row.
+ *                   make 16 bits together; else 16-bit integers, on ARM with dot products as two signed bytes.
+ *                   One scale a row.
  *   four bits       bytes: groups.h
  */
 #pragma once
@@ -19,6 +20,18 @@
 #define PANEL (2 * LANES)
 #define UNIT (32 / WEIGHT_BITS) /* weights in a unit */
 typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+#if defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+/* The products of four signed bytes in each lane with the four of `in`, added to sums. */
+static inline __attribute__((always_inline)) ivec add_bytes(ivec sums, ivec bytes, int32_t in) {
+    union { ivec all; int32x4_t part[2]; } to = {sums};
+    union { ivec all; int8x16_t part[2]; } of = {bytes};
+    int8x16_t with = vreinterpretq_s8_s32(vdupq_n_s32(in));
+    to.part[0] = vdotq_s32(to.part[0], of.part[0], with);
+    to.part[1] = vdotq_s32(to.part[1], of.part[1], with);
+    return to.all;
+}
+#endif
 #if WEIGHT_BITS == 4
 #include "groups.h"
 #endif
@@ -116,15 +129,21 @@ typedef float total;
 #else
 typedef ivec sums;
 typedef ivec piece;
-typedef struct { int16_t x[4]; } factor;
 typedef float total;
 #define WORDS 2
 #define CARRY 0
 #define SEGMENT 128 /* 32767 * 127 * 4 * SEGMENT < 2^31 */
 #define LOAD_PIECE(w, p) (*(const ivec *)((w) + (p) * LANES))
 #define LOAD_FACTOR(x) (*(const factor *)(x))
+#if defined(__ARM_FEATURE_DOTPROD)
+#define SPLIT_BYTES 1
+typedef struct { int32_t high, low; } factor; /* bytes of four activations, 256 * high + low */
+#define MULTIPLY_ADD(in, w, s) add_bytes((s) + (add_bytes((ivec){0}, w, (in).high) << 8), w, (in).low)
+#else
+typedef struct { int16_t x[4]; } factor;
 #define MULTIPLY_ADD(in, w, s) ((s) + ((w) << 24 >> 24) * (in).x[0] + ((w) << 16 >> 24) * (in).x[1] + \
                                 ((w) << 8 >> 24) * (in).x[2] + ((w) >> 24) * (in).x[3])
+#endif
 #endif
 #ifndef PIECES
 #define PIECES 2
@@ -324,7 +343,7 @@ static void widen(const uint32_t *w, int64_t units, uint32_t *out) {
     }
 #endif
 #if LANES == 16
-#define EACH_WIDE EACH_SINGLE
+#define EACH_WIDE(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
 #else
 #define EACH_WIDE(X) X(1) X(2) X(3) X(4) X(5) X(6)
 #endif
@@ -395,6 +414,8 @@ static void set_input(Inputs in, int64_t token, const float *x, int64_t columns)
     float largest = largest_of(x, columns, 1);
 #if defined(DOT_BYTES)
     const float most = in.halves == 2 ? 32767.0f : 127.0f;
+#elif defined(SPLIT_BYTES)
+    const float most = 127 * 257.0f;
 #else
     const float most = 32767.0f;
 #endif
@@ -414,6 +435,13 @@ static void set_input(Inputs in, int64_t token, const float *x, int64_t columns)
         }
     } else
         for (int64_t i = 0; i < columns; i++) high[i] = (uint8_t)((known ? (int32_t)nearbyintf(x[i] * by) : 0) + 128);
+#elif defined(SPLIT_BYTES)
+    for (int64_t i = 0; i < padded; i++) {
+        int32_t value = known && i < columns ? (int32_t)nearbyintf(x[i] * by) : 0;
+        int8_t *high = (int8_t *)(row + i / 4 * 2) + i % 4;
+        high[4] = (int8_t)value; /* the low one is signed, too */
+        high[0] = (int8_t)((value - high[4]) / 256);
+    }
 #else
     int16_t *out = (int16_t *)row;
     for (int64_t i = 0; i < columns; i++) out[i] = known ? (int16_t)(int32_t)nearbyintf(x[i] * by) : 0;

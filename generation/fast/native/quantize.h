@@ -9,18 +9,19 @@ static inline vec nearest(vec x) { return x + all(12582912.0f) - all(12582912.0f
 static inline vec within(float least, float most, vec x) { return at_most(all(most), at_least(all(least), x)); }
 static inline uvec encoded(vec scale) { return (((uvec)scale + (1u << 17)) >> 18) - (112u << 5); }
 
-/* Round a group with a scale and a zero as they can be stored. The sums: of its codes, of their squares, and of weights
- * times codes. */
-static inline __attribute__((always_inline)) Fit fit(const vec *x, vec scale, vec zero) {
+/* Round a group x with a scale and a zero as they can be stored. All sums count each number as often as `share` says: the
+ * squared error, the codes, their squares, and numbers times codes. */
+static inline __attribute__((always_inline)) Fit fit(const vec *x, const vec *share, vec scale, vec zero) {
     scale = (vec)((encoded(within(0x1p-15f, 1.96f, scale)) << 18) + (112u << 23));
     zero = nearest(within(0, 15.875f, zero) * all(8.0f)) * all(0.125f);
     vec inverse = all(1.0f) / scale, error = {0}, codes = {0}, squares = {0}, products = {0};
     for (int i = 0; i < GROUP; i++) {
         vec code = within(0, 15, nearest(multiply_add(x[i], inverse, zero))), off = (code - zero) * scale - x[i];
-        error = multiply_add(off, off, error);
-        codes += code;
-        squares = multiply_add(code, code, squares);
-        products = multiply_add(code, x[i], products);
+        vec counted = share[i] * code;
+        error = multiply_add(share[i] * off, off, error);
+        codes += counted;
+        squares = multiply_add(counted, code, squares);
+        products = multiply_add(counted, x[i], products);
     }
     return (Fit){scale, zero, error, codes, squares, products};
 }
@@ -33,24 +34,32 @@ static inline Fit better(Fit a, Fit b) {
     return a;
 }
 
-/* The best scale and zero of a group x (GROUP,) of each lane. */
+/* The best scale and zero of a group x (GROUP,) of each lane. Large numbers count for more, as they are often those of
+ * channels that are large themselves. */
 static Fit search(const vec *x) {
-    const float tiny = 1e-12f, count = GROUP;
-    vec low = {0}, high = {0}, sum = {0};
-    for (int i = 0; i < GROUP; i++) low = at_most(low, x[i]), high = at_least(high, x[i]), sum += x[i];
+    const float tiny = 1e-12f;
+    vec low = {0}, high = {0}, sum = {0}, squared = {0}, count = {0}, share[GROUP];
+    for (int i = 0; i < GROUP; i++) low = at_most(low, x[i]), high = at_least(high, x[i]), squared += x[i] * x[i];
+    for (int lane = 0; lane < LANES; lane++) squared[lane] = sqrtf(squared[lane] / GROUP);
+    for (int i = 0; i < GROUP; i++) {
+        share[i] = squared + at_least(x[i], -x[i]) + all(tiny);
+        count += share[i];
+        sum = multiply_add(share[i], x[i], sum);
+    }
+    vec each = all(1.0f) / count;
     Fit best = {.error = all(FLT_MAX)};
     for (int more = -1; more <= 3; more++) /* the range has so many steps more than 15 */
         for (int shift = -1; shift <= 1; shift++) {
             vec scale = at_least(all(tiny), (high - low) * all(1.0f / (15 + more)));
-            Fit one = fit(x, scale, all(shift / 3.0f - more / 2.0f) - low / scale);
+            Fit one = fit(x, share, scale, all(shift / 3.0f - more / 2.0f) - low / scale);
             best = better(best, one);
             /* x is about slope * code + begin */
-            vec slope = (one.products - one.codes * sum * all(1 / count)) /
-                        at_least(all(tiny), one.squares - one.codes * one.codes * all(1 / count));
-            vec zero = (one.codes - sum / at_least(all(tiny), slope)) * all(1 / count);
+            vec slope = (one.products - one.codes * sum * each) /
+                        at_least(all(tiny), one.squares - one.codes * one.codes * each);
+            vec zero = (one.codes - sum / at_least(all(tiny), slope)) * each;
             zero = nearest(within(0, 15.875f, zero) * all(8.0f)) * all(0.125f);
-            vec squares = one.squares - zero * (all(2.0f) * one.codes - all(count) * zero);
-            best = better(best, fit(x, (one.products - zero * sum) / at_least(all(tiny), squares), zero));
+            vec squares = one.squares - zero * (all(2.0f) * one.codes - count * zero);
+            best = better(best, fit(x, share, (one.products - zero * sum) / at_least(all(tiny), squares), zero));
         }
     return best;
 }

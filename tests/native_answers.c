@@ -1,0 +1,77 @@
+/* The answers of decode.c for a small model with fixed pseudo-random weights: one number a line. First those of a matrix alone. What a compiler makes
+ * of it for a processor is compared with what another makes for another (test_native_compilers.py). */
+#include "decode.c"
+#include <stdio.h>
+#include <stdlib.h>
+
+static uint32_t state = 1;
+static float number(void) { /* -1 to 1 */
+    state = state * 1664525u + 1013904223u;
+    return (float)(int32_t)state * 0x1p-31f;
+}
+static float *numbers(int64_t count, float size, float offset) {
+    float *made = aligned_alloc(64, round_up(count * 4, 64));
+    for (int64_t i = 0; i < count; i++) made[i] = number() * size + offset;
+    return made;
+}
+
+static Matrix matrix(int64_t rows, int64_t columns) {
+    int64_t padded = round_up(rows, PANEL);
+    float *weight = numbers(rows * columns, 0.4f, 0), *scale = numbers(padded, 0, 0);
+    uint32_t *panels = aligned_alloc(64, padded * units_of(columns) * 4);
+    int32_t *sum = calloc(padded, 4);
+    Pass pass = {.threads = 2, .stake = 1};
+#if WEIGHT_BITS == 4
+    ocelli_quantize(weight, rows, columns, panels, scale, &pass);
+#elif WEIGHT_BITS == 8
+    int8_t *codes = malloc(rows * columns);
+    for (int64_t r = 0; r < rows; r++) {
+        scale[r] = 0.4f / 127;
+        for (int64_t i = r * columns; i < (r + 1) * columns; i++) sum[r] += codes[i] = (int8_t)nearbyintf(weight[i] / scale[r]);
+    }
+    ocelli_pack((char *)codes, rows, columns, panels, &pass);
+#elif WEIGHT_BITS == 16
+    uint16_t *halves = malloc(rows * columns * 2);
+    for (int64_t i = 0; i < rows * columns; i++) halves[i] = float_to_bf16(weight[i]);
+    ocelli_pack((char *)halves, rows, columns, panels, &pass);
+#else
+    ocelli_pack((char *)weight, rows, columns, panels, &pass);
+#endif
+    return (Matrix){panels, scale, sum, numbers(padded, 0.1f, 0), rows, columns};
+}
+
+int main(void) {
+    enum { OUTPUTS = 50, INPUTS = 200, MANY = 20 }; /* a matrix by itself: not rounded twice */
+    Matrix one = matrix(OUTPUTS, INPUTS);
+    for (int64_t count = 1; count <= MANY; count += MANY - 1) {
+        float *x = numbers(count * INPUTS, 1, 0), *y = numbers(count * OUTPUTS, 0, 0);
+        Pass pass = {.threads = 2, .stake = 1};
+        ocelli_linear(&one, x, count, &pass, numbers(ocelli_linear_floats(&one, count), 0, NAN), y);
+        for (int i = 0; i < count * OUTPUTS; i++) printf("%.6f\n", y[i]);
+    }
+    enum { LAYERS = 2, WIDTH = 72, HEADS = 4, PAIRS = 2, DIM = 20, INNER = 100, VOCAB = 90, ROOM = 96 };
+    Layer layer[LAYERS] = {0};
+    for (int l = 0; l < LAYERS; l++) {
+        Layer *one = layer + l;
+        one->q = matrix(HEADS * DIM, WIDTH), one->k = matrix(PAIRS * DIM, WIDTH), one->v = matrix(PAIRS * DIM, WIDTH);
+        one->o = matrix(WIDTH, HEADS * DIM), one->gate = matrix(INNER, WIDTH), one->up = matrix(INNER, WIDTH);
+        one->down = matrix(WIDTH, INNER);
+        one->input_norm = numbers(WIDTH, 0.2f, 1), one->post_norm = numbers(WIDTH, 0.2f, 1);
+        one->key = calloc(PAIRS * ROOM * DIM, sizeof(cached)), one->value = calloc(PAIRS * ROOM * DIM, sizeof(cached));
+    }
+    int64_t axis[DIM / 2] = {0}, id[ROOM], row[ROOM] = {0}, position[ROOM];
+    Model model = {.layers = LAYERS, .width = WIDTH, .heads = HEADS, .kv_heads = PAIRS, .head_dim = DIM, .rotated = DIM, .inner = INNER,
+                   .vocab = VOCAB, .eps = 1e-5f, .embedding = matrix(VOCAB, WIDTH), .head = matrix(VOCAB, WIDTH),
+                   .final_norm = numbers(WIDTH, 0.2f, 1), .inv_freq = numbers(DIM / 2, 0.3f, 0.5f), .axis = axis,
+                   .layer = layer};
+    for (int64_t i = 0; i < ROOM; i++) id[i] = i * 37 % VOCAB, position[i] = i;
+    for (int64_t done = 0, count = 70; done + count <= 76; done += count, count = count == 70 ? 5 : 1) {
+        int64_t last = count - 1;
+        Tokens tokens = {.count = count, .id = id + done, .row = row, .position = position + done, .axes = 1,
+                         .place = position + done, .outputs = 1, .output = &last};
+        Pass pass = {.threads = 2, .stake = 1};
+        float logits[VOCAB + PANEL], *room = numbers(ocelli_scratch_floats(&model, &tokens, 2), 0, NAN);
+        ocelli_forward(&model, &tokens, ROOM, &pass, room, logits);
+        for (int i = 0; i < VOCAB; i++) printf("%.6f\n", logits[i]);
+    }
+}

@@ -1,0 +1,109 @@
+"""Weights in four bits are rounded once; a file that is not the one written is not used, and written anew."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from inference import kept_weights
+from inference.checkpoint import open_checkpoint
+from tests.qwen_checkpoints import save_hf
+from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
+
+
+@pytest.fixture(params=[0, 2])  # head and embedding are one, or two
+def opened(request, tmp_path, monkeypatch):
+    """(a function that opens a checkpoint and says how many tensors were rounded, its folder, the kept file,
+    state of the first opening)."""
+    kept_weights.load_panels(4)  # compiled where it always is
+    folder, rounded, put = tmp_path / "model", [], kept_weights.put_rounded
+    save_hf("qwen3_vl", folder, request.param)
+    monkeypatch.setenv("OCELLI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept_weights, "LEAST_BYTES", 0)
+    monkeypatch.setattr(kept_weights, "put_rounded", lambda *given: (rounded.append(given[2]), put(*given)))
+
+    def open_again():
+        rounded.clear()
+        model = open_checkpoint(folder, device="cpu", dtype="int4").model
+        return model, len(rounded)
+
+    first, count = open_again()
+    (kept,) = (tmp_path / "cache" / "weights").iterdir()
+    assert count > 0
+    return open_again, folder, kept, first.state_dict()
+
+
+def same(model, state):
+    own = model.state_dict()
+    return own.keys() == state.keys() and all(torch.equal(own[name], state[name]) for name in state)
+
+
+def test_a_second_opening_rounds_nothing(opened):
+    open_again, _, _, state = opened
+    model, rounded = open_again()
+    assert rounded == 0 and same(model, state)
+    lm = model.language_model
+    assert (lm.lm_head.weight.data_ptr() == lm.embed_tokens.weight.data_ptr()) == lm.tied
+
+
+def flip(path, at):
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+DAMAGES = {
+    "emptied": lambda path: path.write_bytes(b""),
+    "cut short": lambda path: os.truncate(path, 9000),
+    "one bit": lambda path: flip(path, -40),
+    "a name": lambda path: flip(path, 20),
+    "others may write": lambda path: path.chmod(0o666),
+    "a link": lambda path: path.symlink_to(path.rename(path.with_name("elsewhere"))),
+    "removed": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_cannot_be_trusted_is_written_anew(opened, damage):
+    open_again, _, kept, state = opened
+    DAMAGES[damage](kept)
+    model, rounded = open_again()
+    assert rounded > 0 and same(model, state)
+    assert kept.stat(follow_symlinks=False).st_mode & 0o777 == 0o600 and open_again()[1] == 0
+
+
+def test_somebody_elses_file_is_not_used(opened, monkeypatch):
+    open_again, _, kept, _ = opened
+    if os.geteuid() == 0:
+        os.chown(kept, 54321, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: kept.stat().st_uid + 1)
+    assert open_again()[1] > 0
+
+
+def test_another_checkpoint_or_another_code_is_rounded_anew(opened, monkeypatch):
+    open_again, folder, kept, _ = opened
+    weights = folder / "model.safetensors"
+    os.utime(weights, ns=(1, 1))
+    assert open_again()[1] > 0
+    monkeypatch.setattr(kept_weights, "code_digest", lambda: "another")
+    assert open_again()[1] > 0
+    assert len(list(kept.parent.iterdir())) == 3
+
+
+def test_a_full_folder_forgets_what_was_used_longest_ago_and_a_full_disk_nothing_else(opened, monkeypatch):
+    open_again, folder, kept, state = opened
+    monkeypatch.setattr(kept_weights, "FOLDER_BYTES", int(1.5 * kept.stat().st_size))
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    open_again()
+    (left,) = kept.parent.iterdir()
+    assert left != kept and open_again()[1] == 0
+    left.unlink()
+
+    def fail(*given):
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(kept_weights, "write_whole", fail)
+    assert same(open_again()[0], state)

@@ -1,0 +1,77 @@
+"""The C code gives the same answers whichever compiler makes it, for this processor, for any of its kind, and
+for ARM, which an emulator plays. What is not installed is left out."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from generation.fast.native import build
+
+TESTS = Path(__file__).parent
+# A compiler and its flags, and what runs the program.
+TARGETS = {
+    "clang": (("clang", build.FLAGS[1]), ()),
+    "clang, plain": (("clang",), ()),
+    "gcc, plain": (("gcc",), ()),
+    "ARM": (("aarch64-linux-gnu-gcc", "-static"), ("qemu-aarch64",)),
+    "ARM with dot products": (
+        ("aarch64-linux-gnu-gcc", "-static", "-march=armv8.2-a+dotprod"),
+        ("qemu-aarch64",),
+    ),
+}
+ALONE = 50 * 21  # the numbers of a matrix by itself
+COMPILED_ONLY = ("skylake-avx512", "cascadelake", "sapphirerapids")
+
+
+def compiled(command: tuple[str, ...], bits: int, *more: str) -> subprocess.CompletedProcess:
+    flags = [flag for flag in build.FLAGS[2:] if flag not in ("-fPIC", "-shared")]
+    options = [*flags, f"-DWEIGHT_BITS={bits}", f"-DCACHE_BITS={max(16, bits)}", f"-I{build.FOLDER}", *more]
+    source = str(TESTS / "native_answers.c")
+    return subprocess.run([*command, *options, source, "-lm"], capture_output=True, text=True, timeout=300)
+
+
+def answers(command: tuple[str, ...], run: tuple[str, ...], bits: int, folder: Path) -> list[float]:
+    if missing := [name for name in (command[0], *run) if not shutil.which(name)]:
+        pytest.skip(f"needs {', '.join(missing)}")
+    program = folder / "answers"
+    done = compiled(command, bits, "-O1", "-o", str(program))
+    if "omp" in done.stderr and done.returncode:
+        pytest.skip(f"{command[0]} has no OpenMP here")
+    assert done.returncode == 0, done.stderr
+    said = subprocess.run(
+        [*run, str(program)], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    return [float(line) for line in said.split()]
+
+
+@cache
+def expected(bits: int, folder: Path) -> list[float]:
+    return answers((build.find_compiler(), build.FLAGS[1]), (), bits, folder)
+
+
+@pytest.mark.parametrize("bits", [32, 16, 8, 4])
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_compiler_gives_the_same_answers(target, bits, tmp_path, tmp_path_factory):
+    """To what products rounded once or twice differ by; after layers, to a step of rounded activations."""
+    try:
+        reference = expected(bits, tmp_path_factory.getbasetemp())
+    except build.NoCompiler as error:
+        pytest.skip(str(error))
+    got = answers(*TARGETS[target], bits, tmp_path)
+    off = [abs(one - other) for one, other in zip(got, reference, strict=True)]
+    assert len(off) == ALONE + 3 * 90 and max(map(abs, reference)) > 4
+    assert max(off[:ALONE]) < 2e-4
+    assert max(off) < {32: 1e-3, 16: 1e-2, 8: 2e-2, 4: 0.25}[bits]
+
+
+@pytest.mark.parametrize("kind", COMPILED_ONLY)
+def test_it_compiles_for_processors_that_are_not_here(kind):
+    if not shutil.which("gcc"):
+        pytest.skip("needs gcc")
+    for bits in (8, 4):
+        assert compiled(("gcc", f"-march={kind}", "-Wall", "-Werror"), bits, "-fsyntax-only").returncode == 0
