@@ -284,11 +284,17 @@ class SlotCache:
 
     @property
     def unused_bytes(self) -> int:
-        """See `memory.Keeper`."""
+        """See `memory.Keeper`; with room for snapshots that are not taken."""
         if not self.kv_cache or kv.geometry(self.kv_cache).device.type != "cpu":
             return 0
-        unused = sum(max(0, self.capacity - most) for most in map(max, self._used, self.filled))
-        return unused * self._budget.bytes_per_position
+        used = [min(self.capacity, most) for most in map(max, self._used, self.filled)]
+        states = kv.bytes_per_row(self._language_model.config.cache_layout) * (len(used) - used.count(0))
+        used_bytes = sum(used) * self._budget.bytes_per_position + states + self._snapshot_bytes
+        return max(0, self._budget.size_in_bytes(self.capacity) - used_bytes)
+
+    @property
+    def _snapshot_bytes(self) -> int:
+        return sum({id(one): one.nbytes for kept in self.snapshots for one in kept.values()}.values())
 
     def forget(self) -> None:
         """Hold nothing any more; the memory stays."""
@@ -305,7 +311,7 @@ class SlotCache:
         budget, model = self._budget, self._language_model
         if needed > self.capacity:
             wanted = self._rounded(needed)
-            budget.check(wanted, kv.size_in_bytes(self.kv_cache))
+            budget.check(wanted, kv.size_in_bytes(self.kv_cache) + self._snapshot_bytes)
             if self.kv_cache:
                 self._used = [self.capacity] * budget.slots  # copied, and so written
                 kv.grow(self.kv_cache, wanted, budget.context)
@@ -364,6 +370,10 @@ class SlotCache:
         wanted = [*ends[-2:], len(prompt) - self._window]
         return sorted({end - end % self._window for end in wanted if end >= self._window})
 
+    def coming(self, stops: Sequence[int], shared: int) -> int:
+        """After how many of `shared` positions, of a prompt that is being computed, another one may go on."""
+        return max((stop for stop in stops if stop <= shared), default=0) if self._window else shared
+
     def compute(self, slot: int, end: int | None = None) -> None:
         """Note that a slot's next positions are being computed, or up to which they are."""
         self._states_at[slot] = end
@@ -419,6 +429,7 @@ class SlotCache:
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a row with all of its `length` positions, prompt and answer, into another slot."""
+        self.filled[target], self._states_at[target] = 0, None
         kv.copy_row(self.kv_cache, source, target, length)
         self._keys[target] = self._keys[source]
         self.snapshots[target] = dict(self.snapshots[source])
@@ -443,8 +454,8 @@ class SlotCache:
 
     def clear(self, slot: int) -> None:
         """Zero a row that holds NaN, which would reach the slot's next request through the mask."""
+        self.filled[slot], self._used[slot] = 0, self.capacity
+        self.snapshots[slot], self._keys[slot] = {}, NO_KEY
         for layer in self.kv_cache:
             for tensor in layer.values():
                 tensor[slot].zero_()
-        self._keys[slot], self.filled[slot], self._used[slot] = NO_KEY, 0, self.capacity
-        self.snapshots[slot], self._states_at[slot] = {}, 0

@@ -158,27 +158,32 @@ class PrefixStore:
             if not self._holds(block.name):
                 break
             end = block.end
-        if not (window := self.model.language_model.config.state_window):
+        if not self.model.language_model.config.state_window:
             return end
-        ends = range(end - end % window, 0, -window)
-        return next((at for at in ends if self._holds(self._name_of_state(keys, items, at))), 0)
+        names = self._names_of_states(keys[:end], items)
+        return next((at for at in reversed(names) if self._holds(names[at])), 0)
 
     def _holds(self, name: bytes) -> bool:
         return name in self._blocks or bool(self._files and self._files.holds(name))
 
-    def _name_of_state(self, keys: Tensor, items: Sequence[Item], position: int) -> bytes:
-        """Of a snapshot at a position, after all that is before it."""
-        shown, covered = hashlib.sha256(b"state" + self._root), int((keys[:position] < 0).sum())
-        shown.update(keys[:position].contiguous().view(torch.uint8).numpy().data)
-        for item in items:
-            if covered > 0:
-                shown.update(item.digest)
-            covered -= item.positions
-        return shown.digest()
+    def _names_of_states(self, keys: Tensor, items: Sequence[Item]) -> dict[int, bytes]:
+        """Of snapshots at all positions where there may be one, each after all that is before it."""
+        window, names = self.model.language_model.config.state_window, dict[int, bytes]()
+        raw = keys.contiguous().view(torch.uint8).numpy().data  # 8 bytes a key
+        name, shown, rest = hashlib.sha256(b"state" + self._root), (keys < 0).cumsum(0).tolist(), iter(items)
+        begun = 0  # positions of the parts that have begun
+        for end in range(window, len(keys) + 1, window) if window else ():
+            name.update(raw[8 * (end - window) : 8 * end])
+            while begun < shown[end - 1]:
+                part = next(rest)
+                name.update(part.digest)
+                begun += part.positions
+            names[end] = name.copy().digest()
+        return names
 
-    def load_states(self, keys: Tensor, items: Sequence[Item], position: int) -> Tensor | None:
-        """What a slot is to `restore` at a position; None where that has gone since `match`."""
-        name = self._name_of_state(keys, items, position)
+    def _load_states(self, keys: Tensor, items: Sequence[Item], position: int) -> Tensor | None:
+        """A snapshot; None where it has gone since `match`."""
+        name = self._names_of_states(keys[:position], items)[position]
         with self._lock:
             states = self._blocks.get(name)
         if states is None and self._files:
@@ -232,10 +237,8 @@ class PrefixStore:
         that are not kept already. What does not fit goes from the end. No block is kept that is not finite,
         nor any after it; of a GPU's row the caller knows that it is."""
         chain, on_gpu = self._cut(keys, items), geometry(kv_cache).device.type == "cuda"
-        end = chain[-1].end if chain else 0
-        for position in states or ():
-            if position <= end:
-                chain.append(Block(self._name_of_state(keys, items, position), position, position))
+        names = self._names_of_states(keys[: chain[-1].end], items) if states and chain else {}
+        chain += [Block(names[at], at, at) for at in states or () if at in names]
         chain.sort(key=lambda block: block.end)
         new, size = {}, 0
         self._look()
@@ -274,10 +277,13 @@ class PrefixStore:
         keys, items, last = prompt.keys, prompt.items, len(prompt) - 1
         matched = min(self.match(keys[:last], items), last)
         if matched > shared:
+            states, window = None, self.model.language_model.config.state_window
+            # First, because without it the positions are worth nothing.
+            if window and (states := self._load_states(keys, items, matched)) is None:
+                return shared
             reached = self.load(keys, items, slots.kv_cache, slot, shared, matched)
-            if self.model.language_model.config.state_window:
-                states = self.load_states(keys, items, matched) if reached == matched else None
-                if states is None:
+            if states is not None:
+                if reached < matched:
                     return shared
                 slots.restore(slot, matched, states)
             shared = slots.filled[slot] = reached

@@ -411,7 +411,8 @@ class Scheduler:
         last = row.length - 1  # always computed, because its logits are not kept
         common = [min(shared, last) for shared in self._cache.in_common(row.prompt.keys)]
         ready = self._cache.ready(row.prompt.keys, last)
-        coming = max((common[other.slot] for other in self._waiting), default=0)
+        others = (self._cache.coming(other.stops, common[other.slot]) for other in self._waiting)
+        coming = max(others, default=0)
         if row.worth_sharing(max(ready), coming):
             kept = self.prefixes.match(row.prompt.keys, row.prompt.items) if self.prefixes else 0
             if row.worth_sharing(kept, coming):
@@ -538,6 +539,8 @@ class Scheduler:
 
     def _decode(self) -> None:
         """One step for all rows that decode; without any, what is under way is read."""
+        if any(row is not None and row.position == self._cache.capacity for row in self._rows):
+            self._collect(0)  # it has ended, and its slot has no place for a token in vain
         self._compact()
         rows = [row for row in self._rows if row is not None and row.decodes]
         if not rows:
@@ -627,7 +630,6 @@ class Scheduler:
         if row.decodes:
             return row.position
         place = row.position if row.launched else row.start
-        place = min(place, self._cache.capacity - 1)
         self._cache.filled[row.slot] = min(self._cache.filled[row.slot], place)
         return place
 

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Sequence
 from functools import cache
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -132,19 +132,24 @@ def collate(rows: Sequence[dict], side: str = "left", pad_id: int = 0) -> dict:
 
 
 @torch.no_grad()
-def session_holds(session: Session, vlm, prompt: list[int]) -> None:
-    """One of a session's slots is what one pass over (the beginning of) a prompt would have left there."""
-    x = vlm.embed(**inputs_of(prompt))
+def session_holds(session: Session, vlm, prompt: list[int] | dict, tolerance: float = TOLERANCE) -> None:
+    """One of a session's slots is what one pass over (the beginning of) a prompt, or its inputs, would have
+    left there."""
+    inputs = inputs_of(prompt) if isinstance(prompt, list) else prompt
+    x = vlm.embed(**inputs)
+    places = vlm.places([*inputs["input_ids"]], inputs.get("pixel_values"))
+    position_ids = None if places is None else places[0][0][:, None]
     scheduler, wrong = session._scheduler, []
     for slot, held in enumerate(scheduler.held):
         if not 0 < held <= x.shape[1] or held < min(session.held, x.shape[1] - 2):
             continue  # another answer's
         expected = new_cache(vlm.language_model, 1, held)
-        vlm.language_model(x[:, :held], kv_cache=expected)
+        own = None if position_ids is None else position_ids[..., :held]
+        vlm.language_model(x[:, :held], kv_cache=expected, position_ids=own)
         try:
             for got, layer in zip(scheduler._cache.kv_cache, expected, strict=True):
-                for name in ("key", "value"):
-                    assert_close(got[name][slot : slot + 1, :, :held], layer[name], name)
+                for name in layer.keys() - kv.STATES:
+                    assert_close(got[name][slot : slot + 1, :, :held], layer[name], name, tolerance)
             return
         except AssertionError as error:  # so it may be, too
             wrong.append(error)
@@ -162,7 +167,19 @@ ENTRANCES = (
     "native slots", "chunks right padding", "chunks session", "chunks native padded", "lookup three slots",
     "lookup native slots", "kept session", "kept native session", "kept three slots",
 )  # fmt: skip
-MODELS = {
+DELTA = {
+    "layer_types": ("delta", "attention"),
+    "conv_kernel": 4,
+    "delta_key_heads": 1,
+    "delta_value_heads": 2,
+    "delta_key_dim": 8,
+    "delta_value_dim": 12,
+    "attention_gate": True,
+    "zero_centered_norms": True,
+    "partial_rotary_factor": 0.5,
+    "qk_norm": True,
+}
+MODELS: dict[str, dict[str, Any]] = {
     "placeholder": {},
     "placeholder without embedding": {"image_token_id": VOCAB},
     "one kv head, own head size": {"num_key_value_heads": 1, "head_dim": 20},
@@ -174,18 +191,6 @@ MODELS = {
     },
     "biases on q, k, v": {"attention_bias": True, "qkv_bias_only": True},
     "InternVL, norms of queries and keys": {"family": "internvl", "qk_norm": True, "head_dim": 20},
-    "gated delta rules": {
-        "layer_types": ("delta", "attention"),
-        "conv_kernel": 4,
-        "delta_key_heads": 1,
-        "delta_value_heads": 2,
-        "delta_key_dim": 8,
-        "delta_value_dim": 12,
-        "attention_gate": True,
-        "zero_centered_norms": True,
-        "partial_rotary_factor": 0.5,
-        "qk_norm": True,
-    },
     "short convolutions": {"layer_types": ("conv", "attention"), "conv_kernel": 4, "qk_norm": True},
     "Gemma 4": {
         "family": "gemma4",
@@ -211,6 +216,8 @@ MODELS = {
         "qk_norm": True,
         "head_dim": 20,
     },
+    "gated delta rules": DELTA,
+    "Qwen3.5": DELTA | {"family": "qwen3_5", "rope_sections": (1, 1, 1), "rope_interleaved": True},
 }
 SAMPLINGS = {
     "greedy": {},
@@ -241,7 +248,7 @@ def case(model: str, sampling: str) -> tuple:
     for row in rows:
         ids = row["input_ids"]
         row["input_ids"] = ids.masked_fill(ids == IMAGE_ID, vlm.config.image_token_id)
-    if vlm.config.family in ("qwen_vl", "gemma4"):
+    if vlm.config.family in ("qwen_vl", "qwen3_5", "gemma4"):
         rows = list(map(packed, rows))
     free = answers(vlm, "recomputed", rows, **options, **NO_STOP)
     options["stop_token_ids"] = (free[0][2], free[-1][6])

@@ -18,6 +18,7 @@ from models.config import (
     VisionConfig,
     VLMConfig,
 )
+from models.language_model import ZeroCenteredRMSNorm
 from models.vision_language_model import VisionLanguageModel
 from tests.tiny import IMAGE_ID, PAD_ID, VOCAB, randomize
 
@@ -29,8 +30,9 @@ NO_STOP = {"stop_token_ids": ()}
 def tiny_vlm(image_token_id: int = IMAGE_ID, family: str = "idefics3", **text) -> VisionLanguageModel:
     """Its placeholder may follow the vocabulary, as nanoVLM v0.1's does."""
     tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    if family == "qwen_vl":
+    if family.startswith("qwen"):
         kind = {"taps": (0,)} if text.get("qk_norm") else {"norm": "rms", "gated_mlp": True, "window": 4}
+        kind = {} if family == "qwen3_5" else kind
         vision = PackedVisionConfig(**tower, patch_size=4, table_side=3 if text.get("qk_norm") else 0, **kind)
     elif family == "gemma4":
         vision = Gemma4VisionConfig(**tower, patch_size=4, merge_size=2, table_side=64)
@@ -57,6 +59,9 @@ def tiny_vlm(image_token_id: int = IMAGE_ID, family: str = "idefics3", **text) -
     )
     model = VisionLanguageModel(config).eval()
     randomize(model, seed=0)
+    for module in model.modules():
+        if isinstance(module, ZeroCenteredRMSNorm):
+            module.weight.data -= 1
     with torch.no_grad():  # an answer must hold no placeholder: as history, it could not be asked about
         model.language_model.lm_head.weight[IMAGE_ID] = 0
     return model

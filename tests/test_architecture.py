@@ -91,9 +91,9 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (984, 850),  # the entry points, and what errors say
     "models": (2_540, 1_900),
-    "models/checkpoints": (2_232, 1_400),
+    "models/checkpoints": (2_235, 1_400),
     "families": (2_240, 2_000),
-    "generation": (4_655, 2_700),
+    "generation": (4_665, 2_700),
     "generation/fast": (5_457, 4_300),
     "tools": (873, 600),
     "data": (6_184, 4_900),
@@ -104,7 +104,7 @@ BUDGETS = {
     "eval": (3_873, 3_400),
     "benchmarks": (2_506, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (32_600, 20_000),
+    "tests": (32_855, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -281,12 +281,17 @@ def free_memory(monkeypatch, count: int) -> None:
     monkeypatch.setattr("generation.memory.cgroup_available", lambda root: [])
 
 
-def test_several_models_are_not_promised_the_same_memory(monkeypatch):
+DELTA = {"delta_key_heads": 2, "delta_value_heads": 4, "delta_key_dim": 64, "delta_value_dim": 64}
+
+
+@pytest.mark.parametrize("layers", [("attention",), ("delta", "attention")], ids=str)
+def test_several_models_are_not_promised_the_same_memory(monkeypatch, layers):
     """The second is refused in a sentence; else both would write to it, and the system end the process."""
-    models = [tiny_vlm(max_position_embeddings=1024, num_hidden_layers=1) for _ in range(2)]
+    text = {"num_hidden_layers": len(layers), "layer_types": layers, **DELTA}
+    models = [tiny_vlm(max_position_embeddings=1024, **text) for _ in range(2)]
     gc.collect()  # of earlier tests
     schedulers = [Scheduler(model, 4) for model in models]
-    each = 4 * 1024 * schedulers[0].budget.bytes_per_position
+    each = schedulers[0].budget.size_in_bytes(1024)
     free_memory(monkeypatch, int(1.8 * each))
     first, second = ([request(words(key, 5), key, max_new_tokens=2)] for key in (0, 1))
     assert_as_alone(models[0], first, {output.key: output for output in schedulers[0].run(first)})

@@ -35,6 +35,14 @@ MODELS = {
     "no grouping, own head_dim": {"num_key_value_heads": 4, "head_dim": 16},
     "norms of queries and keys": {"qk_norm": True},
     "llama3 rope": {"rope_scaling": RopeScaling(factor=8.0, original_max_position_embeddings=16)},
+    "short convolutions": {"layer_types": ("conv", "attention")},
+    "gated delta rules": {
+        "layer_types": ("delta", "attention"),
+        "delta_key_heads": 2,
+        "delta_value_heads": 4,
+        "delta_key_dim": 6,
+        "delta_value_dim": 5,
+    },
 }
 
 
@@ -76,8 +84,9 @@ def test_grow_keeps_contents_and_objects():
 
 
 @torch.no_grad()
-def test_going_back_then_on_equals_never_having_been_there():
-    model, x, other = language_model(), torch.randn(1, 12, 32), torch.randn(1, 4, 32)
+@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS.keys())
+def test_going_back_then_on_equals_never_having_been_there(changes):
+    model, x, other = language_model(**changes), torch.randn(1, 12, 32), torch.randn(1, 4, 32)
     cache = invariants.new_cache(model, 1, 20)
     model(x, kv_cache=cache)
     hidden, _ = model(other, kv_cache=cache, start_pos=5)
