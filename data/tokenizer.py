@@ -73,9 +73,8 @@ MOST_LINES = 1_000_000  # of a vocabulary that is no JSON
 
 
 def folder_of(source: str | Path, revision: str | None = None) -> Path:
-    """A folder here, or one in the Hub client's cache with a repository's tokenizer and processor files."""
-    if revision is None and Path(source).is_dir():
-        return Path(source)
+    """A folder here, or one in the Hub client's cache with a repository's tokenizer and processor files, or
+    one that was made of a GGUF file."""
     try:
         return snapshot(source, revision)
     except CheckpointError as error:

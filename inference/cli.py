@@ -192,7 +192,7 @@ def model(name: str) -> str:
     return repository(name)
 
 
-MODEL = "folder, repository on the Hub, or a short name such as smolvlm-256m (list: prints them and ends)"
+MODEL = "folder, GGUF file, repository on the Hub, or a short name such as smolvlm-256m (list: prints them)"
 
 
 def check_model(source: str, revision: str | None, text_only: bool = False) -> None:

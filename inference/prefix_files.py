@@ -255,7 +255,7 @@ def identity(checkpoint: Checkpoint, files: PrefixFolder) -> bytes:
     if model.origin is None:
         raise ValueError("checkpoint: expected one that was loaded from files")
     folder = model.origin.folder
-    sources = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    sources = [folder / "config.json", *model.origin.weights]
     parts: dict[str, Any] = {
         "files": {path.name: files.remembered(path).hex() for path in sources},
         "dtype": [checkpoint.dtype, str(model.language_model.cache_dtype)],

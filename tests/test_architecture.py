@@ -40,6 +40,8 @@ FLOORS = {
     "files": (
         *("models.checkpoints.hub", "models.checkpoints.names"),
         *("models.checkpoints.weights", "models.checkpoints.folder"),
+        *("models.checkpoints.gguf", "models.checkpoints.gguf_config"),
+        *("models.checkpoints.gguf_tokenizer", "models.checkpoints.gguf_tensors"),
     ),
     "networks": (
         *("models.config", "models.language_model", "models.vision_transformer"),
@@ -82,7 +84,7 @@ MAY_IMPORT = {
     GROUND_FLOOR: set(),
 }
 MOST_CONCEPTS = 45  # classes between a question and its answer
-MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
+MOST_LATE_IMPORTS = 41  # inside functions, where start-up demands it
 
 
 # Lines of each room, of its C, styles and scripts too. Who needs more raises the number here, and says in the
@@ -91,11 +93,11 @@ MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (984, 850),  # the entry points, and what errors say
     "models": (2_540, 1_900),
-    "models/checkpoints": (2_235, 1_400),
+    "models/checkpoints": (3_337, 1_400),
     "families": (2_240, 2_000),
     "generation": (4_665, 2_700),
     "generation/fast": (5_457, 4_300),
-    "tools": (873, 600),
+    "tools": (927, 600),
     "data": (6_184, 4_900),
     "inference": (5_710, 3_100),
     "web": (4_327, 3_000),
@@ -104,7 +106,7 @@ BUDGETS = {
     "eval": (3_873, 3_400),
     "benchmarks": (2_506, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (32_855, 20_000),
+    "tests": (33_314, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

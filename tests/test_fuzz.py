@@ -6,7 +6,7 @@ import pytest
 
 from tests.soak.fuzz import fuzz, judge
 
-INPUTS = {"images": 300, "checkpoints": 150, "processor": 150}
+INPUTS = {"images": 300, "checkpoints": 150, "gguf": 200, "processor": 150}
 
 
 @pytest.mark.parametrize("name", INPUTS)

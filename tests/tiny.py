@@ -172,9 +172,9 @@ def build(name: str) -> tuple[torch.nn.Module, dict]:
     return hf_model(name), make_inputs(CASES[name])
 
 
-def model_with_processor(name: str) -> tuple:
+def model_with_processor(name: str | Case) -> tuple:
     """(our Processor, transformers model) of a case, with the vocabulary of the processor's tokenizer."""
-    case = CASES[name]
+    case = CASES[name] if isinstance(name, str) else name
     tokenizer = build_tokenizer(["how many circles are there?", "two", "what is in the picture?"], 400)
     side = case.image_size // 8 // case.scale
     processor = make_processor(tokenizer, image_size=case.image_size, image_seq_len=side * side, split=True)

@@ -4,6 +4,7 @@
     python -m tools inspect HuggingFaceTB/SmolVLM-256M-Instruct     # reads headers, no weights
     python -m tools convert lusxvr/nanoVLM-450M nanovlm-hub         # for transformers and vLLM
     python -m tools convert HuggingFaceTB/SmolVLM-256M-Instruct smolvlm-nano --to nanovlm
+    python -m tools convert HuggingFaceTB/SmolVLM-256M-Instruct smolvlm-gguf --to gguf    # for llama.cpp
     python -m tools convert checkpoints/ocelli-shapes runs/shapes-bf16 --dtype bfloat16
     python -m tools convert BASE merged --adapter runs/mine-lora/adapter --push me/merged
 
@@ -58,9 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("source", type=model, metavar="SRC", help=MODEL)
     add("target", metavar="DST", type=Path, help="folder to make")
     add("--revision", help="branch, tag or commit on the Hub")
-    add(
-        "--to", choices=("hub", "nanovlm"), default="hub", help="layout: transformers' (default) or nanoVLM's"
-    )
+    layouts = "layout: transformers' (default), nanoVLM's, or two GGUF files for llama.cpp"
+    add("--to", choices=("hub", "nanovlm", "gguf"), default="hub", help=layouts)
     dtypes = ("float32", "bfloat16", "float16")
     add("--dtype", type=dtype, choices=dtypes, help="dtype of the weights (default: the widest stored)")
     add("--adapter", metavar="FOLDER", type=Path, help="peft LoRA adapter to merge, as train.py writes it")
@@ -105,8 +105,9 @@ def convert(settings: argparse.Namespace) -> None:
         "--no-processor": not settings.processor,
         "--max-shard-size": settings.max_shard_size,
     }
-    if settings.to == "nanovlm" and (given := [flag for flag, value in flags.items() if value]):
-        raise CheckpointError(f"{given[0]} is of transformers' layout, expected it without --to nanovlm")
+    if settings.to != "hub" and (given := [flag for flag, value in flags.items() if value]):
+        without = f"expected it without --to {settings.to}"
+        raise CheckpointError(f"{given[0]} is of transformers' layout, {without}")
     if settings.private is not None and not settings.push:
         raise CheckpointError("--private is of a repository that is uploaded to, expected it with --push")
     check_replaceable(settings.target, settings.overwrite)

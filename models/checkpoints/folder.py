@@ -33,7 +33,7 @@ def check_replaceable(folder: Path, overwrite: bool = True) -> Path:
     if os.path.ismount(target):
         raise CheckpointError(f"{folder} is a mount point: save to a folder in it")
     if target.is_dir() and any(target.iterdir()):
-        if not any((target / mark).exists() for mark in _MARKS):
+        if not any((target / mark).exists() for mark in _MARKS) and not any(target.glob("*.gguf")):
             raise CheckpointError(
                 f"{folder} has files in it that are no checkpoint: expected an empty folder, or one with "
                 f"{', '.join(_MARKS[:-1])} or {_MARKS[-1]}"

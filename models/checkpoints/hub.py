@@ -19,6 +19,7 @@ import os
 import re
 import socket
 import ssl
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from messages import printable, some
+from models.checkpoints.gguf import SUFFIX, choose, read_header
+from models.checkpoints.gguf_config import hub_files
 from models.checkpoints.names import MODELS
 
 T = TypeVar("T")
@@ -41,6 +44,7 @@ PROCESSOR_FILES = (
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "generation_config.json",
 )  # fmt: skip
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_QUANTIZED = re.compile(r"(.+):([\w-]{1,40})")
 _SHARD = re.compile(r"[\w-][\w.-]{,200}\.safetensors", re.ASCII)
 _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 REPO_ID = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}", re.ASCII)
@@ -238,7 +242,7 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
     and what is nearly the name of a checkpoint here or a short name is not looked for on the Hub, unless a
     `revision` is given, which only repositories have.
     """
-    text = repository(source) if isinstance(source, str) else str(source)
+    text = _without_quantization(repository(source) if isinstance(source, str) else str(source))[0]
     path = os.path.expanduser(text)
     name = text.removeprefix(EMBEDDED.name + "/")
     is_embedded = isinstance(source, str) and _NAME.fullmatch(name) and _is_checkpoint(EMBEDDED / name)
@@ -248,10 +252,12 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
                 f"{text} is a local folder, which has no revision {revision!r}: leave revision out"
             )
         return path if os.path.isdir(path) else str(EMBEDDED / name)
+    if os.path.isfile(path) and path.endswith(SUFFIX):
+        return path
     if os.path.isfile(path):
         raise CheckpointError(
             f"{text} is a file: expected the folder of a checkpoint, such as {os.path.dirname(path) or '.'}, "
-            f"or a repository id such as owner/name"
+            f"a GGUF file, or a repository id such as owner/name"
         )
     if match := _WEB.fullmatch(text):
         raise CheckpointError(f"there is no folder {text}: did you mean the repository {match[1]}?")
@@ -316,11 +322,13 @@ def check_repo_id(name: str) -> None:
 # ---------------------------------------------------------------------------------------------------- files
 @dataclass(frozen=True)
 class Origin:
-    """Where a checkpoint came from: the name it was opened by, its folder here, and the Hub's commit."""
+    """Where a checkpoint came from: the name it was opened by, its folder here, the Hub's commit, and the
+    files that its weights were read from."""
 
     source: str
     folder: Path
     commit: str | None = None
+    weights: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -354,7 +362,7 @@ def locate(
     files = _finder(source, revision)
     found = _configs(source, files)
     check(found.config, found.source)
-    return _with_weights(found, files.file, files.name)
+    return _with_weights(found, files, files.file)
 
 
 def describe(source: str | Path, revision: str | None = None) -> CheckpointFiles:
@@ -363,7 +371,7 @@ def describe(source: str | Path, revision: str | None = None) -> CheckpointFiles
     files = _finder(source, revision)
     found = _configs(source, files)
     try:
-        return _with_weights(found, files.cached, files.name)
+        return _with_weights(found, files, files.cached)
     except CheckpointError:
         if isinstance(files, _Folder) and any((files.path / name).is_file() for name in (WEIGHTS, INDEX)):
             raise
@@ -390,8 +398,23 @@ def snapshot(source: str | Path, revision: str | None = None) -> Path:
 
 
 def _finder(source: str | Path, revision: str | None) -> _Folder | _Hub:
-    place = resolve_source(source, revision)
-    return _Folder(place) if os.path.isdir(place) else _Hub(place, revision)
+    place, wanted = resolve_source(source, revision), _without_quantization(str(source))[1]
+    if os.path.isfile(place):
+        above, name = os.path.split(place)
+        return _Gguf.chosen(_Folder(above or "."), os.listdir(above or "."), "", name)
+    if not os.path.isdir(place):
+        hub = _Hub(place, revision)
+        return _Gguf.chosen(hub, hub.list(), wanted) if wanted or "gguf" in place.lower() else hub
+    folder, names = _Folder(place), os.listdir(place)
+    if any(name.endswith(SUFFIX) for name in names) and (wanted or not {WEIGHTS, INDEX} & {*names}):
+        return _Gguf.chosen(folder, names, wanted)
+    return folder
+
+
+def _without_quantization(name: str) -> tuple[str, str]:
+    """owner/name:Q4_K_M -> the repository or folder, and the quantization, as llama.cpp takes them."""
+    found = _QUANTIZED.fullmatch(name)
+    return (found[1], found[2]) if found and not os.path.exists(os.path.expanduser(name)) else (name, "")
 
 
 def _config_path(files: _Folder | _Hub) -> Path:
@@ -464,8 +487,14 @@ def _configs(source: str | Path, files: _Folder | _Hub) -> CheckpointFiles:
     return CheckpointFiles(origin, read_json(path), generation, files.file)
 
 
-def _with_weights(found: CheckpointFiles, find: Callable[[str], Path | None], where: str) -> CheckpointFiles:
-    """With the safetensors file, or the shards that the index names and which of them holds which tensor."""
+def _with_weights(
+    found: CheckpointFiles, files: _Folder | _Hub, find: Callable[[str], Path | None]
+) -> CheckpointFiles:
+    """With the safetensors file, or the shards that the index names and which of them holds which tensor; or
+    with the GGUF files."""
+    where = files.name
+    if isinstance(files, _Gguf):
+        return replace(found, weights=files.weights)
     if (single := find(WEIGHTS)) is not None:
         return replace(found, weights=(single,))
     if (index_path := find(INDEX)) is None:
@@ -494,7 +523,7 @@ def _with_weights(found: CheckpointFiles, find: Callable[[str], Path | None], wh
 class _Folder:
     """Files of a local folder."""
 
-    commit = None
+    commit: str | None = None
 
     def __init__(self, path: str):
         self.path, self.name = Path(path), f"folder {path}"
@@ -517,6 +546,66 @@ class _Folder:
         return path
 
     cached = file
+
+
+class _Gguf(_Folder):
+    """GGUF files as a folder in the Hub's layout: config, tokenizer and image settings are made of their
+    metadata, in a temporary folder that this process has."""
+
+    def __init__(self, text: Path, vision: Path, commit: str | None):
+        super().__init__(_translated(*(_Version.of(path) for path in (text, vision))).name)
+        self.name, self.commit = str(text), commit
+        self.weights = text, vision
+
+    @classmethod
+    def chosen(cls, files: _Folder | _Hub, names: Iterable[str], wanted: str, text: str = "") -> _Gguf:
+        """Of the files with these names: `text`, or the text part of that quantization, and its tower."""
+        try:
+            pair = choose(names, wanted, text)
+        except ValueError as error:
+            raise CheckpointError(f"{files.name}: {error}") from None
+        found = [path for path in map(files.file, pair) if path is not None]
+        if len(found) != len(pair):
+            raise CheckpointError(f"{files.name} has no {pair[len(found)]}: download it again")
+        return cls(found[0], found[1], files.commit)
+
+    def file(self, name: str) -> Path | None:
+        path = self.path / name
+        return path if path.is_file() else None
+
+    cached = file
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A file as it was at a time."""
+
+    path: Path
+    state: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: Path) -> _Version:
+        stat = path.stat()
+        return cls(path.resolve(), (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+
+
+@cache  # the folder is there as long as the process
+def _translated(text: _Version, vision: _Version) -> tempfile.TemporaryDirectory:
+    headers = []
+    for version in (text, vision):
+        try:
+            headers.append(read_header(version.path))
+        except ValueError as error:
+            raise CheckpointError(f"{version.path}: {error}") from None
+    try:
+        files = hub_files(*headers)
+    except ValueError as error:
+        raise CheckpointError(f"{text.path}: {error}") from None
+    folder = tempfile.TemporaryDirectory(prefix="ocelli-gguf-")
+    for name, content in files.items():
+        written = content if isinstance(content, str) else json.dumps(content)
+        (Path(folder.name) / name).write_text(written, encoding="utf-8")
+    return folder
 
 
 class _Hub:
@@ -545,6 +634,17 @@ class _Hub:
             if path is not None:
                 self.commit = path.parent.name
             return path
+
+    def list(self) -> list[str]:
+        """The names of its files, without those in folders; where the Hub cannot be asked, of those in the
+        client's cache."""
+        hf, revision = client(), self.revision
+        with one_sentence(self.repo, revision, "the list of files"):
+            try:
+                info = fetched(hf.HfApi().model_info, self.repo, revision=revision, timeout=_patience())
+                return [file.rfilename for file in info.siblings if "/" not in file.rfilename]
+            except _unreachable():
+                return os.listdir(hf.snapshot_download(self.repo, revision=revision, local_files_only=True))
 
     def _first(self, name: str) -> Path | None:
         """A file of the revision's present commit; without a network, of the commit in the cache."""

@@ -119,7 +119,7 @@ def _load(cls: Any, source, revision, dtype, device, put) -> Any:
     names = sorted(expected, key=lambda name: name not in (EMBEDDING, HEAD))
     ordered = {name: expected[name] for name in names}
     fill(model, ordered, stored_tensor, entries, dtype, device, put, (HEAD,) if tied else ())
-    model.origin = files.origin
+    model.origin = replace(files.origin, weights=files.weights)
     model.generation_config = {
         name: value for name, value in files.generation_config.items() if name not in _NOT_KEPT
     }
@@ -316,7 +316,7 @@ def _text(token: object) -> str | None:
 
 # What a model or a processor is read from, and its temporary names: `.NAME.a1B2c3` from rsync. A run's log
 # beside it grows without being part of it.
-_READ = re.compile(r"\.?[\w-][\w.-]*\.(safetensors|json|jinja|model|txt)(\.\w+)?", re.ASCII)
+_READ = re.compile(r"\.?[\w-][\w.-]*\.(safetensors|gguf|json|jinja|model|txt)(\.\w+)?", re.ASCII)
 _READ_BELOW = ("*/tokenizer*", "*/*.jinja", ".cache/huggingface/download/*.incomplete")
 _TRIES, _PAUSE = 5, 0.5  # seconds
 
@@ -332,6 +332,7 @@ def one_version(source: str | Path, revision: str | None, read: Callable[[], T])
     repository's files are those of one commit and do not change.
     """
     folder = Path(resolve_source(source, revision))
+    folder = folder.parent if folder.is_file() else folder  # of GGUF files
     if not folder.is_dir():
         return read()
     for _ in range(_TRIES):

@@ -90,12 +90,7 @@ def write_checkpoint(
     # Greedy, unless what was loaded says otherwise.
     generation = {"do_sample": False, **model.generation_config, **write_ids(config)}
     write_json(folder / "generation_config.json", generation)
-    stored: dict[str, Pending] = {}
-    for place, tensor in sorted(((places(name), tensor) for name, tensor in tensors.items()), key=_part_of):
-        before = stored[place.name].make if place.part else None
-        make = tensor.make if before is None else partial(_joined, before, tensor)
-        stored[place.name] = replace(tensor, shape=place.stored_shape(tensor.shape), make=make)
-    write_weights(stored, folder, max_shard_bytes)
+    write_weights(placed(tensors, places), folder, max_shard_bytes)
     if processor is not None:
         _write_processor(processor, folder, *FAMILIES[config.family].processor_classes(config))
 
@@ -130,6 +125,16 @@ def stored_tensors(model: Any) -> dict[str, Pending]:
             if one.dtype == torch.float32 and torch.equal((wide := one.make()).bfloat16().float(), wide):
                 found[name] = Pending(one.shape, torch.bfloat16, partial(_narrow, one))
     return found
+
+
+def placed(tensors: Mapping[str, Pending], places: StoredTensorOf) -> dict[str, Pending]:
+    """A model's tensors under a checkpoint's own names; what was split on the way in is fused again."""
+    stored: dict[str, Pending] = {}
+    for place, tensor in sorted(((places(name), tensor) for name, tensor in tensors.items()), key=_part_of):
+        before = stored[place.name].make if place.part else None
+        make = tensor.make if before is None else partial(_joined, before, tensor)
+        stored[place.name] = replace(tensor, shape=place.stored_shape(tensor.shape), make=make)
+    return stored
 
 
 def _parts_of(module: nn.Module, prefix: str = "") -> Iterator[Callable[[], dict[str, Tensor]]]:

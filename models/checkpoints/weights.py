@@ -1,4 +1,5 @@
-"""Weights in safetensors files: which tensor is where, reading and writing them; on the Hub, their headers.
+"""Weights in safetensors and GGUF files: which tensor is where, reading them, writing the former; on the Hub,
+their headers.
 
 A family of checkpoints says with a `StoredTensor` for each of our names where that tensor lies; names and
 shapes are then compared with a file's header before anything is allocated, and one tensor at a time is read
@@ -17,20 +18,25 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from messages import some
+from models.checkpoints import gguf
+from models.checkpoints.gguf_tensors import arranged
 from models.checkpoints.hub import CheckpointError, CheckpointFiles, client, fetched, one_sentence
 
 Shape = tuple[int, ...]
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PARTS = ("vision", "projector", "embeddings", "blocks", "head")  # of a VisionLanguageModel
-_NAMES = {dtype: name for name, dtype in FLOATS.items()}
+NAMES = {dtype: name for name, dtype in FLOATS.items()}
 # The largest model that a config may describe has 25,000 tensors, 4 MB of header. The library would read
 # 100 MB, of which Python's objects make two gigabytes.
 _MAX_HEADER = 8 * 2**20
+_OPENED = 4 * 2**20  # bytes of quantized blocks at a time
+_SHORTER = "{}: the file became shorter while it was read; load it again"
 
 
 # ---------------------------------------------------------------------------------------------------- names
@@ -137,6 +143,9 @@ class Entry:
     shape: Shape
     begin: int
     end: int
+    # Of several tensors of a GGUF file, or one that is arranged otherwise there: what makes ours of them.
+    join: Callable[..., Tensor] | None = None
+    pieces: tuple[Entry, ...] = ()
 
 
 def read_header(path: Path) -> dict[str, Entry]:
@@ -173,7 +182,10 @@ def shapes_of(entries: Mapping[str, Entry]) -> dict[str, Shape]:
 
 
 def stored_entries(files: CheckpointFiles) -> dict[str, Entry]:
-    """Every stored tensor of all shards, which must agree with the index where there is one."""
+    """Every stored tensor of all shards, which must agree with the index where there is one; those of GGUF
+    files by their names in the Hub's layout."""
+    if any(path.suffix == gguf.SUFFIX for path in files.weights):
+        return _gguf_entries(files)
     entries: dict[str, Entry] = {}
     for path in files.weights:
         for name, entry in read_header(path).items():
@@ -187,6 +199,44 @@ def stored_entries(files: CheckpointFiles) -> dict[str, Entry]:
     if absent:
         raise CheckpointError(f"{files.source}: the index names tensors that no shard holds: {some(absent)}")
     return entries
+
+
+def _gguf_entries(files: CheckpointFiles) -> dict[str, Entry]:
+    """What has no place in the Hub's layout keeps its own name."""
+    stored: dict[str, Entry] = {}
+    for path in files.weights:
+        try:
+            tensors = gguf.read_header(path).tensors
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        stored |= {name: Entry(path, *place) for name, place in tensors.items()}
+    _mend(stored, files.config["vision_config"])
+    entries: dict[str, Entry] = {}
+    for name, how in arranged(files.config).items():
+        if all(one in stored for one in how.names):
+            pieces = tuple(stored.pop(one) for one in how.names)
+            entries[name] = pieces[0] if how.join is None else _joined(name, pieces, how.join)
+    return stored | entries
+
+
+def _joined(name: str, pieces: tuple[Entry, ...], join: Callable[..., Tensor]) -> Entry:
+    first = pieces[0]
+    try:
+        shape = join(*(torch.empty(piece.shape, device="meta") for piece in pieces)).shape
+    except (RuntimeError, IndexError):  # as torch says that shapes do not fit
+        shapes = ", ".join(str(list(piece.shape)) for piece in pieces)
+        raise CheckpointError(f"{first.path}: shapes of {name} that do not fit together: {shapes}") from None
+    return Entry(first.path, first.dtype, tuple(shape), first.begin, first.end, join, pieces)
+
+
+def _mend(stored: dict[str, Entry], vision: Mapping[str, Any]) -> None:
+    """llama.cpp's older converters called the first matrix of a tower's MLP `ffn_down`."""
+    first, shape = stored.get("v.blk.0.ffn_down.weight"), (vision["intermediate_size"], vision["hidden_size"])
+    if first is not None and first.shape == shape and shape[0] != shape[1]:
+        for up in [name for name in stored if name.startswith("v.blk.") and ".ffn_up." in name]:
+            down = up.replace(".ffn_up.", ".ffn_down.")
+            if down in stored:
+                stored[up], stored[down] = stored[down], stored[up]
 
 
 @dataclass(frozen=True)
@@ -236,19 +286,45 @@ def read_tensor(
     We read the file ourselves: the library's tensors are views of the mapped file, and a process that touches
     one while someone writes the file anew is killed (SIGBUS).
     """
+    shape = entry.shape if shape is None else shape
+    if entry.join is not None:
+        whole = entry.join(*(read_tensor(piece, dtype=dtype) for piece in entry.pieces))
+        return whole.chunk(parts)[part].contiguous().view(shape).to(device)
     stored = FLOATS.get(entry.dtype)
+    if stored is None and entry.path.suffix == gguf.SUFFIX:
+        return _read_blocks(entry, dtype or torch.float32, part, parts).view(shape).to(device)
     if stored is None:
         raise CheckpointError(
             f"{entry.path}: weights stored as {entry.dtype} are not supported, expected F32, BF16, F16 or "
             f"F64: take the repository's unquantized checkpoint"
         )
     length = (entry.end - entry.begin) // parts
-    tensor = torch.empty(entry.shape if shape is None else shape, dtype=stored)
+    tensor = torch.empty(shape, dtype=stored)
     with entry.path.open("rb") as file:
         file.seek(entry.begin + part * length)
         if file.readinto(memory_of(tensor)) != length:
-            raise CheckpointError(f"{entry.path}: the file became shorter while it was read; load it again")
+            raise CheckpointError(_SHORTER.format(entry.path))
     return tensor.to(device, dtype or stored)
+
+
+def _read_blocks(entry: Entry, dtype: torch.dtype, part: int, parts: int) -> Tensor:
+    """Rows part/parts (R, C) of a tensor of quantized blocks, opened some at a time."""
+    rows = math.prod(entry.shape[:-1]) // parts
+    of_row = (entry.end - entry.begin) // parts // rows
+    tensor, step = torch.empty(rows, entry.shape[-1], dtype=dtype), max(1, _OPENED // of_row)
+    with entry.path.open("rb") as file:
+        file.seek(entry.begin + part * rows * of_row)
+        for first in range(0, rows, step):
+            raw = np.fromfile(file, np.uint8, wanted := min(step, rows - first) * of_row)
+            if raw.size < wanted:
+                raise CheckpointError(_SHORTER.format(entry.path))
+            try:
+                with np.errstate(all="ignore"):  # of damaged scales
+                    opened = gguf.dequantized(raw.reshape(-1, of_row), entry.dtype)
+            except ValueError as error:
+                raise CheckpointError(f"{entry.path}: {error}") from None
+            tensor[first : first + step] = torch.from_numpy(opened)
+    return tensor
 
 
 @dataclass(frozen=True)
@@ -294,7 +370,7 @@ def file_header(
     for name in names:
         tensor = tensors[name]
         begin, end = end, end + tensor.nbytes
-        kind, shape = _NAMES[tensor.dtype], list(tensor.shape)
+        kind, shape = NAMES[tensor.dtype], list(tensor.shape)
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)

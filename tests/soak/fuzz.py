@@ -17,6 +17,7 @@ import copy
 import faulthandler
 import io
 import json
+import math
 import os
 import random
 import resource
@@ -27,7 +28,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,9 +42,12 @@ from data.images import ImageLimits, image_size, load_image
 from data.processor import Processor
 from data.tokenizer import SPECIAL_TOKENS
 from models.checkpoints import CheckpointError
+from models.checkpoints.gguf import read_header
+from models.checkpoints.gguf import write_file as write_gguf
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import GOLDEN, embedded, processor
 from tests.runs import tiny_checkpoint
+from tools.convert import GGUF, convert
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_SECONDS = 5.0  # of processor time for one input
@@ -274,8 +278,9 @@ def take_conversation(value: tuple[str, str, tuple]) -> str:
 
 # -------------------------------------------------------------------------------------------- checkpoints
 def write_checkpoints(folder: Path) -> None:
-    """One of each kind: ours, in shards, nanoVLM's, and bare backbones."""
+    """One of each kind: ours, in shards, as GGUF, nanoVLM's, and bare backbones."""
     tiny_checkpoint(folder / "single")
+    convert(str(folder / "single"), folder / "gguf", layout=GGUF, log=lambda line: None)
     model = VisionLanguageModel.from_pretrained(folder / "single")
     model.save_pretrained(folder / "shards", processor=embedded(), max_shard_bytes=20_000)
     (folder / "nanovlm").mkdir()
@@ -328,6 +333,58 @@ def changed(rng: random.Random, name: str, data: bytes) -> bytes | None:
     return len(header).to_bytes(8, "little") + header + data[8 + length :]
 
 
+STRANGE = (
+    0,
+    1,
+    7,
+    2**31,
+    2**32 - 1,
+    0.5,
+    -0.5,
+    math.nan,
+    math.inf,
+    True,
+    "",
+    "a",
+    "gpt2",
+    [0],
+    [1, 1],
+    ["a"],
+)
+
+
+def make_gguf(rng: random.Random) -> tuple[str, str, dict[str, bytes | None]]:
+    """GGUF files of which one has other bytes, mostly in its header, or says otherwise in metadata and names
+    and shapes of tensors."""
+    name = rng.choice(sorted(checkpoints()["gguf"]))
+    data, opener = checkpoints()["gguf"][name], rng.choice(("model", "model", "processor"))
+    if rng.random() < 0.4:
+        size = rng.choice((400, 4000, len(data)))
+        return "gguf", opener, {name: mutate_bytes(rng, data[:size]) + data[size:]}
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / name
+        path.write_bytes(data)
+        header = read_header(path)
+        metadata, tensors = header.metadata, dict(header.tensors)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            key = rng.choice(sorted(metadata))
+            if rng.random() < 0.2 and key != "general.architecture":
+                del metadata[key]
+            else:
+                metadata[key] = rng.choice(STRANGE)
+        if rng.random() < 0.3:
+            key = rng.choice(sorted(tensors))
+            place_ = tensors.pop(key)
+            if rng.random() < 0.7:
+                other = rng.choice(sorted(tensors))
+                shape = rng.choice((place_.shape, place_.shape[::-1], (math.prod(place_.shape),)))
+                tensors[rng.choice((key, f"{key}.1", other))] = place_._replace(shape=shape)
+        metadata["general.architecture"] = str(metadata["general.architecture"])
+        bytes_of = lambda place: np.frombuffer(data[place.begin : place.end], np.uint8)
+        write_gguf(path, metadata, {key: (one, partial(bytes_of, one)) for key, one in tensors.items()})
+        return "gguf", opener, {name: path.read_bytes()}
+
+
 def take_checkpoint(value: tuple[str, str, dict[str, bytes | None]]) -> str:
     """A model that is taken, and that can be saved, must be the same when it has been saved and loaded."""
     kind, opener, files = value
@@ -365,6 +422,7 @@ def same(first: torch.Tensor, second: torch.Tensor) -> bool:
 REFUSALS = (CheckpointError, ProcessorError, PromptError, ImageError)
 TARGETS: dict[str, tuple[Callable[[random.Random], Any], Callable[[Any], str]]] = {
     "checkpoints": (make_checkpoint, take_checkpoint),
+    "gguf": (make_gguf, take_checkpoint),
     "images": (make_image, take_image),
     "processor": (make_conversation, take_conversation),
 }

@@ -1,0 +1,239 @@
+"""GGUF, llama.cpp's file format: metadata and the places of tensors, read from a stranger's file.
+
+A file is a list of named values, a list of tensors (name, shape, type, place) and their bytes. Everything is
+bounded before it is kept, and nothing is allocated by what a header claims: `read_header` raises ValueError
+with what is wrong. Blocks of quantized numbers are opened by the gguf library (`dequantized`), which also
+writes files (`write_file`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+SUFFIX = ".gguf"
+# Gemma's vocabulary, with scores and types, takes 12 MB of metadata; the largest model that a config may
+# describe has 25,000 tensors.
+MAX_HEADER, MAX_VALUES, MAX_NAMES = 64 * 2**20, 2_500_000, 32_768
+_MAX_NAME, _MAX_TEXT = 256, 32 * 2**20  # bytes of a name, and of a text: a tokenizer.json may be one
+_MAX_ALIGNMENT = 2**16
+# Types of metadata: as struct has them; a text and a list besides.
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _LIST = 8, 9
+
+
+# Of several files the first of these is taken: what most people have, and a tower as exact as it can be.
+_TEXTS, _TOWERS = ("Q4_K_M", "Q8_0"), ("F16", "BF16", "F32", "Q8_0")
+_PRECISION = re.compile(r"(.*?)[-_.]?((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32))?", re.IGNORECASE)
+
+
+class Place(NamedTuple):
+    """A tensor of a file: its type as llama.cpp calls it, its shape (rows first), where its bytes lie."""
+
+    type: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Header(NamedTuple):
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, Place]
+
+
+def choose(names: Iterable[str], wanted: str = "", text: str = "") -> tuple[str, str]:
+    """Of files with these names, the text part (`text`, or that of the quantization `wanted`, or Q4_K_M, else
+    Q8_0, else the first) and the tower that goes with it: of the most similar name, F16 before others.
+    ValueError where one is missing."""
+    known = sorted(name for name in names if name.endswith(SUFFIX))
+    towers = [name for name in known if "mmproj" in name.lower()]
+    texts = [text] if text else [name for name in known if name not in towers]
+    if text in towers or not texts:
+        raise ValueError("expected a GGUF file of the text part, got the tower's alone")
+    if wanted and not (found := [name for name in texts if _parts(name)[1] == wanted.upper()]):
+        kinds = ", ".join(sorted({_parts(name)[1] for name in texts}))
+        raise ValueError(f"expected one of its quantizations, {kinds}, got {wanted}")
+    chosen = min(found if wanted else texts, key=lambda name: _rank(name, _TEXTS))
+    if not towers:
+        raise ValueError(f"expected the tower of {chosen} beside it, a file called mmproj-….gguf, found none")
+
+    def fit(name: str) -> tuple[float, int]:
+        other = re.sub(r"[-_.]?mmproj[-_.]?", "", _parts(name)[0])
+        return -SequenceMatcher(None, other, _parts(chosen)[0]).ratio(), _rank(name, _TOWERS)
+
+    return chosen, min(towers, key=fit)
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """What a file's name says of the model, and of its precision, in capitals."""
+    found = _PRECISION.fullmatch(name.removesuffix(SUFFIX))
+    assert found is not None
+    return found[1].lower(), (found[2] or "").upper()
+
+
+def _rank(name: str, order: tuple[str, ...]) -> int:
+    return order.index(kind) if (kind := _parts(name)[1]) in order else len(order)
+
+
+class _Reader:
+    """Reads a header, of which no more than MAX_HEADER bytes and MAX_VALUES values are taken."""
+
+    def __init__(self, file: BinaryIO, size: int):
+        self.file, self.left, self.values = file, min(size, MAX_HEADER), MAX_VALUES
+
+    def take(self, count: int) -> bytes:
+        self.left -= count
+        raw = self.file.read(count) if self.left >= 0 else b""
+        if len(raw) != count:
+            raise ValueError(f"the header ends within a value, or is longer than {MAX_HEADER} bytes")
+        return raw
+
+    def number(self, code: str) -> Any:
+        return struct.unpack(f"<{code}", self.take(struct.calcsize(code)))[0]
+
+    def count(self, what: str, most: int) -> int:
+        if (got := self.number("Q")) > most:
+            raise ValueError(f"{what}: expected at most {most}, got {got}")
+        return got
+
+    def text(self, what: str, most: int = _MAX_TEXT) -> str:
+        raw = self.take(self.count(f"bytes of {what}", most))
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{what} is not UTF-8") from None
+
+    def name(self, known: Iterable[str]) -> str:
+        if (name := self.text("a name", _MAX_NAME)) in known:
+            raise ValueError(f"the name {name[:80]!r} stands twice")
+        return name
+
+    def value(self, name: str) -> Any:
+        kind = self.number("I")
+        if kind != _LIST:
+            return self._of(kind, 1, name)[0]
+        kind = self.number("I")
+        return self._of(kind, self.count(f"values of {name[:80]}", self.values), name)
+
+    def _of(self, kind: int, count: int, name: str) -> list[Any]:
+        self.values -= count
+        if kind == _TEXT:
+            return [self.text(f"a value of {name[:80]}") for _ in range(count)]
+        if (code := _NUMBERS.get(kind)) is None:
+            raise ValueError(f"{name[:80]}: expected numbers, texts or a list of them, got type {kind}")
+        values = struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code)))
+        return [_shortest(one) if code == "f" else one for one in values]
+
+
+def _shortest(value: float) -> float:
+    """The number with the fewest digits that is this one in 32 bits: 1e-5 is stored as 9.99999975e-06."""
+    if not math.isfinite(value):
+        return value
+    texts = (f"{value:.{digits}g}" for digits in (6, 7, 8, 9))
+    return next(float(text) for text in texts if struct.pack("<f", float(text)) == struct.pack("<f", value))
+
+
+def read_header(path: Path) -> Header:
+    """Metadata and tensors of a file. Raises ValueError for one that is damaged or lies about itself."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        reader = _Reader(file, size)
+        if (magic := reader.take(4)) != b"GGUF":
+            raise ValueError(f"not a GGUF file: expected it to begin with GGUF, got {magic!r}")
+        if (version := reader.number("I")) not in (2, 3):
+            raise ValueError(f"expected version 2 or 3 of GGUF, little-endian, got {version}")
+        tensor_count, value_count = reader.count("tensors", MAX_NAMES), reader.count("values", MAX_NAMES)
+        metadata: dict[str, Any] = {}
+        for _ in range(value_count):
+            name = reader.name(metadata)
+            metadata[name] = reader.value(name)
+        listed: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+        for _ in range(tensor_count):
+            name = reader.name(listed)
+            listed[name] = _tensor(reader, name)
+        begin = file.tell()
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise ValueError(f"general.alignment: expected a power of two, got {str(alignment)[:80]}")
+    begin += -begin % alignment
+    tensors, end = {}, begin
+    for name, (kind, shape, offset, length) in listed.items():  # one after another, as llama.cpp wants them
+        end += -(end - begin) % alignment
+        if begin + offset != end:
+            raise ValueError(
+                f"tensor {name[:80]}: expected it at {end - begin}, after those before it, got {offset}"
+            )
+        end += length
+        if end > size:
+            raise ValueError(
+                f"tensor {name[:80]} ends at byte {end} of {size}: the file was cut short; download it again"
+            )
+        tensors[name] = Place(kind, shape, end - length, end)
+    return Header(path, metadata, tensors)
+
+
+def _tensor(reader: _Reader, name: str) -> tuple[str, tuple[int, ...], int, int]:
+    """(type, shape, offset, bytes). Type and shape decide the bytes, so that neither can lie."""
+    if not 0 < (rank := reader.number("I")) <= 4:
+        raise ValueError(f"tensor {name[:80]}: expected 1 to 4 dimensions, got {rank}")
+    shape = tuple(reversed([reader.number("Q") for _ in range(rank)]))  # ours begin with rows
+    kind, offset = reader.number("I"), reader.number("Q")
+    if (known := _types().get(kind)) is None:
+        raise ValueError(f"tensor {name[:80]}: type {kind} is not known")
+    label, block, size = known
+    if not all(shape) or shape[-1] % block or math.prod(shape) > 2**40:
+        raise ValueError(f"tensor {name[:80]}: expected rows of whole blocks of {block}, got {list(shape)}")
+    return label, shape, offset, math.prod(shape) // block * size
+
+
+@cache
+def _library() -> Any:
+    """The gguf library with its quants; importing it takes a tenth of a second."""
+    import gguf
+
+    return gguf
+
+
+@cache
+def _types() -> dict[int, tuple[str, int, int]]:
+    """By its number: what a type is called, how many numbers stand in a block, and the bytes of one."""
+    return {int(kind): (kind.name, *sizes) for kind, sizes in _library().GGML_QUANT_SIZES.items()}
+
+
+# -------------------------------------------------------------------------------------------------- numbers
+def dequantized(raw: Any, kind: str) -> Any:
+    """Rows of bytes (R, B) of a type -> float32 (R, C), as the gguf library computes them. ValueError for a
+    type that it does not open."""
+    try:
+        return _library().quants.dequantize(raw, _library().GGMLQuantizationType[kind])
+    except NotImplementedError:
+        raise ValueError(f"weights of type {kind} cannot be opened") from None
+
+
+def write_file(path: Path, metadata: dict[str, Any], tensors: Mapping[str, tuple[Place, Any]]) -> None:
+    """Write a file. Beside the type and shape of each tensor stands what makes its bytes, an array, when it
+    is written: one is held at a time."""
+    library = _library()
+    writer = library.GGUFWriter(path, metadata["general.architecture"])
+    for name, value in metadata.items():
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif name != "general.architecture":
+            kinds = library.GGUFValueType
+            writer.add_key_value(name, value, kinds.UINT32 if type(value) is int else kinds.get_type(value))
+    for name, (place, _) in tensors.items():
+        kind = library.GGMLQuantizationType[place.type]
+        writer.add_tensor_info(name, place.shape, None, place.end - place.begin, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for _, make in tensors.values():
+        writer.write_tensor_data(make())
+    writer.close()

@@ -1,0 +1,150 @@
+"""A tokenizer as GGUF's metadata have it, to the Hub's files and back.
+
+llama.cpp knows by a name (`tokenizer.ggml.pre`) how a byte-level BPE cuts text into words; a tokenizer.json
+spells it out. Mistakes are ValueErrors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+_CONTROL, _USER_DEFINED, _NORMAL, _UNUSED = 3, 4, 1, 5  # types of tokens
+_ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+TEMPLATE, TOKENS, SPEC = "tokenizer.chat_template", "tokenizer.ggml.tokens", "tokenizer.huggingface.json"
+
+
+class _Words(NamedTuple):
+    """How text becomes words: the parts of a tokenizer.json that say so."""
+
+    pre_tokenizer: dict[str, Any]
+    normalizer: dict[str, Any] | None = None
+    ignore_merges: bool = False
+    add_bos: bool = False  # where a file does not say
+
+
+def _sequence(*parts: dict[str, Any], use_regex: bool) -> dict[str, Any]:
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+    return {"type": "Sequence", "pretokenizers": [*parts, bytes_]} if parts else bytes_
+
+
+def _split(digits: str) -> dict[str, Any]:
+    """The rule of GPT-4's tokenizer and its successors, with so many digits in a word."""
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits
+        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )  # fmt: skip
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return _sequence(split, use_regex=False)
+
+
+_DIGITS = _sequence({"type": "Digits", "individual_digits": True}, use_regex=True)
+_LLAMA3 = _Words(_split(r"\p{N}{1,3}"), None, True, True)
+# By its name in llama.cpp; what is written takes the first that fits.
+WORDS = {
+    "smollm": _Words(_DIGITS),
+    "refact": _Words(_DIGITS),
+    "qwen2": _Words(_split(r"\p{N}"), {"type": "NFC"}),
+    "llama-bpe": _LLAMA3,
+    "lfm2": _LLAMA3,
+    "gpt-2": _Words(_sequence(use_regex=True)),
+}
+
+
+def read(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    """(files of the Hub by name: JSON, or text; the ids of added tokens)."""
+
+    def given(name: str, kind: type, default: Any = None) -> Any:
+        value = metadata.get(name, default)
+        if not isinstance(value, list) or not all(type(one) is kind for one in value):
+            raise ValueError(f"{name}: expected a list of {kind.__name__}, got {str(value)[:80]}")
+        return value
+
+    if (model := metadata.get("tokenizer.ggml.model")) != "gpt2":
+        raise ValueError(f"tokenizer.ggml.model: expected gpt2, a byte-level BPE, got {str(model)[:80]!r}")
+    if (words := WORDS.get(pre := str(metadata.get("tokenizer.ggml.pre")))) is None:
+        raise ValueError(f"tokenizer.ggml.pre: expected {', '.join(WORDS)}, got {pre[:80]!r}")
+    tokens = given(TOKENS, str)
+    kinds = given("tokenizer.ggml.token_type", int, [_NORMAL] * len(tokens))
+    vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind != _UNUSED}
+    pairs = (merge.split(" ", 1) for merge in given("tokenizer.ggml.merges", str))
+    merges = [pair for pair in pairs if len(pair) == 2 and {*pair, "".join(pair)} <= vocab.keys()]
+    if len(kinds) != len(tokens) or len(vocab) != len(tokens) - kinds.count(_UNUSED):
+        raise ValueError(f"{TOKENS}: expected {len(tokens)} tokens, no two alike, and as many types")
+    added = [
+        {"id": i, "content": token, "special": kinds[i] == _CONTROL}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for token, i in vocab.items()
+        if kinds[i] in (_CONTROL, _USER_DEFINED)
+    ]
+    roles: dict[str, str] = {}
+    for name, role in _ROLES.items():
+        token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if type(token_id) is int and 0 <= token_id < len(tokens) and tokens[token_id] in vocab:
+            roles[role] = tokens[token_id]
+    post: dict[str, Any] | None = None
+    first = roles.get("bos_token")
+    if metadata.get("tokenizer.ggml.add_bos_token", words.add_bos) and first:
+        text = [{"SpecialToken": {"id": first, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+        known = {first: {"id": first, "ids": [vocab[first]], "tokens": [first]}}
+        pair = [*text, {"Sequence": {"id": "B", "type_id": 0}}]
+        post = {"type": "TemplateProcessing", "single": text, "pair": pair, "special_tokens": known}
+    spec = {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": words.normalizer,
+        "pre_tokenizer": words.pre_tokenizer,
+        "post_processor": post,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": words.ignore_merges},
+    }
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
+    files = {"tokenizer.json": metadata.get(SPEC, spec), "tokenizer_config.json": described}
+    if isinstance(template := metadata.get(TEMPLATE), str):
+        files["chat_template.jinja"] = template
+    return files, {token["content"]: token["id"] for token in added}
+
+
+def write(spec: Mapping[str, Any], roles: Mapping[str, str], template: str, rows: int) -> dict[str, Any]:
+    """Metadata of a parsed tokenizer.json and its tokens by their role, for an embedding of so many rows.
+
+    Where llama.cpp has no name for the way that it cuts text into words, the nearest stands there, and all of
+    it under SPEC, which llama.cpp does not read and we do.
+    """
+    model, added = spec["model"], spec.get("added_tokens") or []
+    if model.get("type") != "BPE" or "ByteLevel" not in str(spec.get("pre_tokenizer")):
+        raise ValueError(f"expected a byte-level BPE as tokenizer, got {model.get('type')}")
+    exact = next((name for name, words in WORDS.items() if _is(words, spec)), None)
+    name = exact or ("llama-bpe" if model.get("ignore_merges") else "smollm")
+    tokens, kinds = [f"[PAD{i}]" for i in range(rows)], [_UNUSED] * rows
+    for token, i in model["vocab"].items():
+        tokens[i], kinds[i] = token, _NORMAL
+    for one in added:
+        tokens[one["id"]], kinds[one["id"]] = one["content"], _CONTROL if one["special"] else _USER_DEFINED
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    merges = merges or [f"{tokens[0]} {tokens[0]}"]  # llama.cpp wants one; these never meet
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": name,
+        TOKENS: tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.add_bos_token": bool((spec.get("post_processor") or {}).get("special_tokens")),
+        TEMPLATE: template,
+    }
+    if exact is None:
+        metadata[SPEC] = json.dumps(spec)
+    ids = {f"tokenizer.ggml.{name}_token_id": roles.get(role) for name, role in _ROLES.items()}
+    return metadata | {name: tokens.index(token) for name, token in ids.items() if token in tokens}
+
+
+def _is(words: _Words, spec: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.json cuts text so. Offsets, and how its parts are nested, change nothing."""
+
+    def parts(value: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        inner = (value or {}).get("pretokenizers") or (value or {}).get("normalizers") or [value or {}]
+        return [{key: part[key] for key in part if key != "trim_offsets"} for part in inner]
+
+    same = all(parts(spec.get(key)) == parts(getattr(words, key)) for key in ("pre_tokenizer", "normalizer"))
+    return same and bool(spec["model"].get("ignore_merges")) == words.ignore_merges

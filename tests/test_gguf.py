@@ -1,0 +1,388 @@
+"""GGUF files: what llama.cpp's users have opens here, and what we write opens there, with the same logits."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import resource
+import shutil
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaForCausalLM
+
+from data.processor import Processor
+from models import VisionLanguageModel
+from models.checkpoints import CheckpointError, gguf_tokenizer
+from models.checkpoints.gguf import Place, choose, read_header, write_file
+from models.checkpoints.weights import Entry, read_tensor
+from tests import lfm2_checkpoints, qwen_checkpoints, tiny
+from tests.hub_server import HubServer, point_client_at
+from tests.processors import draw_image
+from tools.convert import GGUF, convert
+
+ROOT = Path(__file__).resolve().parent.parent
+KINDS = ("idefics3", "qwen3_vl", "qwen2_5_vl", "lfm2_vl")
+EMBEDDED = ROOT / "checkpoints" / "ocelli-shapes"
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> dict[str, Path]:
+    """A small checkpoint of each family in transformers' layout, float32, and the embedded one."""
+    folder = tmp_path_factory.mktemp("hub")
+    processor, model = tiny.model_with_processor("smolvlm-1-tile")
+    VisionLanguageModel.from_pretrained(tiny.save(model, folder / "theirs")).save_pretrained(
+        folder / "idefics3", processor=processor
+    )
+    for kind in qwen_checkpoints.KINDS:
+        # Of the other seeds heads have 16 numbers, and llama.cpp leaves some of those unrotated.
+        qwen_checkpoints.save_hf(kind, folder / kind, seed=5)
+    path = folder / "qwen2_5_vl" / "config.json"  # the window that llama.cpp has
+    path.write_text(path.read_text().replace('"window_size": 56', '"window_size": 112'))
+    lfm2_checkpoints.save_hf(folder / "lfm2_vl", seed=0)
+    return {kind: folder / kind for kind in KINDS} | {"embedded": EMBEDDED}
+
+
+@pytest.fixture(scope="module")
+def converted(checkpoints, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("gguf")
+    for kind, source in checkpoints.items():
+        convert(str(source), folder / kind, layout=GGUF, dtype="float32", log=lambda line: None)
+    return {kind: folder / kind for kind in checkpoints}
+
+
+@pytest.mark.parametrize("kind", (*KINDS, "embedded"))
+def test_there_and_back(checkpoints, converted, kind):
+    before = VisionLanguageModel.from_pretrained(checkpoints[kind], dtype="float32")
+    after = VisionLanguageModel.from_pretrained(converted[kind], dtype="float32")
+    assert tiny.same_weights(before, after)
+    assert before.config == replace(after.config, pad_token_id=before.config.pad_token_id)  # the tokenizer's
+    assert before.generation_config.items() <= after.generation_config.items()
+    old, new = (Processor.from_pretrained(folder) for folder in (checkpoints[kind], converted[kind]))
+    image = draw_image(90, 70)
+    first, second = (one.ask(image, "How many  circles, 12 or 3?")["input_ids"] for one in (old, new))
+    assert torch.equal(first, second)
+    for one, other in zip(old.cut(image).parts, new.cut(image).parts, strict=True):
+        assert torch.equal(one.pixels, other.pixels) and torch.equal(one.values, other.values)
+
+
+# ------------------------------------------------------------------------------------------- quantized
+# All that the library opens; bfloat16 is read as it is.
+TYPES = sorted({kind.name for kind in gguf.quants._type_traits} - {"BF16"})
+
+
+def random_blocks(kind: str, rows: int, columns: int) -> np.ndarray:
+    """Bytes (rows, ...) of a type, whose numbers are finite."""
+    known = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[known]
+    raw = np.random.default_rng(0).integers(0, 256, (200, columns // block * size), dtype=np.uint8)
+    finite = raw[np.isfinite(gguf.quants.dequantize(raw, known)).all(axis=1)]
+    return finite[np.arange(rows) % len(finite)]
+
+
+def with_blocks(path: Path, kinds: dict[str, str]) -> None:
+    """Random blocks for a file's matrices, of the type of the first part that their names have."""
+    header, data, tensors = read_header(path), path.read_bytes(), {}
+    for name, place in header.tensors.items():
+        raw = np.frombuffer(data[place.begin : place.end], np.uint8)
+        if len(place.shape) == 2:
+            kind = next(kinds[part] for part in kinds if part in name)
+            raw = random_blocks(kind, *place.shape)
+            place = Place(kind, place.shape, 0, raw.nbytes)
+        tensors[name] = place, lambda raw=raw: raw
+    write_file(path, header.metadata, tensors)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_blocks_of_every_type_are_opened_as_the_library_opens_them(tmp_path, kind):
+    raw = random_blocks(kind, 5, 512)
+    place = Place(kind, (5, 512), 0, raw.nbytes)
+    write_file(tmp_path / "one.gguf", {"general.architecture": "llama"}, {"a": (place, lambda: raw)})
+    tensor = gguf.GGUFReader(tmp_path / "one.gguf").tensors[0]
+    expected = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).reshape(5, 512)
+    entry = Entry(tmp_path / "one.gguf", *read_header(tmp_path / "one.gguf").tensors["a"])
+    assert torch.equal(read_tensor(entry), expected)
+    assert torch.equal(read_tensor(entry, dtype=torch.bfloat16), expected.bfloat16())
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory) -> Path:
+    """GGUF files of a model of which each row is whole blocks of any type."""
+    folder = tmp_path_factory.mktemp("wide")
+    text = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
+    processor, model = tiny.model_with_processor(tiny.Case("smolvlm", text=text))
+    model = VisionLanguageModel.from_pretrained(tiny.save(model, folder / "theirs"))
+    model.save_pretrained(folder / "hub", processor=processor)
+    convert(str(folder / "hub"), folder / "wide", layout=GGUF, log=lambda line: None)
+    return folder / "wide"
+
+
+@pytest.mark.parametrize(
+    "kinds", [{"": "Q8_0"}, {"": "Q4_0"}, {"ffn_down": "Q6_K", "_v": "Q5_K", "": "Q4_K"}]
+)
+def test_a_quantized_text_part_is_the_one_that_transformers_opens(wide, tmp_path, kinds):
+    """Which reads the text part of a Llama with the gguf library's own reader, and turns its heads."""
+    shutil.copytree(wide, tmp_path / "wide")
+    text, _ = parts(tmp_path / "wide")
+    with_blocks(text, kinds)
+    theirs = LlamaForCausalLM.from_pretrained(text.parent, gguf_file=text.name, dtype=torch.float32)
+    ours = VisionLanguageModel.from_pretrained(tmp_path / "wide", dtype="float32").language_model
+    expected = {name.removeprefix("model."): one for name, one in theirs.named_parameters()}
+    found = dict(ours.named_parameters())
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
+# ------------------------------------------------------------------------------------------- which files
+def test_of_several_files():
+    names = ["m-F16.gguf", "m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf", "README.md"]
+    towers = ["mmproj-m-Q8_0.gguf", "mmproj-m-f16.gguf", "mmproj-other-F16.gguf"]
+    assert choose(names + towers) == ("m-Q4_K_M.gguf", "mmproj-m-f16.gguf")
+    assert choose(names + towers, "q8_0") == ("m-Q8_0.gguf", "mmproj-m-f16.gguf")
+    assert choose(names + towers, "UD-Q4_K_XL")[0] == "m-UD-Q4_K_XL.gguf"
+    assert choose([*names, "other-Q4_K_M.gguf", *towers], text="other-Q4_K_M.gguf")[1] == towers[2]
+    assert choose(["a.gguf", "mmproj.gguf"]) == ("a.gguf", "mmproj.gguf")
+    for files, wanted in ((names, ""), (towers, ""), (names + towers, "Q5_K_M")):
+        with pytest.raises(ValueError):
+            choose(files, wanted)
+
+
+def test_a_repository(wide, tmp_path, monkeypatch):
+    repo, name = tmp_path / "repo", "ggml-org/wide-GGUF"
+    shutil.copytree(wide, repo)
+    text, _ = parts(repo)
+    shutil.copy(text, repo / "wide-Q8_0.gguf")
+    with_blocks(repo / "wide-Q8_0.gguf", {"": "Q8_0"})
+    local = VisionLanguageModel.from_pretrained(f"{repo}:Q8_0")
+    assert not tiny.same_weights(local, VisionLanguageModel.from_pretrained(f"{repo}:F32"))
+    with HubServer({name: repo}) as server:
+        point_client_at(monkeypatch, server.url, tmp_path / "cache")
+        assert tiny.same_weights(local, VisionLanguageModel.from_pretrained(name))
+        assert not [path for path in server.served if path.endswith(f"/{text.name}")]
+        assert Processor.from_pretrained(f"{name}:Q8_0").ask(None, "how many?")
+    point_client_at(monkeypatch, server.url, tmp_path / "cache", offline=True)
+    assert tiny.same_weights(local, VisionLanguageModel.from_pretrained(f"{name}:Q8_0"))
+    with pytest.raises(CheckpointError):
+        VisionLanguageModel.from_pretrained(f"{name}:F32")  # which was not fetched
+
+
+# ---------------------------------------------------------------------------------------------- tokenizers
+ALPHABET = "abcxyz  \n\t\r0123456789.,!?'-_()<>\"éüßñçøАбв中文字あ한🙂́‍ \u00a0"
+
+
+def texts(count: int) -> list[str]:
+    draw = random.Random(0)
+    words = ["it's", "I'LL", "don't", "<image>", "end.\n\n", "  two", "12345", "don’t", "\r\n", "the", "…"]
+    return [
+        "".join(draw.choice((*words, *ALPHABET)) for _ in range(draw.randrange(1, 60))) for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module", params=sorted(gguf_tokenizer.WORDS))
+def tokenizer(request, tmp_path_factory) -> tuple[Tokenizer, dict[str, Any]]:
+    """A tokenizer that cuts text as llama.cpp's of that name, and its metadata."""
+    words = gguf_tokenizer.WORDS[request.param]
+    backend = Tokenizer(models.BPE(ignore_merges=words.ignore_merges))
+    spec = json.loads(backend.to_str()) | {
+        "pre_tokenizer": words.pre_tokenizer,
+        "normalizer": words.normalizer,
+    }
+    backend = Tokenizer.from_str(json.dumps(spec))
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=["<|end|>", "<image>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts(500), trainer)
+    roles = {"eos_token": "<|end|>", "bos_token": "<|end|>"}
+    said = gguf_tokenizer.write(json.loads(backend.to_str()), roles, "", 1000)
+    assert said["tokenizer.ggml.pre"] in gguf_tokenizer.WORDS and gguf_tokenizer.SPEC not in said
+    return backend, said
+
+
+def test_a_tokenizer_there_and_back(tokenizer):
+    backend, said = tokenizer
+    files, added = gguf_tokenizer.read(said)
+    again = Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+    assert added == {"<|end|>": 0, "<image>": 1} and files["tokenizer_config.json"]["eos_token"] == "<|end|>"
+    for text in texts(3000):
+        ids = again.encode(text, add_special_tokens=False).ids
+        assert ids == backend.encode(text, add_special_tokens=False).ids
+        assert again.decode(ids, False) == backend.decode(ids, False)
+
+
+# ------------------------------------------------------------------------------------------ damaged files
+def damaged(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError) as refusal:
+        VisionLanguageModel.from_pretrained(path)
+    return str(refusal.value)
+
+
+@pytest.fixture
+def copy(wide, tmp_path) -> Path:
+    """The file of a text part beside that of its tower, which may be written to."""
+    shutil.copytree(wide, tmp_path / "wide")
+    return parts(tmp_path / "wide")[0]
+
+
+def test_a_file_that_was_cut_short(copy):
+    data = copy.read_bytes()
+    for length in (0, 3, 7, 20, 24, 100, 5000, len(data) // 2, len(data) - 1):
+        assert copy.name in damaged(copy, data[:length])
+
+
+def test_counts_and_lengths_are_not_believed(copy):
+    data = copy.read_bytes()
+    where = {"tensors": 8, "values": 16, "bytes of a name": 24}
+    where["bytes of a text"] = data.index(b"general.name") + len("general.name") + 4
+    where["values of a list"] = data.index(b"ggml.tokens") + len("ggml.tokens") + 8
+    for most in (2**31, 2**40, 2**63, 2**64 - 1):
+        for at in where.values():
+            damaged(copy, data[:at] + most.to_bytes(8, "little") + data[at + 8 :])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8 * 2**20  # KiB
+
+
+def test_tensors_that_lie(copy):
+    """About their type, shape or place, or that lie within another."""
+    header, data = read_header(copy), copy.read_bytes()
+    name = b"blk.0.ffn_down.weight"
+    at = data.index(name) + len(name)  # rank, sizes, type, offset
+    sizes, kind, offset = at + 4, at + 4 + 16, at + 4 + 16 + 4
+    assert header.tensors[name.decode()].shape == (256, 512)
+    for place, width, value in (
+        *((at, 4, rank) for rank in (0, 1, 3, 5, 2**32 - 1)),
+        *((sizes, 8, size) for size in (0, 511, 513, 2**33, 2**63)),
+        *((kind, 4, number) for number in (2, 12, 14, 3, 99, 2**31)),
+        *((offset, 8, number) for number in (0, 1, 2**20, 2**40, 2**64 - 1)),
+    ):
+        damaged(copy, data[:place] + value.to_bytes(width, "little") + data[place + width :])
+
+
+def test_what_is_not_there_is_said(copy):
+    assert "mmproj" in damaged_alone(copy)
+    (copy.parent / "notes.txt").write_text("")
+    with pytest.raises(CheckpointError):
+        VisionLanguageModel.from_pretrained(copy.parent)
+
+
+def damaged_alone(path: Path) -> str:
+    parts(path.parent)[1].unlink()
+    with pytest.raises(CheckpointError) as refusal:
+        VisionLanguageModel.from_pretrained(path)
+    return str(refusal.value)
+
+
+# --------------------------------------------------------------------------------------------- llama.cpp
+@pytest.fixture
+def llama_cpp():
+    return pytest.importorskip("llama_cpp", reason="needs llama-cpp-python (requirements-bench.txt)")
+
+
+def parts(folder: Path) -> tuple[Path, Path]:
+    """The files of the text part and of the tower."""
+    tower, text = sorted(folder.glob("*.gguf"), key=lambda path: "mmproj" not in path.name)
+    return text, tower
+
+
+@pytest.mark.parametrize("kind", (*KINDS, "embedded"))
+@torch.no_grad()
+def test_llama_cpp_computes_the_same_logits(llama_cpp, checkpoints, converted, kind):
+    model = VisionLanguageModel.from_pretrained(checkpoints[kind], dtype="float32")
+    draw = random.Random(0)
+    taken = {model.config.image_token_id, *model.config.marker_token_ids}
+    ids = [
+        one for one in (draw.randrange(model.config.text.vocab_size) for _ in range(48)) if one not in taken
+    ]
+    cache = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
+    theirs = llama_cpp.Llama(
+        str(parts(converted[kind])[0]), n_ctx=256, logits_all=True, n_threads=1, verbose=False, **cache
+    )
+    theirs.eval(ids)
+    logits = torch.from_numpy(theirs.scores[: len(ids)].copy())
+    ours = model(torch.tensor([ids])).logits[0]
+    assert (ours - logits).abs().max() < 1e-4 * max(10, ours.abs().max())
+
+
+def features_of_llama_cpp(folder: Path, image: Image.Image) -> torch.Tensor:
+    """(positions, D) of the first part of an image: llama.cpp's tower and projector."""
+    from llama_cpp import Llama, mtmd_cpp
+
+    text, tower = parts(folder)
+    llm = Llama(str(text), n_ctx=256, n_threads=1, verbose=False)
+    settings = mtmd_cpp.mtmd_context_params_default()
+    settings.use_gpu, settings.n_threads, settings.warmup, settings.flash_attn_type = False, 1, False, 0
+    context = mtmd_cpp.mtmd_init_from_file(str(tower).encode(), llm.model, settings)
+    assert context
+    raw = np.asarray(image.convert("RGB")).tobytes()
+    bitmap = mtmd_cpp.mtmd_bitmap_init(*image.size, (ctypes.c_uint8 * len(raw)).from_buffer_copy(raw))
+    chunks, asked = mtmd_cpp.mtmd_input_chunks_init(), b"a" + mtmd_cpp.mtmd_default_marker()
+    told = mtmd_cpp.mtmd_input_text(asked, len(asked), False, True)
+    assert not mtmd_cpp.mtmd_tokenize(
+        context, chunks, ctypes.byref(told), (mtmd_cpp.mtmd_bitmap_p_ctypes * 1)(bitmap), 1
+    )
+    for index in range(mtmd_cpp.mtmd_input_chunks_size(chunks)):
+        chunk = mtmd_cpp.mtmd_input_chunks_get(chunks, index)
+        if mtmd_cpp.mtmd_input_chunk_get_type(chunk) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_IMAGE:
+            break
+    assert not mtmd_cpp.mtmd_encode_chunk(context, chunk)
+    count = mtmd_cpp.mtmd_input_chunk_get_n_tokens(chunk)
+    numbers = mtmd_cpp.mtmd_get_output_embd(context)
+    return torch.from_numpy(np.ctypeslib.as_array(numbers, (count, width(llm))).copy())
+
+
+def width(llm) -> int:
+    """Numbers of an embedding, with those for further layers."""
+    from llama_cpp import llama_cpp
+
+    return llama_cpp.llama_model_n_embd_inp(llm.model)
+
+
+# Of a size that llama.cpp does not change, and the size of the first part that it cuts.
+@pytest.mark.parametrize(
+    ("kind", "size", "part"),
+    [
+        ("idefics3", (128, 128), (32, 32)),
+        ("embedded", (256, 256), (128, 128)),
+        ("qwen3_vl", (128, 96), (128, 96)),
+        ("qwen2_5_vl", (112, 84), (112, 84)),
+        ("lfm2_vl", (80, 64), (80, 64)),
+    ],
+)
+@torch.no_grad()
+def test_llama_cpp_sees_the_same(llama_cpp, converted, kind, size, part):
+    image = draw_image(*size)
+    model = VisionLanguageModel.from_pretrained(converted[kind], dtype="float32")
+    settings = Processor.from_pretrained(converted[kind]).images.settings
+    pixels = torch.from_numpy(np.array(image.crop((0, 0, *part)))).permute(2, 0, 1) / 255
+    mean, std = (torch.tensor(settings[name])[:, None, None] for name in ("image_mean", "image_std"))
+    ours = model.encode_images(((pixels - mean) / std)[None])[0]
+    theirs = features_of_llama_cpp(converted[kind], image)
+    assert theirs.shape == ours.shape
+    assert (theirs - ours).abs().max() < 5e-3 * ours.abs().max()  # it looks its GELU up, in float16
+
+
+def test_llama_cpp_reads_the_same_tokens(llama_cpp, tokenizer, tmp_path):
+    backend, said = tokenizer
+    width = {"embedding_length": 32, "feed_forward_length": 32, "block_count": 0, "context_length": 64}
+    said |= {"general.architecture": "llama", **{f"llama.{name}": size for name, size in width.items()}}
+    said |= {"llama.attention.head_count": 1, "llama.attention.layer_norm_rms_epsilon": 1e-5}
+    zeros = np.zeros((1000, 32), np.float32)
+    table = Place("F32", (1000, 32), 0, zeros.nbytes), lambda: zeros
+    write_file(tmp_path / "words.gguf", said, {"token_embd.weight": table})
+    theirs = llama_cpp.Llama(str(tmp_path / "words.gguf"), vocab_only=True, verbose=False)
+    for text in texts(2000):
+        if unicodedata.is_normalized("NFC", text) or said["tokenizer.ggml.pre"] != "qwen2":
+            ids = theirs.tokenize(text.encode(), add_bos=False, special=True)
+            assert ids == backend.encode(text, add_special_tokens=False).ids, text
