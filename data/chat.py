@@ -475,8 +475,14 @@ class ChatEncoder:
             texts.append((role, core))
             return text.replace(core, f"\ue000{self._nonce}.{len(texts) - 1}\ue001")
 
-        shown = []
-        for message in messages:
+        shown: list[dict[str, Any]] = []
+        asked_last = max((at for at, one in enumerate(messages) if one.role == "user"), default=-1)
+        for at, message in enumerate(messages):
+            about: dict[str, Any] = {"role": message.role}
+            thoughts, spoken = self._thoughts(message) if asked is None else ("", message)
+            if thoughts and at > asked_last:  # of earlier answers a template leaves it out
+                about["reasoning_content"] = stand_in(thoughts, "assistant")
+            message = spoken
             parts = [
                 {"type": kind, "text": stand_in(value, message.role)} if kind == "text" else {"type": kind}
                 for kind, value in message.parts
@@ -484,7 +490,7 @@ class ChatEncoder:
             content: Any = parts or [{"type": "text", "text": ""}]
             if self.string_content:
                 content = "".join(part.get("text", self.image_token or "") for part in parts)
-            shown.append({"role": message.role, "content": content})
+            shown.append(about | {"content": content})
         variables = self._variables | {"messages": shown, "add_generation_prompt": add_generation_prompt}
         variables["enable_thinking"] = think
         renders = render if self.chat_template in OWN_TEMPLATES else render_bounded
@@ -493,6 +499,17 @@ class ChatEncoder:
             return rendered if asked is None else asked.prompt(rendered, think), texts
         except TemplateRefused as error:
             raise PromptError(f"{label}: the checkpoint's chat template refuses it ({error})") from error
+
+    def _thoughts(self, message: Message) -> tuple[str, Message]:
+        """What an answer of a training row has of thinking, and the answer without it, where the template
+        has its own place for that."""
+        thinking = self.thinking
+        if message.role != "assistant" or thinking is None or "reasoning_content" not in self.chat_template:
+            return "", message
+        if thinking.end not in message.text or message.images:
+            return "", message
+        thoughts = message.text.rpartition(thinking.end)[0].strip().removeprefix(thinking.begin).strip()
+        return thoughts, Message(message.role, (("text", thinking.answer_in(message.text)),))
 
     def _fill(
         self, rendered: str, texts: list[tuple[str, str]], image_prompts: Sequence[str], label: str
@@ -536,7 +553,8 @@ class ChatEncoder:
                 put(named(match[0]))
                 if answering and placed[-1] in self._stop_ids:
                     spans[-1] = (spans[-1][0], length)
-                answering = False
+                # After its thinking the answer goes on.
+                answering = answering and self.thinking is not None and match[0] == self.thinking.end
         put(rendered[last:])
         if images != len(image_prompts):
             raise PromptError(

@@ -10,14 +10,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from data.processor import Processor
 from families import qwen3_5
+from families.qwen_images import QwenImages
 from generation.kv_cache import bytes_per_row
 from models import VisionLanguageModel
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.load import choose_family, expected_shapes
 from models.checkpoints.weights import check_shapes
 from models.language_model import segment_places
-from tests.qwen_checkpoints import CLASSES, save_hf
+from tests.qwen_checkpoints import CLASSES, image_settings, save_hf, tokenizer
 from tools.inspect import as_text, inspect
 
 
@@ -179,3 +181,53 @@ def test_a_packed_row_is_its_segments(tmp_path, autocast):
     for name, gradient in alone.items():
         scale = gradient.abs().max()
         assert (packed[name] - gradient).abs().max() <= (0.1 if autocast else 1e-4) * scale + 1e-6, name
+
+
+# In the form of the published one: an answer to the last question has a block of thinking, earlier ones none.
+TEMPLATE = """\
+{%- set seen = namespace(last=-1) %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{% set seen.last = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- for message in messages %}
+{%- set content = message.content[0].text | trim %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.role == 'assistant' %}
+{%- set thoughts = message.reasoning_content if message.reasoning_content is string else '' %}
+{%- if '</think>' in content %}
+{%- set thoughts = content.split('</think>')[0].split('<think>')[-1] %}
+{%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+{%- endif %}
+{%- if loop.index0 > seen.last %}{{- '<think>\\n' + thoughts | trim + '\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}
+{{- content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n<think>\\n' }}
+{%- if enable_thinking is not true %}{{- '\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}
+"""
+
+
+@pytest.mark.parametrize("thoughts", ["", "two of them are red"])
+@pytest.mark.parametrize(
+    "earlier", [[], [("how many", "three")], [("how many", "<think>\na\n</think>\n\n3")]]
+)
+def test_what_is_learned_is_what_is_answered(earlier, thoughts):
+    """A row is the prompt that is asked with, with thinking or without, and what the model says after it."""
+    words = tokenizer()
+    words.add_tokens(["<think>", "</think>"])
+    processor = Processor(QwenImages(image_settings("qwen3_5")), words, TEMPLATE)
+    turns = [*earlier, ("how many red", f"<think>\n{thoughts}\n</think>\n\none" if thoughts else "one")]
+    conversation = [
+        {"role": role, "content": text}
+        for turn in turns
+        for role, text in zip(("user", "assistant"), turn, strict=True)
+    ]
+    row = processor.encode_conversation(conversation, False)
+    prompt = processor.encode_conversation(conversation[:-1], True, think=bool(thoughts)).input_ids
+    assert row.input_ids[: len(prompt)] == prompt
+    said = [id for id, learned in zip(row.input_ids, row.assistant_mask, strict=True) if learned]
+    expected = f"{thoughts}\n</think>\n\none<|im_end|>" if thoughts else "one<|im_end|>"
+    answers = [answer.rpartition("\n")[2] + "<|im_end|>" for _, answer in earlier]
+    assert words.decode(said) == "".join([*answers, expected])
