@@ -328,7 +328,7 @@ class LlamaCpp:
             names = (str(written).encode(), str(path).encode())
             if code := self.library.llama_model_quantize(*names, ctypes.byref(parameters)):
                 raise RuntimeError(f"llama_model_quantize: code {code}")
-            self.weight_bytes = path.stat().st_size  # about
+            self.weight_bytes = self.weight_bytes * path.stat().st_size // written.stat().st_size  # about
         self.llm = self.library.Llama(
             str(path),
             n_ctx=self.longest, n_batch=512, n_gpu_layers=-1 if setup["device"] == "cuda" else 0,
