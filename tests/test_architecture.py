@@ -96,7 +96,7 @@ BUDGETS = {
     "models/checkpoints": (3_337, 1_400),
     "families": (2_240, 2_000),
     "generation": (4_665, 2_700),
-    "generation/fast": (5_457, 4_300),
+    "generation/fast": (5_488, 4_300),
     "tools": (927, 600),
     "data": (6_201, 4_900),
     "inference": (5_710, 3_100),

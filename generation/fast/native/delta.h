@@ -9,7 +9,8 @@
 
 #define WINDOW 16 /* models.config.DELTA_WINDOW */
 #define RING (2 * WINDOW)
-#define COLUMNS 4 /* vectors of a row of a matrix whose sums are kept in registers */
+#define STREAMS 4
+#define COLUMNS 4 /* vectors of a result that are kept in registers */
 
 /* The numbers of a head. Of a token in the window: its key, u and decay, `entry` floats. */
 typedef struct {
@@ -23,87 +24,119 @@ typedef struct {
  * again. */
 static inline int64_t rule_floats(int64_t key_dim, int64_t value_dim) { return RING * value_dim + WINDOW * key_dim; }
 
-/* out (rows, D_v) = x (rows, D_k) times the matrix, `rows` and `block` vectors of columns at a time. */
+/* A matrix is read in STREAMS places at once, which memory gives faster: row `step` of each of its parts, and at the
+ * end what is left. Sums over its rows are made in this order. */
+static inline int64_t row_of(const Rule *r, int64_t i) {
+    int64_t part = r->key_dim / STREAMS;
+    return i < part * STREAMS ? i % STREAMS * part + i / STREAMS : i;
+}
+
+/* out (2, D_v) = x (2, D_k) times the matrix, which comes from memory: its rows one after the other. */
+static void read_rows(const float *x, const Rule *r, float *out) {
+    int64_t part = r->key_dim / STREAMS, whole = r->value_dim / LANES * LANES;
+    memset(out, 0, 2 * r->value_dim * sizeof(float));
+    for (int64_t d = 0; d < part; d++) {
+        const float *from = r->matrix + d * r->value_dim;
+        vec key[STREAMS], query[STREAMS];
+        for (int s = 0; s < STREAMS; s++) key[s] = all(x[s * part + d]), query[s] = all(x[r->key_dim + s * part + d]);
+        for (int64_t column = 0; column < whole; column += LANES) {
+            vec a = load_f32(out + column), b = load_f32(out + r->value_dim + column);
+            for (int s = 0; s < STREAMS; s++) {
+                vec w = load_f32(from + s * part * r->value_dim + column);
+                IN_REGISTER(w);
+                a = multiply_add(key[s], w, a);
+                b = multiply_add(query[s], w, b);
+            }
+            *(vec *)(out + column) = a;
+            *(vec *)(out + r->value_dim + column) = b;
+        }
+    }
+    for (int64_t i = 0; i < 2; i++, x += r->key_dim, out += r->value_dim) {
+        for (int64_t d = part * STREAMS; d < r->key_dim; d++)
+            for (int64_t column = 0; column < whole; column++)
+                out[column] = multiply_add_one(x[d], r->matrix[d * r->value_dim + column], out[column]);
+        for (int64_t column = whole; column < r->value_dim; column++)
+            for (int64_t d = 0; d < r->key_dim; d++)
+                out[column] = multiply_add_one(x[row_of(r, d)], r->matrix[row_of(r, d) * r->value_dim + column], out[column]);
+    }
+}
+
+/* The same for `rows` of x, `block` vectors of columns at a time: the matrix is near. */
 static inline __attribute__((always_inline)) void read_block(const float *x, const Rule *r, int64_t column, int rows,
                                                              int block, float *out) {
-    vec sum[4][COLUMNS] = {{{0}}};
-    for (int64_t d = 0; d < r->key_dim; d++) {
-        const float *from = r->matrix + d * r->value_dim + column;
-        if (!column) /* the blocks come by column: have all of a row near */
-            for (int64_t i = block * LANES; i < r->value_dim; i += 16) __builtin_prefetch(from + 4 * r->value_dim + i);
-        vec w[COLUMNS];
-        for (int v = 0; v < block; v++) {
-            w[v] = load_f32(from + v * LANES);
-            IN_REGISTER(w[v]);
+    vec sum[6][2] = {{{0}}};
+    int64_t part = r->key_dim / STREAMS;
+    for (int64_t d = 0; d < part; d++)
+        for (int s = 0; s < STREAMS; s++) {
+            const float *from = r->matrix + (s * part + d) * r->value_dim + column;
+            for (int v = 0; v < block; v++) {
+                vec w = load_f32(from + v * LANES);
+                IN_REGISTER(w);
+                for (int i = 0; i < rows; i++)
+                    sum[i][v] = multiply_add(all(x[i * r->key_dim + s * part + d]), w, sum[i][v]);
+            }
         }
-        for (int i = 0; i < rows; i++)
-            for (int v = 0; v < block; v++) sum[i][v] = multiply_add(all(x[i * r->key_dim + d]), w[v], sum[i][v]);
-    }
+    for (int64_t d = part * STREAMS; d < r->key_dim; d++)
+        for (int v = 0; v < block; v++)
+            for (int i = 0; i < rows; i++)
+                sum[i][v] = multiply_add(all(x[i * r->key_dim + d]),
+                                         load_f32(r->matrix + d * r->value_dim + column + v * LANES), sum[i][v]);
     for (int i = 0; i < rows; i++)
         for (int v = 0; v < block; v++) *(vec *)(out + i * r->value_dim + column + v * LANES) = sum[i][v];
 }
+
+/* out (rows, D_v) = x (rows, D_k) times the matrix, for keys and queries of some tokens. */
 static __attribute__((noinline)) void read_matrix(const float *x, const Rule *r, int64_t rows, float *out) {
-    int64_t column = 0;
     if (!r->matrix) {
         memset(out, 0, rows * r->value_dim * sizeof(float));
         return;
     }
-    for (; column + 4 * LANES <= r->value_dim && rows == 2; column += 4 * LANES) read_block(x, r, column, 2, 4, out);
-    for (; column + 2 * LANES <= r->value_dim; column += 2 * LANES) {
+    if (rows == 2 || r->value_dim % (2 * LANES)) {
+        for (int64_t i = 0; i < rows; i += 2) read_rows(x + i * r->key_dim, r, out + i * r->value_dim);
+        return;
+    }
+    for (int64_t column = 0; column < r->value_dim; column += 2 * LANES) {
         int64_t i = 0;
-        for (; i + 4 <= rows; i += 4) read_block(x + i * r->key_dim, r, column, 4, 2, out + i * r->value_dim);
+        for (; i + 6 <= rows; i += 6) read_block(x + i * r->key_dim, r, column, 6, 2, out + i * r->value_dim);
         for (; i < rows; i += 2) read_block(x + i * r->key_dim, r, column, 2, 2, out + i * r->value_dim);
     }
-    for (; column + LANES <= r->value_dim; column += LANES)
-        for (int64_t i = 0; i < rows; i += 2) read_block(x + i * r->key_dim, r, column, 2, 1, out + i * r->value_dim);
-    for (; column < r->value_dim; column++)
-        for (int64_t i = 0; i < rows; i++) {
-            float sum = 0;
-            for (int64_t d = 0; d < r->key_dim; d++)
-                sum = multiply_add_one(x[i * r->key_dim + d], r->matrix[d * r->value_dim + column], sum);
-            out[i * r->value_dim + column] = sum;
-        }
 }
 
-/* The matrix where the next window begins, `rows` and `block` vectors of columns at a time. key (WINDOW, D_k): each
- * token's, times what is left of it. */
-static inline __attribute__((always_inline)) void fold_block(const Rule *r, const float *key, int64_t d, int64_t column,
-                                                             int rows, int block, float of_matrix) {
-    vec sum[2][COLUMNS];
-    for (int i = 0; i < rows; i++)
-        for (int v = 0; v < block; v++) {
-            sum[i][v] = all(0.0f);
-            if (r->matrix) sum[i][v] = all(of_matrix) * load_f32(r->matrix + (d + i) * r->value_dim + column + v * LANES);
-        }
-    for (int64_t j = 0; j < WINDOW; j++) {
-        const float *added = r->window + j * r->entry + r->key_dim + column;
-        for (int v = 0; v < block; v++) {
-            vec u = load_f32(added + v * LANES);
-            for (int i = 0; i < rows; i++) sum[i][v] = multiply_add(all(key[j * r->key_dim + d + i]), u, sum[i][v]);
-        }
-    }
-    for (int i = 0; i < rows; i++)
-        for (int v = 0; v < block; v++) *(vec *)(r->next + (d + i) * r->value_dim + column + v * LANES) = sum[i][v];
-}
+/* The matrix where the next window begins. left (WINDOW,): of what each token added, at the end of theirs; of_matrix: of
+ * the matrix. key (WINDOW, D_k): room. */
 static __attribute__((noinline)) void fold(const Rule *r, const float *left, float of_matrix, float *key) {
+    int64_t part = r->key_dim / STREAMS, whole = r->value_dim / (2 * LANES) * (2 * LANES);
     for (int64_t j = 0; j < WINDOW; j++)
         for (int64_t d = 0; d < r->key_dim; d++) key[j * r->key_dim + d] = r->window[j * r->entry + d] * left[j];
-    for (int64_t d = 0; d < r->key_dim;) {
-        int rows = d + 2 <= r->key_dim ? 2 : 1;
-        int64_t column = 0;
-        for (; column + 4 * LANES <= r->value_dim && rows == 2; column += 4 * LANES)
-            fold_block(r, key, d, column, 2, 4, of_matrix);
-        for (; column + LANES <= r->value_dim; column += LANES)
-            for (int i = 0; i < rows; i++) fold_block(r, key, d + i, column, 1, 1, of_matrix);
-        for (; column < r->value_dim; column++)
-            for (int i = 0; i < rows; i++) {
-                float sum = r->matrix ? r->matrix[(d + i) * r->value_dim + column] * of_matrix : 0;
-                for (int64_t j = 0; j < WINDOW; j++)
-                    sum = multiply_add_one(key[j * r->key_dim + d + i], r->window[j * r->entry + r->key_dim + column], sum);
-                r->next[(d + i) * r->value_dim + column] = sum;
+    for (int64_t d = 0; d < part; d++)
+        for (int64_t column = 0; column < whole; column += 2 * LANES) {
+            vec a[STREAMS] = {{0}}, b[STREAMS] = {{0}};
+            int64_t at = d * r->value_dim + column, apart = part * r->value_dim;
+            for (int s = 0; r->matrix && s < STREAMS; s++) {
+                a[s] = all(of_matrix) * load_f32(r->matrix + at + s * apart);
+                b[s] = all(of_matrix) * load_f32(r->matrix + at + s * apart + LANES);
             }
-        d += rows;
-    }
+            for (int64_t j = 0; j < WINDOW; j++) {
+                const float *added = r->window + j * r->entry + r->key_dim + column;
+                vec u = load_f32(added), v = load_f32(added + LANES);
+                for (int s = 0; s < STREAMS; s++) {
+                    vec k = all(key[j * r->key_dim + s * part + d]);
+                    a[s] = multiply_add(k, u, a[s]);
+                    b[s] = multiply_add(k, v, b[s]);
+                }
+            }
+            for (int s = 0; s < STREAMS; s++) {
+                *(vec *)(r->next + at + s * apart) = a[s];
+                *(vec *)(r->next + at + s * apart + LANES) = b[s];
+            }
+        }
+    for (int64_t d = 0; d < r->key_dim; d++)
+        for (int64_t column = d < part * STREAMS ? whole : 0; column < r->value_dim; column++) {
+            float sum = r->matrix ? of_matrix * r->matrix[d * r->value_dim + column] : 0;
+            for (int64_t j = 0; j < WINDOW; j++)
+                sum = multiply_add_one(key[j * r->key_dim + d], r->window[j * r->entry + r->key_dim + column], sum);
+            r->next[d * r->value_dim + column] = sum;
+        }
 }
 
 /* What each earlier token of the window is to a token's key and query, (2, WINDOW). */
