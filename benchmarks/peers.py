@@ -21,6 +21,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -43,15 +44,18 @@ from benchmarks.common import (
     tile_pixels,
     words,
 )
+from families.text import write_text
 from generation import kv_cache as kv
 from generation.decoding import GenerationOutput, decode, new_rows, step_of
 from generation.fast.native.build import NoCompiler, find_compiler
 from generation.kv_cache import CachePosition
 from generation.prefix import FeatureCache
 from generation.session import Session
+from models.checkpoints.gguf import Place, write_file
+from models.checkpoints.gguf_config import text_metadata
 from models.checkpoints.load import meta_init
 from models.checkpoints.save import written
-from models.config import TextConfig
+from models.config import TextConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel, prepare_device
 
 WARM_UP = 3  # steps before the clock starts: graphs are captured, libraries choose their kernels
@@ -309,7 +313,7 @@ class LlamaCpp:
     alone; choosing a token is not counted, in its favour; its cache is in 16 bits, its default."""
 
     def __init__(self, setup: dict):
-        _, self.library = need("gguf", "llama_cpp")
+        (self.library,) = need("llama_cpp")
         if setup["device"] == "cuda" and not self.library.llama_supports_gpu_offload():
             raise Unavailable("llama-cpp-python is built without CUDA")
         self.shape, self.longest = setup["shape"], setup["longest"]
@@ -321,7 +325,7 @@ class LlamaCpp:
             Path(setup["folder"]) / f"{kind}.gguf",
         )
         written = path.with_name("BF16.gguf") if mixed else path
-        self.weight_bytes = write_gguf(SHAPES[self.shape].text, "BF16" if mixed else kind, written)
+        self.weight_bytes = write_gguf(SHAPES[self.shape], "BF16" if mixed else kind, written)
         if mixed:  # only llama.cpp itself writes it
             parameters = self.library.llama_model_quantize_default_params()
             parameters.ftype, parameters.allow_requantize = self.library.LLAMA_FTYPE_MOSTLY_Q4_K_M, True
@@ -428,57 +432,39 @@ def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": shape for name, shape in shapes.items()}
 
 
-def write_gguf(config: TextConfig, kind: str, path: Path) -> int:
-    """Write random weights; returns the bytes that one token reads. All layers get the same numbers, which
-    keeps memory small; speed does not depend on them. The tokens have names and no meaning."""
-    (gguf,) = need("gguf")
-    writer = gguf.GGUFWriter(path, "lfm2" if config.layer_types else "qwen3" if config.qk_norm else "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    kinds = map(config.mixer, range(config.num_hidden_layers))
-    heads = [config.num_key_value_heads if kind == "attention" else 0 for kind in kinds]
-    writer.add_head_count_kv(heads if config.layer_types else config.num_key_value_heads)
-    if config.layer_types:
-        writer.add_shortconv_l_cache(config.conv_kernel)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_theta)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
+def write_gguf(config: VLMConfig, kind: str, path: Path) -> int:
+    """Write random weights of the text part; returns the bytes that one token reads. All layers get the same
+    numbers, which keeps memory small; speed does not depend on them. The tokens have names and no meaning."""
+    text = config.text
+    described = write_text(config, "float32")
+    described |= {"layer_types": text.layer_types, "conv_L_cache": text.conv_kernel}
+    name = "lfm2" if text.layer_types else "qwen3" if text.qk_norm else "llama"
+    said = text_metadata(name, described)
     # A sentencepiece vocabulary: three control tokens, the 256 bytes that it must have, and names.
-    more, types = config.vocab_size - 259, gguf.TokenType
-    pieces = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(pieces + [f"token{number}".encode() for number in range(more)])
-    writer.add_token_scores([0.0] * 3 + [-float(number) for number in range(config.vocab_size - 3)])
-    tokens = [types.UNKNOWN, types.CONTROL, types.CONTROL, *[types.BYTE] * 256, *[types.NORMAL] * more]
-    writer.add_token_types(tokens)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
-
-    plain, wanted = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType[kind]
-    random, kept, read = np.random.default_rng(0), {}, 0
-    for name, shape in gguf_shapes(config).items():
+    more, types = text.vocab_size - 259, gguf.TokenType
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    kinds = [types.UNKNOWN, types.CONTROL, types.CONTROL, *[types.BYTE] * 256, *[types.NORMAL] * more]
+    said |= {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *bytes_, *(f"token{i}" for i in range(more))],
+        "tokenizer.ggml.scores": [0.0] * 3 + [-float(number) for number in range(text.vocab_size - 3)],
+        "tokenizer.ggml.token_type": [int(one) for one in kinds],
+        **{f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("unknown", "bos", "eos"))},
+        "general.file_type": int(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"]),
+    }
+    random, kept, tensors, read = np.random.default_rng(0), {}, {}, 0
+    for name, shape in gguf_shapes(text).items():
         part = name.split(".")[-2], shape  # the same in all layers
         if part not in kept and len(shape) == 1:
-            kept[part] = np.ones(shape, np.float32), plain
+            kept[part] = np.ones(shape, np.float32), "F32"
         elif part not in kept:
             numbers = random.standard_normal(shape, np.float32) * shape[1] ** -0.5
-            raw = plain if "shortconv.conv" in name else wanted
-            kept[part] = gguf.quants.quantize(numbers, raw), raw
-        data, raw_type = kept[part]
-        writer.add_tensor(name, data, raw_dtype=raw_type)
+            of_part = "F32" if "shortconv.conv" in name else kind
+            kept[part] = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[of_part]), of_part
+        data, type_ = kept[part]
+        tensors[name] = Place(type_, shape, 0, data.nbytes), lambda data=data: data
         read += data.nbytes if name != "token_embd.weight" else 0
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(path, said, tensors)
     return read
 
 

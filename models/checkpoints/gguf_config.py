@@ -233,7 +233,7 @@ def metadata(config: Mapping[str, Any], images: Mapping[str, Any]) -> tuple[dict
         raise ValueError(f"expected a model of type {', '.join(_PROJECTORS.values())}, got {kind}")
     of_kind = {"idefics3": text["model_type"], "lfm2_vl": "lfm2"}.get(kind, kind.replace("_", ""))
     name = {"qwen25vl": "qwen2vl"}.get(of_kind, of_kind)
-    said = _write_text(name, text)
+    said = text_metadata(name, text)
     if kind == "qwen3_vl":
         said[f"{name}.n_deepstack_layers"] = len(vision["deepstack_visual_indexes"])
     return said, {
@@ -247,7 +247,8 @@ def metadata(config: Mapping[str, Any], images: Mapping[str, Any]) -> tuple[dict
     }
 
 
-def _write_text(name: str, text: Mapping[str, Any]) -> dict[str, Any]:
+def text_metadata(name: str, text: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file of a text part says, of an architecture of llama.cpp and a whole text_config."""
     rope = text["rope_parameters"]
     if (scaling := rope.get("rope_type", "default")) not in ("default", "linear"):
         raise ValueError(f"expected no rotary scaling, or a linear one, got {scaling}")
