@@ -568,10 +568,10 @@ class ChatEncoder:
 def _thinking(tokenizer: AnyTokenizer, chat_template: str) -> Thinking | None:
     """None where neither the template nor the tokenizer has markers of thinking."""
     known = tokenizer.get_added_vocab()
-    for markers in MARKERS:
-        in_template = any(marker in chat_template for marker in markers)
-        if in_template or known.keys() >= {*markers}:
-            return Thinking(tokenizer, *markers, in_template)
+    for begin, end, gap in MARKERS:
+        in_template = begin in chat_template or end in chat_template
+        if in_template or known.keys() >= {begin, end}:
+            return Thinking(tokenizer, begin, end, gap, in_template)
     return None
 
 

@@ -6,10 +6,10 @@ ends it, and which tokens of an answer it is.
     thoughts, answer = thinking.split(ids, inside=True)
 
 A template writes `<think>` at the end of its prompt (Qwen3-VL-Thinking, Qwen3.5 with `enable_thinking`), an
-empty block (Qwen3.5 without), or nothing, and then the model begins the block itself (Qwen3). Here a prompt
-always ends inside a block where thinking is wanted, and outside of one where it is not: a template that has
-no switch is followed by the empty block that templates with a switch write. Earlier answers stand in a prompt
-without their thinking, as in those templates.
+empty block (Qwen3.5 without), or nothing, and then the model begins the block itself (Qwen3, Gemma 4). Here a
+prompt always ends inside a block where thinking is wanted, and outside of one where it is not: a template
+that has no switch is followed by the empty block that templates with a switch write. Earlier answers stand in
+a prompt without their thinking, as in those templates.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from collections.abc import Sequence
 
 from data.tokenizer import AnyTokenizer
 
-MARKERS = (("<think>", "</think>"),)
+# What opens and closes a block, and what stands between that and the answer: Qwen's and LFM2.5's, Gemma 4's.
+MARKERS = (("<think>", "</think>", "\n\n"), ("<|channel>thought", "<channel|>", ""))
 
 
 class Thinking:
     """How one checkpoint thinks.
 
-    begin, end: the markers. begin_ids, end_ids: their tokens, one each where the tokenizer has them whole.
+    begin, end: the markers. end_ids: tokens of the second, one where the tokenizer has it whole.
     close_ids: what ends a block and leads to the answer. gap_ids: what stands between the two.
     in_template: whether the chat template speaks of them, so that the model can be asked to think.
     """
 
-    def __init__(self, tokenizer: AnyTokenizer, begin: str, end: str, in_template: bool):
+    def __init__(self, tokenizer: AnyTokenizer, begin: str, end: str, gap: str, in_template: bool):
         self.tokenizer, self.begin, self.end, self.in_template = tokenizer, begin, end, in_template
-        self.begin_ids, self.end_ids = self._encode(begin), self._encode(end)
-        self.gap_ids = self._encode("\n\n")
+        whole = tokenizer.get_added_vocab().get(end)
+        self.end_ids = self._encode(end) if whole is None else [whole]
+        self.gap_ids, self._gap = self._encode(gap), gap
         self.close_ids = [*self._encode("\n"), *self.end_ids, *self.gap_ids]
 
     def prompt(self, rendered: str, wanted: bool) -> str:
@@ -43,7 +45,7 @@ class Thinking:
             closed = re.search(rf"{re.escape(self.begin)}\s*{re.escape(self.end)}$", written)
             written = written[: closed.start()] if closed else rendered
             return written if written.rstrip().endswith(self.begin) else f"{written}{self.begin}\n"
-        return f"{written}\n\n{self.end}\n\n" if written.endswith(self.begin) else rendered
+        return f"{written}\n\n{self.end}{self._gap}" if written.endswith(self.begin) else rendered
 
     def answer_in(self, text: str) -> str:
         """The text of an earlier answer, without the thinking that a client has left in it."""

@@ -17,7 +17,7 @@ from models.packed_vision_transformer import block_order, patches_of
 from tests.rows import WORDS
 from tests.tiny import randomize
 
-SPECIAL = ["<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>"]
+SPECIAL = ["<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>", "<|channel>", "<channel|>"]
 TEMPLATE = """\
 {{- bos_token }}
 {%- for message in messages %}

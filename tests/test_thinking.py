@@ -29,7 +29,7 @@ from inference.conversation import Conversation
 from inference.grammar import choice_grammar, json_grammar
 from inference.thinking import Think, for_prompt, held_to
 from models.checkpoints.hub import for_terminal
-from tests import lfm2_checkpoints, qwen_checkpoints
+from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints
 from tests.test_serve import events, refused, running
 from web.models import Models
 
@@ -58,6 +58,10 @@ def template(kind: str, plain: str = qwen_checkpoints.TEMPLATE) -> str:
 
 def save(folder: Path, family: str, kind: str, markers: bool = True) -> Path:
     """A small random checkpoint whose template thinks in this way, `markers`: with tokens of their own."""
+    if family == "gemma4":
+        gemma4_checkpoints.save_hf(folder)
+        (folder / "chat_template.jinja").write_text(gemma4_checkpoints.TEMPLATE + kind)
+        return folder
     if family == "lfm2":
         lfm2_checkpoints.save_hf(folder)
         tokenizer, plain = lfm2_checkpoints.tokenizer(), lfm2_checkpoints.TEMPLATE
@@ -78,12 +82,13 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     return {
         "qwen": save(root / "qwen", "qwen", "open"),
         "qwen3_5": save(root / "qwen3_5", "qwen3_5", "switch"),
+        "gemma4": save(root / "gemma4", "gemma4", "{# <channel|> #}"),
         "lfm2": save(root / "lfm2", "lfm2", "own", markers=False),
         "plain": save(root / "plain", "qwen", "", markers=False),
     }
 
 
-@pytest.fixture(scope="module", params=["qwen", "qwen3_5", "lfm2"])
+@pytest.fixture(scope="module", params=["qwen", "qwen3_5", "gemma4", "lfm2"])
 def checkpoint(request, folders) -> Checkpoint:
     """Markers of one token, and of several; caches that go back anywhere, and others."""
     return open_checkpoint(folders[request.param], device="cpu")
@@ -222,6 +227,20 @@ def test_pieces_joined_are_the_whole_however_markers_are_cut(opened):
         assert len(result["token_ids"][0]) + result["thinking_tokens"][0] == len(ids)
         own = checkpoint.processor.tokenizer.decode(result["token_ids"][0], skip_special_tokens=True)
         assert own.strip() == answer.strip() * ended
+
+
+def test_gemma_thinks_between_markers_of_its_own(opened):
+    checkpoint = opened["gemma4"]
+    decode = checkpoint.processor.tokenizer.decode
+    asked, plain = (
+        decode(encode(checkpoint, [], QUESTION, think=think).input_ids) for think in (True, False)
+    )
+    assert asked == plain + "<|channel>thought\n" and plain.endswith("<|turn>model\n")
+    for think in (True, False):
+        text = ("" if think else "<|channel>thought\n") + "let me see\n<channel|>two circles<turn|>"
+        options = GenerationOptions(constraint=Think() if think else None)
+        result = answers_of(checkpoint, encode(checkpoint, [], "?"), [ids_of(checkpoint, text)], options)
+        assert (result["thinking"], result["answers"]) == (["let me see"], ["two circles"])
 
 
 def test_thinking_and_answer_are_those_that_transformers_serve_reads(opened):
