@@ -1,5 +1,5 @@
-"""A stranger's config.json of LFM2-VL or Qwen-VL is read, or refused in one sentence, before memory is asked
-for by its numbers."""
+"""A stranger's config.json of LFM2-VL, Qwen-VL or Qwen3.5 is read, or refused in one sentence, before memory
+is asked for by its numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from data.errors import ProcessorError
 from data.processor import Processor
-from families import lfm2_vl, qwen_vl
+from families import lfm2_vl, qwen3_5, qwen_vl
 from models import VisionLanguageModel
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.load import choose_family, expected_shapes
@@ -32,6 +32,13 @@ BASES = {
             "vision_config": qwen_vl._TOWER[kind] | {"num_heads": 16, "spatial_merge_size": 2},
         }
         for kind in qwen_vl.KINDS
+    },
+    "qwen3_5": {
+        "text_config": qwen3_5._TEXT | {
+            "layer_types": None, "full_attention_interval": 4, "partial_rotary_factor": 0.25,
+            "rope_parameters": {"mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25},
+        },
+        "vision_config": qwen_vl._TOWER["qwen3_vl"] | {"num_heads": 16, "spatial_merge_size": 2},
     },
 }  # fmt: skip
 
