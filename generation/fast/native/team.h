@@ -12,7 +12,7 @@
  */
 #pragma once
 #include <math.h>
-#include <omp.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <time.h>
@@ -45,6 +45,7 @@ typedef struct { /* what several write to lies in lines of the cache of its own 
     uint32_t due;                          /* what `arrived` is when all are there */
     double began, since, spent, slept;     /* since: the team's last change; spent: `waited` by then */
     double processor;
+    pthread_t leader; /* not asked of OpenMP: clang's and PyTorch's may both be there, and the other one would answer */
 } Team;
 
 typedef struct {
@@ -87,7 +88,7 @@ static void wake_at(_Atomic uint32_t *word) {
 }
 
 static void gather(Team *t, const Pass *pass) {
-    *t = (Team){.joined = 1, .pass = *pass};
+    *t = (Team){.joined = 1, .pass = *pass, .leader = pthread_self()};
     t->processor = clock_of(CLOCK_THREAD_CPUTIME_ID);
     t->began = t->since = now();
 }
@@ -95,9 +96,8 @@ static void gather(Team *t, const Pass *pass) {
 /* Whether the thread is in time to take part. */
 static int join(Team *t, Member *me) {
     *me = (Member){.team = t, .unit = -1};
-    if (omp_get_thread_num()) return (me->id = atomic_fetch_add(&t->joined, 1)) < SEALED;
-    t->pass.threads = me->threads = omp_get_num_threads();
-    if (me->threads > 1) me->threads = 0;
+    if (!pthread_equal(pthread_self(), t->leader)) return (me->id = atomic_fetch_add(&t->joined, 1)) < SEALED;
+    me->threads = t->pass.threads > 1 ? 0 : 1;
     return 1;
 }
 
