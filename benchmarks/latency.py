@@ -234,7 +234,7 @@ def first_token(settings: argparse.Namespace, folder: str) -> None:
     """
     with torch.no_grad():
         model, tile = build_ours(settings.shape, torch.float32, "cpu"), tile_pixels(settings.shape, 1)
-        torch.save(model.encode_images(tile), Path(folder) / "features.pt")
+        torch.save(torch.stack(tuple(model.encode_images(tile))), Path(folder) / "features.pt")
     setups = setups_of(settings, folder, max(prompt_tokens(settings.shape, n) for n in settings.tiles) + 8)
     jobs = [{"tiles": tiles} for tiles in settings.tiles]
     measured, failed = take_turns(first_token_handler, setups, lambda setup: jobs, settings.rounds)
