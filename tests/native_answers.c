@@ -9,15 +9,17 @@ static float number(void) { /* -1 to 1 */
     state = state * 1664525u + 1013904223u;
     return (float)(int32_t)state * 0x1p-31f;
 }
-static float *numbers(int64_t count, float size, float offset) {
-    float *made = aligned_alloc(64, round_up(count * 4, 64));
+static float *numbers(int64_t count, float size, float offset) { /* and zeros up to the end of a panel */
+    float *made = calloc(round_up(count, 64), sizeof(float));
     for (int64_t i = 0; i < count; i++) made[i] = number() * size + offset;
     return made;
 }
 
+static float *unset(int64_t count) { return memset(malloc(count * sizeof(float)), 0xff, count * sizeof(float)); } /* NaN */
+
 static Matrix matrix(int64_t rows, int64_t columns) {
     int64_t padded = round_up(rows, PANEL);
-    float *weight = numbers(rows * columns, 0.4f, 0), *scale = numbers(padded, 0, 0);
+    float *weight = numbers(rows * columns, 0.4f, 0), *scale = calloc(padded, sizeof(float));
     uint32_t *panels = aligned_alloc(64, padded * units_of(columns) * 4);
     int32_t *sum = calloc(padded, 4);
     Pass pass = {.threads = 2, .stake = 1};
@@ -37,7 +39,7 @@ static Matrix matrix(int64_t rows, int64_t columns) {
 #else
     ocelli_pack((char *)weight, rows, columns, panels, &pass);
 #endif
-    return (Matrix){panels, scale, sum, numbers(padded, 0.1f, 0), rows, columns};
+    return (Matrix){panels, scale, sum, numbers(rows, 0.1f, 0), rows, columns};
 }
 
 int main(void) {
@@ -46,7 +48,7 @@ int main(void) {
     for (int64_t count = 1; count <= MANY; count += MANY - 1) {
         float *x = numbers(count * INPUTS, 1, 0), *y = numbers(count * OUTPUTS, 0, 0);
         Pass pass = {.threads = 2, .stake = 1};
-        ocelli_linear(&one, x, count, &pass, numbers(ocelli_linear_floats(&one, count), 0, NAN), y);
+        ocelli_linear(&one, x, count, &pass, unset(ocelli_linear_floats(&one, count)), y);
         for (int i = 0; i < count * OUTPUTS; i++) printf("%.6f\n", y[i]);
     }
     enum { LAYERS = 2, WIDTH = 72, HEADS = 4, PAIRS = 2, DIM = 20, INNER = 100, VOCAB = 90, ROOM = 96 };
@@ -70,7 +72,7 @@ int main(void) {
         Tokens tokens = {.count = count, .id = id + done, .row = row, .position = position + done, .axes = 1,
                          .place = position + done, .outputs = 1, .output = &last};
         Pass pass = {.threads = 2, .stake = 1};
-        float logits[VOCAB + PANEL], *room = numbers(ocelli_scratch_floats(&model, &tokens, 2), 0, NAN);
+        float logits[VOCAB + PANEL], *room = unset(ocelli_scratch_floats(&model, &tokens, 2));
         ocelli_forward(&model, &tokens, ROOM, &pass, room, logits);
         for (int i = 0; i < VOCAB; i++) printf("%.6f\n", logits[i]);
     }
