@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from generation.kv_cache import to_device
 from models.config import DELTA_WINDOW, TextConfig
 from models.short_convolution import causal_convolution
 
@@ -94,71 +95,72 @@ class GatedDeltaRule(nn.Module):
 
     def _one(self, inputs, decay, rate, layer_cache, start_pos, before) -> Tensor:
         """A position of each row: (B, H, 1, D_v). Nothing is read back from the device."""
-        rows, taps = torch.arange(len(inputs), device=inputs.device), self.conv_weight.shape[2]
+        rows = torch.arange(len(inputs), device=inputs.device)
         slot = start_pos if isinstance(start_pos, Tensor) else torch.full_like(rows, start_pos)  # (B,)
         state, recent, kept = (layer_cache[name] for name in ("state", "recent", "inputs"))
-        ring, window, place = recent.shape[2], slot // DELTA_WINDOW, slot % DELTA_WINDOW
-        earlier = (slot[:, None] + torch.arange(1 - taps, 0, device=slot.device)) % ring
-        parts = self.heads(inputs, kept[rows[:, None], 0, earlier], before)
-        kept[rows, 0, slot % ring] = inputs[:, 0].float()
+        entry = slot % recent.shape[2]
+        query, key, value = self.heads(inputs, self._past(kept, slot), before)
+        kept[rows, 0, entry] = inputs[:, 0].float()
 
-        since = torch.arange(DELTA_WINDOW, device=slot.device)
-        held = recent[rows[:, None], :, ((window * DELTA_WINDOW)[:, None] + since) % ring]  # (B, W, H, …)
-        held = held.masked_fill((since >= place[:, None])[..., None, None], 0).transpose(1, 2)
-        matrix = state[rows, :, window % 2].masked_fill((window == 0)[:, None, None], 0)
-        matrix = advance(matrix.unflatten(-1, (self.key_dim, self.value_dim)), held)
-        out, added, matrix = delta_rule(*parts, decay, rate, matrix)
-        recent[rows, :, slot % ring] = added[:, :, 0]
-        entry, ends = (window + 1) % 2, (place == DELTA_WINDOW - 1)[:, None, None]
-        state[rows, :, entry] = torch.where(ends, matrix.flatten(-2), state[rows, :, entry])
-        return out
+        decay, rate = (part.transpose(1, 2)[..., None] for part in (decay, rate))  # (B, H, 1, 1)
+        matrix = self._matrix(layer_cache, slot) * decay.exp()
+        new = rate * (value - key @ matrix)
+        matrix = matrix + key.transpose(2, 3) @ new
+        recent[rows, :, entry] = torch.cat((key, new, decay), -1)[:, :, 0]
+        following, ends = (slot // DELTA_WINDOW + 1) % 2, slot % DELTA_WINDOW == DELTA_WINDOW - 1
+        old = state[rows, :, following]
+        state[rows, :, following] = torch.where(ends[:, None, None], matrix.flatten(-2), old)
+        return query @ matrix
 
     def _several(self, inputs, decay, rate, layer_cache, start_pos, before, lengths) -> Tensor:
-        """Positions of each row: (B, H, T, D_v). Rows that begin or end at different slots go one by one."""
-        batch, length = inputs.shape[:2]
-        starts = [start_pos] * batch if isinstance(start_pos, int) else start_pos.tolist()
-        spans = list(zip(starts, [length] * batch if lengths is None else lengths, strict=True))
-        if spans.count(spans[0]) == batch:
-            return self._span(inputs, decay, rate, layer_cache, *spans[0], before)
-        before = before.expand(batch, length)
-        out = []
-        for row, span in enumerate(spans):
-            one = slice(row, row + 1)
-            own = {name: tensor[one] for name, tensor in layer_cache.items()}
-            out.append(self._span(inputs[one], decay[one], rate[one], own, *span, before[one]))
-        return torch.cat(out)
-
-    def _span(self, inputs, decay, rate, layer_cache, start: int, length: int, before) -> Tensor:
-        """The first `length` positions of all rows from slot `start` on; for the others the result is 0."""
-        if not length:
-            return inputs.new_zeros(len(inputs), self.num_heads, inputs.shape[1], self.value_dim).float()
+        """Positions of each row: (B, H, T, D_v). Rows that begin and end at different slots go together, and
+        nothing is read back from the device."""
+        rows, length = torch.arange(len(inputs), device=inputs.device), inputs.shape[1]
+        start = start_pos if isinstance(start_pos, Tensor) else torch.full_like(rows, start_pos)  # (B,)
+        count = torch.full_like(rows, length)
+        if lengths is not None:  # the others decay and add nothing
+            count = to_device(torch.tensor(lengths), inputs.device)
+            padding = (torch.arange(length, device=rows.device) >= count[:, None])[..., None]
+            decay, rate = decay.masked_fill(padding, 0), rate.masked_fill(padding, 0)
         state, recent, kept = (layer_cache[name] for name in ("state", "recent", "inputs"))
-        end, ring, taps = start + length, recent.shape[2], self.conv_weight.shape[2]
-        slots = torch.arange(start - taps + 1, end, device=inputs.device)
-        past = kept[:, 0, slots[: taps - 1] % ring]
-        query, key, value = self.heads(inputs, past, before)
-        last = slots[taps - 1 :][-ring:]
-        kept[:, 0, last % ring] = inputs[:, length - len(last) : length].float()
+        query, key, value = self.heads(inputs, self._past(kept, start), before)
+        out, added, matrices = delta_rule(query, key, value, decay, rate, self._matrix(layer_cache, start))
 
-        window = start // DELTA_WINDOW
-        matrix = state[:, :, window % 2] if window else torch.zeros_like(state[:, :, 0])
-        matrix = matrix.unflatten(-1, (self.key_dim, self.value_dim))
-        held = torch.arange(window * DELTA_WINDOW, start, device=inputs.device) % ring
-        matrix = advance(matrix, recent[:, :, held])
-        # The matrix is kept where the last two windows begin.
-        last_begin = end - end % DELTA_WINDOW
-        ends = [at for at in (last_begin - DELTA_WINDOW, last_begin) if at > start]
-        at, outs, added = start, list[Tensor](), recent[:, :, :0]
-        for stop in [*ends, *[end] * (end not in ends)]:
-            part = slice(at - start, stop - start)
-            numbers = (query[:, :, part], key[:, :, part], value[:, :, part], decay[:, part], rate[:, part])
-            out, new, matrix = delta_rule(*numbers, matrix)
-            if stop in ends:
-                state[:, :, stop // DELTA_WINDOW % 2] = matrix.flatten(-2)
-            at, outs, added = stop, [*outs, out], torch.cat((added, new), 2)[:, :, -ring:]
-        recent[:, :, last % ring] = added
-        padding = inputs.shape[1] - length
-        return F.pad(torch.cat(outs, 2), (0, 0, 0, padding))
+        # Of each entry, how many positions before the row's last one its slot is.
+        back = (
+            (start + count)[:, None] - 1 - torch.arange(recent.shape[2], device=rows.device)
+        ) % recent.shape[2]
+        at = count[:, None] - 1 - back
+        for ring, new in ((recent, added), (kept, inputs[:, None].float())):
+            taken = new[rows[:, None], :, at.clamp(min=0)].transpose(1, 2)
+            ring.copy_(torch.where((at >= 0)[:, None, :, None], taken, ring))
+        # The matrix is kept where the last two windows begin: that before a chunk, and what was added since.
+        size, begins = min(CHUNK, length), (start + count) // DELTA_WINDOW * DELTA_WINDOW
+        begins = begins[:, None] - torch.arange(0, 2 * DELTA_WINDOW, DELTA_WINDOW, device=rows.device)
+        passed = (begins - start[:, None]).clamp(min=0)  # (B, 2)
+        since = (passed // size * size)[..., None] + torch.arange(size, device=rows.device)
+        held = added[rows[:, None, None], :, since.clamp(max=length - 1)]  # (B, 2, size, H, …)
+        held = held.masked_fill((since >= passed[..., None])[..., None, None], 0).transpose(2, 3)
+        chunk = torch.stack(matrices, 1)[rows[:, None], passed // size]  # (B, 2, H, D_k, D_v)
+        new = advance(chunk.flatten(0, 1), held.flatten(0, 1)).view(*chunk.shape[:3], -1)
+        entry = rows[:, None], slice(None), begins // DELTA_WINDOW % 2
+        state[entry] = torch.where((begins > start[:, None])[..., None, None], new, state[entry])
+        return out
+
+    def _past(self, kept: Tensor, slot: Tensor) -> Tensor:
+        """The inputs (B, k - 1, C) of the slots before one of each row."""
+        earlier = slot[:, None] + torch.arange(1 - self.conv_weight.shape[2], 0, device=slot.device)
+        return kept[torch.arange(len(slot), device=slot.device)[:, None], 0, earlier % kept.shape[2]]
+
+    def _matrix(self, layer_cache, slot: Tensor) -> Tensor:
+        """The matrix (B, H, D_k, D_v) before a slot of each row: its window's, and what was added since."""
+        state, recent = layer_cache["state"], layer_cache["recent"]
+        rows, since = (torch.arange(n, device=slot.device) for n in (len(slot), DELTA_WINDOW))
+        window, place = slot // DELTA_WINDOW, slot % DELTA_WINDOW
+        held = recent[rows[:, None], :, ((window * DELTA_WINDOW)[:, None] + since) % recent.shape[2]]
+        held = held.masked_fill((since >= place[:, None])[..., None, None], 0).transpose(1, 2)  # (B, H, W, …)
+        matrix = state[rows, :, window % 2].masked_fill((window == 0)[:, None, None], 0)
+        return advance(matrix.unflatten(-1, (self.key_dim, self.value_dim)), held)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -183,7 +185,7 @@ def delta_rule(
     rate: Tensor,
     matrix: Tensor | None = None,
     begins: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The rule over T positions, `CHUNK` at a time, in float32.
 
     Args:
@@ -195,7 +197,8 @@ def delta_rule(
             nothing to it. None where all belong to one.
 
     Returns:
-        (out (B, H, T, D_v), what each position added (B, H, T, D_k + D_v + 1), the matrix after the last).
+        (out (B, H, T, D_v), what each position added (B, H, T, D_k + D_v + 1), the matrices (B, H, D_k, D_v)
+        before each chunk and after the last).
     """
     batch, heads, length, _ = key.shape
     size = min(CHUNK, length)
@@ -233,13 +236,14 @@ def delta_rule(
     kept = (keys * left[..., -1, :, None]).transpose(-1, -2)
     if matrix is None:
         matrix = key.new_zeros(batch, heads, key.shape[3], value.shape[3])
-    outs, news = [], []
+    outs, news, matrices = list[Tensor](), list[Tensor](), [matrix]
     # Unbound, not indexed: the gradient of an index is as large as what it was taken from.
     parts = (solved, known, read, attention, of_matrix[..., -1, None, None], kept)
     for added, seen, reads, attends, decays, keeps in zip(*(part.unbind(2) for part in parts), strict=True):
         new = added - seen @ matrix
         outs.append(reads @ matrix + attends @ new)
-        matrix = matrix * decays + keeps @ new
+        matrix = torch.addcmul(keeps @ new, matrix, decays)
         news.append(new)
+        matrices.append(matrix)
     out, new = (torch.stack(parts, 2).flatten(2, 3)[:, :, :length] for parts in (outs, news))
-    return out, torch.cat((key, new, decay[..., None]), -1), matrix
+    return out, torch.cat((key, new, decay[..., None]), -1), matrices

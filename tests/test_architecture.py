@@ -64,7 +64,7 @@ MAY_IMPORT = {
     "models.checkpoints": {"models.checkpoints", "models.config", "families"},  # handed the class of models
     "models.vision_language_model": {"models", "generation", "families"},
     "models.language_model": {"models", "generation.kv_cache"},  # what a cache is, which its layers write
-    "models.gemma4_text": {"models", "generation.kv_cache"},
+    **{f"models.{name}": {"models", "generation.kv_cache"} for name in ("gated_delta", "gemma4_text")},
     "models": {"models"},
     "families": {"families", *(name for floor in FLOORS.values() for name in floor)},
     "generation": {"generation"},
