@@ -348,6 +348,10 @@ class Gemma4TextConfig(TextConfig):
         _check_range(self, 1, _MAX_VOCAB, "per_layer_vocab")
         _check_range(self, 0, min(self.vocab_size, self.per_layer_vocab) - 1, "placeholder_id")
         _make_positive(self, "full_rotary_factor", "full_rope_theta")
+        if self.full_rotary_factor > 1:
+            raise ValueError(
+                f"Gemma4TextConfig.full_rotary_factor: expected up to 1, got {self.full_rotary_factor}"
+            )
         if self.logit_cap is not None:
             _make_positive(self, "logit_cap")
         super().__post_init__()

@@ -223,7 +223,7 @@ def delta_rule(
             places[:, length:] = places[:, length - 1 : length]
         starts = places.view(batch, 1, count, size) - (torch.arange(count, device=key.device) * size)[:, None]
         seen = seen & (order >= starts[..., None])
-        carried = starts <= 0
+        carried = starts < 0
     left = since.masked_fill(~seen, -torch.inf).exp()
     of_matrix = total.exp() * carried
     system = rates[..., None] * (keys @ keys.transpose(-1, -2)) * left

@@ -26,7 +26,7 @@ def init_weights(model: nn.Module, config: VLMConfig, generator: torch.Generator
         f"{name}.weight" for name, part in model.named_modules() if isinstance(part, ZeroCenteredRMSNorm)
     }
     for name, parameter in model.named_parameters():
-        if not name.startswith(prefix):
+        if not name.startswith(prefix) or parameter.dim() == 0:  # bounds, which are measured
             continue
         if name.endswith("A_log"):
             parameter.data.uniform_(0.01, 16, generator=generator).log_()

@@ -73,7 +73,7 @@ class OneByOne(Step):
     same_bits = True
 
     def __call__(self, token_ids, kv_cache, start_pos, offset=0):
-        return super().chunk(token_ids, kv_cache, start_pos)[:, -1]
+        return super().chunk(token_ids, kv_cache, start_pos, offset)[:, -1]
 
     def chunk(self, token_ids, kv_cache, start_pos, offset=0):
         ids = enumerate(token_ids.split(1, dim=1))

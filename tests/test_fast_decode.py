@@ -132,6 +132,22 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision, parts):
 
 @torch.no_grad()
 @pytest.mark.parametrize("parts", [{"qk_norm": True}, STATES], ids=["attention", "states"])
+def test_rows_that_have_ended_take_no_part(parts):
+    """Many more rows than tokens, as in the last chunk of prompts of which one is longest."""
+    lm = make_model(**parts).language_model
+    step, ids = NativeStep(lm), torch.randint(0, 50, (64, 3))
+    cache = kv.allocate_for(lm.config, 64, 8, torch.empty(0), lm.cache_dtype)
+    expected = step.prefill(lm.embed_tokens(ids[63:]), [3], kv.view(cache, 8, 63, 1))
+    kept = copy.deepcopy(cache)
+    got = step.prefill(lm.embed_tokens(ids), [*[0] * 63, 3], cache)
+    assert torch.equal(got[63:], expected)
+    assert all(
+        torch.equal(a, b) for one, other in zip(cache, kept) for a, b in zip(one.values(), other.values())
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("parts", [{"qk_norm": True}, STATES], ids=["attention", "states"])
 @pytest.mark.parametrize(
     ("precision", "offset"), [("float32", 0), ("float32", -7), ("bfloat16", 40), ("int8", 0), ("int4", 0)]
 )

@@ -11,6 +11,7 @@ from PIL import Image
 from transformers import Gemma4ForConditionalGeneration
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
+from data.errors import ProcessorError
 from data.processor import Processor
 from families import gemma4
 from families.gemma4_images import _TOKENS, Gemma4Images
@@ -72,6 +73,13 @@ def test_images_are_those_of_transformers_processor(tokens):
         assert ours.prompt(visual, 0, 1).count("<|image|>") == visual.positions
 
 
+@pytest.mark.parametrize("name", ["patch_size", "pooling_kernel_size", "max_soft_tokens"])
+@pytest.mark.parametrize("value", ["x", 0, 10**9, [0]], ids=str)
+def test_settings_that_no_checkpoint_has_are_refused(name, value):
+    with pytest.raises(ProcessorError):
+        Gemma4Images(image_settings() | {name: value}, _TOKENS)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -84,6 +92,7 @@ def test_images_are_those_of_transformers_processor(tokens):
         {"layer_types": 7},
         {"hidden_size_per_layer_input": 10**9},
         {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+        {"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 5}}},
         {"per_layer_config": []},
         {"sliding_window": 0},
         {"final_logit_softcapping": "x"},

@@ -151,7 +151,7 @@ def test_new_weights_pass_activations_on(tmp_path):
     first, last = model.language_model.layers[0], model.language_model.layers[3]
     x = torch.randn(2, 5, 64)
     for norm in (first.input_layernorm, model.language_model.norm, last.post_attention_layernorm):
-        torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(2, 5), atol=1e-4, rtol=0)
+        torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(2, 5), atol=5e-3, rtol=0)
     assert first.linear_attn.norm.weight.eq(1).all() and first.linear_attn.dt_bias.eq(1).all()
     assert first.linear_attn.A_log.unique().numel() > 1 and first.linear_attn.A_log.exp().max() < 16
 
@@ -161,7 +161,7 @@ def test_a_packed_row_is_its_segments(tmp_path, autocast):
     """Logits and gradients, however long the segments are and whatever they begin with."""
     save_hf("qwen3_5", tmp_path, seed=3)
     model = VisionLanguageModel.from_pretrained(tmp_path).train().language_model
-    lengths = (1, 3, 70, 64, 2, 130, 5)
+    lengths = (1, 63, 64, 70, 2, 130, 5)  # some begin where a chunk does
     ids = torch.randint(0, 290, (1, sum(lengths)), generator=torch.Generator().manual_seed(0))
     ids[:, 0] = ids[:, 1] = 5
 

@@ -327,10 +327,13 @@ class NativeStep(Step):
             return torch.cat([row[:length] for row, length in zip(rows, lengths)]).contiguous()
 
         turned_by = None if places is None else real(places.permute(1, 2, 0)).flatten().tolist()
-        logits = torch.empty(batch, self._vocab)
-        wanted, starts = [max(end - 1, 0) for end in accumulate(lengths)], _each(start_pos, batch)
+        rows = [row for row, length in enumerate(lengths) if length]
+        ends, starts = list(accumulate(lengths)), _each(start_pos, batch)
+        logits, wanted = torch.empty(len(rows), self._vocab), [ends[row] - 1 for row in rows]
         self._run(real(embeddings.float()), lengths, starts, wanted, kv_cache, logits, turned_by)
-        return logits
+        if len(rows) == batch:
+            return logits
+        return logits.new_zeros(batch, self._vocab).index_copy_(0, torch.tensor(rows), logits)
 
     def _run(
         self,
