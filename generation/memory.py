@@ -1,7 +1,8 @@
 """Whether a cache fits the memory that there is now, and what all caches of this process were promised.
 
-A CPU's memory is taken when it is first written to, and until then the system says that it is free. So caches
-that are kept say how much of theirs is unused, and nobody is promised the same bytes twice.
+A CPU's memory is taken when it is first written to, and until then the system says that it is free, as it
+says of mapped files. So caches that are kept and weights that are mapped say how much that is, and nobody is
+promised the same bytes twice.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_
 
 
 class Keeper(Protocol):
-    """A cache that outlives a request."""
+    """A cache that outlives a request, or a mapped file."""
 
     @property
     def unused_bytes(self) -> int:
-        """Of its memory on a CPU, what has never been written to."""
+        """Of its memory on a CPU, what the system calls free: what has never been written to, or a file's."""
 
 
 _keepers: WeakSet[Keeper] = WeakSet()
@@ -53,7 +54,7 @@ def register(keeper: Keeper) -> None:
 
 
 def promised_bytes() -> int:
-    """Of a CPU's memory, what caches have and have not used yet."""
+    """Of a CPU's memory, what is kept although the system says that it is free."""
     with _lock:
         keepers = list(_keepers)
     return sum(keeper.unused_bytes for keeper in keepers)

@@ -19,6 +19,7 @@ import mmap
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from xxhash import xxh3_128, xxh3_128_digest
 
+from generation import memory
 from generation.fast.native.build import (
     PanelEmbedding,
     PanelLinear,
@@ -43,6 +45,7 @@ from models.checkpoints.weights import memory_of
 ROOT = Path(__file__).resolve().parent.parent
 LEAST_BYTES = 2**25  # less is rounded in a moment
 FOLDER_BYTES = 2**35  # of all files; those used longest ago go
+DRAFT_SECONDS = 600  # that none takes to write: the process ended before
 logger = logging.getLogger(__name__)
 
 
@@ -135,7 +138,7 @@ def _mapped(path: Path, identity: str) -> dict[str, Tensor]:
         others = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or others:
             raise ValueError("it is not a file that only this user can write to")
-        content = mmap.mmap(opened, 0, access=mmap.ACCESS_COPY)
+        content = _Mapping(opened, 0, access=mmap.ACCESS_COPY)
     if xxh3_128_digest(memoryview(content)[:-16]) != content[-16:]:
         raise ValueError("its bytes are not those that were written")
     start = 8 + int.from_bytes(content[:8], "little")
@@ -146,11 +149,23 @@ def _mapped(path: Path, identity: str) -> dict[str, Tensor]:
     for name, (kind, shape, begin) in header["tensors"].items():
         dtype, count = getattr(torch, kind), torch.Size(shape).numel()
         tensors[name] = torch.frombuffer(content, dtype=dtype, count=count, offset=start + begin).view(shape)
+    memory.register(content)
     return tensors
 
 
+class _Mapping(mmap.mmap):
+    """A file, mapped as long as there are tensors in it. The system calls its pages free, since it could read
+    them anew; but every token needs all of them."""
+
+    unused_bytes = property(len)
+
+
 def _make_room(folder: Path, most: int) -> None:
-    """Remove the files used longest ago until the rest take at most so many bytes."""
+    """Remove the files used longest ago until the rest take at most so many bytes, and drafts left behind."""
+    for draft in folder.glob(".*.tmp"):
+        with suppress(FileNotFoundError):  # another process was faster
+            if draft.stat().st_mtime < time.time() - DRAFT_SECONDS:
+                draft.unlink()
     found = sorted(((path.stat(), path) for path in folder.glob("*.int4")), key=lambda one: -one[0].st_mtime)
     for info, path in found:
         most -= info.st_size

@@ -93,20 +93,20 @@ MOST_LATE_IMPORTS = 41  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (984, 850),  # the entry points, and what errors say
     "models": (2_540, 1_900),
-    "models/checkpoints": (3_337, 1_400),
+    "models/checkpoints": (3_345, 1_400),
     "families": (2_240, 2_000),
-    "generation": (4_680, 2_700),
+    "generation": (4_681, 2_700),
     "generation/fast": (5_500, 4_300),
     "tools": (927, 600),
     "data": (6_203, 4_900),
-    "inference": (5_710, 3_100),
+    "inference": (5_725, 3_100),
     "web": (4_327, 3_000),
     "training": (3_326, 3_100),
     "shapes": (2_112, 1_700),
     "eval": (3_873, 3_400),
     "benchmarks": (2_494, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (33_480, 20_000),
+    "tests": (33_510, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

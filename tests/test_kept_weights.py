@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
 import torch
 
+from generation.memory import promised_bytes
 from inference import kept_weights
 from inference.checkpoint import open_checkpoint
 from tests.qwen_checkpoints import save_hf
@@ -46,6 +48,17 @@ def test_a_second_opening_rounds_nothing(opened):
     assert rounded == 0 and same(model, state)
     lm = model.language_model
     assert (lm.lm_head.weight.data_ptr() == lm.embed_tokens.weight.data_ptr()) == lm.tied
+
+
+def test_what_is_mapped_counts_as_taken(opened):
+    """The system says that its pages are free, and a cache would be given them."""
+    open_again, _, kept, _ = opened
+    before = promised_bytes()
+    model, _ = open_again()
+    assert promised_bytes() == before + kept.stat().st_size
+    del model
+    gc.collect()
+    assert promised_bytes() == before
 
 
 def flip(path, at):
@@ -91,6 +104,17 @@ def test_another_checkpoint_or_another_code_is_rounded_anew(opened, monkeypatch)
     monkeypatch.setattr(kept_weights, "code_digest", lambda: "another")
     assert open_again()[1] > 0
     assert len(list(kept.parent.iterdir())) == 3
+
+
+def test_a_draft_that_was_left_is_removed(opened):
+    open_again, _, kept, _ = opened
+    left, written = (kept.with_name(f".{kept.stem}.{name}.tmp") for name in ("00", "11"))
+    left.touch()
+    os.utime(left, (0, 0))
+    written.touch()
+    kept.unlink()
+    open_again()
+    assert {*kept.parent.iterdir()} == {kept, written}
 
 
 def test_a_full_folder_forgets_what_was_used_longest_ago_and_a_full_disk_nothing_else(opened, monkeypatch):

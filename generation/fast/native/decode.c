@@ -5,7 +5,7 @@
  * for nothing in between: one parallel region for the whole pass, weights in the precision that they are stored in.
  * With many it multiplies as fast as the machine can. Each token's sums are made in one order, so its result does not
  * depend on the tokens beside it. Compiled by step.py, once for each weight type (WEIGHT_BITS 32: float, 16: bfloat16,
- * 8: int8 with one scale an output) and cache type (CACHE_BITS 32 or 16).
+ * 8: int8 with one scale an output, 4: four bits with one scale a group) and cache type (CACHE_BITS 32 or 16).
  */
 #include "attention.h"
 #include "delta.h"
