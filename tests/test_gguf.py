@@ -29,6 +29,7 @@ from tests import lfm2_checkpoints, qwen_checkpoints, tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import draw_image
 from tools.convert import GGUF, convert
+from tools.inspect import inspect
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("idefics3", "qwen3_vl", "qwen2_5_vl", "lfm2_vl")
@@ -114,6 +115,15 @@ def test_blocks_of_every_type_are_opened_as_the_library_opens_them(tmp_path, kin
     assert torch.equal(read_tensor(entry, dtype=torch.bfloat16), expected.bfloat16())
 
 
+def test_few_numbers_are_those_that_were_meant(tmp_path):
+    """Of many, such as a vocabulary's scores, those that are stored: finding the former takes long."""
+    few, many = [0.1] * 3, [0.1] * 1000
+    values = {"general.architecture": "llama", "one": 1e-5, "few": few, "many": many}
+    write_file(tmp_path / "one.gguf", values, {})
+    found = read_header(tmp_path / "one.gguf").metadata
+    assert found == values | {"many": np.float32(many).tolist()}
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory) -> Path:
     """GGUF files of a model of which each row is whole blocks of any type."""
@@ -132,8 +142,11 @@ def wide(tmp_path_factory) -> Path:
 def test_a_quantized_text_part_is_the_one_that_transformers_opens(wide, tmp_path, kinds):
     """Which reads the text part of a Llama with the gguf library's own reader, and turns its heads."""
     shutil.copytree(wide, tmp_path / "wide")
-    text, _ = parts(tmp_path / "wide")
+    text, tower = parts(tmp_path / "wide")
     with_blocks(text, kinds)
+    places = [place for path in (text, tower) for place in read_header(path).tensors.values()]
+    told = inspect(str(tmp_path / "wide"))["stored"]
+    assert told["bytes"] == sum(place.end - place.begin for place in places)
     theirs = LlamaForCausalLM.from_pretrained(text.parent, gguf_file=text.name, dtype=torch.float32)
     ours = VisionLanguageModel.from_pretrained(tmp_path / "wide", dtype="float32").language_model
     expected = {name.removeprefix("model."): one for name, one in theirs.named_parameters()}
@@ -150,7 +163,8 @@ def test_of_several_files():
     assert choose(names + towers, "q8_0") == ("m-Q8_0.gguf", "mmproj-m-f16.gguf")
     assert choose(names + towers, "UD-Q4_K_XL")[0] == "m-UD-Q4_K_XL.gguf"
     assert choose([*names, "other-Q4_K_M.gguf", *towers], text="other-Q4_K_M.gguf")[1] == towers[2]
-    assert choose(["a.gguf", "mmproj.gguf"]) == ("a.gguf", "mmproj.gguf")
+    for name in ("a.gguf", "a\nb.gguf"):
+        assert choose([name, "mmproj.gguf"]) == (name, "mmproj.gguf")
     for files, wanted in ((names, ""), (towers, ""), (names + towers, "Q5_K_M")):
         with pytest.raises(ValueError):
             choose(files, wanted)

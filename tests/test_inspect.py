@@ -91,6 +91,7 @@ def test_a_repository_gives_headers_only(report, tmp_path, monkeypatch):
             told = report(name)
             assert told["commit"] == hub.commit(name) and told["fits"] == "yes"
             assert told["parameters"]["all"] == numbers_of(model)
+            assert told["stored"]["bytes"] == 4 * told["stored"]["numbers"]
         fetched = {name: size for name, size in hub.served.items() if name.endswith(".safetensors")}
         assert fetched.keys() == weights.keys() and max(fetched.values()) <= 100_001
         assert not list(cache.rglob("*.safetensors"))

@@ -34,7 +34,6 @@ from models.checkpoints.weights import (
 from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 
-_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}  # all others: 1
 # Of a tower, in the text for people: --json has them.
 _LEFT_OUT = {"taps", "table_antialias", "tokens_per_second", "merger_norm", "merger_norm_eps"}
 _CACHE_BYTES = {"float32": 4, "bfloat16": 2}  # float16 takes as much as bfloat16
@@ -119,7 +118,7 @@ def _stored(headers: Headers) -> dict[str, Any]:
         "files": headers.files,
         "tensors": len(headers.shapes),
         "numbers": headers.num_elements,
-        "bytes": sum(number * _BYTES.get(kind, 1) for kind, number in elements.items()),
+        "bytes": headers.num_bytes,
         "dtypes": dtypes,
     }
 

@@ -23,6 +23,7 @@ SUFFIX = ".gguf"
 MAX_HEADER, MAX_VALUES, MAX_NAMES = 64 * 2**20, 2_500_000, 32_768
 _MAX_NAME, _MAX_TEXT = 256, 32 * 2**20  # bytes of a name, and of a text: a tokenizer.json may be one
 _MAX_ALIGNMENT = 2**16
+_FEW = 16  # numbers of a list
 # Types of metadata: as struct has them; a text and a list besides.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
@@ -30,7 +31,7 @@ _TEXT, _LIST = 8, 9
 
 # Of several files the first of these is taken: what most people have, and a tower as exact as it can be.
 _TEXTS, _TOWERS = ("Q4_K_M", "Q8_0"), ("F16", "BF16", "F32", "Q8_0")
-_PRECISION = re.compile(r"(.*?)[-_.]?((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32))?", re.IGNORECASE)
+_PRECISION = re.compile(r"(.*?)[-_.]?((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32))?", re.IGNORECASE | re.DOTALL)
 
 
 class Place(NamedTuple):
@@ -74,7 +75,7 @@ def choose(names: Iterable[str], wanted: str = "", text: str = "") -> tuple[str,
 def _parts(name: str) -> tuple[str, str]:
     """What a file's name says of the model, and of its precision, in capitals."""
     found = _PRECISION.fullmatch(name.removesuffix(SUFFIX))
-    assert found is not None
+    assert found is not None, "every name matches"
     return found[1].lower(), (found[2] or "").upper()
 
 
@@ -129,7 +130,8 @@ class _Reader:
         if (code := _NUMBERS.get(kind)) is None:
             raise ValueError(f"{name[:80]}: expected numbers, texts or a list of them, got type {kind}")
         values = struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code)))
-        return [_shortest(one) if code == "f" else one for one in values]
+        # One by one only for a few, such as an image's mean: a vocabulary's scores are as they are.
+        return [_shortest(one) for one in values] if code == "f" and count <= _FEW else list(values)
 
 
 def _shortest(value: float) -> float:

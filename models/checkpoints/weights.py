@@ -147,6 +147,10 @@ class Entry:
     join: Callable[..., Tensor] | None = None
     pieces: tuple[Entry, ...] = ()
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.num_bytes for piece in self.pieces) or self.end - self.begin
+
 
 def read_header(path: Path) -> dict[str, Entry]:
     """Every tensor of a safetensors file. The library checks that header and length of the file agree, and
@@ -241,10 +245,11 @@ def _mend(stored: dict[str, Entry], vision: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Headers:
-    """Stored tensors by name, their dtypes as safetensors calls them, and how many files hold them."""
+    """Stored tensors by name, dtypes as the file calls them, all bytes, and the number of files."""
 
     shapes: dict[str, Shape]
     dtypes: dict[str, str]
+    num_bytes: int
     files: int
 
     @property
@@ -262,6 +267,7 @@ def read_headers(files: CheckpointFiles) -> Headers | None:
     repo, commit = files.source, files.origin.commit
     if files.weights:
         tensors, count = stored_entries(files), len(files.weights)
+        size = sum(entry.num_bytes for entry in tensors.values())
     elif commit is None:
         return None
     else:
@@ -269,8 +275,9 @@ def read_headers(files: CheckpointFiles) -> Headers | None:
             metadata = fetched(client().HfApi().get_safetensors_metadata, repo, revision=commit)
         tensors = {n: info for file in metadata.files_metadata.values() for n, info in file.tensors.items()}
         count = len(metadata.files_metadata)
+        size = sum(info.data_offsets[1] - info.data_offsets[0] for info in tensors.values())
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return Headers(shapes, {name: tensor.dtype for name, tensor in tensors.items()}, count)
+    return Headers(shapes, {name: tensor.dtype for name, tensor in tensors.items()}, size, count)
 
 
 def read_tensor(
