@@ -144,23 +144,27 @@ def _shortest(value: float) -> float:
 
 def read_header(path: Path) -> Header:
     """Metadata and tensors of a file. Raises ValueError for one that is damaged or lies about itself."""
-    size = path.stat().st_size
     with path.open("rb") as file:
-        reader = _Reader(file, size)
-        if (magic := reader.take(4)) != b"GGUF":
-            raise ValueError(f"not a GGUF file: expected it to begin with GGUF, got {magic!r}")
-        if (version := reader.number("I")) not in (2, 3):
-            raise ValueError(f"expected version 2 or 3 of GGUF, little-endian, got {version}")
-        tensor_count, value_count = reader.count("tensors", MAX_NAMES), reader.count("values", MAX_NAMES)
-        metadata: dict[str, Any] = {}
-        for _ in range(value_count):
-            name = reader.name(metadata)
-            metadata[name] = reader.value(name)
-        listed: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
-        for _ in range(tensor_count):
-            name = reader.name(listed)
-            listed[name] = _tensor(reader, name)
-        begin = file.tell()
+        return header_of(file, path.stat().st_size, path)
+
+
+def header_of(file: BinaryIO, size: int, path: Path) -> Header:
+    """See `read_header`: of a file of so many bytes, of which only the header is read."""
+    reader = _Reader(file, size)
+    if (magic := reader.take(4)) != b"GGUF":
+        raise ValueError(f"not a GGUF file: expected it to begin with GGUF, got {magic!r}")
+    if (version := reader.number("I")) not in (2, 3):
+        raise ValueError(f"expected version 2 or 3 of GGUF, little-endian, got {version}")
+    tensor_count, value_count = reader.count("tensors", MAX_NAMES), reader.count("values", MAX_NAMES)
+    metadata: dict[str, Any] = {}
+    for _ in range(value_count):
+        name = reader.name(metadata)
+        metadata[name] = reader.value(name)
+    listed: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+    for _ in range(tensor_count):
+        name = reader.name(listed)
+        listed[name] = _tensor(reader, name)
+    begin = file.tell()
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
         raise ValueError(f"general.alignment: expected a power of two, got {str(alignment)[:80]}")

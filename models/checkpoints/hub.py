@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import io
 import json
 import os
 import re
@@ -26,10 +27,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from messages import printable, some
-from models.checkpoints.gguf import SUFFIX, choose, read_header
+from models.checkpoints.gguf import SUFFIX, choose, header_of, read_header
 from models.checkpoints.gguf_config import hub_files
 from models.checkpoints.names import MODELS
 
@@ -58,6 +59,7 @@ KNOWN = tuple(known.repo for known in MODELS.values())
 # values, and Python's objects take some twenty times a file's bytes.
 MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 32 * 2**20  # bytes
 MAX_VALUES = 2_500_000  # of one file: commas and opening brackets
+_PIECE = 2**20  # bytes of a header that are fetched at once
 CONTROL = frozenset((*range(32), *range(127, 160))) - {*b"\n\t"}  # could do anything to a terminal
 
 
@@ -335,7 +337,8 @@ class Origin:
 class CheckpointFiles:
     """What was found: parsed configs, paths of the weights, and which shard should hold which tensor.
 
-    `find` gives further files of the same folder or commit by name, or None where they are absent.
+    `find` gives further files of the same folder or commit by name, or None where they are absent. `headers`:
+    GGUF files, of which there may be only the headers here.
     """
 
     origin: Origin
@@ -344,6 +347,7 @@ class CheckpointFiles:
     find: Callable[[str], Path | None]
     weights: tuple[Path, ...] = ()
     weight_map: dict[str, str] = field(default_factory=dict)  # empty where there is one file
+    headers: tuple[Path, ...] = ()
 
     @property
     def source(self) -> str:
@@ -355,19 +359,20 @@ def locate(
     revision: str | None = None,
     check: Callable[[dict, str], object] = lambda config, source: None,
 ) -> CheckpointFiles:
-    """Find config.json, generation_config.json (which may be absent) and the safetensors files.
+    """Find config.json, generation_config.json (which may be absent) and the files of weights.
 
     `check(config.json, source)` may refuse a checkpoint before its weights are looked for or fetched.
     """
     files = _finder(source, revision)
     found = _configs(source, files)
     check(found.config, found.source)
-    return _with_weights(found, files, files.file)
+    return _with_weights(found, files, files.whole if isinstance(files, _Gguf) else files.file)
 
 
 def describe(source: str | Path, revision: str | None = None) -> CheckpointFiles:
-    """`locate` without downloading weights: those in a folder or in the cache are given, others left out. A
-    folder whose index names a shard that it lacks is refused, as it is by `locate`."""
+    """`locate` without downloading weights: those in a folder or in the cache are given, others left out, and
+    of GGUF files the headers are fetched. A folder whose index names a shard that it lacks is refused, as it
+    is by `locate`."""
     files = _finder(source, revision)
     found = _configs(source, files)
     try:
@@ -379,7 +384,8 @@ def describe(source: str | Path, revision: str | None = None) -> CheckpointFiles
 
 
 def check_has_config(source: str | Path, revision: str | None = None) -> None:
-    """Raise CheckpointError unless there is a config.json. The Hub is asked only where its cache has none."""
+    """Raise CheckpointError unless there is a config.json, or GGUF files whose headers tell as much. The Hub
+    is asked only where its cache has none, and for what GGUF files there are."""
     files = _finder(source, revision)
     if files.cached("config.json") is None:
         _config_path(files)
@@ -401,13 +407,13 @@ def _finder(source: str | Path, revision: str | None) -> _Folder | _Hub:
     place, wanted = resolve_source(source, revision), _without_quantization(str(source))[1]
     if os.path.isfile(place):
         above, name = os.path.split(place)
-        return _Gguf.chosen(_Folder(above or "."), os.listdir(above or "."), "", name)
+        return _Gguf(_Folder(above or "."), os.listdir(above or "."), "", name)
     if not os.path.isdir(place):
         hub = _Hub(place, revision)
-        return _Gguf.chosen(hub, hub.list(), wanted) if wanted or "gguf" in place.lower() else hub
+        return _Gguf(hub, hub.list(), wanted) if wanted or "gguf" in place.lower() else hub
     folder, names = _Folder(place), os.listdir(place)
     if any(name.endswith(SUFFIX) for name in names) and (wanted or not {WEIGHTS, INDEX} & {*names}):
-        return _Gguf.chosen(folder, names, wanted)
+        return _Gguf(folder, names, wanted)
     return folder
 
 
@@ -494,7 +500,9 @@ def _with_weights(
     with the GGUF files."""
     where = files.name
     if isinstance(files, _Gguf):
-        return replace(found, weights=files.weights)
+        weights = [path for path in map(find, files.pair) if path is not None]
+        whole = len(weights) == len(files.pair)
+        return replace(found, weights=tuple(weights) if whole else (), headers=files.headers)
     if (single := find(WEIGHTS)) is not None:
         return replace(found, weights=(single,))
     if (index_path := find(INDEX)) is None:
@@ -545,35 +553,43 @@ class _Folder:
             )
         return path
 
-    cached = file
+    cached = header = file
+
+
+def _pair(where: str, names: Iterable[str], wanted: str = "", text: str = "") -> tuple[str, str]:
+    try:
+        return choose(names, wanted, text)
+    except ValueError as error:
+        raise CheckpointError(f"{where}: {error}") from None
 
 
 class _Gguf(_Folder):
     """GGUF files as a folder in the Hub's layout: config, tokenizer and image settings are made of their
-    metadata, in a temporary folder that this process has."""
+    metadata, in a temporary folder that this process has. `whole` gives the files themselves, fetched where
+    they are not here, `cached` only what is here."""
 
-    def __init__(self, text: Path, vision: Path, commit: str | None):
-        super().__init__(_translated(*(_Version.of(path) for path in (text, vision))).name)
-        self.name, self.commit = str(text), commit
-        self.weights = text, vision
-
-    @classmethod
-    def chosen(cls, files: _Folder | _Hub, names: Iterable[str], wanted: str, text: str = "") -> _Gguf:
+    def __init__(self, files: _Folder | _Hub, names: Iterable[str], wanted: str, text: str = ""):
         """Of the files with these names: `text`, or the text part of that quantization, and its tower."""
-        try:
-            pair = choose(names, wanted, text)
-        except ValueError as error:
-            raise CheckpointError(f"{files.name}: {error}") from None
-        found = [path for path in map(files.file, pair) if path is not None]
-        if len(found) != len(pair):
-            raise CheckpointError(f"{files.name} has no {pair[len(found)]}: download it again")
-        return cls(found[0], found[1], files.commit)
+        self._files, self.pair = files, _pair(files.name, names, wanted, text)
+        self.headers = tuple(self._there(name, files.header(name)) for name in self.pair)
+        text_part, vision = map(_Version.of, self.headers)
+        super().__init__(_translated(text_part, vision).name)
+        self.name, self.commit = str(text_part.path), files.commit
+
+    def _there(self, name: str, path: Path | None) -> Path:
+        if path is None:
+            raise CheckpointError(f"{self._files.name} has no {name}: download it again")
+        return path
+
+    def whole(self, name: str) -> Path:
+        return self._there(name, self._files.file(name))
 
     def file(self, name: str) -> Path | None:
         path = self.path / name
         return path if path.is_file() else None
 
-    cached = file
+    def cached(self, name: str) -> Path | None:
+        return self._files.cached(name) if name in self.pair else self.file(name)
 
 
 @dataclass(frozen=True)
@@ -617,6 +633,7 @@ class _Hub:
         self.name = f"repository {repo}" + (f" at {revision}" if revision else "")
         self.commit = revision if revision and _COMMIT.fullmatch(revision) else None
         self.reachable: bool | None = None  # None: the Hub has not been asked
+        self.listed = False
 
     def cached(self, name: str) -> Path | None:
         """A file that is in the client's cache: nothing is fetched."""
@@ -632,19 +649,31 @@ class _Hub:
                 return None
             path = self._download(name) if self.commit and self.reachable else self._first(name)
             if path is not None:
+                if self.commit not in (None, path.parent.name):
+                    raise CheckpointError(f"{self.name} changed while it was read: load it again")
                 self.commit = path.parent.name
             return path
 
     def list(self) -> list[str]:
-        """The names of its files, without those in folders; where the Hub cannot be asked, of those in the
-        client's cache."""
+        """The names of its files at one commit, without those in folders; where the Hub cannot be asked, of
+        those in the client's cache."""
         hf, revision = client(), self.revision
         with one_sentence(self.repo, revision, "the list of files"):
             try:
                 info = fetched(hf.HfApi().model_info, self.repo, revision=revision, timeout=_patience())
+                self.commit, self.reachable, self.listed = str(info.sha), True, True
                 return [file.rfilename for file in info.siblings if "/" not in file.rfilename]
             except _unreachable():
-                return os.listdir(hf.snapshot_download(self.repo, revision=revision, local_files_only=True))
+                folder = Path(hf.snapshot_download(self.repo, revision=revision, local_files_only=True))
+                self.commit, self.reachable = folder.name, False
+                return os.listdir(folder)
+
+    def header(self, name: str) -> Path | None:
+        """A GGUF file of the commit that `list` saw, or one as long with the header alone."""
+        if (known := self.cached(name)) is not None or self.reachable is False:
+            return known
+        with one_sentence(self.repo, self.revision, f"the header of {name}"):
+            return Path(_header_of(self.repo, str(self.commit), name).name) / name
 
     def _first(self, name: str) -> Path | None:
         """A file of the revision's present commit; without a network, of the commit in the cache."""
@@ -672,8 +701,10 @@ class _Hub:
         client compares lengths only.
         """
         began, hf = time.time(), client()
+        # By the name of a branch once more after `list`: the client then notes which commit it is.
+        revision = self.revision if self.listed else self.commit or self.revision
         try:
-            file = fetched(hf.hf_hub_download, self.repo, name, revision=self.commit or self.revision)
+            file = fetched(hf.hf_hub_download, self.repo, name, revision=revision)
         except hf.errors.LocalEntryNotFoundError as error:
             bare = (
                 isinstance(error.__cause__, hf.errors.HfHubHTTPError) and error.__cause__.response.status_code
@@ -698,6 +729,51 @@ class _Hub:
         return path
 
 
+class _Ranges(io.RawIOBase):
+    """A file on the Hub, read in pieces that are written to `copy` as well."""
+
+    def __init__(self, url: str, size: int, copy: BinaryIO):
+        self.url, self.size, self.copy, self.at = url, size, copy, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self.at + len(buffer), self.size)
+        if self.at == end:
+            return 0
+        raw, utils = b"", client().utils
+        headers = utils.build_hf_headers() | {"Range": f"bytes={self.at}-{end - 1}"}
+        with utils.get_session().stream("GET", self.url, headers=headers) as response:
+            utils.hf_raise_for_status(response)
+            if response.status_code == 206:  # else it sends the whole file
+                raw = response.read()
+        if len(raw) != end - self.at:
+            raise CheckpointError(f"{self.url}: expected bytes {self.at} to {end}, got another part")
+        buffer[: len(raw)] = raw
+        self.copy.write(raw)
+        self.at = end
+        return len(raw)
+
+
+@cache  # the folder is there as long as the process
+def _header_of(repo: str, commit: str, name: str) -> tempfile.TemporaryDirectory:
+    """A folder with a GGUF file as long as that on the Hub, of which only the header was fetched."""
+    hf, folder = client(), tempfile.TemporaryDirectory(prefix="ocelli-gguf-")
+    url = hf.hf_hub_url(repo, name, revision=commit)
+    size = fetched(hf.get_hf_file_metadata, url, timeout=_patience()).size
+    with (Path(folder.name) / name).open("wb") as copy:
+        try:
+            header_of(io.BufferedReader(_Ranges(url, size, copy), _PIECE), size, Path(name))
+        except ValueError as error:
+            raise CheckpointError(f"{name} of {repo}: {error}") from None
+        copy.truncate(size)
+    return folder
+
+
 # ---------------------------------------------------------------------------------- before it is downloaded
 @dataclass(frozen=True)
 class DownloadSize:
@@ -719,7 +795,10 @@ def measure(repo: str) -> DownloadSize:
     try:
         with one_sentence(repo, None, "the list of files"):
             info = fetched(client().HfApi().model_info, repo, files_metadata=True, timeout=_patience())
-            sizes = {f.rfilename: int(f.size) for f in info.siblings if _is_needed(f.rfilename)}
+            names = [file.rfilename for file in info.siblings if "/" not in file.rfilename]
+            pair = _pair(f"repository {repo}", names) if "gguf" in repo.lower() else ()
+            needed = (file for file in info.siblings if file.rfilename in pair or _is_needed(file.rfilename))
+            sizes = {file.rfilename: int(file.size) for file in needed}
             files = _Hub(repo, str(info.sha))
     except CheckpointError as error:
         not_found = isinstance(error.__cause__, client().errors.RepositoryNotFoundError)

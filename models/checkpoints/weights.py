@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -260,13 +260,14 @@ class Headers:
 def read_headers(files: CheckpointFiles) -> Headers | None:
     """The headers of a checkpoint's weights; None for a folder that holds none.
 
-    Headers of a folder or of a downloaded repository are read from the files. Those of other repositories
-    come by range requests, at most the first 100 kB of a file unless its header is longer; nothing is kept.
+    Headers of a folder or of a downloaded repository are read from the files, as are those of GGUF files.
+    Those of other repositories come by range requests, at most the first 100 kB of a file unless its header
+    is longer; nothing is kept.
     """
     tensors: dict[str, Any]
     repo, commit = files.source, files.origin.commit
-    if files.weights:
-        tensors, count = stored_entries(files), len(files.weights)
+    if weights := files.weights or files.headers:
+        tensors, count = stored_entries(replace(files, weights=weights)), len(weights)
         size = sum(entry.num_bytes for entry in tensors.values())
     elif commit is None:
         return None
