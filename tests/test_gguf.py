@@ -278,6 +278,31 @@ def test_counts_and_lengths_are_not_believed(copy):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8 * 2**20  # KiB
 
 
+def test_a_damaged_repository_is_not_downloaded(copy, tmp_path, monkeypatch):
+    data = copy.read_bytes()
+    for number, broken in enumerate((b"GGML" + data[4:], data[:5000], data[:-1])):
+        copy.write_bytes(broken)
+        with HubServer({"owner/wide-GGUF": copy.parent}) as server:
+            point_client_at(monkeypatch, server.url, tmp_path / f"cache{number}")
+            with pytest.raises(CheckpointError):
+                VisionLanguageModel.from_pretrained("owner/wide-GGUF")
+            assert not any((tmp_path / f"cache{number}").rglob("*.gguf"))
+
+
+def test_a_mirror_that_sends_no_part_of_a_file(copy, tmp_path, monkeypatch):
+    def whole(request, path):
+        del request.headers["Range"]
+        return False
+
+    with HubServer({"owner/wide-GGUF": copy.parent}) as server:
+        point_client_at(monkeypatch, server.url, tmp_path / "cache")
+        server.fault = whole
+        with pytest.raises(CheckpointError):
+            describe("owner/wide-GGUF")
+        server.fault = None
+        assert describe("owner/wide-GGUF").headers
+
+
 def test_tensors_that_lie(copy):
     """About their type, shape or place, or that lie within another."""
     header, data = read_header(copy), copy.read_bytes()
