@@ -83,7 +83,7 @@ from inference.conversation import Turn, messages_of
 from inference.locks import only_writer
 from inference.thinking import THINK_TOKENS, think_first
 from messages import one_line
-from models.checkpoints.hub import for_terminal
+from models.checkpoints.hub import for_terminal, last_name
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
 from training.distributed import Ranks
@@ -534,5 +534,4 @@ def _run_own(
 
 def _as_folder(name: str) -> str:
     """A name as part of a folder's."""
-    tail = Path(name).name if Path(name).exists() else name
-    return "".join(x if x.isalnum() or x in "-._" else "-" for x in tail).strip("-.") or "task"
+    return "".join(x if x.isalnum() or x in "-._" else "-" for x in last_name(name)).strip("-.") or "task"

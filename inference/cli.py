@@ -35,7 +35,7 @@ from inference.terminal import GREY, PLAIN, Lines, columns, wrapped, wrapped_lin
 from inference.thinking import THINK_TOKENS, Think
 from messages import did_you_mean, one_line, printable
 from models import __version__
-from models.checkpoints.hub import check_has_config, describe, for_terminal, repository
+from models.checkpoints.hub import check_has_config, describe, for_terminal, last_name, repository
 from models.checkpoints.names import PHOTOGRAPHS, table
 from models.config import check_device
 
@@ -229,8 +229,7 @@ def check_together(names: list[str], log: Callable[[str], None]) -> None:
 @contextmanager
 def log_if_slow(program: str, model: str) -> Iterator[None]:
     """Says on stderr that this model is being loaded if the block takes more than a moment."""
-    name = os.path.basename(os.path.abspath(model)) if os.path.isdir(model) else model
-    text = f"{program}: loading {name}"
+    text = f"{program}: loading {last_name(model)}"
     timer = threading.Timer(LOG_AFTER, log, [text])
     timer.daemon = True
     timer.start()

@@ -93,14 +93,14 @@ MOST_LATE_IMPORTS = 41  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (984, 850),  # the entry points, and what errors say
     "models": (2_540, 1_900),
-    "models/checkpoints": (3_429, 1_400),
+    "models/checkpoints": (3_444, 1_400),
     "families": (2_240, 2_000),
     "generation": (4_681, 2_700),
     "generation/fast": (5_500, 4_300),
     "tools": (927, 600),
     "data": (6_203, 4_900),
     "inference": (5_725, 3_100),
-    "web": (4_327, 3_000),
+    "web": (4_329, 3_000),
     "training": (3_326, 3_100),
     "shapes": (2_112, 1_700),
     "eval": (3_873, 3_400),

@@ -319,7 +319,10 @@ def test_tensors_that_lie(copy):
         damaged(copy, data[:place] + value.to_bytes(width, "little") + data[place + width :])
 
 
-def test_what_is_not_there_is_said(copy):
+def test_what_is_not_there_is_said(wide, copy):
+    for name in (f"{copy}:Q8_0", f"{wide.parent / 'hub'}:Q8_0"):  # no other file is opened in its place
+        with pytest.raises(CheckpointError):
+            describe(name)
     assert "mmproj" in damaged_alone(copy)
     (copy.parent / "notes.txt").write_text("")
     with pytest.raises(CheckpointError):

@@ -340,6 +340,9 @@ def test_models_have_short_names_unless_two_share_one(tmp_path):
     names = [*map(str, folders), "owner/name"]
     assert [*api.model_ids(names).values()] == names
     assert [*api.model_ids(names)] == [names[0], names[1], "two", "owner/name"]
+    (folders[2] / "m-Q8_0.gguf").touch()
+    names = [f"{folders[2]}/m-Q8_0.gguf", f"{folders[2]}:Q8_0", f"{folders[2]}:Q4_0", "owner/name:Q4_0"]
+    assert [*api.model_ids(names)] == ["m-Q8_0.gguf", "two:Q8_0", "two:Q4_0", "owner/name:Q4_0"]
 
 
 def test_metrics_count(here):

@@ -511,6 +511,8 @@ def test_who_does_not_ask_for_thinking_or_cannot_have_it(served):
         for more in ({}, {"stream": True}):
             error = refused(served.send("POST", json=asked(model="plain", **fields, **more)), 400)
             assert error["param"] == "reasoning_effort"
+    alone = served.send("POST", json=asked(thinking_token_budget=5)).json()
+    assert alone["usage"]["completion_tokens_details"]["reasoning_tokens"]
     assert (
         refused(served.send("POST", json=asked(reasoning_effort="much")), 400)["param"] == "reasoning_effort"
     )

@@ -21,7 +21,7 @@ from huggingface_hub import constants
 
 import families
 from inference.checkpoint import Checkpoint, RequestError, loading_dtype, open_checkpoint, pick_device
-from models.checkpoints.hub import CheckpointError, describe, measure, repository
+from models.checkpoints.hub import CheckpointError, describe, last_name, measure, repository
 from models.checkpoints.load import resolve_dtype
 from models.checkpoints.names import MODELS
 from models.checkpoints.weights import read_headers
@@ -32,8 +32,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def model_ids(names: Sequence[str]) -> dict[str, str]:
-    """What clients call each model: a repository by its id, a folder by its last name unless two share it."""
-    short = [Path(name).resolve().name if Path(name).is_dir() else name for name in names]
+    """What clients call each model: a repository by its id, what is here by its last name unless two share
+    it."""
+    short = list(map(last_name, names))
     unique = (called if short.count(called) == 1 else name for called, name in zip(short, names))
     return dict(zip(unique, names, strict=True))
 

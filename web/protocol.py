@@ -233,7 +233,8 @@ class ChatRequest(Sampled, Strict):
     def think(self, most_tokens: int) -> Think | None:
         """Thinking before the answers, of so many tokens at most. None where it is not asked for."""
         switch = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
-        effort = self.reasoning_effort or ("medium" if switch else "none")
+        wanted = self.thinking_token_budget is not None if switch is None else switch
+        effort = self.reasoning_effort or ("medium" if wanted else "none")
         most = EFFORTS[effort]
         return None if most is None else Think(min(self.thinking_token_budget or most, most_tokens))
 

@@ -156,5 +156,5 @@ def check_layers(checkpoint: Checkpoint, layers: Indices, heads: Indices) -> Non
         if chosen is not None and (not chosen or set(chosen) - set(known[name])):
             every = f"0 to {len(known[name]) - 1}"
             if name == "layers" and text.layer_types:
-                every = f"{', '.join(map(str, known[name]))} (the others are convolutions)"
+                every = f"{', '.join(map(str, known[name]))} (the others have no attention)"
             raise RequestError(f"{name}: expected some of {every}, got {list(chosen)}")

@@ -57,7 +57,8 @@ def choose(names: Iterable[str], wanted: str = "", text: str = "") -> tuple[str,
     towers = [name for name in known if "mmproj" in name.lower()]
     texts = [text] if text else [name for name in known if name not in towers]
     if text in towers or not texts:
-        raise ValueError("expected a GGUF file of the text part, got the tower's alone")
+        there = "the tower's alone" if known else "no GGUF file there"
+        raise ValueError(f"expected a GGUF file of the text part, found {there}")
     if wanted and not (found := [name for name in texts if _parts(name)[1] == wanted.upper()]):
         kinds = ", ".join(sorted({_parts(name)[1] for name in texts}))
         raise ValueError(f"expected one of its quantizations, {kinds}, got {wanted}")

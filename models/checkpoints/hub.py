@@ -244,7 +244,8 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
     and what is nearly the name of a checkpoint here or a short name is not looked for on the Hub, unless a
     `revision` is given, which only repositories have.
     """
-    text = _without_quantization(repository(source) if isinstance(source, str) else str(source))[0]
+    named = repository(source) if isinstance(source, str) else str(source)
+    text, wanted = _without_quantization(named)
     path = os.path.expanduser(text)
     name = text.removeprefix(EMBEDDED.name + "/")
     is_embedded = isinstance(source, str) and _NAME.fullmatch(name) and _is_checkpoint(EMBEDDED / name)
@@ -261,10 +262,16 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
             f"{text} is a file: expected the folder of a checkpoint, such as {os.path.dirname(path) or '.'}, "
             f"a GGUF file, or a repository id such as owner/name"
         )
+    if wanted and text.lower() in MODELS:
+        raise CheckpointError(
+            f"{named}: a short name takes no quantization: name a repository of GGUF files, such as "
+            f"ggml-org/SmolVLM-256M-Instruct-GGUF:Q8_0"
+        )
     if match := _WEB.fullmatch(text):
         raise CheckpointError(f"there is no folder {text}: did you mean the repository {match[1]}?")
     only_path = isinstance(source, Path) or text[:1] in ("/", ".", "~") or text.endswith("/")
     only_path = only_path or text.count("/") > 1
+    only_path = only_path or (text.endswith(SUFFIX) and os.path.isdir(os.path.dirname(path) or "."))
     if not only_path and not REPO_ID.fullmatch(text):
         raise CheckpointError(
             f"{text!r} is neither a folder here nor a valid repository id such as owner/name"
@@ -290,12 +297,12 @@ def _refuse_misspelled(text: str, path: Path, only_path: bool) -> None:
     elif here and looks_local:
         hint = f"{path.parent} has {some(here)}"
     elif looks_local:
-        hint = "expected a checkpoint folder or a repository id such as owner/name"
+        hint = "expected a checkpoint folder, a GGUF file or a repository id such as owner/name"
     else:
         return
     if not only_path:
         hint += " (for a repository of that name give its revision, such as main, or start elsewhere)"
-    raise CheckpointError(f"there is no folder {text}: {hint}")
+    raise CheckpointError(f"there is no {'file' if text.endswith(SUFFIX) else 'folder'} {text}: {hint}")
 
 
 def _short(name: str) -> list[str]:
@@ -407,12 +414,12 @@ def _finder(source: str | Path, revision: str | None) -> _Folder | _Hub:
     place, wanted = resolve_source(source, revision), _without_quantization(str(source))[1]
     if os.path.isfile(place):
         above, name = os.path.split(place)
-        return _Gguf(_Folder(above or "."), os.listdir(above or "."), "", name)
+        return _Gguf(_Folder(above or "."), os.listdir(above or "."), wanted, name)
     if not os.path.isdir(place):
         hub = _Hub(place, revision)
         return _Gguf(hub, hub.list(), wanted) if wanted or "gguf" in place.lower() else hub
     folder, names = _Folder(place), os.listdir(place)
-    if any(name.endswith(SUFFIX) for name in names) and (wanted or not {WEIGHTS, INDEX} & {*names}):
+    if wanted or (any(name.endswith(SUFFIX) for name in names) and not {WEIGHTS, INDEX} & {*names}):
         return _Gguf(folder, names, wanted)
     return folder
 
@@ -421,6 +428,13 @@ def _without_quantization(name: str) -> tuple[str, str]:
     """owner/name:Q4_K_M -> the repository or folder, and the quantization, as llama.cpp takes them."""
     found = _QUANTIZED.fullmatch(name)
     return (found[1], found[2]) if found and not os.path.exists(os.path.expanduser(name)) else (name, "")
+
+
+def last_name(source: str) -> str:
+    """A model's name to show: of a path here the last part, with the quantization."""
+    place = _without_quantization(source)[0]
+    path = os.path.expanduser(place)
+    return os.path.basename(os.path.abspath(path)) + source[len(place) :] if os.path.exists(path) else source
 
 
 def _config_path(files: _Folder | _Hub) -> Path:
