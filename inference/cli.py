@@ -163,8 +163,8 @@ def dtype(text: str) -> str:
 
 def add_max_pixels(add: Callable[..., Any]) -> None:
     """The option of `inference.checkpoint.open_checkpoint`."""
-    about = "pixels that larger images are made to fit, for models that take images whole (Qwen-VL); "
-    about += "default: 524288 on a CPU, elsewhere the checkpoint's own, which is never exceeded"
+    about = "pixels that larger images are made to fit, for models that take images whole (Qwen-VL, Qwen3.5, "
+    about += "Gemma 4); default: 524288 on a CPU, elsewhere the checkpoint's own, which is never exceeded"
     add("--max-pixels", type=partial(positive, least=1024), metavar="N", help=about)
 
 
@@ -284,10 +284,9 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     weights += "fp32 are accepted too"
     add("--dtype", type=dtype, default="auto", choices=DTYPES, help=weights)
     when = ("auto", "on", "off")
-    compiled = (
-        "answer with compiled code (cached per machine; same float32 output); auto (default): if it is "
-    )
-    compiled += "already compiled, if the model is large, and for a chat or a batch"
+    compiled = "answer with compiled code (cached per machine; same float32 output); auto (default): if it "
+    compiled += "is already compiled, if the model is large, and for a chat or a batch; off: never, except "
+    compiled += "for --dtype int4, which is computed in C"
     add("--compile", default="auto", choices=when, help=compiled)
     add_threads(add)
     add_max_pixels(add)

@@ -93,11 +93,11 @@ MOST_LATE_IMPORTS = 41  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (984, 850),  # the entry points, and what errors say
     "models": (2_540, 1_900),
-    "models/checkpoints": (3_444, 1_400),
+    "models/checkpoints": (3_452, 1_400),
     "families": (2_240, 2_000),
     "generation": (4_681, 2_700),
     "generation/fast": (5_500, 4_300),
-    "tools": (927, 600),
+    "tools": (940, 600),
     "data": (6_203, 4_900),
     "inference": (5_725, 3_100),
     "web": (4_329, 3_000),
@@ -106,7 +106,7 @@ BUDGETS = {
     "eval": (3_873, 3_400),
     "benchmarks": (2_494, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (33_545, 20_000),
+    "tests": (33_562, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -53,7 +53,7 @@ RUN_ELSEWHERE = {
 ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_serve.py"}  # by what stands in the block
 NEEDS = re.compile(
     r"((a |an )?(network|GPU|GPUs|hours|minutes|token|Mac|Slurm cluster|SkyPilot|cloud|run of train\.py"
-    r"|Ray|chromium|serve\.py|balancer|docker|llama\.cpp|vllm|sglang|mlx-vlm|optimum-onnx|requirements-\w+\.txt|recipes/\w+/requirements\.txt)"
+    r"|Ray|chromium|serve\.py|balancer|docker|llama\.cpp|vllm|sglang|mlx-vlm|optimum-onnx|torchvision|requirements-\w+\.txt|recipes/\w+/requirements\.txt)"
     r"(, | and |, and )?)+"
 )
 PROGRAMS = r"(python |torchrun |pip |make [a-z]|vllm |optimum-cli |transformers |playwright |\S+\.py )"

@@ -329,6 +329,15 @@ def test_what_is_not_there_is_said(wide, copy):
         VisionLanguageModel.from_pretrained(copy.parent)
 
 
+@pytest.mark.parametrize(("text", "tower"), [("idefics3", "qwen3_vl"), ("lfm2_vl", "idefics3")])
+def test_files_of_two_models_are_told_apart(converted, tmp_path, text, tower):
+    for kind, part in ((text, 0), (tower, 1)):
+        shutil.copy(parts(converted[kind])[part], tmp_path)
+    with pytest.raises(CheckpointError) as refusal:
+        VisionLanguageModel.from_pretrained(tmp_path)
+    assert tower in str(refusal.value) and parts(tmp_path)[1].name in str(refusal.value)
+
+
 def damaged_alone(path: Path) -> str:
     parts(path.parent)[1].unlink()
     with pytest.raises(CheckpointError) as refusal:

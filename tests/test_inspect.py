@@ -23,6 +23,7 @@ from tests.runs import tiny_checkpoint
 from tests.test_checkpoints_backbones import llama, siglip
 from tests.test_golden_nanovlm import CURRENT, GOLDEN, OLD
 from tools.__main__ import main
+from tools.inspect import as_text
 
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDED = ROOT / "checkpoints" / "ocelli-shapes"
@@ -147,6 +148,9 @@ def test_layers_of_convolution(report, tmp_path):
     assert told["parameters"]["all"] == numbers_of(model) and told["fits"] == "yes"
     assert told["cache"]["float32"]["per_token"] == bytes_per_position(model.language_model)
     assert told["picture"]["tiles"] > 1 and "whole" not in told["images"]
+    told["stored"]["dtypes"] = {"Q4_0": 32, "bfloat16": 1}
+    shown = as_text(told)
+    assert "conv kernel" in shown and "delta" not in shown and "Q4_0 32" in shown
 
 
 @pytest.mark.parametrize("alone", [True, False])

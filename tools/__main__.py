@@ -49,8 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
         default=QUESTION,
         help="question in the prompt that --image counts (default: %(default)s)",
     )
-    pixels = "with --image, of a model that takes images whole (Qwen-VL): pixels that it is made to fit "
-    pixels += "(default: the checkpoint's own budget)"
+    pixels = "with --image, of a model that takes images whole (Qwen-VL, Qwen3.5, Gemma 4): pixels that it "
+    pixels += "is made to fit (default: the checkpoint's own budget)"
     add("--max-pixels", type=partial(positive, least=1024), metavar="N", help=pixels)
     add("--json", action=flag, default=False, help="print one JSON object")
 

@@ -83,6 +83,7 @@ from models.packed_vision_transformer import block_order, patches_of
 from models.vision_language_model import VisionLanguageModel
 
 HUB, NANOVLM, GGUF = "hub", "nanovlm", "gguf"
+_AS_GGUF = (idefics3, qwen_vl, lfm2_vl)  # which llama.cpp has names for
 # What config.json in transformers' layout says of the nanoVLM checkpoint it was: its own "config.json" as
 # text, since ids follow from its order, the changes to its tokens, and a digest of the weights. Ocelli leaves
 # this out when it saves a model; transformers keeps it, and the digest tells whether it was trained since.
@@ -135,13 +136,8 @@ def convert(
         log: takes a line for each thing done.
     """
     check_replaceable(target, overwrite)
-    files = locate(source, revision, check=choose_family)
-    family_of_source = choose_family(files.config, source)
-    from_nanovlm, to_hub, to_gguf = family_of_source is nanovlm, layout == HUB, layout == GGUF
-    if from_nanovlm and not to_hub:
-        raise CheckpointError(f"{source} is in nanoVLM's layout: expected --to {HUB}")
-    if layout == NANOVLM and family_of_source is not idefics3:
-        raise CheckpointError(f"{source}: nanoVLM's layout has no place for its parts, expected --to {HUB}")
+    files = locate(source, revision, check=functools.partial(_check_layout, layout))
+    from_nanovlm, to_hub, to_gguf = nanovlm.recognises(files.config), layout == HUB, layout == GGUF
     layout_of_source = "transformers' layout"
     if from_nanovlm or AUTO_MAP in files.config:
         layout_of_source = "nanoVLM's layout" if from_nanovlm else "the layout of code of its own"
@@ -242,6 +238,18 @@ def convert(
         log(f"uploaded to {address}")
 
 
+def _check_layout(layout: str, config: dict[str, Any], source: str) -> None:
+    """Refuse a model that `layout` has no place for, by its config.json."""
+    family = choose_family(config, source)
+    if family is nanovlm and layout != HUB:
+        raise CheckpointError(f"{source} is in nanoVLM's layout: expected --to {HUB}")
+    if layout == NANOVLM and family is not idefics3:
+        raise CheckpointError(f"{source}: nanoVLM's layout has no place for its parts, expected --to {HUB}")
+    if layout == GGUF and family not in _AS_GGUF:
+        known = "; ".join(one.TITLE for one in _AS_GGUF)
+        raise CheckpointError(f"{source}: --to {GGUF}: expected {known}; got {family.TITLE}")
+
+
 def _is_replaced(name: str) -> bool:
     """Whether a file or folder of the target belongs to the checkpoint in it, of any layout."""
     return is_checkpoint_file(name) or name in (TOKENIZER_FOLDER, CARD) or name.endswith(SUFFIX)
@@ -297,8 +305,7 @@ def _for_llama_cpp(folder: Path, config: VLMConfig, log: Log) -> tuple[dict[str,
     """What GGUF files say of a tokenizer, and all settings of images."""
     processor = Processor.from_pretrained(folder)
     tokenizer, images = processor.tokenizer, processor.images
-    if not isinstance(images, IdeficsImages | QwenImages | Lfm2Images):
-        raise CheckpointError(f"a model of the family {config.family} is not written as GGUF here")
+    assert isinstance(images, IdeficsImages | QwenImages | Lfm2Images)  # of _AS_GGUF
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
     # A class of transformers may replace how a tokenizer.json cuts text into words.
     spec |= {key: value for key, value in read_object(folder / "tokenizer.json", MAX_TOKENIZER).items()

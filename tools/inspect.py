@@ -36,6 +36,8 @@ from models.vision_language_model import VisionLanguageModel
 
 # Of a tower, in the text for people: --json has them.
 _LEFT_OUT = {"taps", "table_antialias", "tokens_per_second", "merger_norm", "merger_norm_eps"}
+# How names of a text part's fields begin -> the layers that they are about.
+_MIXERS = {"delta_": {"delta"}, "conv_": {"conv", "delta"}}
 _CACHE_BYTES = {"float32": 4, "bfloat16": 2}  # float16 takes as much as bfloat16
 
 
@@ -196,14 +198,21 @@ def as_text(report: Mapping[str, Any]) -> str:
         elif isinstance(values, dict):
             in_bytes = part in ("cache", "memory")
             lines.append(part + (", without activations" if part == "memory" else ""))
-            shown = {name: value for name, value in values.items() if name not in _LEFT_OUT}
+            kinds = {"attention", *values.get("layer_types", ())}
+            without = tuple(start for start, users in _MIXERS.items() if not kinds & users)
+            shown = {
+                name: value
+                for name, value in values.items()
+                if name not in _LEFT_OUT and not name.startswith(without)
+            }
             lines += [f"  {name.replace('_', ' '):<26}{_shown(v, in_bytes)}" for name, v in shown.items()]
     return "\n".join(lines)
 
 
 def _shown(value: object, in_bytes: bool) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {_shown(v, in_bytes)}" for name, v in value.items())
+        names = {name: name if name.isupper() else name.replace("_", " ") for name in value}  # Q4_K: a dtype
+        return ", ".join(f"{names[name]} {_shown(v, in_bytes)}" for name, v in value.items())
     if not isinstance(value, int) or isinstance(value, bool):
         return str(value)
     if not in_bytes or value < 2**16:

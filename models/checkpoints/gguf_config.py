@@ -41,6 +41,8 @@ _TEXTS = {
 _PROJECTORS = {
     "idefics3": "idefics3", "qwen3vl_merger": "qwen3_vl", "qwen2.5vl_merger": "qwen2_5_vl", "lfm2": "lfm2_vl",
 }  # fmt: skip
+# A model_type -> the architecture of its text part, where that belongs to this family alone.
+_TEXT_OF = {"qwen3_vl": "qwen3vl", "qwen2_5_vl": "qwen2vl", "lfm2_vl": "lfm2"}
 _QWEN_MARKERS = {
     "image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>",
     "vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>",
@@ -67,6 +69,11 @@ def hub_files(text: Header, vision: Header) -> dict[str, Any]:
     if (model_type := _PROJECTORS.get(str(kind))) is None:
         expected = f"expected {', '.join(_PROJECTORS)}, got {str(kind)[:80]!r}"
         raise ValueError(f"{vision.path}: the projector is not supported: {expected}")
+    text_config = _read_text(text)
+    name = str(text.metadata["general.architecture"])
+    if (name if name in _TEXT_OF.values() else None) != _TEXT_OF.get(model_type):
+        of = f"a text part of {name} and a tower of {model_type} ({vision.path})"
+        raise ValueError(f"expected both files of one model, got {of}")
     files, ids = gguf_tokenizer.read(text.metadata)
     read = {"idefics3": _read_idefics3, "lfm2_vl": _read_lfm2}.get(model_type, _read_qwen)
     config, images = read(model_type, said, vision.tensors, ids)
@@ -74,7 +81,7 @@ def hub_files(text: Header, vision: Header) -> dict[str, Any]:
     _number(tower, "depth" if "depth" in tower else "num_hidden_layers", _MOST_LAYERS)
     for name in ("hidden_size", "intermediate_size"):  # by which tensors are told apart
         _number(tower, name)
-    config |= {"model_type": model_type, "text_config": _read_text(text)}
+    config |= {"model_type": model_type, "text_config": text_config}
     config["tie_word_embeddings"] = config["tie_embedding"] = "output.weight" not in text.tensors
     pixels = {name: said.get(_CLIP + name, [0.5] * 3) for name in ("image_mean", "image_std")}
     seen = {"image_seq_len": images.pop("image_seq_len", None), "image_processor": images | pixels}
@@ -231,8 +238,7 @@ def metadata(config: Mapping[str, Any], images: Mapping[str, Any]) -> tuple[dict
     projector = next((name for name, known in _PROJECTORS.items() if known == kind), None)
     if projector is None:
         raise ValueError(f"expected a model of type {', '.join(_PROJECTORS.values())}, got {kind}")
-    of_kind = {"idefics3": text["model_type"], "lfm2_vl": "lfm2"}.get(kind, kind.replace("_", ""))
-    name = {"qwen25vl": "qwen2vl"}.get(of_kind, of_kind)
+    name = _TEXT_OF.get(kind, text["model_type"])
     said = text_metadata(name, text)
     if kind == "qwen3_vl":
         said[f"{name}.n_deepstack_layers"] = len(vision["deepstack_visual_indexes"])
@@ -294,6 +300,8 @@ def _write_tower(kind: str, vision: Mapping, config: Mapping, images: Mapping) -
         every, depth = vision["fullatt_block_indexes"][:1], vision["depth"]
         whole = [*range(every[0], depth, every[0] + 1)] if every else None
         if vision["fullatt_block_indexes"] != whole or vision["window_size"] != _WINDOW:
-            raise ValueError(f"expected windows of {_WINDOW} pixels but in every n-th layer of the tower")
+            got = f"{vision['window_size']} and layers {str(vision['fullatt_block_indexes'])[:80]}"
+            expected = f"windows of {_WINDOW} pixels, and every n-th layer of the tower without them"
+            raise ValueError(f"expected {expected}, got windows of {got}")
         values |= {"n_wa_pattern": every[0] + 1, "image_size": 40 * vision["patch_size"]}
     return {f"{_CLIP}{key}": value for key, value in values.items()}
