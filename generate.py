@@ -93,7 +93,7 @@ def load(args: argparse.Namespace, options: GenerationOptions, long: bool = Fals
 
         checkpoint = with_prefixes(checkpoint, args.prefix_cache)
     if args.think:
-        checkpoint.processor.chat.check_thinking()
+        checkpoint.processor.chat.check_thinking("--think")
     if args.grammar is not None:
         options = held_to(options, checkpoint.constraint(args.grammar))
     return checkpoint, options
@@ -175,7 +175,7 @@ def chat(args: argparse.Namespace) -> int:
     cli.log_sizes(args, [], [], checkpoint, log)  # those of images are said as they are shown
     if names != args.images:
         log(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
-    talk = Chat(checkpoint, args.system, options, args.stats, args.debug, args.draft)
+    talk = Chat(checkpoint, args.system, options, args.stats, args.debug, args.draft, args.think_tokens)
     for name, image in zip(names, images):
         talk.show(image, name)
     return talk.run(questions)

@@ -441,10 +441,10 @@ class ChatEncoder:
             raise PromptError(f"{label}: the text turns into special tokens in this tokenizer; reword it")
         return EncodedText(list(encoding.ids), _covered(encoding.offsets, spans))
 
-    def check_thinking(self) -> None:
-        """Raises ThinkingError for a model that cannot be asked to think."""
+    def check_thinking(self, option: str = "thinking") -> None:
+        """Raises ThinkingError for a model that cannot be asked to think, as this option does."""
         if self.thinking is None or not self.thinking.in_template:
-            raise ThinkingError("this model's chat template has no thinking: ask it without")
+            raise ThinkingError(option)
 
     def check_length(self, texts: Iterable[str], most: int, label: str = "conversation") -> None:
         """Raises PromptTooLong if texts have more than twice `most` tokens, as soon as so many are counted:

@@ -29,7 +29,11 @@ class PromptTooLong(PromptError):
 
 
 class ThinkingError(PromptError):
-    """Thinking is asked of a model that has none."""
+    """Thinking is asked of a model that has none, by this option."""
+
+    def __init__(self, option: str):
+        super().__init__(f"this model's chat template has no thinking: ask it without {option}")
+        self.option = option
 
 
 class ProcessorError(OneSentence):

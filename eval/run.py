@@ -67,7 +67,7 @@ from eval.tasks import (
 )
 from generation.decoding import GenerationOptions
 from generation.requests import LazyRequest, Request, Stats
-from inference.answer import answer_text, requests_for, split
+from inference.answer import read_answer, requests_for, split
 from inference.attribution.agreement import looked_at
 from inference.batch import open_scheduler
 from inference.checkpoint import (
@@ -104,6 +104,7 @@ class EvalAnswer:
 
     text: str
     tokens: int = 0
+    thinking: tuple[str, int] | None = None  # what was thought before, and in how many tokens
     confidence: float | None = None
     looked: Mapping[str, float] | None = None
     error: str = ""
@@ -131,6 +132,7 @@ def _record(task: EvalTask, sample: EvalSample, answer: EvalAnswer) -> dict[str,
     record |= {"earlier": sample.earlier} if sample.earlier else {}
     record |= {"question": sample.question, "prompt": sample.prompt, "targets": list(sample.targets)}
     record |= {"answer": answer.text, "score": score, "tokens": answer.tokens}
+    record |= dict(zip(("thinking", "thinking_tokens"), answer.thinking or ()))
     record |= {} if answer.confidence is None else {"confidence": round(answer.confidence, 6)}
     record |= {"looked": answer.looked} if answer.looked else {}
     return record | ({"error": answer.error} if answer.error else {})
@@ -197,10 +199,11 @@ def answers(
         if done.error is not None:
             yield done.key, EvalAnswer("", error=one_line(done.error))
         else:
-            text = answer_text(checkpoint, done.token_ids, options)
-            length = len(split(checkpoint, done.token_ids, options)[1])  # without what was thought before it
+            said, text = read_answer(checkpoint, done.token_ids, options)
+            thought, own = split(checkpoint, done.token_ids, options)
+            thinking = (said, len(thought)) if thought or think is not None else None
             seen = _looked(checkpoint, samples[done.key], done.token_ids) if looked else None
-            yield done.key, EvalAnswer(text, length, done.confidence, seen)
+            yield done.key, EvalAnswer(text, len(own), thinking, done.confidence, seen)
 
 
 def _encode(
@@ -466,7 +469,7 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
         machine = (str(ranks.device), settings.dtype, settings.threads, settings.max_pixels)
         checkpoint = open_checkpoint(settings.model, settings.revision, *machine)
     if settings.think:
-        checkpoint.processor.chat.check_thinking()
+        checkpoint.processor.chat.check_thinking("--think")
     if settings.compile != "off":
         checkpoint = checkpoint.compiled()
     model = _as_folder(settings.model)

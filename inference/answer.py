@@ -312,11 +312,11 @@ class AnswerText:
 
 def answer_text(checkpoint: Checkpoint, ids: Sequence[int], options: GenerationOptions = DEFAULTS) -> str:
     """The whole text of one answer, as streaming gives it, without space at its end."""
-    return _read(checkpoint, ids, options)[1]
+    return read_answer(checkpoint, ids, options)[1]
 
 
-def _read(checkpoint: Checkpoint, ids: Sequence[int], options: GenerationOptions) -> tuple[str, str]:
-    """What was thought, and the answer."""
+def read_answer(checkpoint: Checkpoint, ids: Sequence[int], options: GenerationOptions) -> tuple[str, str]:
+    """What was thought before one answer, and the answer as `answer_text` has it."""
     text = AnswerText(checkpoint, options)
     answer = "".join(map(text.put, ids)) + text.finish()
     return text.thought(), answer.rstrip()
@@ -340,7 +340,7 @@ def answers_of(
     parts = [split(checkpoint, answer, options) for answer in ids]
     thoughts = dict[str, Any]()
     if isinstance(options.constraint, Think) or any(thought for thought, _ in parts):
-        thoughts["thinking"] = [_read(checkpoint, answer, options)[0] for answer in ids]
+        thoughts["thinking"] = [read_answer(checkpoint, answer, options)[0] for answer in ids]
         thoughts["thinking_tokens"] = [len(thought) for thought, _ in parts]
     return {
         "answers": [answer_text(checkpoint, answer, options) for answer in ids],

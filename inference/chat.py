@@ -46,7 +46,7 @@ from inference.conversation import Conversation
 from inference.errors import user_errors, user_message
 from inference.results import to_json
 from inference.terminal import GreyText
-from inference.thinking import THINK_TOKENS, Think, form_of, think_first
+from inference.thinking import THINK_TOKENS, form_of, think_first
 from messages import did_you_mean
 from models.checkpoints.hub import for_terminal
 
@@ -75,7 +75,7 @@ class Chat:
 
     options: of each answer; if there is a seed, the next answer uses the next one.
     stats: print the size and speed of each answer. debug: print the traceback of an error. draft: show the
-    drafts of answers about new images.
+    drafts of answers about new images. think_tokens: of thinking at most, after `/think on`.
     """
 
     def __init__(
@@ -86,10 +86,11 @@ class Chat:
         stats: bool = False,
         debug: bool = False,
         draft: bool = False,
+        think_tokens: int | None = None,
     ):
         self.conversation = Conversation(checkpoint, system, slots=2 if draft else 1)
         self.options = options
-        self._most = think.tokens if isinstance(think := options.constraint, Think) else THINK_TOKENS
+        self._most = think_tokens or THINK_TOKENS
         self.conversation.remember = not checkpoint.single_turn
         self.stats, self.debug, self.draft = stats, debug, draft
         # Whether a person types and reads.
@@ -240,7 +241,7 @@ class Chat:
         if argument not in ("on", "off"):
             raise RequestError(f"expected /think on or /think off, got {argument!r}")
         if argument == "on":
-            self.conversation.checkpoint.processor.chat.check_thinking()
+            self.conversation.checkpoint.processor.chat.check_thinking("/think on")
         self.options = think_first(self.options, self._most if argument == "on" else None)
         log("the model thinks before it answers" if argument == "on" else "the model answers at once")
 

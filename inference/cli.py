@@ -388,7 +388,8 @@ def validate_args(args: argparse.Namespace) -> str | None:
         if name in given and others & given:
             return f"{_listed({name})} cannot be combined with {_listed(others & given)}"
     for name, others in _BELONG.items():
-        if name not in given and others & given:
+        chat = name == "think" and args.chat  # it has /think on
+        if name not in given and not chat and others & given:
             return f"{_listed(others & given)}: expected with --{_dashed(name)}"
     if not all(map(str.strip, args.questions)):
         return "-q: expected a question, got an empty one"

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,9 @@ from transformers.cli.serving.utils import parse_assistant_message
 from data.chat import ChatEncoder, Message
 from data.errors import ThinkingError
 from eval.__main__ import main as eval_main
-from eval.run import answers as eval_answers
-from eval.tasks import EvalSample
+from eval.metrics import find_metric
+from eval.run import records_of
+from eval.tasks import EvalSample, EvalTask
 from generation.options import GenerationOptions
 from generation.sampling import Row, choose
 from generation.scheduler import Scheduler
@@ -184,7 +186,7 @@ def test_what_was_thought_before_earlier_answers_is_left_out_and_nobody_can_type
 def test_a_model_without_thinking_refuses_it_in_a_sentence(opened, folders, complaint, capsys):
     with pytest.raises(ThinkingError):
         ask(opened["plain"], [], QUESTION, GenerationOptions(constraint=Think()))
-    assert "thinking" in complaint("--no-image", "-q", QUESTION, "--think", model=folders["plain"])
+    assert "--think" in complaint("--no-image", "-q", QUESTION, "--think", model=folders["plain"])
     assert opened["plain"].processor.thinking is None
 
 
@@ -419,8 +421,10 @@ def test_options_that_thinking_does_not_go_with(complaint, folders):
 def test_a_chat_switches_it_and_a_batch_keeps_it_apart(cli, opened, folders, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTION}\n/think on\n{QUESTION}\n/think off\n/quit\n"))
     flags = ("--max-new-tokens", 6, "--no-image", "--compile", "off")
-    status, out, err = cli("--chat", *flags, model=folders["qwen"])
+    status, out, err = cli("--chat", *flags, "--think-tokens", 3, "--stats", model=folders["qwen"])
     assert status == 0 and err.count("[thinking] ") == 1 and "[thinking]" not in out
+    limit = 3 + len(opened["qwen"].processor.thinking.close_ids)
+    assert 0 < int(re.search(r"(\d+) tokens of thinking", err)[1]) <= limit
     monkeypatch.setattr("sys.stdin", io.StringIO("/think on\n"))
     status, _, err = cli("--chat", *flags, model=folders["plain"])
     assert status == 2 and "thinking" in err
@@ -449,8 +453,11 @@ def test_metrics_see_the_answer_alone(opened, capsys):
     for name, think in itertools.product(("qwen", "lfm2"), (None, 50)):
         model = saying(opened[name], "<think>" * (think is None) + "one, or so\n</think>", "two circles")
         sample = EvalSample("a", QUESTION, QUESTION, ("two circles",), list, "a", 60)
-        ((_, answer),) = eval_answers(model, [sample], slots=1, think=think)
-        assert answer.text == "two circles" and answer.tokens == len(ids_of(model, "two circles")) + 1
+        task = EvalTask("a", [sample], find_metric("exact_match"), "", {}, think=think)
+        (record,) = records_of(model, task, [sample], 1, [[0]])
+        assert record["answer"] == "two circles" and record["tokens"] == len(ids_of(model, "two circles")) + 1
+        assert record["score"] == 1 and record["thinking"].strip() == "one, or so"
+        assert record["thinking_tokens"] >= len(ids_of(model, "one, or so"))
     assert eval_main(["--tasks", "shapes", "--limit", "1", "--think"]) == 2  # of the embedded model
     assert "thinking" in capsys.readouterr().err
 
@@ -504,15 +511,16 @@ def test_who_does_not_ask_for_thinking_or_cannot_have_it(served):
         answer = served.send("POST", json=asked(**fields)).json()
         assert "reasoning_content" not in answer["choices"][0]["message"]
         assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
-    for fields in ({"reasoning_effort": "minimal"}, {"chat_template_kwargs": {"enable_thinking": True}}):
-        assert served.send("POST", json=asked(**fields, thinking_token_budget=5)).json()["choices"][0][
-            "message"
-        ]["reasoning_content"]
+    for param, fields in {
+        "reasoning_effort": {"reasoning_effort": "minimal"},
+        "chat_template_kwargs.enable_thinking": {"chat_template_kwargs": {"enable_thinking": True}},
+        "thinking_token_budget": {},
+    }.items():
+        fields |= {"thinking_token_budget": 5}
+        assert served.send("POST", json=asked(**fields)).json()["choices"][0]["message"]["reasoning_content"]
         for more in ({}, {"stream": True}):
             error = refused(served.send("POST", json=asked(model="plain", **fields, **more)), 400)
-            assert error["param"] == "reasoning_effort"
-    alone = served.send("POST", json=asked(thinking_token_budget=5)).json()
-    assert alone["usage"]["completion_tokens_details"]["reasoning_tokens"]
+            assert error["param"] == param and param in error["message"]
     assert (
         refused(served.send("POST", json=asked(reasoning_effort="much")), 400)["param"] == "reasoning_effort"
     )

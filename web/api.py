@@ -274,7 +274,7 @@ async def chat_completions(request: Request, api: Shared, record: Logged, body: 
     messages = await opened(api, asked, record)
     question = EngineRequest(
         api.names[asked.model],
-        partial(prepare_messages, messages, options),
+        partial(prepare_messages, messages, options, thinks_by=asked.thinks_by),
         asked.n,
         tuple(asked.stop),
         asked.top,

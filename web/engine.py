@@ -848,9 +848,18 @@ class Engine:
         self._stores.close()
 
 
-def prepare_messages(messages: list[Message], options: GenerationOptions, checkpoint: Checkpoint) -> Prepared:
+def prepare_messages(
+    messages: list[Message],
+    options: GenerationOptions,
+    checkpoint: Checkpoint,
+    thinks_by: str = "thinking",
+) -> Prepared:
     """The prompt of a conversation. Images have been looked at by whoever accepted them. Earlier answers say
-    pixels, as they were shown (see `PixelText`), and are read by the model in its own numbers."""
+    pixels, as they were shown (see `PixelText`), and are read by the model in its own numbers. `thinks_by`:
+    what a model without thinking is to be asked without."""
+    think = isinstance(options.constraint, Think)
+    if think:
+        checkpoint.processor.chat.check_thinking(thinks_by)
     limits = ImageLimits(allow_urls=False, allow_paths=False)
     form, size, processor = None, None, checkpoint.processor
     conversation = []
@@ -866,6 +875,6 @@ def prepare_messages(messages: list[Message], options: GenerationOptions, checkp
         content = [{"type": kind, kind: value} for kind, value in parts]
         conversation.append({"role": message.role, "content": content})
     return Prepared(
-        processor.encode_conversation(conversation, True, think=isinstance(options.constraint, Think)),
+        processor.encode_conversation(conversation, True, think=think),
         options,
     )

@@ -238,6 +238,13 @@ class ChatRequest(Sampled, Strict):
         most = EFFORTS[effort]
         return None if most is None else Think(min(self.thinking_token_budget or most, most_tokens))
 
+    @property
+    def thinks_by(self) -> str:
+        """The field that asks for thinking, where one does."""
+        switch = self.chat_template_kwargs and self.chat_template_kwargs.enable_thinking
+        other = "chat_template_kwargs.enable_thinking" if switch else "thinking_token_budget"
+        return "reasoning_effort" if self.reasoning_effort else other
+
     def options(self, most_tokens: int, most_answers: int) -> GenerationOptions:
         """How the answers are made, of so many tokens at most. Raises Refused for too many answers."""
         if self.n > most_answers:
