@@ -379,7 +379,7 @@ def test_what_the_chosen_model_makes_of_several_images_is_said_before_it_is_open
         visit.says("2 images")
         for name in ("single", "several"):
             visit.page.fill("#model input", name)
-            visit.page.keyboard.press("Enter")
+            visit.page.locator("#model input").press("Enter")
             told = visit.page.locator("#notice [role=status]", has_text="single")
             sync_api.expect(told).to_have_count(int(name == "single"), timeout=1000 * PATIENCE)
         visit.says("2 images")
@@ -664,8 +664,9 @@ def test_what_was_thought_is_folded_away_beside_the_answer(browser, uploads, tmp
         sync_api.expect(words).to_be_visible()
         assert len(words.inner_text()) > len(exchange.thoughts[0]) / 2
         assert "of thinking" in visit.page.locator("#figures").inner_text()
-        visit.page.locator("#model input").fill("ocelli-shapes")
-        visit.page.keyboard.press("Enter")
+        field = visit.page.locator("#model input")
+        field.fill("ocelli-shapes")
+        field.press("Enter")
         visit.ask("What colour is the star?")
         visit.refuses("thinking")
         assert visit.errors == []

@@ -272,7 +272,7 @@ def begin_answer(page, session: str) -> None:
     file = upload(page, "cup.png").json()[0]
     Path(file).write_bytes(Path(CUP).read_bytes())
     message = {"text": "What is it?", "files": [{"path": file, "meta": {"_type": "gradio.FileData"}}]}
-    data = [message, Path(page.service.models.default).name, 1, 0, 1, 0, 0, 1000, -1, False, False]
+    data = [message, Path(page.service.models.default).name, 1, 0, 1, 0, 0, 1000, -1, *[False] * 3]
     body = {"data": data, "fn_index": next(asks)["id"], "session_hash": session}
     assert send(page, "POST", "gradio_api/queue/join", json=body).status_code == 200
 
