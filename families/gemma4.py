@@ -13,7 +13,7 @@ from torch import nn
 
 from families.gemma4_images import open_images
 from families.qwen_vl import positions
-from families.text import both_dtypes, checked, expect, number, section, vlm_config, write_ids
+from families.text import both_dtypes, checked, expect, layer_kinds, number, section, vlm_config, write_ids
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import Gemma4TextConfig, Gemma4VisionConfig, VLMConfig
@@ -85,14 +85,8 @@ def _read_text(stored: dict) -> Gemma4TextConfig:
     known = _TEXT | {name: value for name, value in stored.items() if value is not None}
     layers = number(known, "num_hidden_layers", 1, 1_024)
     shared = number({"num_kv_shared_layers": 0} | known, "num_kv_shared_layers", 0, layers - 1)
-    named = known.get("layer_types") or [
-        "full_attention" if (layer + 1) % 6 == 0 else "sliding_attention" for layer in range(layers)
-    ]
-    if not isinstance(named, list) or not all(isinstance(kind, str) and kind in _KINDS for kind in named):
-        raise CheckpointError(
-            f"config.json: layer_types: expected {' or '.join(_KINDS)}, got {str(named)[:80]}"
-        )
-    kinds = [_KINDS[kind] for kind in named]
+    default = ["full_attention" if (at + 1) % 6 == 0 else "sliding_attention" for at in range(layers)]
+    kinds = layer_kinds(known, _KINDS, default)
     kinds[-1] = "full"  # as transformers has it
     own = len(kinds) - shared
     if not {*kinds[own:]} <= {*kinds[:own]}:

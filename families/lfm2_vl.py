@@ -19,8 +19,7 @@ from families import saving
 from families import text as shared
 from families.lfm2_images import open_images
 from families.qwen_vl import positions
-from families.text import checked, expect, number, numbers, section
-from models.checkpoints.hub import CheckpointError
+from families.text import checked, expect, layer_kinds, number, numbers, section
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import PackedVisionConfig, TextConfig, VLMConfig
 from models.language_model import LanguageModel
@@ -39,6 +38,7 @@ _TEXT: dict[str, Any] = {
     "rope_theta": 1e6, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0,
     "block_auto_adjust_ff_dim": True,
 }  # fmt: skip
+_KINDS = {"full_attention": "attention", "conv": "conv"}
 _VISION = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
     "num_channels": 3, "patch_size": 16,
@@ -89,20 +89,14 @@ def _read_text(stored: Mapping) -> TextConfig:
         multiple = number(values, "block_multiple_of")
         inner = multiple * math.ceil(int(by * int(2 * inner / 3)) / multiple)
     full = {*numbers({"full_attn_idxs": [*range(layers)]} | values, "full_attn_idxs")}
-    kinds = values.get("layer_types") or ["full_attention" if i in full else "conv" for i in range(layers)]
-    if not isinstance(kinds, list):
-        raise CheckpointError(f"config.json: layer_types: expected a list, got {str(kinds)[:80]}")
-    if strange := [kind for kind in kinds if kind not in ("conv", "full_attention")]:
-        raise CheckpointError(
-            f"config.json: layer_types: expected full_attention or conv, got {str(strange[0])[:80]}"
-        )
+    default = ["full_attention" if layer in full else "conv" for layer in range(layers)]
     own = {"model_type": "qwen3", "attention_bias": False, "intermediate_size": inner, "layer_types": None}
     own |= {"head_dim": width // heads}
     return shared.text_config(
         values | own,
         {},
         rms_norm_eps=values["norm_eps"],
-        layer_types=tuple(kind.removeprefix("full_") for kind in kinds),
+        layer_types=tuple(layer_kinds(values, _KINDS, default)),
         conv_kernel=values.get("conv_L_cache", 3),
         conv_bias=bool(values.get("conv_bias", False)),
     )
@@ -157,7 +151,7 @@ def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
 
 def write(config: VLMConfig, dtype: str) -> dict:
     """config.json of transformers' Lfm2VlForConditionalGeneration."""
-    text, vision = config.text, config.vision
+    text, vision, names = config.text, config.vision, {ours: theirs for theirs, ours in _KINDS.items()}
     seen = {name: getattr(vision, name) for name in _VISION}
     seen |= {
         "model_type": "siglip2_vision_model",
@@ -171,7 +165,7 @@ def write(config: VLMConfig, dtype: str) -> dict:
         "model_type": "lfm2",
         "architectures": ["Lfm2ForCausalLM"],
         "norm_eps": text.rms_norm_eps,
-        "layer_types": [kind.replace("attention", "full_attention") for kind in text.layer_types],
+        "layer_types": [names[kind] for kind in text.layer_types],
         "conv_L_cache": text.conv_kernel,
         "conv_bias": text.conv_bias,
         "block_auto_adjust_ff_dim": False,

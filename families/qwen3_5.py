@@ -15,7 +15,7 @@ from typing import Any
 from families import qwen_vl, saving
 from families.qwen_images import open_images
 from families.qwen_vl import build, grid, places, positions
-from families.text import expect, first_id, number, section, text_config, vlm_config
+from families.text import expect, first_id, layer_kinds, number, section, text_config, vlm_config
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf
 from models.config import VLMConfig
@@ -86,16 +86,11 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
 def _layer_types(text: dict) -> tuple[str, ...]:
     layers = number(text, "num_hidden_layers", 1, 1_024)
     every = number({"full_attention_interval": 4} | text, "full_attention_interval")
-    kinds = text.get("layer_types")
-    if kinds is None:
-        kinds = ["full_attention" if (at + 1) % every == 0 else "linear_attention" for at in range(layers)]
-    if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds):
-        raise CheckpointError(
-            f"config.json: layer_types: expected {' or '.join(_KINDS)}, got {str(kinds)[:80]}"
-        )
-    if "full_attention" not in kinds:
+    default = ["full_attention" if (at + 1) % every == 0 else "linear_attention" for at in range(layers)]
+    kinds = layer_kinds(text, _KINDS, default)
+    if "attention" not in kinds:
         raise CheckpointError("config.json: layer_types: expected full_attention in at least one layer")
-    return tuple(_KINDS[kind] for kind in kinds)
+    return tuple(kinds)
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:

@@ -101,6 +101,15 @@ def numbers(config: Mapping, name: str) -> tuple[int, ...]:
     return tuple(values)
 
 
+def layer_kinds(config: Mapping, kinds: Mapping[str, str], default: list[str]) -> list[str]:
+    """What mixes each layer's positions: `layer_types`, whose names are keys of `kinds`, by our names."""
+    named = config.get("layer_types") or default
+    if not isinstance(named, list) or not all(isinstance(kind, str) and kind in kinds for kind in named):
+        expected = f"expected a list of {' or '.join(kinds)}"
+        raise CheckpointError(f"config.json: layer_types: {expected}, got {str(named)[:80]}")
+    return [kinds[kind] for kind in named]
+
+
 def expect(config: Mapping, plain: Mapping[str, Any]) -> None:
     """Refuse a config in which keys have other values than these, which would need code that is not here."""
     for name, value in plain.items():

@@ -176,9 +176,9 @@ def view(kv_cache: KVCache, length: int, first: int = 0, count: int | None = Non
     ]
 
 
-def slots(name: str, tensor: Tensor, end: int, start: int = 0) -> Tensor:
-    """Slots start … end - 1 of (B, H, S, D); of a state all that there is."""
-    return tensor if name in STATES else tensor[:, :, start:end]
+def slots(name: str, tensor: Tensor, end: int) -> Tensor:
+    """Slots 0 … end - 1 of (B, H, S, D); of a state all that there is."""
+    return tensor if name in STATES else tensor[:, :, :end]
 
 
 def fork(source: KVCache, length: int, n: int, new_capacity: int) -> KVCache:

@@ -160,7 +160,7 @@ class PrefixStore:
             end = block.end
         if not self.model.language_model.config.state_window:
             return end
-        names = self._names_of_states(keys[:end], items)
+        names = self._names_of_states(keys[: min(end, len(keys) - 1)], items)
         return next((at for at in reversed(names) if self._holds(names[at])), 0)
 
     def _holds(self, name: bytes) -> bool:
@@ -275,7 +275,7 @@ class PrefixStore:
         """Load what is held of a prompt beyond the `shared` positions that its slot was assigned with.
         Returns how many the slot has then; never all, because the last position's logits are not kept."""
         keys, items, last = prompt.keys, prompt.items, len(prompt) - 1
-        matched = min(self.match(keys[:last], items), last)
+        matched = min(self.match(keys, items), last)
         if matched > shared:
             states, window = None, self.model.language_model.config.state_window
             # First, because without it the positions are worth nothing.

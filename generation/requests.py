@@ -151,9 +151,14 @@ class SlotRow(Row):
         return 0 if self.embeds is None else self.embeds.shape[1]
 
     @property
+    def ahead(self) -> list[int]:
+        """The stops that it still comes to."""
+        return [stop for stop in self.stops if stop > self.start]
+
+    @property
     def upcoming(self) -> int:
-        """Those of them that are computed next."""
-        return min([self.missing, *(stop - self.start for stop in self.stops if stop > self.start)])
+        """Of the positions that wait, those that are computed next."""
+        return min([self.missing, *(stop - self.start for stop in self.ahead)])
 
 
 @dataclass

@@ -411,9 +411,8 @@ class Scheduler:
         last = row.length - 1  # always computed, because its logits are not kept
         common = [min(shared, last) for shared in self._cache.in_common(row.prompt.keys)]
         ready = self._cache.ready(row.prompt.keys, last)
-        ahead = [[stop for stop in other.stops if stop > other.start] for other in self._waiting]
-        others = zip(ahead, self._waiting, strict=True)
-        coming = max((self._cache.coming(stops, common[other.slot]) for stops, other in others), default=0)
+        others = (self._cache.coming(other.ahead, common[other.slot]) for other in self._waiting)
+        coming = max(others, default=0)
         if row.worth_sharing(max(ready), coming):
             kept = self.prefixes.match(row.prompt.keys, row.prompt.items) if self.prefixes else 0
             if row.worth_sharing(kept, coming):

@@ -338,12 +338,13 @@ def answers_of(
     answers alone."""
     stops = set(checkpoint.stop_token_ids)
     parts = [split(checkpoint, answer, options) for answer in ids]
+    said = [read_answer(checkpoint, answer, options) for answer in ids]
     thoughts = dict[str, Any]()
     if isinstance(options.constraint, Think) or any(thought for thought, _ in parts):
-        thoughts["thinking"] = [read_answer(checkpoint, answer, options)[0] for answer in ids]
+        thoughts["thinking"] = [thought for thought, _ in said]
         thoughts["thinking_tokens"] = [len(thought) for thought, _ in parts]
     return {
-        "answers": [answer_text(checkpoint, answer, options) for answer in ids],
+        "answers": [answer for _, answer in said],
         **thoughts,
         "token_ids": [answer for _, answer in parts],
         "stop_reasons": ["stop" if stops & set(answer[-1:]) else "length" for answer in ids],

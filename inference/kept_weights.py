@@ -71,11 +71,7 @@ class KeptWeights:
             files = describe(*self._place)
         except CheckpointError:
             return ""
-        stats = [(str(path), path.stat()) for path in sorted(files.weights)]
-        known = [
-            (path, one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns)
-            for path, one in stats
-        ]
+        known = [state_of(path) for path in sorted(files.weights)]
         parts = known, files.config, code_digest(), load_panels(4).ocelli_panel()
         return hashlib.sha256(repr(parts).encode()).hexdigest() if known else ""
 
@@ -127,6 +123,12 @@ class KeptWeights:
             write_whole(self._path, None, *parts, digest.digest())
         except OSError as error:  # a full disk, say: it is rounded again the next time
             logger.warning("%s: rounded weights cannot be kept: %s", self._path.parent, error.strerror)
+
+
+def state_of(path: Path) -> tuple[str, int, int, int, int, int]:
+    """By what a file is taken for the one that it was: path, inode, size and times."""
+    info = path.stat()
+    return str(path), info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
 def _mapped(path: Path, identity: str) -> dict[str, Tensor]:

@@ -46,7 +46,7 @@ from generation.prefix import is_finite
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
-from inference.kept_weights import code_digest, write_whole
+from inference.kept_weights import code_digest, state_of, write_whole
 from models.checkpoints.weights import file_header, memory_of
 
 FOLDER_BYTES = 8 * 2**30  # of a folder: 180 images of 17 tiles for SmolVLM-256M in float32
@@ -230,9 +230,7 @@ class PrefixFolder:
         """The SHA-256 of a file's bytes, which is taken once for each content: of a file that has not changed
         since (by path, inode, size and times) the folder remembers it."""
         path = path.resolve()
-        info = path.stat()
-        about = (str(path), info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
-        note = self.path / f"{hashlib.sha256(repr(about).encode()).hexdigest()}.digest"
+        note = self.path / f"{hashlib.sha256(repr(state_of(path)).encode()).hexdigest()}.digest"
         with suppress(OSError):
             # A flipped bit here is another model's digest, of which nothing is kept.
             if len(known := note.read_bytes()) == 32:

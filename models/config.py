@@ -16,9 +16,8 @@ _MAX_WIDTH = 65_536
 _MAX_LAYERS = 1_024
 _MAX_VOCAB = 4_194_304
 _MAX_POSITIONS = 16_777_216
-DELTA_WINDOW = (
-    16  # positions after which a cache keeps the gated delta rule's matrix; see models/gated_delta.py
-)
+# Positions after which a cache keeps the gated delta rule's matrix; see models/gated_delta.py.
+DELTA_WINDOW = 16
 
 
 def _check_range(config, low: int, high: int, *names: str) -> None:
@@ -189,7 +188,7 @@ class RopeScaling:
 
 class Kept(NamedTuple):
     """What a cache has of a layer under one name, for each row: (heads, slots, width), in its own dtype; or,
-    `fixed` is a number, (heads, fixed, width), in float32 and whatever the slots are."""
+    where `fixed` is a number, (heads, fixed, width), in float32 and whatever the slots are."""
 
     heads: int
     width: int
@@ -334,9 +333,8 @@ class Gemma4TextConfig(TextConfig):
     per_layer_vocab: int = 262_144
     per_layer_count: int = 0  # layers that the table has numbers for
     logit_cap: float | None = None
-    placeholder_id: int = (
-        0  # of padding, which learns nothing; in that table an image's positions are it, too
-    )
+    # Of padding, which learns nothing; in the table for each layer an image's positions are padding, too.
+    placeholder_id: int = 0
 
     def __post_init__(self):
         if len(self.layer_types) != self.num_hidden_layers:

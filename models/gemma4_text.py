@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block
 from generation.kv_cache import KVCache
 from models.config import Gemma4TextConfig
 from models.language_model import (
+    MLP,
     LanguageModel,
     additive,
     apply_rope,
@@ -25,7 +26,7 @@ from models.language_model import (
     attention_mask_for,
     rope_frequencies,
     rope_tables,
-    write_cache,
+    through_cache,
 )
 
 
@@ -66,25 +67,10 @@ class Gemma4Attention(nn.Module):
             k = apply_rope(self.k_norm(self.k_proj(x).view(by_head)).transpose(1, 2), *rope)
             v = F.rms_norm(self.v_proj(x).view(by_head), (self.head_dim,), eps=self.eps).transpose(1, 2)
             if layer_cache is not None:
-                write_cache(layer_cache, k, v, start_pos)
-                if kv_length > x.shape[1]:
-                    k = layer_cache["key"][:, :, :kv_length].to(q.dtype)
-                    v = layer_cache["value"][:, :, :kv_length].to(q.dtype)
+                k, v = through_cache(layer_cache, k, v, start_pos, kv_length)
             read = k, v
         out = attend(q, *read, mask, scale=1.0)
         return self.o_proj(out.transpose(1, 2).reshape(*x.shape[:2], -1)), read
-
-
-class Gemma4MLP(nn.Module):
-    def __init__(self, config: Gemma4TextConfig, kind: str):
-        super().__init__()
-        inner = config.intermediate_size * (config.shared_mlp_factor if kind.endswith("shared") else 1)
-        self.gate_proj = nn.Linear(config.hidden_size, inner, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, inner, bias=False)
-        self.down_proj = nn.Linear(inner, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
 
 
 class Gemma4Block(nn.Module):
@@ -95,7 +81,8 @@ class Gemma4Block(nn.Module):
         self.self_attn = Gemma4Attention(config, kind)
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
         self.pre_feedforward_layernorm = nn.RMSNorm(width, eps)
-        self.mlp = Gemma4MLP(config, kind)
+        factor = config.shared_mlp_factor if kind.endswith("shared") else 1
+        self.mlp = MLP(config, config.intermediate_size * factor)
         self.post_feedforward_layernorm = nn.RMSNorm(width, eps)
         self.layer_scalar = nn.Parameter(torch.ones(1), requires_grad=False)
         if config.per_layer_width:

@@ -138,11 +138,7 @@ class Attention(nn.Module):
         batch, length, _ = x.shape
         q, k, v, gate = self.project(x, rope)
         if layer_cache is not None:
-            write_cache(layer_cache, k, v, start_pos)
-            if kv_length > length:  # there is a prefix: read it back with what was just written
-                # `to` does nothing unless the cache is kept in fewer bits than the activations.
-                k = layer_cache["key"][:, :, :kv_length].to(q.dtype)
-                v = layer_cache["value"][:, :, :kv_length].to(q.dtype)
+            k, v = through_cache(layer_cache, k, v, start_pos, kv_length)
         out = attend(q, k, v, mask)
         out = out.transpose(1, 2).reshape(batch, length, -1)
         return self.o_proj(out if gate is None else out * gate.sigmoid())
@@ -184,6 +180,19 @@ def write_cache(layer_cache: dict[str, Tensor], key: Tensor, value: Tensor, star
     layer_cache["value"][rows, :, slots] = value.transpose(1, 2).to(layer_cache["value"].dtype)
 
 
+def through_cache(
+    layer_cache: dict[str, Tensor], key: Tensor, value: Tensor, start_pos: int | Tensor, kv_length: int
+) -> tuple[Tensor, Tensor]:
+    """`write_cache`, and keys and values (B, H_kv, kv_length, D_h) to look at."""
+    write_cache(layer_cache, key, value, start_pos)
+    if kv_length == key.shape[2]:
+        return key, value
+    # There is a prefix: read it back with what was just written. `to` does nothing unless the cache is kept
+    # in fewer bits than the activations.
+    key, value = (layer_cache[name][:, :, :kv_length].to(key.dtype) for name in ("key", "value"))
+    return key, value
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
     """Attention of q (B, H, T, D_h) over k, v (B, H_kv, S, D_h), scores scaled by D_h^-0.5 unless a scale is
     given: returns (B, H, T, D_h).
@@ -221,17 +230,21 @@ def _compiled_flex_attention() -> Callable[..., Tensor]:
 
 
 class MLP(nn.Module):
-    """SwiGLU (arXiv:2002.05202)."""
+    """SwiGLU (arXiv:2002.05202), or with the tanh GELU in place of Swish; its inner width may be another than
+    the config's."""
 
-    def __init__(self, config: TextConfig):
+    def __init__(self, config: TextConfig, inner: int | None = None):
         super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        width, inner, bias = config.hidden_size, inner or config.intermediate_size, config.mlp_bias
+        self.swish = config.hidden_act == "silu"
         self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = self.gate_proj(x)
+        gate = F.silu(gate) if self.swish else F.gelu(gate, approximate="tanh")
+        return self.down_proj(gate * self.up_proj(x))
 
 
 class DecoderBlock(nn.Module):

@@ -57,7 +57,7 @@ def locating(tmp_path, monkeypatch):
     own = {"form": "qwen3-vl", "detect": "Where is the {thing}?", "describe": "Name all with boxes."}
     path.write_text(json.dumps(config | {"coordinates": own}))
     answers: list[str] = []
-    monkeypatch.setattr(answer, "answer_text", lambda *_: answers.pop(0))
+    monkeypatch.setattr(answer, "read_answer", lambda *_: ("", answers.pop(0)))
     return str(folder), answers
 
 
@@ -316,7 +316,7 @@ def test_a_family_is_asked_in_its_own_words_and_answers_in_pixels_of_the_image(
     model, image, written = of_family
     whole = written(CAR, (0, 0, *LARGE))
     said = [whole, whole[: whole.index("}") + 30], written((400, 300)), "```json\n[]\n```"]
-    monkeypatch.setattr(answer, "answer_text", lambda *_: said.pop(0))
+    monkeypatch.setattr(answer, "read_answer", lambda *_: ("", said.pop(0)))
     drawn = tmp_path / "boxes.png"
     asked = ["--detect", "red car", "--detect", "hat"]
     more = [] if "bbox_2d" not in whole else ["--point", "red car", "--describe"]  # LFM2.5-VL has boxes alone

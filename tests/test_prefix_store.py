@@ -104,6 +104,15 @@ def test_every_request_as_alone_with_a_store(slots, chunk):
         assert_as_alone(vlm, requests, {output.key: output for output in scheduler.run(requests)})
 
 
+def test_a_prompt_asked_again_computes_its_last_position_alone():
+    """The last block is found too, though its last position is not used: its logits are not kept."""
+    vlm, prompt = tiny_vlm(), words(1, 3 * TEXT_BLOCK)
+    store = PrefixStore(vlm)
+    for reused in (0, len(prompt) - 1):
+        (output,) = Scheduler(vlm, 1, prefixes=store).run([request(prompt, "asked")])
+        assert output.reused_tokens == reused
+
+
 def test_an_answer_and_a_prompt_that_was_given_up_are_kept():
     vlm = tiny_vlm()
     store, prompt = PrefixStore(vlm), words(1, 3 * TEXT_BLOCK)
