@@ -1,4 +1,4 @@
-"""Answer programs over HTTP in OpenAI's protocol.
+"""Answer programs over HTTP in OpenAI's and Anthropic's protocols.
 
     python serve.py                                           # the embedded model, http://127.0.0.1:8000/v1
     python serve.py --model smolvlm-256m --dtype int8 --prefix-cache kept

@@ -261,6 +261,17 @@ class Processor:
         size = sizes.pop() if len(sizes) == 1 else None
         return EncodedConversation(encoded.input_ids, encoded.assistant_mask, parts, image_tokens, size)
 
+    def encode_text(self, text: str, label: str = "prompt") -> EncodedConversation:
+        """A text without template and images, in which special tokens are what they are called: programs
+        write it, not persons. Raises PromptError, and PromptTooLong as above."""
+        check_text(text, label)
+        if self.config is not None:
+            self.chat.check_length([text], self.config.text.max_position_embeddings, label)
+        encoded = self.chat.encode_text(text, label)
+        if not encoded.input_ids:
+            raise PromptError(f"{label}: expected some text, got {text[:80]!r}")
+        return EncodedConversation(encoded.input_ids, encoded.assistant_mask, None, 0)
+
     def cut(self, source: Any) -> Visual:
         """An image (anything `load_image` takes) loaded, resized and cut, for several questions about it."""
         if isinstance(source, Visual):

@@ -465,7 +465,7 @@ def test_a_body_that_is_no_json_object(here, content):
         ("DELETE", "v1/models", {}, 405),
         ("POST", "", {"json": {}}, 405),
         ("GET", "redoc", {}, 404),
-        ("POST", "v1/completions", {"json": {}}, 404),
+        ("POST", "v1/embeddings", {"json": {}}, 404),
         ("GET", "v1/models/../../etc/passwd", {}, 404),
         ("POST", CHAT, {"content": b"{}"}, 415),
         ("POST", CHAT, {"content": b"{}", "headers": {"content-type": "application/jsonp"}}, 415),

@@ -1,10 +1,13 @@
-"""The HTTP server for programs: OpenAI's protocol over an engine. Strangers stand before it.
+"""The HTTP server for programs: OpenAI's and Anthropic's protocols over an engine. Strangers stand before it.
 
     engine = Engine(Models(["checkpoints/ocelli-shapes"]))
     with socket.create_server(("127.0.0.1", 8000)) as listening:
         Server(engine, Hosts("127.0.0.1")).run([listening])
 
-    POST /v1/chat/completions    GET /v1/models, /health, /metrics, /docs, /openapi.json
+    POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/completions
+    GET /v1/models, /health, /metrics, /docs, /openapi.json
+
+All but the first are written from it: see `web.blocks`.
 
 Each refusal is one JSON object in OpenAI's form. A client that goes away takes its request along. One line is
 logged for a request, without its content. On SIGTERM what was accepted is answered, up to `drain` seconds.
@@ -20,7 +23,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,7 +33,7 @@ from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.sse import EventSourceResponse
+from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -40,26 +43,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from data import chat
 from data.errors import ImageError
 from data.images import ImageLimits, image_size, read_bytes
+from generation.options import GenerationOptions
 from inference.boxes import located
-from inference.checkpoint import PixelText
+from inference.checkpoint import Checkpoint, PixelText
 from messages import printable
 from models import __version__
+from web import anthropic, completions, responses
 from web.connections import BoundedServer
-from web.engine import Engine, EngineRequest, Piece, Ticket, prepare_messages
+from web.engine import Engine, EngineRequest, Piece, Prepared, Ticket, prepare_messages, prepare_text
 from web.errors import Refused, log_fault, refusal
 from web.explain import ABOUT, CHAT, QUESTION, described, explanation
 from web.guard import Hosts, Room, read_body
 from web.models import model_ids
-from web.protocol import ChatRequest, read_request
+from web.protocol import ChatRequest, check_request, read_object, read_request
 
 log = logging.getLogger("ocelli.server")
 
 KEPT_SECONDS = 75  # that a connection is kept for the next request: longer than most clients keep theirs
 LINGER_SECONDS, LINGER_BYTES = 5, 2**25  # for what is still sent of a request that was refused
 FETCHES = 8  # images of the internet that are fetched at a time
+DONE = b"data: [DONE]\n\n"  # the end of OpenAI's streams, but for Responses
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx would collect events
 OPEN = ("/", "/docs", "/openapi.json", "/health")  # without a key: a browser can send none, nor can balancers
 PATHS = ("/v1", "/health", "/metrics", "/docs", "/openapi.json")  # of the server for programs, beside a page
+RESPONSES, MESSAGES, COMPLETIONS = "/v1/responses", "/v1/messages", "/v1/completions"
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)  # seconds
 
@@ -177,18 +184,29 @@ class Images:
 # ----------------------------------------------------------------------------------- what endpoints depend on
 @dataclass
 class Record:
-    """What the log and the metrics say of a request."""
+    """What the log and the metrics say of a request, and how errors are told in its protocol: `names` are its
+    fields by what chat completions call them, `failed` makes the last event of a stream."""
 
     read: bool = False  # the whole body
     sent: bool = False  # the whole response
     model: str = "-"
     images: int = 0
-    ticket: Ticket | None = None
+    tickets: list[Ticket] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    failed: Callable[[Refused], dict[str, Any]] = lambda told: told.body
+
+    def told(self, error: Exception) -> Refused:
+        told = refusal(error)
+        field = (told.param or "").split("[")[0]
+        if field not in self.names:
+            return told
+        said = f"{self.names[field]}: {str(told).removeprefix(f'{told.param}: ')}"
+        return Refused(told.status, said, self.names[field], told.code, told.retry_after)
 
     def __str__(self) -> str:
         said = [f"model={self.model} images={self.images}"] if self.model != "-" else []
-        if (ticket := self.ticket) is not None:
+        for ticket in self.tickets:
             said.append(f"prompt={ticket.prompt_tokens} cached={ticket.cached_tokens}")
             said.append(f"new={ticket.completion_tokens} finish={','.join(ticket.finish_reasons) or '-'}")
         return " ".join([*said, *self.details])
@@ -201,6 +219,7 @@ class Api:
         self.engine, self.limits, self.metrics = engine, limits, metrics
         self.names, self.created = model_ids(engine.models.names), int(time.time())
         self.images, self.room = Images(limits, engine.limits.image), Room(limits.max_held)
+        self.store = responses.Store()
 
     def listed(self, name: str) -> dict[str, Any]:
         """A model as the protocol lists it. Raises Refused for one that is not here."""
@@ -267,27 +286,84 @@ router = APIRouter()
 
 @router.post(CHAT, summary="Ask about images", openapi_extra=QUESTION)
 async def chat_completions(request: Request, api: Shared, record: Logged, body: Body) -> Response:
-    bounds = api.engine.limits
-    asked, headers = read_request(body, bounds.max_new_tokens, api.limits.strict)
-    record.model = api.listed(asked.model)["id"]
-    options = asked.options(bounds.max_new_tokens, bounds.slots)
-    messages = await opened(api, asked, record)
-    question = EngineRequest(
-        api.names[asked.model],
-        partial(prepare_messages, messages, options, thinks_by=asked.thinks_by),
-        asked.n,
-        tuple(asked.stop),
-        asked.top,
-        client_of(request.scope),
-        asked.grammar,
-    )
-    record.ticket = ticket = api.engine.submit(question)
-    answer = Answer(api.engine, ticket, asked)
+    asked, headers = read_request(body, api.engine.limits.max_new_tokens, api.limits.strict)
+    answer = await asked_chat(request, api, record, asked)
     if not asked.stream:
         return JSONResponse(await answer.whole(), headers=headers)
-    events = answer.events()
-    first = await anext(events)  # errors until here have a status
-    return EventSourceResponse(encoded(first, events), headers=STREAM_HEADERS | headers)
+    return streamed(await started(answer.events()), headers, DONE)
+
+
+@router.post(RESPONSES, summary="The same in the protocol of OpenAI's Responses")
+async def create_response(request: Request, api: Shared, record: Logged, body: Body) -> Response:
+    record.names, asked = responses.BACK, read_object(body)
+    before = api.store.before(asked.get("previous_response_id"))
+    chat = responses.chat_body(asked, before.messages)
+    checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
+    made = responses.Made(asked, checked, chat["messages"], api.store, before.size + len(body))
+    chunks = await started((await asked_chat(request, api, record, checked)).events())
+    record.failed = made.failed
+    return await told(made, made.events(chunks), asked, headers)
+
+
+@router.get(RESPONSES + "/{name}", summary="A response that is kept")
+async def kept_response(api: Shared, name: str) -> Response:
+    return JSONResponse(api.store.get(name).response)
+
+
+@router.delete(RESPONSES + "/{name}", summary="Keep it no longer")
+async def drop_response(api: Shared, name: str) -> Response:
+    api.store.drop(name)
+    return JSONResponse({"id": name, "object": "response", "deleted": True})
+
+
+@router.post(MESSAGES, summary="The same in the protocol of Anthropic's Messages")
+async def create_message(request: Request, api: Shared, record: Logged, body: Body) -> Response:
+    record.names, asked = anthropic.BACK, read_object(body)
+    chat = anthropic.chat_body(asked)
+    checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
+    made = anthropic.Made(checked.model)
+    chunks = await started((await asked_chat(request, api, record, checked)).events())
+    record.failed = made.failed
+    return await told(made, made.events(chunks), asked, headers)
+
+
+@router.post(COMPLETIONS, summary="Go on with a text, without a chat template")
+async def create_completion(request: Request, api: Shared, record: Logged, body: Body) -> Response:
+    record.names, asked = completions.BACK, read_object(body)
+    chat, prompts = completions.chat_body(asked)
+    checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
+    record.model, options = api.listed(checked.model)["id"], options_of(api, checked)
+    prepared = [partial(prepare_text, prompt, options) for prompt in prompts]
+    first, *more = [submitted(request, api, record, checked, prepare).events() for prepare in prepared]
+    made = completions.Made(asked, prompts, checked.n)
+    return await told(made, made.events([await started(first), *more]), asked, headers, DONE)
+
+
+async def asked_chat(request: Request, api: Api, record: Record, asked: ChatRequest) -> Answer:
+    """What is asked, as a question to the engine. Raises Refused and ImageError."""
+    record.model, options = api.listed(asked.model)["id"], options_of(api, asked)
+    messages = await opened(api, asked, record)
+    prepare = partial(prepare_messages, messages, options, thinks_by=asked.thinks_by)
+    return submitted(request, api, record, asked, prepare)
+
+
+def options_of(api: Api, asked: ChatRequest) -> GenerationOptions:
+    return asked.options(api.engine.limits.max_new_tokens, api.engine.limits.slots)
+
+
+def submitted(
+    request: Request,
+    api: Api,
+    record: Record,
+    asked: ChatRequest,
+    prepare: Callable[[Checkpoint], Prepared],
+) -> Answer:
+    client = client_of(request.scope)
+    question = EngineRequest(
+        api.names[asked.model], prepare, asked.n, tuple(asked.stop), asked.top, client, asked.grammar
+    )
+    record.tickets.append(api.engine.submit(question))
+    return Answer(api.engine, record.tickets[-1], asked)
 
 
 async def opened(api: Api, asked: ChatRequest, record: Record) -> list[chat.Message]:
@@ -311,16 +387,46 @@ async def opened(api: Api, asked: ChatRequest, record: Record) -> list[chat.Mess
     ]
 
 
-async def encoded(first: dict[str, Any], events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    """A stream of the protocol."""
-    yield event_of(first)
-    async for event in events:
-        yield event_of(event)
-    yield b"data: [DONE]\n\n"
+Events = AsyncIterator[dict[str, Any]]
+
+
+async def started(events: Events) -> Events:
+    """The same events, once the first has come: errors until then have a status."""
+    first = await anext(events)
+
+    async def all_of_them() -> Events:
+        yield first
+        async for event in events:
+            yield event
+
+    return all_of_them()
+
+
+def streamed(events: Events, headers: dict[str, str], last: bytes = b"") -> Response:
+    async def encoded() -> AsyncIterator[bytes]:
+        async for event in events:
+            yield event_of(event)
+        if last:
+            yield last
+
+    return EventSourceResponse(encoded(), headers=STREAM_HEADERS | headers)
+
+
+async def told(
+    made: Any, events: Events, asked: dict[str, Any], headers: dict[str, str], last: bytes = b""
+) -> Response:
+    """What is made of chunks in another protocol: its events, or the whole after them."""
+    if asked.get("stream"):
+        return streamed(events, headers, last)
+    async for _ in events:
+        pass
+    return JSONResponse(made.whole, headers=headers)
 
 
 def event_of(value: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    """With the name that protocols besides OpenAI's chat have for events."""
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return format_sse_event(data_str=data, event=value.get("type"))
 
 
 @router.get("/v1/models", summary="The models that can be asked")
@@ -358,7 +464,14 @@ async def docs(request: Request) -> Response:
 async def index(request: Request) -> Response:
     if "text/html" in request.headers.get("accept", ""):  # a browser
         return RedirectResponse("/docs")
-    paths = {"chat": CHAT, "models": "/v1/models", "docs": "/docs", "description": "/openapi.json"}
+    paths = {
+        "chat": CHAT,
+        "responses": RESPONSES,
+        "messages": MESSAGES,
+        "models": "/v1/models",
+        "docs": "/docs",
+        "description": "/openapi.json",
+    }
     return JSONResponse({"name": "Ocelli", "about": ABOUT, **paths})
 
 
@@ -475,7 +588,7 @@ def make_app(engine: Engine, limits: ApiLimits, metrics: Metrics) -> FastAPI:
     )
 
     async def refuse(request: Request, error: Exception) -> Response:
-        told = refusal(error)
+        told = record_of(request).told(error)
         allow = (error.headers if isinstance(error, HTTPException) else None) or {}  # of a 405
         return JSONResponse(told.body, told.status, {**told.headers, **allow})
 
@@ -538,7 +651,7 @@ class Door:
             self._check_key(headers, scope["path"])
             await self.app(scope, receive, heard)
         except Exception as error:
-            told = refusal(error)
+            told = record.told(error)
             if told.status == 500:
                 log_fault(error)
             if isinstance(error, ClientDisconnect):
@@ -548,7 +661,7 @@ class Door:
             elif streams and not record.sent:
                 record.details.append(f"error={told.code}")
                 async with asyncio.timeout(1):  # it may be a client that does not read
-                    await heard({"type": "http.response.body", "body": event_of(told.body)})
+                    await heard({"type": "http.response.body", "body": event_of(record.failed(told))})
         finally:
             status, seconds = status or 499, time.monotonic() - began
             self._count(record, status, seconds)
@@ -558,7 +671,7 @@ class Door:
 
     def _count(self, record: Record, status: int, seconds: float) -> None:
         self.metrics.responses[status] += 1
-        if (ticket := record.ticket) is not None:
+        for ticket in record.tickets:
             ticket.cancel()  # in vain after its end
             self.metrics.seconds.add(seconds)
             if ticket.first_token_seconds is not None:
@@ -568,6 +681,8 @@ class Door:
         if self._key is None or path in OPEN:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
+        if (other := headers.get("x-api-key")) is not None:  # Anthropic's clients
+            scheme, key = "bearer", other
         if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), self._key):
             raise Refused(401, "expected this server's API key as a bearer token", code="invalid_api_key")
 

@@ -107,12 +107,14 @@ class Prepared(NamedTuple):
     draft: a shorter prompt, whose answer may come first, as pieces of answer DRAFT (see `generation.draft`).
     then: other work in the models' thread after the (one) answer with these ids, step by step between those
         of other answers; what it yields comes out of the ticket as `Piece.made`.
+    plain: the row is no conversation but text that goes on: see `AnswerText`.
     """
 
     row: EncodedConversation
     options: GenerationOptions
     draft: EncodedConversation | None = None
     then: Callable[[list[int]], Iterator[Any]] | None = None
+    plain: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,8 +251,10 @@ class Ticket:
 class _Text:
     """The text of one answer up to a stop string, which may begin in one token and end in another."""
 
-    def __init__(self, checkpoint: Checkpoint, options: GenerationOptions, stop: tuple[str, ...]):
-        self._text, self._stop, self.stopped = AnswerText(checkpoint, options), stop, False
+    def __init__(
+        self, checkpoint: Checkpoint, options: GenerationOptions, stop: tuple[str, ...], plain: bool = False
+    ):
+        self._text, self._stop, self.stopped = AnswerText(checkpoint, options, plain), stop, False
         self._held, self._length = "", 0  # text that is not shown yet; of all text that is
         self._tokens = deque[tuple[int, int, TokenLogprobs | None]]()  # where each begins that is not shown
 
@@ -576,7 +580,7 @@ class Engine:
         """The images, the prompt."""
         request, checkpoint = ticket.request, ticket.checkpoint
         assert checkpoint is not None, "it was in a queue"
-        row, options, short, ticket.then = request.prepare(checkpoint)
+        row, options, short, ticket.then, plain = request.prepare(checkpoint)
         checkpoint.check_images(row.image_tokens)
         if ticket.form is not None:
             options = held_to(options, ticket.form)
@@ -588,7 +592,8 @@ class Engine:
         limit = min(options.max_new_tokens, room)
         options = replace(options, logprobs=request.logprobs, lookup=self.limits.lookup)
         requests = requests_for(checkpoint, row, limit, options)
-        ticket.texts = {number: _Text(checkpoint, options, request.stop) for number in range(len(requests))}
+        numbers, stop = range(len(requests)), request.stop
+        ticket.texts = {number: _Text(checkpoint, options, stop, plain) for number in numbers}
         if short is not None:
             (draft,) = requests_for(checkpoint, short, limit, options)
             requests[0] = replace(requests[0], draft=draft)
@@ -878,3 +883,8 @@ def prepare_messages(
         processor.encode_conversation(conversation, True, think=think),
         options,
     )
+
+
+def prepare_text(text: str, options: GenerationOptions, checkpoint: Checkpoint) -> Prepared:
+    """A text that goes on, as it is."""
+    return Prepared(checkpoint.processor.encode_text(text), options, plain=True)

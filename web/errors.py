@@ -54,6 +54,10 @@ class Refused(Exception):
         return {} if self.retry_after is None else {"retry-after": str(max(1, round(self.retry_after)))}
 
 
+def unsupported(name: str) -> Refused:
+    return Refused(400, f"{name}: not supported by this server; remove it", name, "unsupported_parameter")
+
+
 def refusal(error: Exception, about_models: bool = False) -> Refused:
     """What a client is told of an error. Our own faults stay here, and so do paths of this machine; what is
     wrong with a model is said to those alone who may name any (`about_models`)."""

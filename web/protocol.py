@@ -32,7 +32,7 @@ from inference.errors import RequestError
 from inference.grammar import response_grammar
 from inference.thinking import THINK_TOKENS, Think
 from messages import did_you_mean, one_line, printable
-from web.errors import Refused
+from web.errors import Refused, unsupported
 
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
 MOST_VALUES = 50_000  # of a body: looking at them holds everybody up
@@ -51,6 +51,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 HINTS = frozenset(("verbosity",))  # of these, which ask for no particular answer
 # Most tokens of thinking: OpenAI's and its clients' words; "none" is no thinking.
 EFFORTS = {"none": None, "minimal": 128, "low": 512, "medium": THINK_TOKENS, "high": 4096}
+EFFORTS |= {"xhigh": 8192, "max": 16_384}
 # Fields of other servers that an answer without them would be wrong for: as NEUTRAL.
 OTHERS: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,), "allowed_token_ids": ([],), "bad_words": ([],), "best_of": (1,),
@@ -194,7 +195,7 @@ class ChatRequest(Sampled, Strict):
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     thinking_token_budget: Annotated[int | None, Field(ge=1)] = None  # vLLM's
     chat_template_kwargs: TemplateSwitches | None = None
 
@@ -259,10 +260,12 @@ class ChatRequest(Sampled, Strict):
 
 
 def read_request(body: bytes, most_tokens: int, strict: bool = False) -> tuple[ChatRequest, dict[str, str]]:
-    """(the request of a body, headers of its response that say what of it is ignored or made less).
+    """`check_request` of a body."""
+    return check_request(read_object(body), most_tokens, strict)
 
-    `strict` refuses that instead. Raises Refused, which quotes nothing but the names of fields.
-    """
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """A body of any protocol, without fields that are null. Raises Refused."""
     if body.count(b",") > MOST_VALUES:  # there is one between any two
         raise Refused(400, f"expected at most {MOST_VALUES:,} values in the body, got more")
     try:
@@ -271,6 +274,16 @@ def read_request(body: bytes, most_tokens: int, strict: bool = False) -> tuple[C
         raise Refused(400, "expected JSON in the body, got something else", code="invalid_json") from None
     if not isinstance(value, dict):
         raise Refused(400, f"expected a JSON object, got {_kind(value)}", code="invalid_type")
+    return {name: field for name, field in value.items() if field is not None}
+
+
+def check_request(
+    value: Mapping[str, Any], most_tokens: int, strict: bool = False
+) -> tuple[ChatRequest, dict[str, str]]:
+    """(a request, headers of its response that say what of it is ignored or made less).
+
+    `strict` refuses that instead. Raises Refused, which quotes nothing but the names of fields.
+    """
     asked = {name: field for name, field in value.items() if field is not None}
     ignored = [name for name in asked if _asks_nothing(name, asked, strict)]
     if asked.get("stream_options") is not None and not asked.get("stream"):
@@ -282,7 +295,7 @@ def read_request(body: bytes, most_tokens: int, strict: bool = False) -> tuple[C
         raise _refusal(error) from None
     more = list(_unknown(request))
     if (name := next((name for name in more if name.rpartition(".")[2] in NEVER), None)) is not None:
-        raise Refused(400, f"{name}: not supported by this server; remove it", name, "unsupported_parameter")
+        raise unsupported(name)
     for name in request.model_extra or ():  # a mistyped field does not go unnoticed
         if hint := did_you_mean(name, ChatRequest.model_fields, SLIP):
             raise Refused(400, f"unknown field {name!r}{hint}", name, "unknown_parameter")
@@ -308,10 +321,10 @@ def _asks_nothing(name: str, asked: Mapping[str, Any], strict: bool) -> bool:
     switch = {"tools": "tool_choice", "functions": "function_call"}.get(name, "")
     if asked[name] in known[name] or (not strict and asked.get(switch) == "none"):
         return True
-    message = f"{name}: not supported by this server; remove it"
     if name.startswith(("guided_", "structured_")) or name in ("format", "grammar", "json_schema"):
         message = f"{name}: expected response_format with type 'json_schema' for an answer of a form"
-    raise Refused(400, message, name, "unsupported_parameter")
+        raise Refused(400, message, name, "unsupported_parameter")
+    raise unsupported(name)
 
 
 def _unknown(part: BaseModel, place: str = "") -> Iterator[str]:

@@ -1,0 +1,515 @@
+"""The other protocols of serve.py say what chat completions say, and their clients' types take every word."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from openai.types import Completion
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from pydantic import BaseModel, TypeAdapter
+
+from inference.checkpoint import open_checkpoint
+from tests.pages import SlowModels, never_stopping
+from tests.test_serve import (
+    CUP,
+    EXAMPLE,
+    FOLDER,
+    NAME,
+    SHAPES,
+    STAR,
+    Running,
+    data_url,
+    message,
+    refused,
+    running,
+)
+from tests.test_thinking import QUESTION, save
+from tests.waiting import wait_for
+from web import anthropic, responses
+from web.errors import Refused
+from web.models import Models
+from web.protocol import check_request
+
+RESPONSES, MESSAGES, COMPLETIONS = "v1/responses", "v1/messages", "v1/completions"
+EVENTS = TypeAdapter(ResponseStreamEvent)
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory) -> Path:
+    return save(tmp_path_factory.mktemp("protocols") / "qwen", "qwen", "open")
+
+
+@pytest.fixture(scope="module")
+def here(thinking) -> Iterator[Running]:
+    with running(Models([str(FOLDER), str(thinking)], device="cpu"), max_new_tokens=300) as served:
+        yield served
+
+
+def asked(question: str = STAR, image: Path = EXAMPLE, **fields) -> dict:
+    parts = [{"type": "input_image", "image_url": data_url(image), "detail": "auto"}]
+    content = [*parts, {"type": "input_text", "text": question}]
+    return {"model": NAME, "input": [{"role": "user", "content": content}]} | fields
+
+
+def read_events(answer: httpx.Response) -> list[dict]:
+    """Of a stream whose events have names."""
+    assert answer.status_code == 200, answer.text
+    made = []
+    for event in answer.text.strip().split("\n\n"):
+        name, data = event.split("\n")
+        made.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {made[-1]['type']}"
+    return made
+
+
+def read(answer: httpx.Response) -> Response:
+    """A response, streamed or not. Its events come in their order, and say the same as its end."""
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.status_code == 200, answer.text
+        return Response.model_validate(answer.json(), strict=True)
+    events = read_events(answer)
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    for event in events:
+        EVENTS.validate_python(event, strict=True)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds[:2] == ["created", "in_progress"] and kinds[-1] in ("completed", "incomplete")
+    whole, texts, open_items = events[-1]["response"], dict[str, str](), list[str]()
+    for event, kind in zip(events[2:-1], kinds[2:-1]):
+        name, _, what = kind.rpartition(".")
+        index = event["output_index"]
+        if kind == "output_item.added":
+            assert index == len(texts) and not open_items
+            open_items.append(event["item"]["id"])
+            texts[event["item"]["id"]] = ""
+        elif kind == "output_item.done":
+            assert event["item"] == whole["output"][index] and event["item"]["id"] == open_items.pop()
+        else:
+            assert event["item_id"] == open_items[-1]
+            if what == "delta":
+                texts[event["item_id"]] += event["delta"]
+            elif name != "content_part" and name != "reasoning_summary_part" and what == "done":
+                assert event.get("text", event.get("arguments")) == texts[event["item_id"]]
+    assert not open_items and len(texts) == len(whole["output"])
+    return Response.model_validate(whole, strict=True)
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "streamed"])
+def respond(request, here):
+    def respond(**body) -> Response:
+        return read(here.send("POST", RESPONSES, json=body | {"stream": request.param}))
+
+    return respond
+
+
+# -------------------------------------------------------------------------------------------------- responses
+def test_a_response_says_what_a_chat_completion_says(here, respond):
+    made = respond(**asked("Describe the picture.", instructions="Be short.", top_logprobs=2,
+                           include=["message.output_text.logprobs"], metadata={"a": "b"}))  # fmt: skip
+    said = [{"role": "system", "content": "Be short."}, message("Describe the picture.", EXAMPLE)]
+    chat = here.ask(logprobs=True, top_logprobs=2, messages=said)
+    (choice,), usage = chat.json()["choices"], chat.json()["usage"]
+    assert made.output_text == choice["message"]["content"] and made.status == "completed"
+    assert made.usage.input_tokens == usage["prompt_tokens"]
+    assert made.usage.output_tokens == usage["completion_tokens"]
+    logged = made.output[0].content[0].logprobs
+    assert [one.token for one in logged] == [one["token"] for one in choice["logprobs"]["content"]]
+    assert (made.instructions, made.metadata) == ("Be short.", {"a": "b"})
+
+
+def test_an_answer_that_is_cut_is_incomplete_and_boxes_stand_beside_the_text(respond):
+    made = respond(**asked("Describe the picture.", max_output_tokens=3))
+    assert made.status == "incomplete" and made.incomplete_details.reason == "max_output_tokens"
+    assert made.usage.output_tokens == 3 and made.output[0].status == "incomplete"
+    (part,) = respond(**asked("Where is the star?")).output[0].content
+    assert part.boxes[0]["label"] == "star" and part.boxes[0]["box"]
+
+
+@pytest.mark.parametrize("summary", [None, "auto"])
+def test_thinking_is_an_item_of_its_own(here, respond, thinking, summary):
+    fields = {"model": "qwen", "input": QUESTION, "max_output_tokens": 6, "thinking_token_budget": 9}
+    made = respond(**fields, reasoning={"effort": "low", "summary": summary})
+    body = {"model": "qwen", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 6}
+    chat = here.send("POST", json=body | {"reasoning_effort": "low", "thinking_token_budget": 9})
+    said, (thought, spoken) = chat.json()["choices"][0]["message"], made.output
+    (part,) = thought.summary if summary else thought.content
+    assert (part.text, made.output_text) == (said["reasoning_content"], said["content"])
+    assert made.usage.output_tokens_details.reasoning_tokens > 0 and spoken.type == "message"
+    # As clients send it back.
+    items = [{"role": "user", "content": QUESTION}, *(item.model_dump() for item in made.output)]
+    again = respond(**fields | {"input": [*items, {"role": "user", "content": "why?"}]})
+    follow = respond(**fields | {"input": "why?", "previous_response_id": made.id})
+    assert again.usage.input_tokens == follow.usage.input_tokens and again.output_text == follow.output_text
+
+
+def test_a_conversation_goes_on_from_what_is_kept(here, respond):
+    first = respond(**asked(STAR, instructions="Be short."))
+    body = {"model": NAME, "input": SHAPES, "previous_response_id": first.id}
+    second = respond(**body)
+    messages = [message(STAR, EXAMPLE), {"role": "assistant", "content": first.output_text}]
+    messages += [{"role": "user", "content": SHAPES}]  # instructions are of one request
+    chat = here.send("POST", json={"model": NAME, "messages": messages}).json()
+    assert second.output_text == chat["choices"][0]["message"]["content"]
+    assert second.usage.input_tokens == chat["usage"]["prompt_tokens"]
+    third = respond(**body)  # what was computed is kept, too
+    assert third.usage.input_tokens_details.cached_tokens > first.usage.input_tokens - 20
+    fourth = respond(model=NAME, input="And what word?", previous_response_id=third.id)
+    assert fourth.usage.input_tokens > third.usage.input_tokens
+
+
+def test_what_is_kept_can_be_read_and_dropped_and_what_is_not_cannot(here, respond):
+    client = here.client()
+    made, other = respond(**asked()), respond(**asked(store=False))
+    assert client.responses.retrieve(made.id).to_dict() == made.to_dict() and other.store is False
+    client.responses.delete(made.id)
+    for name in (made.id, other.id):
+        for method in ("GET", "DELETE"):
+            refused(here.send(method, f"{RESPONSES}/{name}"), 404)
+        error = refused(here.send("POST", RESPONSES, json=asked(previous_response_id=name)), 400)
+        assert error["param"] == "previous_response_id"
+
+
+def test_the_latest_responses_are_kept_in_bounded_memory():
+    store = responses.Store(100)
+    for name in "abc":
+        store.put(responses.Stored({"id": name}, [], 40))
+        store.get("a")  # the latest to have been used
+    assert store.get("a") and store.get("c")
+    with pytest.raises(Refused):
+        store.get("b")
+    store.put(responses.Stored({"id": "far too much"}, [], 101))
+    store.put(responses.Stored({"id": "d"}, [], 100))
+    assert store.get("d")
+
+
+class Count(BaseModel):
+    count: int
+
+
+def test_openais_client_reads_responses(here):
+    client = here.client()
+    assert client.responses.parse(**asked(SHAPES), text_format=Count).output_parsed.count > 0
+    with client.responses.stream(**asked(SHAPES), text_format=Count) as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_response().output_parsed.count > 0
+    assert "response.output_text.delta" in kinds
+    schema = {"type": "object", "properties": {"a": {"enum": ["red", "blue"]}}, "required": ["a"]}
+    form = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
+    jsonschema.validate(json.loads(client.responses.create(**asked(text=form)).output_text), schema)
+    assert client.responses.create(**asked(text={"format": {"type": "text"}})).output_text == "blue"
+
+
+def user(**part) -> dict:
+    return {"input": [{"role": "user", "content": [part]}]}
+
+
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": 7}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        (user(type="input_file", file_id="x"), "input[0].content[0]"),
+        (user(type="input_image", file_id="x"), "input[0].content[0]"),
+        (user(type="input_image", image_url=3), "input"),
+        (user(type="input_image", image_url="http://a/b"), "input"),
+        ({"input": "x" * 1_000_001}, "input"),
+        ({"messages": [{}]}, "input"),
+        ({"n": 2}, "n"),
+        ({"model": "gpt-6"}, "model"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_token": 9}, "max_output_token"),
+        ({"temperature": 3}, "temperature"),
+        ({"text": "json"}, "text"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "no"}}}}, "text.format"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_response_is_named_in_its_own_words(here, fields, param):
+    for stream in (False, True):
+        answer = here.send("POST", RESPONSES, json=asked(stream=stream) | fields)
+        assert refused(answer, 404 if param == "model" else 400)["param"] == param
+
+
+def test_what_changes_no_response_is_ignored_and_named(here):
+    ignored = {"service_tier": "auto", "prompt_cache_key": "x", "parallel_tool_calls": True}
+    unknown = {"truncation": "auto", "max_tool_calls": 3}
+    answer = here.send("POST", RESPONSES, json=asked(**ignored, **unknown, include=[], user="me"))
+    assert answer.json()["output"][0]["content"][0]["text"] == "blue"
+    assert set(answer.headers["x-ocelli-ignored"].split(", ")) == {*ignored, *unknown, "user"}
+    assert "x-ocelli-ignored" not in here.send("POST", RESPONSES, json=asked(truncation="disabled")).headers
+    known = check_request(responses.chat_body(asked()), 100)[0].model_fields_set
+    assert known <= {"model", "messages", "stream", "stream_options"}
+    # Each field of OpenAI's client is taken, refused or ignored: none is an error of ours.
+    for name in ResponseCreateParamsBase.__annotations__:
+        for value in ("x", 1, [1], {"a": 1}, True):
+            try:
+                check_request(responses.chat_body(asked() | {name: value}), 100)
+            except Refused as error:
+                assert error.status == 400, (name, value)
+
+
+def test_a_stream_whose_time_is_over_ends_with_a_response_that_failed(tmp_path):
+    folder = never_stopping(tmp_path / "model")
+    with running(SlowModels([str(folder)], device="cpu"), seconds=1) as served:
+        fields = {"model": "model", "input": "Hm?", "max_output_tokens": 1000, "stream": True}
+        events = read_events(served.send("POST", RESPONSES, json=fields))
+        failed = Response.model_validate(events[-1]["response"], strict=True)
+        assert events[-1]["type"] == "response.failed" and failed.status == "failed"
+        assert failed.error.code == "server_error" and failed.error.message
+        assert [event["sequence_number"] for event in events] == [*range(len(events))]
+        fields = {"model": "model", "max_tokens": 1000, "stream": True}
+        fields |= {"messages": [{"role": "user", "content": "Hm?"}]}
+        last = read_events(served.send("POST", MESSAGES, json=fields))[-1]
+        assert last["type"] == "error" and last["error"]["message"]
+
+
+def chunks_with_calls():
+    """Of an answer that says something and calls two functions, as chat completions stream it."""
+
+    def call(index: int, **fields) -> dict:
+        return {"tool_calls": [{"index": index, **fields}]}
+
+    deltas = [
+        {"role": "assistant", "content": ""},
+        {"content": "Let me "},
+        {"content": "look."},
+        call(0, id="call_a", type="function", function={"name": "look", "arguments": ""}),
+        call(0, function={"arguments": '{"at": '}),
+        call(0, function={"arguments": "7}"}),
+        call(1, id="call_b", type="function", function={"name": "wait", "arguments": "{}"}),
+    ]
+    for delta in deltas:
+        yield {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
+    yield {"choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "tool_calls"}]}
+    counts = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    details = {"prompt_tokens_details": {"cached_tokens": 3}}
+    yield {"choices": [], "usage": counts | details | {"completion_tokens_details": {"reasoning_tokens": 0}}}
+
+
+def converted(made) -> list[dict]:
+    async def chunks():
+        for chunk in chunks_with_calls():
+            yield chunk
+
+    async def events() -> list[dict]:
+        return [event async for event in made.events(chunks())]
+
+    return asyncio.run(events())
+
+
+def test_calls_are_items_and_come_back_as_one_message():
+    fields = {"model": NAME, "input": "Hm?", "tools": [TOOL]}
+    request, _ = check_request({"model": NAME, "messages": [{"role": "user", "content": "Hm?"}]}, 100)
+    store = responses.Store()
+    made = responses.Made(fields, request, [{"role": "user", "content": "Hm?"}], store, 0)
+    for event in converted(made):
+        EVENTS.validate_python(event, strict=True)
+    whole = Response.model_validate(made.whole, strict=True)
+    _, first, second = whole.output
+    assert whole.output_text == "Let me look." and whole.status == "completed"
+    assert [(one.call_id, one.name, one.arguments) for one in (first, second)] == [
+        ("call_a", "look", '{"at": 7}'),
+        ("call_b", "wait", "{}"),
+    ]
+    picture = [{"type": "input_image", "image_url": "data:,", "detail": "auto"}]
+    results = [{"type": "function_call_output", "call_id": "call_a", "output": picture}]
+    results += [{"type": "function_call_output", "call_id": "call_b", "output": "done"}]
+    items = [item.model_dump(exclude_none=True) for item in whole.output]
+    _, answer, one, other = responses.messages_of([{"role": "user", "content": "Hm?"}, *items, *results])
+    assert [call["function"]["name"] for call in answer["tool_calls"]] == ["look", "wait"]
+    assert answer["content"] == [{"type": "text", "text": "Let me look."}]
+    assert one["content"][0]["type"] == "image_url" and other["tool_call_id"] == "call_b"
+    assert store.get(whole.id).messages[-1]["tool_calls"] == answer["tool_calls"]
+    (tool,) = responses.chat_body(fields)["tools"]
+    assert tool["function"]["name"] == "weather" and tool["type"] == "function"
+
+
+# ------------------------------------------------------------------------------------- Anthropic's messages
+def told(question: str = STAR, image: Path = EXAMPLE, **fields) -> dict:
+    data = data_url(image).partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": question}]
+    return {"model": NAME, "max_tokens": 50, "messages": [{"role": "user", "content": content}]} | fields
+
+
+def read_message(answer: httpx.Response) -> dict:
+    """A message, streamed or not."""
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+    begun, *events, ended, last = read_events(answer)
+    assert (begun["type"], ended["type"], last["type"]) == ("message_start", "message_delta", "message_stop")
+    made, content = begun["message"], list[dict]()
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(content)
+            content.append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            delta, block = event["delta"], content[event["index"]]
+            for name in ("text", "thinking"):
+                block |= {name: block[name] + delta[name]} if name in delta else {}
+    return made | ended["delta"] | {"usage": ended["usage"], "content": content}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_says_what_a_chat_completion_says(here, stream):
+    made = read_message(
+        here.send("POST", MESSAGES, json=told(SHAPES, CUP, system="Be short.", stream=stream))
+    )
+    chat = [{"role": "system", "content": "Be short."}, message(SHAPES, CUP)]
+    plain = here.send("POST", json={"model": NAME, "messages": chat}).json()
+    (block,), usage = made["content"], made["usage"]
+    assert block["text"] == plain["choices"][0]["message"]["content"] and made["stop_reason"] == "end_turn"
+    read, cached = usage["input_tokens"], usage["cache_read_input_tokens"]
+    assert read + cached == plain["usage"]["prompt_tokens"]
+    assert usage["output_tokens"] == plain["usage"]["completion_tokens"]
+    cut = read_message(here.send("POST", MESSAGES, json=told("Describe the picture.", max_tokens=2)))
+    assert cut["stop_reason"] == "max_tokens"
+    fields = {"model": "qwen", "max_tokens": 6, "messages": [{"role": "user", "content": QUESTION}]}
+    fields |= {"thinking": {"type": "enabled", "budget_tokens": 9}, "stream": stream}
+    thought, said = read_message(here.send("POST", MESSAGES, json=fields))["content"]
+    assert thought["thinking"] and said["type"] == "text"
+
+
+def test_calls_and_results_of_a_message():
+    made = anthropic.Made(NAME)
+    events = converted(made)
+    said, first, second = made.whole["content"]
+    assert said["text"] == "Let me look." and made.whole["stop_reason"] == "tool_use"
+    assert (first["name"], first["input"], second["input"]) == ("look", {"at": 7}, {})
+    parts = [one["delta"]["partial_json"] for one in events if one.get("delta", {}).get("partial_json")]
+    assert "".join(parts) == '{"at": 7}{}'
+    result = {"type": "tool_result", "tool_use_id": first["id"], "content": [{"type": "text", "text": "7"}]}
+    talk = [{"role": "user", "content": "Hm?"}, {"role": "assistant", "content": made.whole["content"]}]
+    talk += [{"role": "user", "content": [result, {"type": "text", "text": "So?"}]}]
+    tools = [{"name": "look", "input_schema": {"type": "object"}, "description": "looks"}]
+    choice = {"type": "tool", "name": "look", "disable_parallel_tool_use": True}
+    body = anthropic.chat_body(told(messages=talk, tools=tools, tool_choice=choice))
+    _, answer, tool, last = body["messages"]
+    assert json.loads(answer["tool_calls"][0]["function"]["arguments"]) == {"at": 7}
+    assert (tool["role"], tool["tool_call_id"], last["role"]) == ("tool", first["id"], "user")
+    assert body["tools"][0]["function"]["parameters"] == {"type": "object"}
+    assert body["tool_choice"]["function"] == {"name": "look"} and body["parallel_tool_calls"] is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0]"),
+        ({"stop_sequences": "x"}, "stop_sequences"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
+        ({"output_config": {"format": {"schema": {"type": "no"}}}}, "output_config.format"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_message_is_named_in_its_own_words(here, fields, param):
+    for stream in (False, True):
+        assert refused(here.send("POST", MESSAGES, json=told(stream=stream) | fields), 400)["param"] == param
+
+
+def test_a_key_may_come_as_anthropics_clients_send_it():
+    with running(api_key="secret") as served:
+        for key, status in (("secret", 200), ("other", 401)):
+            answer = served.send("POST", MESSAGES, json=told(), headers={"x-api-key": key})
+            assert answer.status_code == status
+
+
+# ---------------------------------------------------------------------------------------------- completions
+def test_a_text_goes_on_as_the_model_goes_on(here):
+    client, checkpoint = here.client(), open_checkpoint(FOLDER, device="cpu")
+    tokenizer = checkpoint.processor.tokenizer
+    # A template that is written by hand: its special tokens are what they are called.
+    prompts = ["The star is", "<|im_start|>User: How many is 3?<end_of_utterance>\nAssistant:"]
+    for prompt in prompts:
+        ids = tokenizer.backend_tokenizer.encode(prompt).ids
+        inputs = checkpoint.processor.collate([checkpoint.processor.encode_text(prompt)])
+        assert inputs["input_ids"].tolist() == [ids]
+        (new,) = checkpoint.model.generate(
+            **inputs, max_new_tokens=8, stop_token_ids=checkpoint.stop_token_ids
+        )
+        expected = checkpoint.processor.decode(new)
+        made = client.completions.create(model=NAME, prompt=prompt, max_tokens=8, logprobs=2)
+        Completion.model_validate(made.to_dict(), strict=True)
+        (choice,) = made.choices
+        assert choice.text == expected and made.usage.prompt_tokens == len(ids)
+        assert "".join(choice.logprobs.tokens).startswith(expected)
+        assert all(len(top) == 2 for top in choice.logprobs.top_logprobs)
+
+
+def test_several_prompts_several_answers_echo_and_a_stream(here):
+    prompts, client = ["The star is", "A red"], here.client()
+    fields = {
+        "model": NAME,
+        "prompt": prompts,
+        "n": 2,
+        "temperature": 1,
+        "seed": 3,
+        "max_tokens": 6,
+        "echo": True,
+    }
+    made = client.completions.create(**fields)
+    assert [choice.index for choice in made.choices] == [0, 1, 2, 3]
+    assert all(choice.text.startswith(prompts[choice.index // 2]) for choice in made.choices)
+    texts, reasons = [""] * 4, [None] * 4
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for chunk in client.completions.create(**fields, **options):
+        Completion.model_validate(chunk.to_dict() | {"choices": []}, strict=True)
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
+    assert texts == [choice.text for choice in made.choices] and all(reasons)
+    assert chunk.usage.total_tokens == made.usage.total_tokens
+    stop = client.completions.create(model=NAME, prompt="The star is", stop=["know"]).choices[0]
+    assert stop.finish_reason == "stop" and "know" not in stop.text
+    assert wait_for(lambda: here.engine.stats.running == 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": "x" * 1_000_001}, "prompt"),
+        ({"prompt": "What is <image>?"}, None),
+        ({"suffix": "."}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_what_is_wrong_in_a_completion_is_named_in_its_own_words(here, fields, param):
+    for stream in (False, True):
+        answer = here.send(
+            "POST", COMPLETIONS, json={"model": NAME, "prompt": "A", "stream": stream} | fields
+        )
+        assert refused(answer, 400)["param"] == param
+
+
+def test_an_error_in_the_middle_of_a_stream_is_raised_by_openais_client(here):
+    stream = here.client().completions.create(model=NAME, prompt=["A", "x" * 50_000], stream=True)
+    with pytest.raises(openai.APIError):
+        list(stream)

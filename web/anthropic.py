@@ -1,0 +1,179 @@
+"""Anthropic's Messages: a request becomes one of chat completions, and its chunks become events.
+
+body = chat_body(asked)               # for `web.protocol.check_request`; raises Refused
+made = Made(asked)
+async for event in made.events(chunks): ...
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from web.blocks import STREAMED, Block, Ending, changes, piece_of
+from web.errors import Refused
+
+# Fields of this protocol that are others, or in another place, in chat completions.
+NAMES = ("system", "stop_sequences", "thinking", "output_config", "tools", "tool_choice", "messages")
+BACK = {"stop": "stop_sequences", "response_format": "output_config.format", "reasoning_effort": "thinking"}
+BACK |= {"thinking_token_budget": "thinking.budget_tokens"}
+ENDINGS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+# ---------------------------------------------------------------------------------------------- what is asked
+def chat_body(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of chat completions for a request. What is not of this protocol alone is left as it is. Raises
+    Refused."""
+    if asked.get("max_tokens") is None:
+        expected = "max_tokens: expected this field, found none"
+        raise Refused(400, expected, "max_tokens", "missing_required_parameter")
+    choice, thinking = piece_of(asked, "tool_choice", dict) or {}, piece_of(asked, "thinking", dict) or {}
+    output = piece_of(asked, "output_config", dict) or {}
+    effort = {None: None, "disabled": "none"}.get(thinking.get("type"), output.get("effort", "medium"))
+    form = piece_of(output, "format", dict, "output_config.")
+    messages: list[dict[str, Any]] = []
+    if (system := asked.get("system")) is not None:
+        messages.append({"role": "system", "content": _content(system, "system")})
+    for at, message in enumerate(piece_of(asked, "messages", list) or ()):
+        messages += _messages(message, f"messages[{at}]")
+    tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(piece_of(asked, "tools", list) or ())]
+    return {
+        **{name: value for name, value in asked.items() if name not in NAMES},
+        "messages": messages,
+        "stop": piece_of(asked, "stop_sequences", list),
+        "response_format": form and {"type": "json_schema", "json_schema": {"schema": form.get("schema")}},
+        "reasoning_effort": effort,
+        "thinking_token_budget": thinking.get("budget_tokens"),
+        "tools": tools or None,
+        "tool_choice": _choice(choice) if choice else None,
+        "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
+        **STREAMED,
+    }
+
+
+def _tool(tool: Any, place: str) -> dict[str, Any]:
+    match tool:
+        case {"name": name, "input_schema": schema} if tool.get("type", "custom") == "custom":
+            about = {} if tool.get("description") is None else {"description": tool["description"]}
+            return {"type": "function", "function": {"name": name, "parameters": schema} | about}
+    expected = "a tool with name and input_schema: Anthropic's own tools do not exist here"
+    raise Refused(400, f"{place}: expected {expected}", place, "invalid_value")
+
+
+def _choice(choice: Mapping[str, Any]) -> Any:
+    if choice.get("type") == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return {"any": "required"}.get(choice.get("type", ""), choice.get("type"))
+
+
+def _messages(message: Any, place: str) -> list[dict[str, Any]]:
+    """A message as those of chat completions: results of tools stand before what is said with them."""
+    match message:
+        case {"role": role, "content": str(text)}:
+            return [{"role": role, "content": text}]
+        case {"role": role, "content": [*blocks]}:
+            pass
+        case _:
+            expected = "a role, and content as a text or a list of blocks"
+            raise Refused(400, f"{place}: expected {expected}", place, "invalid_value")
+    results, calls, rest = list[dict[str, Any]](), list[dict[str, Any]](), list[Any]()
+    for at, block in enumerate(blocks):
+        match block:
+            case {"type": "thinking" | "redacted_thinking"}:  # no prompt says it again
+                pass
+            case {"type": "tool_use", "id": call, "name": name, "input": given}:
+                function = {"name": name, "arguments": json.dumps(given)}
+                calls.append({"id": call, "type": "function", "function": function})
+            case {"type": "tool_result", "tool_use_id": call}:
+                content = _content(block.get("content", ""), f"{place}.content[{at}].content")
+                results.append({"role": "tool", "tool_call_id": call, "content": content})
+            case _:
+                rest.append(block)
+    if calls:
+        content = _content(rest, f"{place}.content") if rest else None
+        return [*results, {"role": role, "content": content, "tool_calls": calls}]
+    return [*results, *([{"role": role, "content": _content(rest, f"{place}.content")}] if rest else [])]
+
+
+def _content(content: Any, place: str) -> Any:
+    if not isinstance(content, list):
+        return content
+    parts: list[dict[str, Any]] = []
+    for at, block in enumerate(content):
+        match block:
+            case {"type": "text", "text": text}:
+                parts.append({"type": "text", "text": text})
+            case {"type": "image", "source": {"type": "base64", "data": data, "media_type": kind}}:
+                parts.append({"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}})
+            case {"type": "image", "source": {"type": "url", "url": url}}:
+                parts.append({"type": "image_url", "image_url": {"url": url}})
+            case _:
+                where = f"{place}[{at}]"
+                expected = "a block of text, or an image whose source is base64 or a url"
+                raise Refused(400, f"{where}: expected {expected}", where, "invalid_value")
+    return parts
+
+
+# ------------------------------------------------------------------------------------------- what is answered
+class Made:
+    """A message as it is made: `events` of a stream, and `whole` after them."""
+
+    def __init__(self, model: str):
+        self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
+        self._head["model"] = model
+        self.blocks, self.ending = list[Block](), Ending()
+
+    def failed(self, error: Refused) -> dict[str, Any]:
+        """The last event of a stream that an error ends."""
+        return {"type": "error", **error.body}
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        made = [self._block(block, block.text) for block in self.blocks]
+        return {**self._head, "content": made, **self._end(), "usage": self._usage()}
+
+    async def events(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+        begun: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
+        yield {"type": "message_start", "message": begun | {"usage": self._usage()}}
+        async for what, block, text, _ in changes(chunks, self.ending):
+            if what == "begins":
+                self.blocks.append(block)
+                fields: dict[str, Any] = {"content_block": self._block(block)}
+            elif what == "more":
+                kind, name = {
+                    "text": ("text_delta", "text"),
+                    "thought": ("thinking_delta", "thinking"),
+                    "call": ("input_json_delta", "partial_json"),
+                }[block.kind]
+                fields = {"delta": {"type": kind, name: text}}
+            else:
+                fields = {}
+            kind = {"begins": "start", "more": "delta", "ends": "stop"}[what]
+            if what != "more" or text:
+                yield {"type": f"content_block_{kind}", "index": len(self.blocks) - 1, **fields}
+        yield {"type": "message_delta", "delta": self._end(), "usage": self._usage()}
+        yield {"type": "message_stop"}
+
+    def _end(self) -> dict[str, Any]:
+        return {"stop_reason": ENDINGS.get(self.ending.finish, "end_turn"), "stop_sequence": None}
+
+    def _usage(self) -> dict[str, Any]:
+        """Nothing yet where the answer has only begun."""
+        usage = self.ending.usage
+        cached = usage["prompt_tokens_details"]["cached_tokens"] if usage else 0
+        return {
+            "input_tokens": usage.get("prompt_tokens", 0) - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": usage.get("completion_tokens", 0),
+        }
+
+    def _block(self, block: Block, text: str = "") -> dict[str, Any]:
+        if block.kind == "call":
+            given = json.loads(text) if text else {}
+            return {"type": "tool_use", "id": block.call, "name": block.name, "input": given}
+        if block.kind == "thought":
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        return {"type": "text", "text": text, **block.located}
