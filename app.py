@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="auto (default: the best one on this machine), cpu, cuda or mps")
     add("--dtype", type=dtype, default="auto", choices=DTYPES,
         help="data type of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the "
-        "checkpoint's own; int8 works on a CPU and on CUDA, int4 on a CPU")
+        "checkpoint's own; int8 and int4 work on a CPU and on CUDA")
     add_threads(add)
     add_max_pixels(add)
     add("--share", action=argparse.BooleanOptionalAction, default=False,

@@ -33,7 +33,7 @@ SLOWER = 4  # times that a CPU takes, most of them to import what a section need
 RECIPES = {"nanoVLM-222M": "nanovlm-222m", "nanoVLM-460M": "nanovlm-460m"}
 # Of what was measured: sections, and the columns of their table.
 TABLES = {
-    ("decode", "int8", "rows"): """precision context:, batch decode_tokens_per_second:,.0f
+    ("decode", "rounded", "rows"): """precision context:, batch decode_tokens_per_second:,.0f
         over_transformers_static:.2f floor_fraction:.0% step""",
     ("first_token",): "tiles first_token_seconds:.4f first_token_over_transformers:.2f",
     tuple(
@@ -64,7 +64,7 @@ def sections(device: str) -> dict[str, Section]:
         "env": Section(40, ["-c", f"from benchmarks.gpu import env; env({device!r})"]),
         "tests": Section(110, ["-m", "pytest", "-p", "no:cacheprovider", "tests/test_cuda.py"]),
         "decode": Section(150, [*decode, "ours-fast,transformers-static", *bfloat16, *contexts]),
-        "int8": Section(60, [*decode, "ours-fast", "--precisions", "int8", *contexts]),
+        "rounded": Section(90, [*decode, "ours-fast", "--precisions", "int8,int4", *contexts]),
         "rows": Section(60, [*decode, "ours-fast", *bfloat16, *contexts[:2], *rows]),
         "first_token": Section(60, first),
         "scheduler": Section(60, [*batching, "--slots", "2" if cpu else "32"]),

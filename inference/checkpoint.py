@@ -25,7 +25,7 @@ from data.processor import EncodedConversation, Processor
 from data.tiles import Sizes
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.cuda.graph import unsupported as unrecorded
-from generation.fast.native.build import NoCompiler, to_panels
+from generation.fast.native.build import NoCompiler, to_panels, to_rows
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack, put_packed
 from generation.fast.tower import FastTower, fast_tower
@@ -55,7 +55,7 @@ OPEN_NOTE = "(The numbers are the model's own: which image they are of is open.)
 # Pixels of images that are taken whole, on a CPU: with so many Qwen3-VL-2B computes about 3 TFLOP for a 4:3
 # photograph, as SmolVLM-256M for its 13 tiles. Checkpoints' own budgets are up to 16 million.
 CPU_PIXELS = 2**19
-PACKED = {"int8": ("cpu", "cuda"), "int4": ("cpu",)}  # dtypes of weights alone, and the devices for them
+PACKED = dict.fromkeys(("int8", "int4"), ("cpu", "cuda"))  # dtypes of weights alone, and devices for them
 LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
 
 
@@ -297,8 +297,8 @@ def open_checkpoint(
     """Load model and processor from a folder or the Hub.
 
     `device` is auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1 or mps; `dtype` is as for
-    `VisionLanguageModel.from_pretrained`, or int8 (CPU and CUDA; compiled C rounds activations as well), or
-    int4 (on a CPU with a C compiler: the language model's matrices have four bits, all others int8). A CPU
+    `VisionLanguageModel.from_pretrained`, or on a CPU and on CUDA int8 (compiled C rounds activations as
+    well) and int4 (with a C compiler: the language model's matrices have four bits, all others int8). A CPU
     without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32. `threads` is for all
     that this process computes: see `generation.threads.choose`. `max_pixels` is that of
     `Processor.from_pretrained`, by default CPU_PIXELS on a CPU.
@@ -313,10 +313,13 @@ def open_checkpoint(
     def read() -> tuple[VisionLanguageModel, Processor]:
         kept = KeptWeights(source, revision) if dtype == "int4" else None
         put = kept.put if kept else put_int8 if dtype == "int8" else put_parameter
-        model = VisionLanguageModel.from_pretrained(source, revision, loading_dtype(dtype), chosen, put)
+        place = "cpu" if kept else chosen  # where C rounds
+        model = VisionLanguageModel.from_pretrained(source, revision, loading_dtype(dtype), place, put)
         assert model.origin is not None, "a loaded model knows where it came from"
         if kept is not None:
             kept.keep(model)
+            if chosen.type != "cpu":
+                to_rows(model, chosen)
         # The commit of the weights: the branch may have moved on meanwhile.
         folder = snapshot(source, model.origin.commit or revision)
         return model, Processor.from_pretrained(folder, config=model.config, max_pixels=pixels)

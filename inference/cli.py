@@ -280,13 +280,13 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--revision", help="branch, tag or commit on the Hub")
     add("--device", type=device, default="auto", help="auto (default: the fastest one), cpu, cuda, mps")
     weights = "dtype of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, otherwise the "
-    weights += "checkpoint's own. int8 needs a CPU or CUDA, int4 a CPU and a C compiler. bf16, fp16 and "
-    weights += "fp32 are accepted too"
+    weights += "checkpoint's own. int8 and int4 need a CPU or CUDA, int4 a C compiler, too. bf16, fp16 "
+    weights += "and fp32 are accepted"
     add("--dtype", type=dtype, default="auto", choices=DTYPES, help=weights)
     when = ("auto", "on", "off")
     compiled = "answer with compiled code (cached per machine; same float32 output); auto (default): if it "
     compiled += "is already compiled, if the model is large, and for a chat or a batch; off: never, except "
-    compiled += "for --dtype int4, which is computed in C"
+    compiled += "for --dtype int4, which C rounds to"
     add("--compile", default="auto", choices=when, help=compiled)
     add_threads(add)
     add_max_pixels(add)

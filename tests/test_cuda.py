@@ -104,13 +104,12 @@ def test_weights_stay_where_they_are():
     assert torch.cuda.memory_allocated() - before < 2 * 2**20
 
 
-def test_one_question_is_answered_by_a_graph_in_bfloat16(as_json, photo):
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])  # the first by itself
+def test_one_question_is_answered_by_a_graph(as_json, photo, dtype):
     ask = (photo, "-q", "how many?", "--device", "cuda", "--max-new-tokens", 8)
-    (made,) = as_json(*ask)
-    assert made["decode_step"].startswith("CUDA graph") and made["dtype"] == "bfloat16"
-    (eager,) = as_json(
-        photo, "-q", "how many?", "--device", "cuda", "--max-new-tokens", 8, "--compile", "off"
-    )
+    ask += ("--dtype", dtype) * (dtype != "bfloat16")
+    (made,), (eager,) = as_json(*ask), as_json(*ask, "--compile", "off")
+    assert made["decode_step"].startswith("CUDA graph") and made["dtype"] == dtype
     assert eager["decode_step"] == "eager" and eager["prompt_tokens"] == made["prompt_tokens"]
 
 

@@ -14,11 +14,12 @@ import torch.nn.functional as F
 
 from generation import kv_cache as kv
 from generation.decoding import prefill
+from generation.fast import quantized
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native import build
-from generation.fast.native.build import PanelLinear, put_rounded
+from generation.fast.native.build import PanelLinear, PanelWeight, put_rounded, to_rows
 from generation.fast.native.step import NativeStep, unsupported
-from generation.fast.quantized import pack, quantize_rows
+from generation.fast.quantized import PackedLinear, pack, quantize_rows
 from generation.fast.tower import FastTower
 from generation.steps import Step
 from generation.threads import choose
@@ -377,6 +378,28 @@ def test_four_bits_lose_no_more_than_those_of_others():
     expected = F.linear(x, layer.unpacked(), normal[:, 0])
     assert (layer(x) - expected).std() < 0.01 * expected.std(), "activations have a byte each"
     assert layer(torch.full((1, 2048), torch.inf)).isnan().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_for_a_gpu_hold_the_numbers_of_the_panels(tied, monkeypatch):
+    """To the bit, biases too: the language model's in four bits, all others in int8."""
+    monkeypatch.setattr(quantized, "PARTIAL_FLOATS", 500)  # a few rows are widened at a time
+    model, expected = pack(make_model("four heads", tied, attention_bias=True), "int4", put_rounded), {}
+    for name, part in model.named_modules():
+        if isinstance(part, PanelWeight):
+            scale = 1 if part.weight.dtype == torch.int32 else part.scale[: part.out_features, None]
+            bias = None if part.bias is None else part.bias[: part.out_features].clone()
+            expected[name] = part.unpacked() * scale, bias
+    to_rows(model, torch.device("cpu"))
+    for name, (matrix, bias) in expected.items():
+        part, one = model.get_submodule(name), torch.eye(matrix.shape[1])
+        if isinstance(part, PackedLinear):
+            torch.testing.assert_close(part(one), F.linear(one, matrix, bias), rtol=1e-6, atol=0)
+        else:
+            assert torch.equal(part(torch.arange(len(matrix))), matrix)
+    lm = model.language_model
+    assert (lm.lm_head.weight is lm.embed_tokens.weight) == tied
 
 
 @pytest.mark.parametrize("tied", [True, False])

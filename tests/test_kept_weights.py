@@ -8,7 +8,9 @@ import os
 import pytest
 import torch
 
+from generation.fast.quantized import ARITHMETIC
 from generation.memory import promised_bytes
+from inference import checkpoint as checkpoint_module
 from inference import kept_weights
 from inference.checkpoint import open_checkpoint
 from tests.qwen_checkpoints import save_hf
@@ -26,9 +28,9 @@ def opened(request, tmp_path, monkeypatch):
     monkeypatch.setattr(kept_weights, "LEAST_BYTES", 0)
     monkeypatch.setattr(kept_weights, "put_rounded", lambda *given: (rounded.append(given[2]), put(*given)))
 
-    def open_again():
+    def open_again(device="cpu"):
         rounded.clear()
-        model = open_checkpoint(folder, device="cpu", dtype="int4").model
+        model = open_checkpoint(folder, device=device, dtype="int4").model
         return model, len(rounded)
 
     first, count = open_again()
@@ -48,6 +50,19 @@ def test_a_second_opening_rounds_nothing(opened):
     assert rounded == 0 and same(model, state)
     lm = model.language_model
     assert (lm.lm_head.weight.data_ptr() == lm.embed_tokens.weight.data_ptr()) == lm.tied
+
+
+def test_a_gpu_is_given_what_was_kept(opened, monkeypatch):
+    """On the meta device, which takes the numbers for granted."""
+    open_again, *_ = opened
+    monkeypatch.setattr(checkpoint_module, "pick_device", torch.device)
+    monkeypatch.setitem(checkpoint_module.PACKED, "int4", ("meta",))
+    monkeypatch.setitem(ARITHMETIC, "meta", torch.bfloat16)
+    model, rounded = open_again("meta")
+    assert rounded == 0 and {tensor.device.type for tensor in model.state_dict().values()} == {"meta"}
+    lm = model.language_model
+    assert lm.norm.weight.dtype == torch.bfloat16 and lm.lm_head.weight.dtype == torch.int32
+    assert (lm.lm_head.weight is lm.embed_tokens.weight) == lm.tied
 
 
 def test_what_is_mapped_counts_as_taken(opened):

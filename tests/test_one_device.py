@@ -15,6 +15,8 @@ from data.tiles import Parts
 from generation import kv_cache as kv
 from generation.decoding import GenerationOptions, _Stopwatch, encode_once
 from generation.fast.cuda.graph import GraphStep
+from generation.fast.native.build import NoCompiler, put_rounded, to_rows
+from generation.fast.quantized import ARITHMETIC, pack
 from generation.kv_cache import CachePosition, compact, prompt_lengths
 from generation.sampling import Row, choose, recordable
 from generation.steps import Step
@@ -45,8 +47,15 @@ class OneDevice(TorchDispatchMode):
         return result
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int4"])
 def model(request):
+    if request.param == "int4":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(ARITHMETIC, "meta", torch.bfloat16)
+            try:
+                return to_rows(pack(tiny_vlm(), "int4", put_rounded), torch.device("meta"))
+            except NoCompiler as error:
+                pytest.skip(str(error))
     with meta_init():
         made = VisionLanguageModel(tiny_vlm().config).eval()
     return made.to(getattr(torch, request.param))
@@ -152,6 +161,8 @@ def test_laps_are_timed_by_the_device(monkeypatch):
 
 
 def test_a_training_pass_mixes_no_devices(model, monkeypatch):
+    if model.language_model.embed_tokens.weight.dtype == torch.int32:
+        pytest.skip("rounded weights are not trained")
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: False)  # not known of this device
     text = model.config.text
     documents = torch.ones(2, 12, 12, dtype=torch.bool, device=model.device)

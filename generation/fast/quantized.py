@@ -1,7 +1,11 @@
-"""Weights stored in bfloat16 or int8: on CPUs without fast arithmetic in either, multiplied in float32; int8
-on CUDA as well, multiplied in bfloat16.
+"""Weights stored in bfloat16, int8 or four bits: on CPUs without fast arithmetic in either, multiplied in
+float32; int8 and four bits on CUDA, multiplied in bfloat16.
 
     pack(model, "int8")     # in place: linear layers and embeddings
+
+Of four bits a row holds what `native/groups.h` describes, as 32-bit integers: the codes of all blocks of 64
+columns, 8 units each, then of each block the unit with scales and zeros of its two groups, then zeros up to
+a multiple of 16 bytes. `native/build.py` makes them of what C has rounded (`to_rows`).
 
 Decoding reads every weight for each token, so its speed depends on their bytes, whatever the arithmetic.
 `generation/fast/` computes straight from the packed weights; elsewhere each product unpacks them, a part at
@@ -21,7 +25,7 @@ from torch import Tensor, nn
 Put = Callable[[str, nn.Module, Sequence[str], Tensor], None]
 PARTIAL_FLOATS = 4_194_304  # weights rounded or unpacked at a time (16 MiB of float32)
 # What a device multiplies in, and with it keeps activations and all that is small in.
-_ARITHMETIC = {"cpu": torch.float32, "cuda": torch.bfloat16}
+ARITHMETIC = {"cpu": torch.float32, "cuda": torch.bfloat16}
 UNPACKED = "position_embedding"
 
 
@@ -36,8 +40,31 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scale
 
 
+def rows_of_units(blocks: Tensor) -> Tensor:
+    """(R, blocks, 9) units as `native/groups.h` has them -> rows (R, units)."""
+    rows = torch.cat((blocks[..., 1:].flatten(1), blocks[..., 0]), 1)
+    return F.pad(rows, (0, -rows.shape[1] % 4))
+
+
+def widened(weight: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """The weights (…, columns) of stored rows, without the scales of rows; of four bits what they stand for,
+    rounded to `dtype` once."""
+    if weight.dtype != torch.int32:
+        return weight.to(dtype)
+    blocks = -(-columns // 64)
+    units, words = weight[..., : 8 * blocks], weight[..., 8 * blocks : 9 * blocks]
+    pairs = units.contiguous().view(torch.uint8).unflatten(-1, (-1, 4))
+    codes = torch.stack((pairs & 15, pairs >> 4), -2).flatten(-3).unflatten(-1, (-1, 32))
+    groups = torch.stack((words & 0xFFFF, words >> 16 & 0xFFFF), -1).flatten(-2)[..., None]
+    scales = (((groups & 0x1FF) << 18) + (112 << 23)).view(torch.float32)
+    # Exact, as a zero is in eighths: scales and differences have fewer bits than any of these types.
+    numbers = (codes - ((groups >> 9) / 8).to(dtype)) * scales.to(dtype)
+    return numbers.flatten(-2)[..., :columns]
+
+
 class PackedLinear(nn.Module):
-    """y = x Wᵀ + b with W (out, in) stored in bfloat16 or int8 and one scale an output row; y is like x."""
+    """y = x Wᵀ + b with W (out, in) stored in bfloat16, int8 or four bits and one scale an output row; y is
+    like x."""
 
     weight: Tensor
     scale: Tensor | None
@@ -50,8 +77,9 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = max(1, PARTIAL_FLOATS // self.weight.shape[1])
-        parts = [F.linear(x, part.to(x.dtype)) for part in self.weight.split(rows)]
+        columns = x.shape[-1]
+        rows = max(1, PARTIAL_FLOATS // columns)
+        parts = [F.linear(x, widened(part, columns, x.dtype)) for part in self.weight.split(rows)]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if self.scale is not None:
             y = (y * self.scale).to(x.dtype)
@@ -59,19 +87,19 @@ class PackedLinear(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """Rows of a table stored in bfloat16 or int8, and `dtype` out."""
+    """Rows of a table (rows, columns) stored in bfloat16, int8 or four bits, and `dtype` out."""
 
     weight: Tensor
     scale: Tensor | None
 
-    def __init__(self, weight: Tensor, scale: Tensor | None, dtype: torch.dtype = torch.float32):
+    def __init__(self, weight: Tensor, scale: Tensor | None, dtype: torch.dtype, columns: int):
         super().__init__()
-        self.dtype = dtype
+        self.dtype, self.columns = dtype, columns
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = F.embedding(ids, self.weight).float()
+        x = widened(F.embedding(ids, self.weight), self.columns, torch.float32)
         return (x if self.scale is None else x * self.scale[ids][..., None]).to(self.dtype)
 
 
@@ -79,7 +107,7 @@ class PackedEmbedding(nn.Module):
 def put_packed(precision: str, model: nn.Module, names: Sequence[str], tensor: Tensor) -> None:
     """Give a model a tensor: as `pack` has it, under the names of all that share it. With int8 a checkpoint
     is opened in the memory that it takes afterwards (`models.checkpoints.load.load`)."""
-    arithmetic = _ARITHMETIC[tensor.device.type]
+    arithmetic = ARITHMETIC[tensor.device.type]
     packed: tuple[Tensor, Tensor | None] | None = None
     for name in names:
         path, _, leaf = name.rpartition(".")
@@ -93,7 +121,7 @@ def put_packed(precision: str, model: nn.Module, names: Sequence[str], tensor: T
                 bias = None if module.bias is None else module.bias.detach().to(arithmetic)
                 module = PackedLinear(*packed, bias)
             else:
-                module = PackedEmbedding(*packed, arithmetic)
+                module = PackedEmbedding(*packed, arithmetic, tensor.shape[1])
             setattr(model.get_submodule(above), own, module)
         elif isinstance(module, PackedLinear):
             module.bias = tensor.to(arithmetic)
@@ -111,7 +139,7 @@ def pack(model: nn.Module, precision: str, put: Put = put_packed) -> nn.Module:
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         raise ValueError("the model's weights are packed already: load it again for another precision")
     device = next(model.parameters()).device.type
-    if device not in _ARITHMETIC or (device == "cuda" and precision != "int8"):
+    if device not in ARITHMETIC or (device == "cuda" and precision != "int8"):
         raise ValueError(f"packed {precision} weights do not run on {device}")
     shared: dict[int, list[str]] = {}  # names by parameter
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -25,10 +25,12 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from generation import kv_cache as kv
 from generation.fast.cuda import decoder
+from generation.fast.quantized import rows_of_units
 from models.config import TextConfig
 from models.language_model import LanguageModel
 
 PROGRAMS = {80: 108, 90: 132, 100: 148}  # multiprocessors
+ROUNDED = {"int8": torch.int8, "int4": torch.int32}
 LAYERS = 3  # are compiled like thirty
 
 
@@ -64,16 +66,18 @@ SHAPES = {
 }
 
 
-def make(config: TextConfig, dtype: torch.dtype, int8: bool) -> LanguageModel:
+def make(config: TextConfig, weights: str) -> LanguageModel:
+    """weights: a dtype's name, or int8 or int4, around which all is in bfloat16."""
     with torch.device("meta"):
-        model = LanguageModel(config).to(dtype)
-    if int8:
-        for part in (*model.modules(),):
+        model = LanguageModel(config).to(torch.bfloat16 if weights in ROUNDED else getattr(torch, weights))
+        for part in model.modules() if weights in ROUNDED else ():
             if isinstance(part, torch.nn.Linear | torch.nn.Embedding):
-                shape = part.weight.shape
+                height, width = part.weight.shape
+                if weights == "int4":
+                    width = rows_of_units(torch.empty(1, -(-width // 64), 9)).shape[1]
                 del part.weight
-                part.register_buffer("weight", torch.empty(shape, dtype=torch.int8, device="meta"))
-                part.register_buffer("scale", torch.empty(shape[0], device="meta"))
+                part.register_buffer("weight", torch.empty(height, width, dtype=ROUNDED[weights]))
+                part.register_buffer("scale", torch.empty(height))
     return model
 
 
@@ -126,15 +130,12 @@ def resources(kernel, arguments, options: dict, target: GPUTarget) -> dict[str, 
     }
 
 
-def compile_case(
-    target: int, shape: str, dtype: torch.dtype, int8: bool, rows: int
-) -> list[tuple[str, bool]]:
+def compile_case(target: int, shape: str, weights: str, rows: int) -> list[tuple[str, bool]]:
     """A line for each kernel that a model of this kind launches, and whether it spills."""
-    model, lines = make(SHAPES[shape], dtype, int8), []
+    model, lines = make(SHAPES[shape], weights), []
     for (name, *_), launch in launches(model, rows, PROGRAMS[target]).items():
         usage = resources(*launch, GPUTarget("cuda", target, 32))
-        kind = "int8" if int8 else str(dtype).removeprefix("torch.")
-        line = f"sm_{target} {shape} {kind} rows {rows} {name}"
+        line = f"sm_{target} {shape} {weights} rows {rows} {name}"
         text = "  ".join([line, *(f"{key} {value}" for key, value in usage.items())])
         lines.append((text, bool(usage["spilled"])))
     return lines
@@ -149,16 +150,15 @@ def main() -> None:
         "--target", type=int, action="append", choices=PROGRAMS, help="compute capability · 10 (default: all)"
     )
     add("--shape", action="append", choices=SHAPES, help="sizes of a model (default: all)")
+    add("--weights", action="append", help="bfloat16, int8, int4, ... (default: all)")
     add("--rows", type=int, action="append", help="rows that are decoded together (default: 1 and 4)")
     args = parser.parse_args()
     cases = [
-        (target, shape, dtype, int8, rows)
+        (target, shape, weights, rows)
         for target in args.target or PROGRAMS
         for shape in args.shape or SHAPES
-        for dtype, int8 in [
-            *((torch.bfloat16, False), (torch.bfloat16, True)),
-            *((torch.float16, False), (torch.float32, False)) * (shape == "SmolVLM-256M"),
-        ]
+        for weights in args.weights
+        or ["bfloat16", *ROUNDED, *("float16", "float32") * (shape == "SmolVLM-256M")]
         for rows in args.rows or (1, 4)
     ]
     spilled = []

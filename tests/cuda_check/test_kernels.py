@@ -18,6 +18,7 @@ from generation import kv_cache as kv  # noqa: E402
 from generation.fast import quantized  # noqa: E402
 from generation.fast.cuda import decoder as decoder_module  # noqa: E402
 from generation.fast.cuda.decoder import TritonDecoder, unsupported  # noqa: E402
+from generation.fast.native.build import put_rounded, to_rows  # noqa: E402
 from generation.fast.quantized import pack  # noqa: E402
 from models.config import RopeScaling, TextConfig  # noqa: E402
 from models.language_model import LanguageModel  # noqa: E402
@@ -181,9 +182,17 @@ def test_windows_of_a_gated_delta_rule(shape, positions):
     assert_same(make(**SHAPES[shape]), positions, 48)
 
 
+def rounded(model: LanguageModel, precision: str) -> LanguageModel:
+    """As a checkpoint is opened on CUDA."""
+    if precision == "int8":
+        return pack(model, precision)
+    return to_rows(pack(model, precision, put_rounded), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("shape", [{}, SHAPES["their biases"], SHAPES["groups of them"]], ids=str)
-def test_int8(shape):
-    model = pack(make(**shape), "int8")
+def test_rounded_weights(shape, precision):
+    model = rounded(make(**shape), precision)
     assert_same(model, [130], 140, tolerance=1e-2)
     assert_same(model, [130, 8], 140, tolerance=1e-2, programs=24)  # the cache is in bfloat16
 
@@ -259,13 +268,14 @@ def test_rounding(dtype, rows, shape):
     assert 0 < ours < 1.5 * eager_error, f"{ours:.5f} from float32, the eager step {eager_error:.5f}"
 
 
+@pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_int8_in_bfloat16(rows, monkeypatch):
-    """As `pack` does it on CUDA: bfloat16 around int8."""
+def test_rounded_weights_in_bfloat16(rows, precision, monkeypatch):
+    """As CUDA computes with them: bfloat16 around them."""
     position, biases = [70, 150, 3][:rows], {"attention_bias": True, "mlp_bias": True}
-    _, _, exact, _ = run(pack(make(**biases), "int8"), position, 152)
-    monkeypatch.setitem(quantized._ARITHMETIC, "cpu", torch.bfloat16)
-    model = pack(make(**biases), "int8")
+    _, _, exact, _ = run(rounded(make(**biases), precision), position, 152)
+    monkeypatch.setitem(quantized.ARITHMETIC, "cpu", torch.bfloat16)
+    model = rounded(make(**biases), precision)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     got, _, expected, _ = run(model, position, 152)
     ours, theirs = ((logits.float() - exact).norm() for logits in (got, expected))

@@ -67,7 +67,8 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     if kinds not in ({nn.Linear}, {PackedLinear}):
         return f"weights in {', '.join(sorted(kind.__name__ for kind in kinds))}"
     types = {part.weight.dtype for part in matrices}
-    if norm.dtype not in TYPES or types != ({norm.dtype} if kinds == {nn.Linear} else {torch.int8}):
+    expected = [{norm.dtype}] if kinds == {nn.Linear} else [{torch.int8}, {torch.int32}]
+    if norm.dtype not in TYPES or types not in expected:
         return f"weights in {', '.join(sorted(map(str, types)))} with norms in {norm.dtype}"
     read = [part.weight for part in (*matrices, language_model.norm)]
     read += [tensor for layer in layers for tensor in fields_of(*layer).values()]
@@ -162,14 +163,14 @@ class TritonDecoder:
     def sizes(self, rows: int) -> kernels.Sizes:
         """What the kernels for that many rows are compiled for."""
         config = self.model.config
-        kind = TYPES[self.model.norm.weight.dtype]
+        kind, weights = TYPES[self.model.norm.weight.dtype], self.model.embed_tokens.weight.dtype
         return kernels.Sizes(
             *(config.hidden_size, self._heads, self._kv, self._width),
             *(config.intermediate_size, config.vocab_size, kind),
             # The interpreter multiplies the bits of bfloat16 as integers.
             DOT=tl.float32 if triton.knobs.runtime.interpret else kind,
             ONE=rows == 1,
-            INT8=self.model.embed_tokens.weight.dtype == torch.int8,
+            BITS=4 if weights == torch.int32 else 8 * weights.itemsize,
             QKV_BIAS=config.attention_bias,
             O_BIAS=config.attention_bias and not config.qkv_bias_only,
             MLP_BIAS=config.mlp_bias,
@@ -237,7 +238,7 @@ class TritonDecoder:
             self._sin,
             rows,
             S,
-            triton.next_power_of_2(S.D),
+            max(64, triton.next_power_of_2(S.D)),
             triton.next_power_of_2(S.ROTARY // 2),
         )
         for (kind, layer), cache in zip(self._layers, kv_cache, strict=True):
@@ -300,7 +301,7 @@ class TritonDecoder:
                 **warps,
             )
         # Else the assembler spills a few, for some sizes, to have more programs at once.
-        registers = {"maxnreg": 96} if S.ONE and S.INT8 else {}
+        registers = {"maxnreg": 96} if S.ONE and S.BITS == 8 else {}
         norm, last, scale = self._outputs()
         kernels.normed_product[grid(config.vocab_size, S.BN_D)](
             *(x, norm, last, scale, norm, self._logits, rows, eps, S.V, S, False, S.BN_D, S.BK_D),

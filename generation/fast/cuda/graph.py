@@ -221,7 +221,8 @@ class GraphStep(Step):
         self._addresses = addresses(model)
         self._device = model.norm.weight.device
         self.graphs = Graphs(self._device)
-        weights = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+        tensors = (*model.parameters(), *model.buffers())
+        weights = sum(tensor.numel() * (8 if tensor.dtype == torch.int32 else 1) for tensor in tensors)
         self.static = StaticCache(model.config, int(STATIC_SHARE * weights * model.cache_dtype.itemsize))
         self._triton: TritonDecoder | None = None
         self._reasons: dict[int, str | None] = {}  # of `no_triton`, by the number of rows

@@ -43,7 +43,7 @@ class Sizes:
     DT: tl.dtype  # of activations; float32 sums are rounded to it
     DOT: tl.dtype  # of the operands of tl.dot
     ONE: bool  # a single row; else up to MANY
-    INT8: bool  # matrices are int8 with a float32 scale for each of their rows
+    BITS: int  # of a weight: those of DT, or 8 or 4, with a float32 scale for each row of a matrix
     QKV_BIAS: bool
     O_BIAS: bool
     MLP_BIAS: bool
@@ -79,12 +79,16 @@ class Sizes:
     def __post_init__(self):
         follow = {"Q": self.H * (2 if self.GATED else 1), "A": self.H * self.HD}
         follow["E"] = self.DELTA_VALUES * self.DV
+        # Weights of a tile for one row, and columns for more: twice as many of four bits.
+        one, many = 8192, 2048 // self.DT.primitive_bitwidth
+        if self.BITS == 4:
+            one, many = 2 * one, 2 * many
         for name, width in (("D", self.D), ("A", follow["A"]), ("E", follow["E"]), ("F", self.F)):
-            whole = max(16, triton.next_power_of_2(width))
-            follow[f"BK_{name}"] = whole if self.ONE else min(2048 // self.DT.primitive_bitwidth, whole)
-            follow[f"BN_{name}"] = min(8, max(1, 8192 // whole)) if self.ONE else 16
+            whole = max(64 if self.BITS == 4 else 16, triton.next_power_of_2(width))
+            follow[f"BK_{name}"] = whole if self.ONE else min(many, whole)
+            follow[f"BN_{name}"] = min(8, max(1, one // whole)) if self.ONE else 16
         follow["BN_G"] = max(1, follow["BN_D"] // 2) if self.ONE else 16
-        follow["BK_G"] = min(64, follow["BK_D"]) if self.INT8 and not self.ONE else follow["BK_D"]
+        follow["BK_G"] = min(many // 2, follow["BK_D"]) if self.BITS <= 8 and not self.ONE else follow["BK_D"]
         for name, value in follow.items():
             object.__setattr__(self, name, value)
 
@@ -117,31 +121,80 @@ def sigmoid(x):
 
 
 @triton.jit
-def tile(matrix, rows, there, columns, K: tl.constexpr):
-    """(n, k) of a matrix with K columns; 0 where rows are not `there` and columns not in it."""
-    at = rows.to(tl.int64)[:, None] * K + columns[None, :]
-    inside = there[:, None] & (columns < K)[None, :]
-    return tl.load(matrix + at, mask=inside, other=0, eviction_policy="evict_first")
+def tile(matrix, rows, there, step, K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr):
+    """The `step`-th BK columns of some rows of a matrix with K columns, as they are stored, and zeros where
+    rows are not `there` and columns not in it: (n, BK) weights, or of four bits (n, BK / 8) units of codes
+    and (n, BK / 64) words of two groups (`quantized.py`)."""
+    words = tl.zeros((1, 1), tl.int32)
+    if S.BITS == 4:
+        UNITS: tl.constexpr = (K + 63) // 64 * 8
+        line = matrix + rows.to(tl.int64)[:, None] * ((UNITS // 8 * 9 + 3) // 4 * 4)
+        column, block = step * (BK // 8) + tl.arange(0, BK // 8), step * (BK // 64) + tl.arange(0, BK // 64)
+        inside = there[:, None] & (column < UNITS)[None, :]
+        words = tl.load(
+            line + UNITS + block[None, :], mask=there[:, None] & (block < UNITS // 8)[None, :], other=0
+        )
+    else:
+        line, column = matrix + rows.to(tl.int64)[:, None] * K, step * BK + tl.arange(0, BK)
+        inside = there[:, None] & (column < K)[None, :]
+    weights = tl.load(line + column[None, :], mask=inside, other=0, eviction_policy="evict_first")
+    return weights, words
+
+
+@triton.jit
+def codes_of(units):
+    """(n, k) units -> (n, 8 k) float32: 16 more than each code, which takes two operations."""
+    halves = tl.join(units, units >> 4)
+    ordered = tl.join(tl.join(halves << 19, halves << 3), tl.join(halves << 11, halves >> 5))
+    # A number that the compiler does not know is in a register, and `&` and `|` are one instruction then.
+    sixteen = 0x41800000 + tl.program_id(2)
+    bits = tl.reshape(ordered, (units.shape[0], 8 * units.shape[1])) & 0x00780000 | sixteen
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def groups_of(words):
+    """(n, k) words -> scales and 16 more than each zero, (n, 2 k) float32."""
+    bits = tl.reshape(tl.join(words, words >> 16), (words.shape[0], 2 * words.shape[1]))
+    scales = (((bits & 0x1FF) << 18) + (112 << 23)).to(tl.float32, bitcast=True)
+    return scales, ((bits & 0xFE00) << 7 | 0x41800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def by_group(x):
+    """(n, k) -> (n, k / 32, 32)."""
+    return tl.reshape(x, (x.shape[0], x.shape[1] // 32, 32))
+
+
+@triton.jit
+def widened(weights, words, S: tl.constexpr):
+    """(n, BK) float32 of a tile, without the scales of rows."""
+    if S.BITS == 4:
+        scales, zeros = groups_of(words)
+        numbers = (by_group(codes_of(weights)) - zeros[:, :, None]) * scales[:, :, None]
+        numbers = tl.reshape(numbers, (weights.shape[0], 8 * weights.shape[1]))
+    else:
+        numbers = weights.to(tl.float32)
+    return numbers
 
 
 @triton.jit
 def ahead(
     matrix, scale, bias, rows, there, K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr, BIAS: tl.constexpr
 ):
-    """What can be read of some rows of a matrix before there is anything to multiply them with.
-
-    Returns the rows (n, BK) where they are multiplied with one vector, and scale and bias (n, 1).
-    """
+    """What can be read of some rows of a matrix before there is anything to multiply them with: a tile where
+    they are multiplied with one vector, and scale and bias (n, 1)."""
     weights = tl.zeros((1, 1), tl.float32)
+    words = tl.zeros((1, 1), tl.int32)
     factor = tl.full((1, 1), 1.0, tl.float32)
     shift = tl.zeros((1, 1), tl.float32)
     if S.ONE:
-        weights = tile(matrix, rows, there, tl.arange(0, BK), K)
-    if S.INT8:
+        weights, words = tile(matrix, rows, there, 0, K, BK, S)
+    if S.BITS <= 8:
         factor = tl.load(scale + rows, mask=there, other=0.0)[:, None]
     if BIAS:
         shift = tl.load(bias + rows, mask=there, other=0.0).to(tl.float32)[:, None]
-    return weights, factor, shift
+    return weights, words, factor, shift
 
 
 @triton.jit
@@ -178,24 +231,29 @@ def several(x, columns, count, K: tl.constexpr):
 
 @triton.jit
 def product(
-    weights, matrix, rows, there, known, x, norm, count,
+    read, matrix, rows, there, known, x, norm, count,
     K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """(n, 1 or MANY) float32: some rows of a matrix times x."""
-    if S.ONE:
+    """(n, 1 or MANY) float32: some rows of a matrix times x, with their biases. `read`: see `ahead`."""
+    weights, words, factor, shift = read
+    if S.ONE and S.BITS == 4:
+        scales, zeros = groups_of(words)
+        dots = tl.sum(by_group(codes_of(weights) * known), 2)
+        total = tl.sum(scales * (dots - zeros * tl.sum(by_group(known), 2)), 1)[:, None]
+    elif S.ONE:
         total = tl.sum(weights.to(tl.float32) * known, 1)[:, None]
     else:
         total = tl.zeros((rows.shape[0], MANY), tl.float32)
-        for start in range(0, K, BK):
-            columns = start + tl.arange(0, BK)
+        for step in range(0, tl.cdiv(K, BK)):
+            columns = step * BK + tl.arange(0, BK)
             part = several(x, columns, count, K)
             if NORMED:
                 weight = gain(norm, columns, columns < K, S)
                 part = rounded(weight[None, :] * part * known, S)
-            read = tile(matrix, rows, there, columns, K).to(tl.float32)
-            left, right = read.to(S.DT).to(S.DOT), tl.trans(part.to(S.DT).to(S.DOT))
+            stored, groups = tile(matrix, rows, there, step, K, BK, S)
+            left, right = widened(stored, groups, S).to(S.DT).to(S.DOT), tl.trans(part.to(S.DT).to(S.DOT))
             total = tl.dot(left, right, total, input_precision="ieee")
-    return total
+    return total * factor + shift
 
 
 @triton.jit
@@ -219,13 +277,13 @@ def begin(
     """x (count, D): embeddings of `token`; cos and sin (count, HD / 2) of `position`, plus `offset` where it
     is not None: (count,) int64."""
     for row in range(tl.program_id(0), count, tl.num_programs(0)):
-        chosen = tl.load(token + row)
         columns = tl.arange(0, BK)
-        here = columns < S.D
-        read = tl.load(table + chosen * S.D + columns, mask=here, other=0).to(tl.float32)
-        if S.INT8:
-            read = read * tl.load(scale + chosen)
-        tl.store(x + row * S.D + columns, read.to(S.DT), mask=here)
+        chosen = tl.load(token + row) + tl.arange(0, 1)
+        weights, words = tile(table, chosen, chosen >= 0, 0, S.D, BK, S)
+        read = widened(weights, words, S)
+        if S.BITS <= 8:
+            read *= tl.load(scale + chosen)[:, None]
+        tl.store(x + row * S.D + columns[None, :], read.to(S.DT), mask=(columns < S.D)[None, :])
         pair = tl.arange(0, HALF)
         turned = pair < S.ROTARY // 2
         place = tl.load(position + row)
@@ -273,20 +331,18 @@ def project(
     matrix, scale, bias, rows, there, begin = part_of(
         first, w0, w1, w2, w3, s0, s1, s2, s3, b0, b1, b2, b3, N0, N1, N2, N3, BN
     )
-    weights, factor, shift = ahead(matrix, scale, bias, rows, there, S.D, BK, S, BIAS)
+    read = ahead(matrix, scale, bias, rows, there, S.D, BK, S, BIAS)
     known = held(x, norm, count, eps, S.D, BK, S, True)
     for block in range(first, BLOCKS, programs):
         next_matrix, scale, bias, next_rows, next_there, next_begin = part_of(
             block + programs, w0, w1, w2, w3, s0, s1, s2, s3, b0, b1, b2, b3, N0, N1, N2, N3, BN
         )
-        next_weights, next_factor, next_shift = ahead(
-            next_matrix, scale, bias, next_rows, next_there, S.D, BK, S, BIAS
-        )
-        total = product(weights, matrix, rows, there, known, x, norm, count, S.D, BK, S, True)
+        next_read = ahead(next_matrix, scale, bias, next_rows, next_there, S.D, BK, S, BIAS)
+        total = product(read, matrix, rows, there, known, x, norm, count, S.D, BK, S, True)
         at = row * N + (begin + rows)[:, None]
-        tl.store(y + at, (total * factor + shift).to(S.DT), mask=(row < count) & there[:, None])
+        tl.store(y + at, total.to(S.DT), mask=(row < count) & there[:, None])
         matrix, rows, there, begin = next_matrix, next_rows, next_there, next_begin
-        weights, factor, shift = next_weights, next_factor, next_shift
+        read = next_read
 
 
 @triton.jit
@@ -449,18 +505,16 @@ def add_product(
     """x (count, D) += y (count, K) times a matrix (D, K)."""
     first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
     rows = first * BN + tl.arange(0, BN)
-    weights, factor, shift = ahead(matrix, scale, bias, rows, rows < S.D, K, BK, S, BIAS)
+    read = ahead(matrix, scale, bias, rows, rows < S.D, K, BK, S, BIAS)
     known = held(y, y, count, 0.0, K, BK, S, False)
     for _ in range(first, tl.cdiv(S.D, BN), programs):
         next_rows = rows + programs * BN
-        next_weights, next_factor, next_shift = ahead(
-            matrix, scale, bias, next_rows, next_rows < S.D, K, BK, S, BIAS
-        )
+        next_read = ahead(matrix, scale, bias, next_rows, next_rows < S.D, K, BK, S, BIAS)
         at, inside = row * S.D + rows[:, None], (row < count) & (rows < S.D)[:, None]
         old = tl.load(x + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
-        total = product(weights, matrix, rows, rows < S.D, known, y, y, count, K, BK, S, False)
-        tl.store(x + at, (old + rounded(total * factor + shift, S)).to(S.DT), mask=inside)
-        rows, weights, factor, shift = next_rows, next_weights, next_factor, next_shift
+        total = product(read, matrix, rows, rows < S.D, known, y, y, count, K, BK, S, False)
+        tl.store(x + at, (old + rounded(total, S)).to(S.DT), mask=inside)
+        rows, read = next_rows, next_read
 
 
 @triton.jit
@@ -471,28 +525,18 @@ def gate_up(
     """h (count, F) = silu(gate(normed x)) * up(normed x)."""
     first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
     rows = first * BN + tl.arange(0, BN)
-    gates, gate_factor, gate_shift = ahead(
-        gate, gate_scale, gate_bias, rows, rows < S.F, S.D, BK, S, S.MLP_BIAS
-    )
-    ups, up_factor, up_shift = ahead(up, up_scale, up_bias, rows, rows < S.F, S.D, BK, S, S.MLP_BIAS)
+    gates = ahead(gate, gate_scale, gate_bias, rows, rows < S.F, S.D, BK, S, S.MLP_BIAS)
+    ups = ahead(up, up_scale, up_bias, rows, rows < S.F, S.D, BK, S, S.MLP_BIAS)
     known = held(x, norm, count, eps, S.D, BK, S, True)
     for _ in range(first, tl.cdiv(S.F, BN), programs):
         there, next_rows = rows < S.F, rows + programs * BN
-        next_gates, next_gate_factor, next_gate_shift = ahead(
-            gate, gate_scale, gate_bias, next_rows, next_rows < S.F, S.D, BK, S, S.MLP_BIAS
-        )
-        next_ups, next_up_factor, next_up_shift = ahead(
-            up, up_scale, up_bias, next_rows, next_rows < S.F, S.D, BK, S, S.MLP_BIAS
-        )
-        left = product(gates, gate, rows, there, known, x, norm, count, S.D, BK, S, True)
-        left = rounded(left * gate_factor + gate_shift, S)
-        right = product(ups, up, rows, there, known, x, norm, count, S.D, BK, S, True)
-        right = rounded(right * up_factor + up_shift, S)
+        next_gates = ahead(gate, gate_scale, gate_bias, next_rows, next_rows < S.F, S.D, BK, S, S.MLP_BIAS)
+        next_ups = ahead(up, up_scale, up_bias, next_rows, next_rows < S.F, S.D, BK, S, S.MLP_BIAS)
+        left = rounded(product(gates, gate, rows, there, known, x, norm, count, S.D, BK, S, True), S)
+        right = rounded(product(ups, up, rows, there, known, x, norm, count, S.D, BK, S, True), S)
         y = rounded(left / (1.0 + tl.exp(-left)), S) * right
         tl.store(h + row * S.F + rows[:, None], y.to(S.DT), mask=(row < count) & there[:, None])
-        gates, gate_factor, gate_shift = next_gates, next_gate_factor, next_gate_shift
-        ups, up_factor, up_shift = next_ups, next_up_factor, next_up_shift
-        rows = next_rows
+        rows, gates, ups = next_rows, next_gates, next_ups
 
 
 @triton.jit
@@ -503,17 +547,15 @@ def normed_product(
     """y (count, N) of the normed x and a matrix (N, D)."""
     first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
     rows = first * BN + tl.arange(0, BN)
-    weights, factor, shift = ahead(matrix, scale, bias, rows, rows < N, S.D, BK, S, BIAS)
+    read = ahead(matrix, scale, bias, rows, rows < N, S.D, BK, S, BIAS)
     known = held(x, norm, count, eps, S.D, BK, S, True)
     for _ in range(first, tl.cdiv(N, BN), programs):
         there, next_rows = (rows < N)[:, None], rows + programs * BN
-        next_weights, next_factor, next_shift = ahead(
-            matrix, scale, bias, next_rows, next_rows < N, S.D, BK, S, BIAS
-        )
-        total = product(weights, matrix, rows, rows < N, known, x, norm, count, S.D, BK, S, True)
+        next_read = ahead(matrix, scale, bias, next_rows, next_rows < N, S.D, BK, S, BIAS)
+        total = product(read, matrix, rows, rows < N, known, x, norm, count, S.D, BK, S, True)
         at = row.to(tl.int64) * N + rows[:, None]
-        tl.store(y + at, (total * factor + shift).to(S.DT), mask=(row < count) & there)
-        rows, weights, factor, shift = next_rows, next_weights, next_factor, next_shift
+        tl.store(y + at, total.to(S.DT), mask=(row < count) & there)
+        rows, read = next_rows, next_read
 
 
 @triton.jit

@@ -45,12 +45,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from generation.fast.quantized import (
+    ARITHMETIC,
     PARTIAL_FLOATS,
     UNPACKED,
     PackedEmbedding,
     PackedLinear,
     put_packed,
     quantize_rows,
+    rows_of_units,
 )
 from generation.threads import CROWD, HOOKS, Paces, with_threads
 
@@ -344,6 +346,13 @@ class PanelWeight(nn.Module):
         rows = self.weight.view(panels, units, length // unit, unit).transpose(1, 2)
         return rows.reshape(-1, units * unit)[: self.out_features, : self.in_features].contiguous()
 
+    def rows(self, device: torch.device) -> Tensor:
+        """What is in its panels as rows on a device, without scales of rows: int8, or units of four bits."""
+        if self.weight.dtype != torch.int32:
+            return self.unpacked().to(device)
+        units = self.weight.to(device).transpose(1, 2).flatten(0, 1)[: self.out_features]
+        return rows_of_units(units.unflatten(1, (-1, 9)))
+
     @property
     def matrix(self) -> Matrix:
         """Its addresses, which hold as long as this module is where it is."""
@@ -385,6 +394,16 @@ class PanelEmbedding(PanelWeight):
         return x
 
 
+def _users(model: nn.Module, kinds: tuple[type, ...]) -> list[list[tuple[nn.Module, str]]]:
+    """Where the layers of some kinds are: (parent, name), those that share their weight together."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, kinds) and name != UNPACKED:
+                places.setdefault(id(child.weight), []).append((parent, name))
+    return [*places.values()]
+
+
 @torch.no_grad()
 def to_panels(model: nn.Module) -> nn.Module:
     """Put the weights of every linear layer and token embedding into panels, in place.
@@ -393,13 +412,7 @@ def to_panels(model: nn.Module) -> nn.Module:
     head) go on sharing it. Everything small, and with it all arithmetic, becomes float32. Layers that are in
     panels already stay. Raises NoCompiler.
     """
-    places: dict[int, list[tuple[nn.Module, str]]] = {}  # by weight, so that a shared one is packed once
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            known = isinstance(child, nn.Linear | nn.Embedding | PackedLinear | PackedEmbedding)
-            if known and name != UNPACKED:
-                places.setdefault(id(child.weight), []).append((parent, name))
-    for users in places.values():
+    for users in _users(model, (nn.Linear, nn.Embedding, PackedLinear, PackedEmbedding)):
         first: PanelWeight | None = None
         for parent, name in users:
             child = getattr(parent, name)
@@ -444,6 +457,28 @@ def put_rounded(precision: str, model: nn.Module, names: Sequence[str], tensor: 
         else:
             setattr(module, leaf, nn.Parameter(tensor.float()))
     return None
+
+
+@torch.no_grad()
+def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
+    """Move a model to a device where others than C read its weights, in place: int8 and four bits that are in
+    panels as rows (`quantized.py`), one matrix at a time, and everything small in the device's arithmetic."""
+    dtype = ARITHMETIC[device.type]
+    for users in _users(model, (PanelWeight,)):
+        packed: tuple[Tensor, Tensor] | None = None
+        for parent, name in users:
+            child = getattr(parent, name)
+            packed = packed or (child.rows(device), child.scale[: child.out_features].to(device))
+            if isinstance(child, PanelLinear):
+                bias = None if child.bias is None else child.bias[: child.out_features].to(device, dtype)
+                setattr(parent, name, PackedLinear(*packed, bias))
+            else:
+                setattr(parent, name, PackedEmbedding(*packed, dtype, child.in_features))
+        del child  # freed before the next one is moved
+    for name, parameter in [*model.named_parameters()]:
+        path, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(path), leaf, nn.Parameter(parameter.to(device, dtype)))
+    return model
 
 
 LINEAR = (nn.Linear, PackedLinear, PanelLinear)
