@@ -50,7 +50,7 @@ RUN_ELSEWHERE = {
     ".venv/bin/python -m benchmarks.throughput prefix": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.throughput batching": "tests/test_benchmarks.py",
 }
-ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_serve.py"}  # by what stands in the block
+ELSEWHERE_PYTHON = {"localhost:8000": "tests/test_serve.py"}  # by what stands in the block
 NEEDS = re.compile(
     r"((a |an )?(network|GPU|GPUs|hours|minutes|token|Mac|Slurm cluster|SkyPilot|cloud|run of train\.py"
     r"|Ray|chromium|serve\.py|balancer|docker|llama\.cpp|vllm|sglang|mlx-vlm|optimum-onnx|torchvision|requirements-\w+\.txt|recipes/\w+/requirements\.txt)"

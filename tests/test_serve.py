@@ -1136,8 +1136,8 @@ def test_a_curl_command_of_the_page(as_documented, block):
     assert '"error"' not in done.stdout
 
 
-@pytest.mark.parametrize("number, text", [*enumerate(t for t in python_blocks(SERVE_PAGE) if "OpenAI" in t)])
-def test_a_client_of_the_page(as_documented, number, text, capsys, monkeypatch):
+@pytest.mark.parametrize("text", [t for t in python_blocks(SERVE_PAGE) if "localhost:8000" in t])
+def test_a_client_of_the_page(as_documented, text, capsys, monkeypatch):
     if need := re.match(r"# needs (\w+)\n", text):
         pytest.importorskip(need[1])
     monkeypatch.chdir(ROOT)
