@@ -2,6 +2,8 @@
 #pragma once
 #include "vectors.h"
 
+#define LOG2E 1.44269504f
+
 /* The larger and the smaller of two, x where x is NaN. */
 static inline vec at_least(vec least, vec x) {
 #if LANES == 16
@@ -55,10 +57,9 @@ static inline __attribute__((always_inline)) vec power_of_two(vec t, int rough) 
 enum curve { NO_CURVE, TANH_GELU, ERF_GELU, SILU };
 
 static inline __attribute__((always_inline)) vec curve_of(vec x, enum curve form, int rough) {
-    const float log2e = 1.44269504f;
-    if (form == SILU) return x / (all(1.0f) + power_of_two(at_most(all(126.0f), x * all(-log2e)), rough));
+    if (form == SILU) return x / (all(1.0f) + power_of_two(at_most(all(126.0f), x * all(-LOG2E)), rough));
     if (form == TANH_GELU) { /* x (1 + tanh u) / 2 = x / (1 + e^(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3) */
-        vec u = x * multiply_add(x * x, all(-2 * log2e * 0.7978845608f * 0.044715f), all(-2 * log2e * 0.7978845608f));
+        vec u = x * multiply_add(x * x, all(-2 * LOG2E * 0.7978845608f * 0.044715f), all(-2 * LOG2E * 0.7978845608f));
         vec below = all(1.0f) + power_of_two(at_most(all(126.0f), u), rough);
 #if LANES == 16
         if (rough) return x * (vec)_mm512_rcp14_ps((__m512)below); /* right to 6e-5, and never waited for */
@@ -71,6 +72,6 @@ static inline __attribute__((always_inline)) vec curve_of(vec x, enum curve form
     vec y = multiply_add(all(1.061405429f), t, all(-1.453152027f));
     y = multiply_add(y, t, all(1.421413741f));
     y = multiply_add(y, t, all(-0.284496736f));
-    y = multiply_add(y, t, all(0.254829592f)) * t * power_of_two(z * z * all(-log2e), rough);
+    y = multiply_add(y, t, all(0.254829592f)) * t * power_of_two(z * z * all(-LOG2E), rough);
     return at_least(all(0.0f), x) - size * all(0.5f) * y;
 }

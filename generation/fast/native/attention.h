@@ -1,12 +1,6 @@
 /* Attention of one token to the keys and values in the cache, in chunks that are joined afterwards. */
 #pragma once
-#include "vectors.h"
-
-#if LANES == 16
-#define KEYS 4 /* whose products with the queries are summed at a time */
-#else
-#define KEYS 2
-#endif
+#include "activations.h"
 
 /* Sums over the lanes of count vectors, scaled. sums has room up to a multiple of 8. */
 static inline void sum_each(vec *sums, int64_t count, float scale, float *out) {
@@ -32,68 +26,94 @@ static inline void sum_each(vec *sums, int64_t count, float scale, float *out) {
 #endif
 }
 
-/* Sums of `count` values, weighed with each head's scores: `block` vectors of the result of each head. */
+/* One of the two vectors of the next 2 * LANES numbers of a key or a value. Of 16 bits these are the numbers at even and
+ * at odd places, which need not be spread first; `arrange` puts a query into that order. */
+static inline __attribute__((always_inline)) vec load_half(const cached *p, int half) {
+#if CACHE_BITS == 16
+    uvec both = *(const uvec *)p;
+    return half ? (vec)(both & 0xffff0000u) : (vec)(both << 16);
+#else
+    return load_f32(p + half * LANES);
+#endif
+}
+
+/* Where number i of a head of `dim` stands in that order. */
+static inline int64_t arranged(int64_t i, int64_t dim) {
+    if (CACHE_BITS == 32 || i >= dim - dim % (2 * LANES)) return i;
+    return i - i % (2 * LANES) + i % 2 * LANES + i % (2 * LANES) / 2;
+}
+static inline void arrange(const float *x, int64_t dim, float *out) {
+    for (int64_t i = 0; i < dim; i++) out[arranged(i, dim)] = x[i];
+}
+
+/* Sums of `count` values, weighed with each head's scores: `vectors` vectors of the result of each head. */
 static inline __attribute__((always_inline)) void mix_values(float scores[4][MOST_CHUNK], const cached *value,
-                                                             int64_t count, int heads, int block, int64_t dim,
+                                                             int64_t count, int heads, int vectors, int64_t dim,
                                                              float *partial) {
     vec sum[4][4] = {{{0}}};
     for (int64_t s = 0; s < count; s++)
-        for (int v = 0; v < block; v++) {
-            vec x = LOAD_CACHED(value + s * dim + v * LANES);
+        for (int v = 0; v < vectors; v++) {
+            vec x = load_half(value + s * dim + v / 2 * 2 * LANES, v % 2);
             IN_REGISTER(x);
             for (int g = 0; g < heads; g++) sum[g][v] = multiply_add(all(scores[g][s]), x, sum[g][v]);
         }
     for (int g = 0; g < heads; g++)
-        for (int v = 0; v < block; v++) *(vec *)(partial + g * (dim + 2) + v * LANES) = sum[g][v];
+        for (int v = 0; v < vectors; v++) *(vec *)(partial + g * (dim + 2) + v * LANES) = sum[g][v];
 }
 
-/* Attention of `heads` (at most 4) query heads over `count` positions of the key head that they share, each
- * key and value read and converted once: unnormalised sums, with the maximum and the weight that
- * `merge_chunks` needs to join the chunks. partial: (heads, D_h + 2). */
+/* Attention of `heads` (at most 4) query heads, arranged, over `count` positions of the key head that they share, each
+ * key and value read and converted once: unnormalised sums, arranged, with the maximum, in powers of two, and the weight
+ * that `merge_chunks` needs to join the chunks. partial: (heads, D_h + 2). */
 static inline __attribute__((always_inline)) void attend_heads(const float *q, const cached *key,
                                                                const cached *value, int64_t count, int heads,
                                                                int64_t dim, float *partial) {
-    vec sums[4][MOST_CHUNK] __attribute__((aligned(64)));
-    float scores[4][MOST_CHUNK], scale = 1.0f / sqrtf((float)dim);
-    int64_t s = 0, i;
-    for (; s < count; s += KEYS) { /* several at a time, so that the additions need not wait for each other */
-        const cached *k[KEYS];
-        vec sum[KEYS][4] = {{{0}}};
-        for (int j = 0; j < KEYS; j++) k[j] = key + (s + j < count ? s + j : s) * dim;
-        for (i = 0; i < KEYS * dim; i += 64 / (int64_t)sizeof(cached)) { /* values are walked in columns: have them near */
-            __builtin_prefetch(value + s * dim + i);
-            __builtin_prefetch((const char *)(k[0] + i) + PREFETCH);
+    /* Keys that meet the queries at a time: so many that additions need not wait for each other, and few enough for their
+     * sums to stay in registers. They lie apart, since memory is read faster in several places at once. */
+    const int keys = heads == 1 ? 8 : heads == 2 || LANES == 16 ? 4 : heads == 3 ? 3 : 2;
+    const int vectors = heads > 2 && LANES == 8 ? 2 : 4;
+    const int64_t apart = (count + keys - 1) / keys;
+    vec sums[4][MOST_CHUNK + 8] __attribute__((aligned(64)));
+    float scores[4][MOST_CHUNK];
+    int64_t s, i;
+    for (s = 0; s < apart; s++) {
+        const cached *k[8];
+        vec sum[8][4] = {{{0}}};
+        for (int j = 0; j < keys; j++) {
+            k[j] = key + (s + j * apart < count ? s + j * apart : s) * dim;
+            for (i = 0; i < dim; i += 64 / (int64_t)sizeof(cached)) /* values are walked in columns: have them near */
+                __builtin_prefetch(value + (k[j] - key) + i);
         }
-        for (i = 0; i + LANES <= dim; i += LANES) {
-            vec x[KEYS];
-            for (int j = 0; j < KEYS; j++) {
-                x[j] = LOAD_CACHED(k[j] + i);
-                IN_REGISTER(x[j]);
+        for (i = 0; i + 2 * LANES <= dim; i += 2 * LANES)
+            for (int half = 0; half < 2; half++) {
+                vec x[8];
+                for (int j = 0; j < keys; j++) {
+                    x[j] = load_half(k[j] + i, half);
+                    IN_REGISTER(x[j]);
+                }
+                for (int g = 0; g < heads; g++) {
+                    vec w = load_f32(q + g * dim + i + half * LANES);
+                    for (int j = 0; j < keys; j++) sum[j][g] = multiply_add(w, x[j], sum[j][g]);
+                }
             }
-            for (int g = 0; g < heads; g++) {
-                vec w = load_f32(q + g * dim + i);
-                for (int j = 0; j < KEYS; j++) sum[j][g] = multiply_add(w, x[j], sum[j][g]);
-            }
-        }
         for (; i < dim; i++)
-            for (int j = 0; j < KEYS; j++)
+            for (int j = 0; j < keys; j++)
                 for (int g = 0; g < heads; g++)
                     sum[j][g][0] = multiply_add_one(q[g * dim + i], CACHED_VALUE(k[j][i]), sum[j][g][0]);
-        for (int j = 0; j < KEYS; j++)
-            for (int g = 0; g < heads; g++) sums[g][s + j] = sum[j][g];
+        for (int j = 0; j < keys; j++)
+            for (int g = 0; g < heads; g++) sums[g][s + j * apart] = sum[j][g];
     }
     for (int g = 0; g < heads; g++) {
-        float *out = partial + g * (dim + 2), largest, total;
-        sum_each(sums[g], count, scale, scores[g]);
-        largest = largest_of(scores[g], count, 0);
-        for (s = 0; s < count; s++) scores[g][s] = exponential(scores[g][s] - largest);
-        total = sum_of(scores[g], count);
-        out[dim] = largest;
-        out[dim + 1] = total;
+        float *out = partial + g * (dim + 2);
+        sum_each(sums[g], count, LOG2E / sqrtf((float)dim), scores[g]);
+        out[dim] = largest_of(scores[g], count, 0);
+        for (s = count; s % LANES; s++) scores[g][s] = -INFINITY;
+        for (s = 0; s < count; s += LANES)
+            *(vec *)(scores[g] + s) = power_of_two(load_f32(scores[g] + s) - all(out[dim]), 0);
+        out[dim + 1] = sum_of(scores[g], count);
     }
-    /* Vectors of the result that are kept in registers: four of them, then one. */
-    for (i = 0; i + 4 * LANES <= dim; i += 4 * LANES) mix_values(scores, value + i, count, heads, 4, dim, partial + i);
-    for (; i + LANES <= dim; i += LANES) mix_values(scores, value + i, count, heads, 1, dim, partial + i);
+    for (i = 0; i + vectors * LANES <= dim; i += vectors * LANES)
+        mix_values(scores, value + i, count, heads, vectors, dim, partial + i);
+    for (; i + 2 * LANES <= dim; i += 2 * LANES) mix_values(scores, value + i, count, heads, 2, dim, partial + i);
     for (; i < dim; i++)
         for (int g = 0; g < heads; g++) {
             float sum = 0;
@@ -113,18 +133,18 @@ static void attend_chunk(const float *q, const cached *key, const cached *value,
     }
 }
 
-/* Join the chunks of one query head. `partial` steps by `stride` from chunk to chunk. */
-static void merge_chunks(const float *partial, int64_t chunks, int64_t stride, int64_t dim, float *out) {
+/* Join the chunks of one query head. `partial` steps by `stride` from chunk to chunk. room: (D_h,). */
+static void merge_chunks(const float *partial, int64_t chunks, int64_t stride, int64_t dim, float *room, float *out) {
     float largest = -INFINITY, total = 0;
     for (int64_t c = 0; c < chunks; c++)
         largest = partial[c * stride + dim] > largest ? partial[c * stride + dim] : largest;
-    memset(out, 0, dim * sizeof(float));
+    memset(room, 0, dim * sizeof(float));
     for (int64_t c = 0; c < chunks; c++) {
-        float factor = exponential(partial[c * stride + dim] - largest);
+        float factor = power_of_two(all(partial[c * stride + dim] - largest), 0)[0];
         total += factor * partial[c * stride + dim + 1];
-        for (int64_t i = 0; i < dim; i++) out[i] += factor * partial[c * stride + i];
+        for (int64_t i = 0; i < dim; i++) room[i] += factor * partial[c * stride + i];
     }
-    for (int64_t i = 0; i < dim; i++) out[i] /= total;
+    for (int64_t i = 0; i < dim; i++) out[i] = room[arranged(i, dim)] / total;
 }
 
 static __attribute__((noinline)) void rotate(float *x, const float *cosine, const float *sine, int64_t dim) {

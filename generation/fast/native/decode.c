@@ -190,8 +190,9 @@ static void attend_unit(const Model *m, const Layer *layer, const Scratch *s, co
         float *own = q + (i - first) * group * dim;
         const float *queries = s->q + (i * m->kv_heads + head) * group * dim * (1 + m->gated);
         for (int64_t g = 0; g < group; g++) {
-            memcpy(own + g * dim, queries + g * dim * (1 + m->gated), dim * sizeof(float));
-            turn(m, s, i, layer->q_norm, own + g * dim);
+            memcpy(out, queries + g * dim * (1 + m->gated), dim * sizeof(float));
+            turn(m, s, i, layer->q_norm, out);
+            arrange(out, dim, own + g * dim);
         }
     }
     for (int64_t i = first, next; i < end; i = next) { /* tokens that see equally much of the chunk */
@@ -230,7 +231,7 @@ static const float *attention(const Model *m, const Layer *layer, const Scratch 
     for (int64_t head = from; head < to; head++) {
         float *merged = out + head * dim;
         merge_chunks(s->partial + head * s->most_chunks * stride, chunks_of(t->position[head / m->heads] + 1), stride,
-                     dim, merged);
+                     dim, room, merged);
         const float *gate = s->q + (2 * head + 1) * dim;
         for (int64_t i = 0; m->gated && i < dim; i++) merged[i] /= 1.0f + exponential(-gate[i]);
     }

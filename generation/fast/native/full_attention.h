@@ -178,7 +178,7 @@ static void attend_all(const Head *a, int64_t from, int64_t to, float *room, Out
                 meet(q + r * a->stride / PAIR, a->stride / PAIR, a->key_panels + (key + j) * du, du,
                      score + r * stride + j, stride, NULL);
         for (int64_t i = 0; i < to - from; i++)
-            factor[i] = soften(score + i * stride, count, 1.44269504f / sqrtf((float)a->dim), sum + i, largest + i);
+            factor[i] = soften(score + i * stride, count, LOG2E / sqrtf((float)a->dim), sum + i, largest + i);
         for (int64_t c = 0; c < a->dim; c += PANEL)
             for (int64_t r = 0; r < to - from; r += QUERIES)
                 meet(weight + r * stride, stride, a->value_panels + c * ku + key / PAIR * PANEL, used, mixed + r * wide + c,
