@@ -85,6 +85,7 @@ SHAPES = {
         tie_word_embeddings=True,
         family=qwen_vl.NAME,
     ),
+    "Qwen3.5-0.8B": stored_network("Qwen/Qwen3.5-0.8B")[0],
     "LFM2.5-VL-450M": stored_network("LiquidAI/LFM2.5-VL-450M")[0],
     # What configs/nanovlm-*.yaml train.
     "nanoVLM-222M": VLMConfig(

@@ -61,6 +61,7 @@ from inference.cli import positive
 from training.plot import svg, text
 
 PLAIN = ("ours-eager", "ours-no-cache", "transformers", "transformers-static")
+LLAMA_CPP = tuple(f"llama.cpp{kind}{flash}" for kind in ("", "-k") for flash in ("", "-flash"))
 LACKING = {"int8": PLAIN, "int4": (*PLAIN, "openvino")}  # systems without weights of a precision
 
 
@@ -72,7 +73,7 @@ def setups_of(settings: argparse.Namespace, folder: str, longest: int) -> list[d
         for precision in settings.precisions
         for system in settings.systems
         if system not in LACKING.get(precision, ())
-        if precision == "int4" or system != "llama.cpp-k"
+        if precision == "int4" or "-k" not in system
     ]
 
 
@@ -80,13 +81,13 @@ def setups_of(settings: argparse.Namespace, folder: str, longest: int) -> list[d
 DECODERS: dict[str, Any] = {
     **dict.fromkeys(("ours-fast", "ours-eager", "ours-no-cache"), Ours),
     **dict.fromkeys(("transformers", "transformers-static"), Transformers),
-    **dict.fromkeys(("llama.cpp", "llama.cpp-k"), LlamaCpp),
+    **dict.fromkeys(LLAMA_CPP, LlamaCpp),
 }
 BUFFER = {"cpu": 2**29, "cuda": 2**32}  # bytes that the bandwidth is measured over
 DECODE_COLUMNS = """system precision context:, batch decode_tokens_per_second:.1f ms_per_token:.2f
     floor_fraction:.0% peak_mebibytes:,.0f over_transformers:.2f over_transformers_static:.2f
-    over_llama_cpp:.2f over_llama_cpp_k:.2f"""
-DECODE_PEERS = ("transformers", "transformers-static", "llama.cpp", "llama.cpp-k")
+    over_llama_cpp:.2f over_llama_cpp_flash:.2f over_llama_cpp_k:.2f over_llama_cpp_k_flash:.2f"""
+DECODE_PEERS = ("transformers", "transformers-static", *LLAMA_CPP)
 
 
 def check_decode(settings: argparse.Namespace) -> None:
@@ -199,7 +200,7 @@ def decode_row(setup: dict, job: dict, replies: list[dict], reading: dict[str, f
 # ------------------------------------------------------------------------------------- the first token
 READERS: dict[str, Any] = {
     **{"ours-fast": Ours, "ours-eager": Ours, "transformers": Transformers},
-    **{"openvino": OpenVINO, "llama.cpp": LlamaCpp},
+    **{"openvino": OpenVINO, **dict.fromkeys(LLAMA_CPP, LlamaCpp)},
 }
 PARTS = ("vision", "prefill", "first_token", "draft", "with_draft")
 FIRST_TOKEN_COLUMNS = """system precision tiles

@@ -44,7 +44,6 @@ from benchmarks.common import (
     tile_pixels,
     words,
 )
-from families.text import write_text
 from generation import kv_cache as kv
 from generation.decoding import GenerationOutput, decode, new_rows, step_of
 from generation.fast.native.build import NoCompiler, find_compiler
@@ -310,14 +309,15 @@ OTHER = "Q4_K_M"
 
 class LlamaCpp:
     """llama.cpp on a GGUF file of the text part's shape. It sees no image, so its first token is one of text
-    alone; choosing a token is not counted, in its favour; its cache is in 16 bits, its default."""
+    alone; choosing a token is not counted, in its favour; its cache is in 16 bits, its default. Systems whose
+    names end in "-flash" have its flash attention."""
 
     def __init__(self, setup: dict):
         (self.library,) = need("llama_cpp")
         if setup["device"] == "cuda" and not self.library.llama_supports_gpu_offload():
             raise Unavailable("llama-cpp-python is built without CUDA")
         self.shape, self.longest = setup["shape"], setup["longest"]
-        mixed = setup["system"] == "llama.cpp-k"
+        mixed = "-k" in setup["system"]
         kind = OTHER if mixed else FORMATS[setup["precision"]]
         self.info, self.cache_type, path = (
             {"format": kind},
@@ -337,6 +337,7 @@ class LlamaCpp:
             str(path),
             n_ctx=self.longest, n_batch=512, n_gpu_layers=-1 if setup["device"] == "cuda" else 0,
             n_threads=setup["threads"], n_threads_batch=setup["threads"], logits_all=False, verbose=False,
+            flash_attn=setup["system"].endswith("-flash"),
         )  # fmt: skip
 
     def first_token(self, tiles: int, image: int) -> dict:
@@ -402,14 +403,15 @@ class LlamaCpp:
 
 
 def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes (rows, columns) of llama.cpp's tensors of a Llama, Qwen3 or LFM2 with a head of its
-    own."""
+    """Names and shapes (rows, columns) of llama.cpp's tensors of a Llama, Qwen3, Qwen3.5 or LFM2 with a head
+    of its own."""
     width, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
+    values = config.delta_value_heads * config.delta_value_dim
     mixers: dict[str, dict[str, tuple[int, ...]]] = {
         "attention": {
-            "attn_q": (queries, width),
+            "attn_q": (queries * (1 + config.attention_gate), width),
             "attn_k": (keys, width),
             "attn_v": (keys, width),
             "attn_output": (width, queries),
@@ -420,26 +422,52 @@ def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
             "shortconv.in_proj": (3 * width, width),
             "shortconv.out_proj": (width, width),
         },
+        "delta": {
+            "attn_qkv": (2 * config.delta_key_heads * config.delta_key_dim + values, width),
+            "attn_gate": (values, width),
+            **dict.fromkeys(("ssm_alpha", "ssm_beta"), (config.delta_value_heads, width)),
+            "ssm_out": (width, values),
+            "ssm_conv1d": (2 * config.delta_key_heads * config.delta_key_dim + values, config.conv_kernel),
+            **dict.fromkeys(("ssm_a", "ssm_dt.bias"), (config.delta_value_heads,)),
+            "ssm_norm": (config.delta_value_dim,),
+        },
     }
-    shared: dict[str, tuple[int, ...]] = {"attn_norm": (width,), "ffn_norm": (width,)}
+    second = "post_attention_norm" if config.state_window else "ffn_norm"
+    shared: dict[str, tuple[int, ...]] = {"attn_norm": (width,), second: (width,)}
     shared |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (config.vocab_size, width)}
     for layer in range(config.num_hidden_layers):
         block = mixers[config.mixer(layer)] | shared
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
-    shapes |= {"token_embd_norm" if config.layer_types else "output_norm": (width,)}
+    shapes |= {"token_embd_norm" if "conv" in config.layer_types else "output_norm": (width,)}
     shapes |= {"output": (config.vocab_size, width)}
-    return {f"{name}.weight": shape for name, shape in shapes.items()}
+    bare = ("ssm_a", "ssm_dt.bias")  # names without an ending
+    return {name if name.endswith(bare) else f"{name}.weight": shape for name, shape in shapes.items()}
 
 
 def write_gguf(config: VLMConfig, kind: str, path: Path) -> int:
     """Write random weights of the text part; returns the bytes that one token reads. All layers get the same
     numbers, which keeps memory small; speed does not depend on them. The tokens have names and no meaning."""
     text = config.text
-    described = write_text(config, "float32")
+    described = written(config)[0]["text_config"]
     described |= {"layer_types": text.layer_types, "conv_L_cache": text.conv_kernel}
-    name = "lfm2" if text.layer_types else "qwen3" if text.qk_norm else "llama"
+    name = "qwen3" if text.qk_norm else "llama"
+    if text.layer_types:
+        name = "qwen35" if text.state_window else "lfm2"
+    elif name == "qwen3":  # without rotary sections, which its own llama.cpp architecture has
+        described["rope_parameters"].pop("mrope_section", None)
     said = text_metadata(name, described)
+    if name == "qwen35":
+        numbers = {
+            "rope.dimension_count": text.rotary_dim,
+            "ssm.conv_kernel": text.conv_kernel,
+            "ssm.inner_size": text.delta_value_heads * text.delta_value_dim,
+            "ssm.state_size": text.delta_key_dim,
+            "ssm.time_step_rank": text.delta_value_heads,
+            "ssm.group_count": text.delta_key_heads,
+            "full_attention_interval": text.layer_types.index("attention") + 1,
+        }
+        said |= {f"{name}.{key}": number for key, number in numbers.items()}
     # A sentencepiece vocabulary: three control tokens, the 256 bytes that it must have, and names.
     more, types = text.vocab_size - 259, gguf.TokenType
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -459,7 +487,7 @@ def write_gguf(config: VLMConfig, kind: str, path: Path) -> int:
             kept[part] = np.ones(shape, np.float32), "F32"
         elif part not in kept:
             numbers = random.standard_normal(shape, np.float32) * shape[1] ** -0.5
-            of_part = "F32" if "shortconv.conv" in name else kind
+            of_part = "F32" if "shortconv.conv" in name or "conv1d" in name else kind
             kept[part] = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[of_part]), of_part
         data, type_ = kept[part]
         tensors[name] = Place(type_, shape, 0, data.nbytes), lambda data=data: data
