@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 
 from data.errors import ProcessorError
 from data.processor import Processor
+from generation.fast.native.build import put_rounded, to_panels
+from generation.fast.quantized import pack
 from generation.kv_cache import bytes_per_position
 from models.checkpoints.save import model_card
 from models.checkpoints.weights import PARTS
@@ -74,6 +77,16 @@ def test_numbers_are_those_of_the_model(report, tmp_path, name):
         assert size == {"per_token": per_token, "full_context": 512 * per_token}
     memory = told["memory"]["bfloat16"]
     assert memory["all"] == 2 * parameters["all"] + told["cache"]["bfloat16"]["full_context"]
+
+
+@pytest.mark.skipif(not (shutil.which("cc") or shutil.which("gcc")), reason="C rounds")
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_rounded_weights_take_the_memory_that_it_says(report, dtype):
+    rounded = pack(VisionLanguageModel.from_pretrained(EMBEDDED), dtype, put_rounded)
+    held = {tensor.data_ptr(): tensor.nbytes for tensor in to_panels(rounded).state_dict().values()}
+    told = report(EMBEDDED)
+    assert told["memory"][dtype]["weights"] == pytest.approx(sum(held.values()), rel=0.02)
+    assert told["memory"][dtype]["cache"] == told["cache"]["bfloat16"]["full_context"]
 
 
 def test_a_repository_gives_headers_only(report, tmp_path, monkeypatch):

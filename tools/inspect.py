@@ -17,6 +17,7 @@ from typing import Any
 from data.errors import ProcessorError
 from data.images import check_sides, load_image
 from data.processor import Processor
+from generation.fast.quantized import rounded_bytes
 from generation.kv_cache import bytes_per_row, numbers_per_token, snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
@@ -70,9 +71,12 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
         parameters[module_of(name)] += math.prod(shape)
     parameters["all"] = sum(parameters.values())
     cache = _cache(text)
+    stored = {dtype: parameters["all"] * size for dtype, size in _CACHE_BYTES.items()}
+    for dtype in ("int8", "int4"):
+        stored[dtype] = sum(rounded_bytes(dtype, name, shape) for name, shape in expected.items())
     memory = {}
-    for dtype, size in _CACHE_BYTES.items():
-        weights, full = parameters["all"] * size, cache[dtype]["full_context"] if cache else 0
+    for dtype, weights in stored.items():  # whose cache is in bfloat16 where it has none of its own
+        full = cache[dtype if dtype in cache else "bfloat16"]["full_context"] if cache else 0
         memory[dtype] = {"weights": weights, "cache": full, "all": weights + full}
     return {
         "source": source,

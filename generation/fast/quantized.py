@@ -14,6 +14,7 @@ a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -60,6 +61,22 @@ def widened(weight: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     # Exact, as a zero is in eighths: scales and differences have fewer bits than any of these types.
     numbers = (codes - ((groups >> 9) / 8).to(dtype)) * scales.to(dtype)
     return numbers.flatten(-2)[..., :columns]
+
+
+def rounded_bytes(precision: str, name: str, shape: Sequence[int]) -> int:
+    """What a parameter of a model takes with int8 or int4 weights on a CPU, in C (`put_packed`,
+    `native.build.put_rounded`): 32 bits a number where it is no matrix."""
+    if len(shape) != 2 or UNPACKED in name:
+        return 4 * math.prod(shape)
+    rows, columns = shape
+    if has_four_bits(precision, name):
+        return rows * (-(-columns // 64) * 36 + 4)  # see native/groups.h; a scale
+    return rows * (-(-columns // 4) * 4 + 8)  # a scale, and a sum
+
+
+def has_four_bits(precision: str, name: str) -> bool:
+    """Whether a matrix has, or the eight bits of int8."""
+    return precision == "int4" and not name.startswith(("vision_model.", "projector."))
 
 
 class PackedLinear(nn.Module):

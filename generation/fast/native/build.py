@@ -50,6 +50,7 @@ from generation.fast.quantized import (
     UNPACKED,
     PackedEmbedding,
     PackedLinear,
+    has_four_bits,
     put_packed,
     quantize_rows,
     rows_of_units,
@@ -446,10 +447,10 @@ def put_rounded(precision: str, model: nn.Module, names: Sequence[str], tensor: 
             bias = getattr(module, "bias", None)
             if first is not None:
                 made = kind.sharing(first)
-            elif name.startswith(("vision_model.", "projector.")):
-                made = kind(*quantize_rows(tensor), bias)
-            else:
+            elif has_four_bits(precision, name):
                 made = kind(tensor, None, bias, bits=4)
+            else:
+                made = kind(*quantize_rows(tensor), bias)
             first = first or made
             setattr(model.get_submodule(above), own, made)
         elif isinstance(module, PanelWeight):  # its bias
