@@ -304,9 +304,15 @@ def chunks_with_calls():
     yield {"choices": [], "usage": counts | details | {"completion_tokens_details": {"reasoning_tokens": 0}}}
 
 
-def converted(made) -> list[dict]:
+def converted(made, cut: bool = False) -> list[dict]:
+    """The events of that answer, or of one that was cut in its second call."""
+
     async def chunks():
         for chunk in chunks_with_calls():
+            for choice in chunk["choices"] if cut else ():
+                for call in choice["delta"].get("tool_calls", ()):
+                    call["function"]["arguments"] = call["function"]["arguments"].replace("{}", '{"a')
+                choice["finish_reason"] = choice["finish_reason"] and "length"
             yield chunk
 
     async def events() -> list[dict]:
@@ -338,6 +344,10 @@ def test_calls_are_items_and_come_back_as_one_message():
     assert answer["content"] == [{"type": "text", "text": "Let me look."}]
     assert one["content"][0]["type"] == "image_url" and other["tool_call_id"] == "call_b"
     assert store.get(whole.id).messages[-1]["tool_calls"] == answer["tool_calls"]
+    cut = responses.Made(fields, request, [], store, 0)
+    converted(cut, cut=True)
+    assert cut.whole["status"] == "incomplete" == cut.whole["output"][-1]["status"]
+    assert len(store.get(cut.id).messages[-1]["tool_calls"]) == 1
     (tool,) = responses.chat_body(fields)["tools"]
     assert tool["function"]["name"] == "weather" and tool["type"] == "function"
 
@@ -395,6 +405,9 @@ def test_calls_and_results_of_a_message():
     said, first, second = made.whole["content"]
     assert said["text"] == "Let me look." and made.whole["stop_reason"] == "tool_use"
     assert (first["name"], first["input"], second["input"]) == ("look", {"at": 7}, {})
+    cut = anthropic.Made(NAME)
+    converted(cut, cut=True)
+    assert [block["type"] for block in cut.whole["content"]] == ["text", "tool_use"]
     parts = [one["delta"]["partial_json"] for one in events if one.get("delta", {}).get("partial_json")]
     assert "".join(parts) == '{"at": 7}{}'
     result = {"type": "tool_result", "tool_use_id": first["id"], "content": [{"type": "text", "text": "7"}]}

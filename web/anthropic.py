@@ -131,7 +131,7 @@ class Made:
 
     @property
     def whole(self) -> dict[str, Any]:
-        made = [self._block(block, block.text) for block in self.blocks]
+        made = [self._block(block, block.text) for block in self.blocks if not block.cut]
         return {**self._head, "content": made, **self._end(), "usage": self._usage()}
 
     async def events(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:

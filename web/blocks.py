@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from pydantic_core import from_json
+
 from web.errors import Refused
 from web.protocol import OURS
 
@@ -30,6 +32,14 @@ class Block:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     located: dict[str, Any] = field(default_factory=dict)
     key: str = field(default_factory=lambda: secrets.token_hex(12))
+
+    @property
+    def cut(self) -> bool:
+        """Whether it is a call whose arguments have no end, because the answer was cut: nobody can run it."""
+        try:
+            return self.kind == "call" and not isinstance(from_json(self.text), dict)
+        except ValueError:
+            return True
 
 
 class Change(NamedTuple):
@@ -94,7 +104,7 @@ def assistant_message(blocks: list[Block]) -> dict[str, Any]:
     calls = [
         {"id": one.call, "type": "function", "function": {"name": one.name, "arguments": one.text}}
         for one in blocks
-        if one.kind == "call"
+        if one.kind == "call" and not one.cut
     ]
     text = "".join(one.text for one in blocks if one.kind == "text")
     return {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
