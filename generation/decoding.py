@@ -16,18 +16,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.confidence import TokenLogprobs, confidence_of
+from generation.choices import look_ahead
+from generation.confidence import TokenLogprobs
 from generation.kv_cache import CachePosition, KVCache, Prompt, compact, prompt_lengths
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
 from generation.protocol import Decoder, Pixels, VisionLanguage
-from generation.sampling import Chosen, Row, choose, make_seeds
+from generation.sampling import Chosen, Decision, Row, choose, make_seeds
 from generation.speculation import Speculation
 from generation.steps import DecodeStep, FunctionStep, Step, uncached_step
 
@@ -46,6 +48,7 @@ class GenerationOutput:
     proposed_tokens: int  # tokens that calls verified, see `generation.speculation`
     accepted_tokens: int  # those among them that the answer holds and that saved a call
     confidences: list[float]  # of each row, where the options ask for them
+    decisions: list[Decision]  # of each row that chose one of several answers
     logprobs: list[list[TokenLogprobs]]  # of each token of each row, where the options ask for them
 
     def rows(self) -> list[list[int]]:
@@ -264,6 +267,14 @@ def _generate(
     rows = new_rows(prompt_ids, options)
     if len(rows) == 1 and kv_cache:
         speculation.begin(rows[0])
+
+    def ahead(number: int, sequences: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
+        start, offset = row_lengths[number] + len(rows[number].tokens), position.offset
+        offset = offset if isinstance(offset, int) else int(offset[number])
+        return look_ahead(step, position.kv_cache, number, start, offset, sequences)
+
+    for number, row in enumerate(rows):
+        row.look_ahead = partial(ahead, number) if kv_cache and row.constraint is not None else None
     pad = pad_id(model, options)
     return (yield from run_decode(step, logits, rows, position, speculation, lengths, watch, pad))
 
@@ -338,7 +349,8 @@ def fields_of(rows: Sequence[Row], pad: int, device: torch.device) -> dict[str, 
         "token_ids": kv.to_device(token_ids, device),
         "lengths": [len(row.tokens) for row in rows],
         "stop_reasons": [row.stop_reason for row in rows],
-        "confidences": [confidence_of(*row.sums) for row in rows if row.options.confidence],
+        "confidences": [row.confidence for row in rows if row.options.confidence],
+        "decisions": [row.decision for row in rows if row.decision is not None],
         "logprobs": [row.reports for row in rows if row.options.logprobs is not None],
     }
 

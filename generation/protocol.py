@@ -97,9 +97,10 @@ class Constraint(Protocol):
     @property
     def full(self) -> bool: ...
 
-    def close(self, scores: Tensor) -> None:
+    def close(self, scores: Tensor, row: Any) -> None:
         """Where ending the answer means to end a part of it, move in scores (V,), in place, what the stop
-        tokens have to the token that ends the part. The probabilities of the rest stay as they are."""
+        tokens have to the token that ends the part. The probabilities of the rest stay as they are. `row` is
+        the answer's `generation.sampling.Row`."""
 
     def allows(self, token_id: int) -> bool:
         """Whether this may be the next token. It costs less than `mask`, which leaves just these."""

@@ -14,7 +14,7 @@ from generation.draft import DraftLimits
 from generation.options import MAX_SEED, GenerationOptions
 from generation.prefix import KeyedPrompt
 from generation.protocol import Pixels
-from generation.sampling import Row
+from generation.sampling import Decision, Row
 
 SHARE_FROM = 32  # positions of text that are worth sharing; an image always is
 
@@ -69,6 +69,7 @@ class RequestOutput:
     prompt_tokens: positions of the prompt, images included; 0 after an error.
     reused_tokens: how many of them were copied from another prompt.
     confidence: see `generation.confidence`; None where the options did not ask for it.
+    decision: see `generation.choices`; None for an answer that is no choice.
     error: what was wrong with this request, or None.
     """
 
@@ -78,6 +79,7 @@ class RequestOutput:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     confidence: float | None = None
+    decision: Decision | None = None
     error: Exception | None = None
 
 

@@ -16,13 +16,13 @@ in any batch, without a generator's state, and all rows in one call. What filter
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from generation.confidence import TokenLogprobs, chosen_logprobs, likeliest, token_logprobs
+from generation.confidence import TokenLogprobs, chosen_logprobs, confidence_of, likeliest, token_logprobs
 from generation.kv_cache import to_device
 from generation.options import (
     MAX_SEED,
@@ -94,6 +94,26 @@ def sample(
     return (summed > wanted).to(torch.uint8).argmax(-1, keepdim=True)
 
 
+@dataclass(frozen=True)
+class Decision:
+    """Which of several answers was chosen, by its place, and the natural logarithm of the probability that
+    the model itself gives to each as a whole, its end included."""
+
+    chosen: int
+    logprobs: tuple[float, ...]
+
+    @property
+    def probabilities(self) -> list[float]:
+        """Among these answers: they add up to 1."""
+        shares = [math.exp(one - max(self.logprobs)) for one in self.logprobs]
+        return [share / math.fsum(shares) for share in shares]
+
+    @property
+    def mass(self) -> float:
+        """The probability that the model's answer would have been one of them."""
+        return min(1.0, math.fsum(map(math.exp, self.logprobs)))
+
+
 @dataclass(eq=False)
 class Row:
     """An answer while it is decoded: what its tokens are chosen by, and those that were.
@@ -107,6 +127,8 @@ class Row:
     sums: of `chosen_logprobs`, over the tokens that count for its confidence; reports: of each token, where
         the options ask for log-probabilities.
     proposer: what proposes its next tokens (see `generation.speculation`), if anything does.
+    look_ahead: sequences of ids -> the logits (n, V) after each id of every one, as if it came next; None
+        without a cache, and after the end. decision: what was chosen with it (see `generation.choices`).
     """
 
     options: GenerationOptions
@@ -121,6 +143,8 @@ class Row:
     sums: tuple[float, float] = (0.0, 0.0)
     reports: list[TokenLogprobs] = field(default_factory=list)
     proposer: Proposer | None = None
+    look_ahead: Callable[[Sequence[tuple[int, ...]]], Iterator[Tensor]] | None = None
+    decision: Decision | None = None
     _proposed_for: int = 0  # tokens that the proposer was told
 
     def __post_init__(self):
@@ -134,6 +158,13 @@ class Row:
         return (
             self.constraint is None and self.options.logprobs is None and self.params.repetition_penalty == 1
         )
+
+    @property
+    def confidence(self) -> float:
+        """See `generation.confidence`; of one of several answers, its probability among them."""
+        if self.decision is None:
+            return confidence_of(*self.sums)
+        return self.decision.probabilities[self.decision.chosen]
 
     def first_seed(self) -> int:
         """The seed that `model.generate` would draw with."""
@@ -167,7 +198,7 @@ class Row:
         self.tokens.append(token_id)
         full = len(self.tokens) >= self.options.max_new_tokens
         if stops or full or (constraint is not None and constraint.full):
-            self.stop_reason = "stop" if stops else "length"
+            self.stop_reason, self.look_ahead = "stop" if stops else "length", None
 
 
 @dataclass(eq=False)
@@ -235,7 +266,7 @@ def choose(rows: Sequence[Row], logits: Tensor) -> Chosen:
     ]
     for number, row in constrained:
         assert row.constraint is not None
-        row.constraint.close(logits[number])
+        row.constraint.close(logits[number], row)
     logprobs_of = {
         number: logits[number : number + 1].float().log_softmax(-1)
         for number, row in enumerate(rows)

@@ -31,9 +31,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ from torch import Tensor
 
 from generation import draft
 from generation import kv_cache as kv
-from generation.confidence import confidence_of
+from generation.choices import look_ahead
 from generation.decoding import step_of
 from generation.draft import DraftLimits, parts_left
 from generation.memory import available_bytes
@@ -238,6 +239,7 @@ class Scheduler:
             new = [row.draft, row]
         for one in new:
             self.speculation.begin(one)
+            one.look_ahead = None if one.constraint is None else partial(self._ahead, one)
         self._view = self._replay = None  # they would keep the old buffers beside the grown ones
         while True:
             try:
@@ -537,6 +539,11 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------- tokens
 
+    def _ahead(self, row: SlotRow, sequences: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
+        """See `Row.look_ahead`."""
+        start = row.length + len(row.tokens)
+        return look_ahead(self._step, self._cache.kv_cache, row.slot, start, row.prompt.offset, sequences)
+
     def _decode(self) -> None:
         """One step for all rows that decode; without any, what is under way is read."""
         if any(row is not None and row.position == self._cache.capacity for row in self._rows):
@@ -710,9 +717,9 @@ class Scheduler:
             self._leave(row)
             self.stats.completed += 1
             self.stats.new_tokens += len(row.tokens)
-            confidence = confidence_of(*row.sums) if row.options.confidence else None
-            output = RequestOutput(row.key, row.tokens, row.stop_reason, row.length, row.reused, confidence)
-            self._events.append(output)
+            confidence = row.confidence if row.options.confidence else None
+            counts = row.stop_reason, row.length, row.reused
+            self._events.append(RequestOutput(row.key, row.tokens, *counts, confidence, row.decision))
 
     def _leave(self, row: SlotRow, kept: bool = True) -> None:
         """Give a row's slot to others, with what was computed for it."""

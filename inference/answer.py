@@ -23,11 +23,14 @@ from data.thinking import Span
 from generation.decoding import GenerationOutput, TokenStream
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.requests import Request, each_answer
+from generation.sampling import Decision
 from generation.session import Session
 from inference.checkpoint import Checkpoint, RequestError
+from inference.decide import decided
+from inference.errors import ContextFullError
 from inference.grammar import Form
 from inference.results import logprobs_of
-from inference.thinking import Think, for_prompt
+from inference.thinking import Think, for_prompt, form_of
 
 DEFAULTS = GenerationOptions()
 _COUNTS = ("proposed_tokens", "accepted_tokens", "kv_cache_bytes")
@@ -90,6 +93,7 @@ def start(
 ) -> TokenStream:
     """The token stream of a prompt's answers; a RequestError if they do not fit the context."""
     step = checkpoint.decode_step if options.use_cache else None
+    options = for_choices(options, checkpoint.context - len(row.input_ids))
     if isinstance(options.constraint, Think):
         options = for_prompt(checkpoint, row, options)
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
@@ -101,6 +105,22 @@ def start(
         raise
     except ValueError as error:
         raise RequestError(error) from error
+
+
+def for_choices(options: GenerationOptions, room: int) -> GenerationOptions:
+    """Options with as many new tokens as the longest choice has, where answers are choices. Raises
+    RequestError if the context has no `room` for it, or no cache is kept, in which all are looked at."""
+    form = None if options.constraint is None else form_of(options)
+    if form is None or not form.tokens:
+        return options
+    if form.tokens > room:
+        raise ContextFullError(
+            f"choices: the longest takes {form.tokens} tokens, but the context has room for {max(0, room)} "
+            "after the question: shorten either"
+        )
+    if not options.use_cache:
+        raise RequestError("choices need the cache: expected use_cache=True, got False")
+    return replace(options, max_new_tokens=form.tokens)
 
 
 @dataclass
@@ -167,7 +187,7 @@ class Reply:
         of_answers = [split(checkpoint, one, self.options)[1] for one in ids]
         logprobs = [one[len(one) - len(own) :] for one, own in zip(logprobs, of_answers)]
         return {
-            **answers_of(checkpoint, self.row, ids, self.options),
+            **answers_of(checkpoint, self.row, ids, self.options, output.decisions if output else ()),
             "confidences": output.confidences if output else [],
             **(logprobs_of(checkpoint.processor.tokenizer, of_answers, logprobs) if logprobs else {}),
             "reused_tokens": getattr(output, "reused", 0),  # of a session
@@ -334,20 +354,26 @@ def split(
 
 
 def answers_of(
-    checkpoint: Checkpoint, row: EncodedConversation, ids: list[list[int]], options: GenerationOptions
+    checkpoint: Checkpoint,
+    row: EncodedConversation,
+    ids: list[list[int]],
+    options: GenerationOptions,
+    decisions: Sequence[Decision | None] = (),
 ) -> dict[str, Any]:
     """The fields of a result that describe answers with these token ids, and their prompt. Where something
     was thought, or was to be, "thinking" and "thinking_tokens" say what and how much; "token_ids" are of the
-    answers alone."""
+    answers alone. Of choices there is what `decided` says of each answer."""
     stops = set(checkpoint.stop_token_ids)
     parts = [split(checkpoint, answer, options) for answer in ids]
     said = [read_answer(checkpoint, answer, options) for answer in ids]
+    choices = [decided(form_of(options), one) for one in decisions] or [{}]
     thoughts = dict[str, Any]()
     if isinstance(options.constraint, Think) or any(thought for thought, _ in parts):
         thoughts["thinking"] = [thought for thought, _ in said]
         thoughts["thinking_tokens"] = [len(thought) for thought, _ in parts]
     return {
         "answers": [answer for _, answer in said],
+        **{name: [one[name] for one in choices] for name in choices[0]},
         **thoughts,
         "token_ids": [answer for _, answer in parts],
         "stop_reasons": ["stop" if stops & set(answer[-1:]) else "length" for answer in ids],
@@ -361,6 +387,7 @@ def requests_for(
 ) -> list[Request]:
     """A request to a `Scheduler` for each answer to one question, of at most `limit` new tokens."""
     options = replace(options, max_new_tokens=limit, stop_token_ids=checkpoint.stop_token_ids)
+    options = for_choices(options, checkpoint.context - len(row.input_ids))
     if isinstance(options.constraint, Think):
         options = for_prompt(checkpoint, row, options)
     return [Request(torch.tensor(row.input_ids), row.parts, options=one) for one in each_answer(options)]

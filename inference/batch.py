@@ -21,6 +21,7 @@ from data.processor import EncodedConversation, Processor
 from data.tiles import Visual
 from generation.decoding import GenerationOptions
 from generation.requests import LazyRequest, Request
+from generation.sampling import Decision
 from generation.scheduler import Scheduler
 from inference.answer import answers_of, encode, requests_for
 from inference.batch_files import BatchFiles, Line, passed_on, read_question
@@ -111,6 +112,7 @@ def run_batch(
             question, answer = done.key
             question.error = question.error or done.error
             question.ids[answer], question.confidences[answer] = done.token_ids, done.confidence
+            question.decisions[answer] = done.decision
             if len(question.ids) < options.num_return_sequences:
                 continue
             write(record := question.record())
@@ -131,7 +133,7 @@ class _Question:
     key: names it in the results. read: gives it as an object.
     tiled: opens its images and cuts them into tiles.
     requests: for its answers. Each is given away once, so that its tiles are not kept.
-    ids, confidences: the answers so far, by their number. error: why there are none.
+    ids, confidences, decisions: the answers so far, by their number. error: why there are none.
     """
 
     key: int | str
@@ -146,6 +148,7 @@ class _Question:
     requests: list[Request] = field(default_factory=list)
     ids: dict[int, list[int]] = field(default_factory=dict)
     confidences: dict[int, float | None] = field(default_factory=dict)
+    decisions: dict[int, Decision | None] = field(default_factory=dict)
     error: Exception | None = None
     asked: tuple[Line, EncodedConversation] | None = None
 
@@ -181,7 +184,8 @@ class _Question:
         line, row = self.asked
         result |= {"model": self.files.model, "images": line.images, "question": line.question}
         ids = [self.ids[number] for number in sorted(self.ids)]
-        answers = answers_of(self.checkpoint, row, ids, self.options)
+        decisions = [self.decisions[number] for number in sorted(self.decisions)]
+        answers = answers_of(self.checkpoint, row, ids, self.options, decisions)
         if len(self.ids) == 1:
             said = self.box_format or self.checkpoint.processor.coordinates
             thing = self.files.source.things.get(line.question, "")
@@ -191,4 +195,8 @@ class _Question:
         # With so few digits a line is the same in whatever company it was answered.
         kept = (self.confidences[number] for number in sorted(self.confidences))
         confidences = [one if one is None else round(one, 4) for one in kept]
+        if choices := answers.get("probabilities"):
+            answers["probabilities"] = [{text: round(one, 4) for text, one in of.items()} for of in choices]
+        for name in {"probability_mass", "expected_value"} & answers.keys():
+            answers[name] = [round(one, 4) for one in answers[name]]
         return result | answers | {"confidences": confidences, "options": self.files.options_of(line)}

@@ -34,9 +34,10 @@ from generation.prefix import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
 from generation.threads import choose, watch
+from inference.decide import choices_form
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
-from inference.grammar import Form, plain_form
+from inference.grammar import Form, choices_of, plain_form
 from inference.kept_weights import KeptWeights
 from models.checkpoints.hub import snapshot
 from models.checkpoints.load import meta_init, one_version, put_parameter
@@ -56,6 +57,7 @@ OPEN_NOTE = "(The numbers are the model's own: which image they are of is open.)
 # photograph, as SmolVLM-256M for its 13 tiles. Checkpoints' own budgets are up to 16 million.
 CPU_PIXELS = 2**19
 PACKED = dict.fromkeys(("int8", "int4"), ("cpu", "cuda"))  # dtypes of weights alone, and devices for them
+MOST_KEPT = 64  # forms of choices
 LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
 
 
@@ -159,24 +161,39 @@ class Checkpoint:
     def constraint(self, grammar: str) -> Form:
         """What holds an answer to a grammar (`inference.grammar`): `GenerationOptions.constraint`. Raises
         RequestError for a grammar that cannot be used, and a tokenizer that cannot be held to any."""
-        as_it_stands = self._constraints(grammar)  # first: what cannot be used is refused by every model
+        if choices_of(grammar) is None:
+            as_it_stands = self._constraints(grammar)  # first: what cannot be used is refused by every model
         plain, write = self._plain(grammar)
+        if (choices := choices_of(plain)) is not None:
+            form = self._choices.get(plain)
+            if form is None:
+                size = self.model.config.text.vocab_size
+                form = choices_form(self.processor, size, self.stop_token_ids, choices)
+            self._choices[plain] = form
+            if len(self._choices) > MOST_KEPT:
+                self._choices.pop(next(iter(self._choices)), None)
+            return replace(form, write=write)
         return Form(as_it_stands if plain == grammar else self._constraints(plain), write)
 
     def kept_constraint(self, grammar: str) -> Form | None:
         """`constraint` if nothing has to be compiled for it, else None, also for what that would refuse."""
-        if "_constraints" not in vars(self):  # not made so far
-            return None
         try:
             plain, write = self._plain(grammar)
         except RequestError:
             return None
-        kept = self._constraints.kept(plain)
+        if (choice := self._choices.get(plain)) is not None:
+            return replace(choice, write=write)
+        kept = self._constraints.kept(plain) if "_constraints" in vars(self) else None
         return None if kept is None else Form(kept, write)
 
     def _plain(self, grammar: str) -> tuple[str, Callable[[str], str] | None]:
         """What this model is held to for a grammar, and what writes the answer of that: see `plain_form`."""
         return (None if self.writes_json else plain_form(grammar)) or (grammar, None)
+
+    @cached_property
+    def _choices(self) -> dict[str, Form]:
+        """The choices that were asked for last, by their grammar."""
+        return {}
 
     @cached_property
     def _constraints(self) -> Constraints:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import math
 import os
 import re
@@ -29,7 +28,7 @@ from generation.options import GenerationOptions, SamplingParams
 from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
 from inference.batch_files import BatchFiles, ImageQuestions, QuestionLines, are_images
 from inference.errors import RequestError, check_text_only
-from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar
+from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar, read_choices
 from inference.locks import only_writer
 from inference.terminal import GREY, PLAIN, Lines, columns, wrapped, wrapped_lines
 from inference.thinking import THINK_TOKENS, Think
@@ -148,9 +147,8 @@ def schema(name: str) -> str:
 
 @option
 def choices(text: str) -> str:
-    """The grammar of texts that are separated by commas, or in a JSON list."""
-    values = json.loads(text) if text.lstrip().startswith("[") else [*map(str.strip, text.split(","))]
-    return check_grammar(choice_grammar(values))
+    """The grammar of what `read_choices` reads."""
+    return choice_grammar(read_choices(text))
 
 
 device = option(check_device)  # the name of a kind of device, with or without an index
@@ -303,8 +301,9 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     form = add_group.add_mutually_exclusive_group().add_argument
     held = "answer with JSON that fits the JSON schema in this file"
     form("--schema", type=schema, dest="grammar", metavar="FILE", help=held)
-    held = "answer with one of these texts; a JSON list may hold commas"
-    form("--choices", type=choices, dest="grammar", metavar="A,B,...", help=held)
+    held = "answer with the likeliest of these texts (a JSON list may hold commas) or whole numbers; --json "
+    held += "has the probability of each, and of numbers the expected value"
+    form("--choices", type=choices, dest="grammar", metavar="A,B,...|1..5", help=held)
     switch: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     slower = "keep keys and values; without, every token recomputes everything: same answer, slower"
     add("--cache", **switch, default=True, help=slower)
@@ -661,6 +660,8 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
         rows["verified"] = (
             f"{result['accepted_tokens']} of {result['proposed_tokens']} proposed tokens accepted"
         )
+    for probabilities in result.get("probabilities", ()):
+        rows["choices"] = ", ".join(f"{text} {share:.1%}" for text, share in probabilities.items())
     rows |= more
     width = max(map(len, rows))
     return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from data.tokenizer import AnyTokenizer, no_panic
+from generation.choices import keep
 from generation.kv_cache import to_device
 from generation.options import ConstraintError
 from inference.compiling import compiled
@@ -105,14 +106,14 @@ class Constraint:
         self._closing = False  # it has just done so: what may be left out is left out
         self._forced = self._find_forced()
 
-    def close(self, scores: Tensor) -> None:
+    def close(self, scores: Tensor, row: object) -> None:
         self._closer = None
         if self._place is None or self._ended or self._forced:
             return
         long = self._place.digits >= MOST_DIGITS
         if self._matcher.is_accepting():
             if long:
-                _keep(scores, self._stop_ids)
+                keep(scores, self._stop_ids)
         elif (closer := self._find_closer(self._place.ends)) is not None:
             *stops, closing = scores[[*self._stop_ids, closer]].tolist()
             stop = _log_sum_exp(stops)
@@ -120,7 +121,7 @@ class Constraint:
                 scores[stop_id] = -math.inf
             scores[closer] = _log_sum_exp([stop, closing])
             if long:
-                _keep(scores, [closer])
+                keep(scores, [closer])
             if stop > closing:
                 self._closer = closer
 
@@ -133,7 +134,7 @@ class Constraint:
     def mask(self, scores: Tensor) -> None:
         """Scores (V,), in place. Raises ConstraintError where the grammar has become too large to go on."""
         if self._ended or self._forced:
-            _keep(scores, self._stop_ids if self._ended else self._forced[:1])
+            keep(scores, self._stop_ids if self._ended else self._forced[:1])
             return
         bias = self._matcher.compute_logit_bias()  # 0 where a token is not allowed
         if self._matcher.is_error():
@@ -189,14 +190,6 @@ def _log_sum_exp(values: Sequence[float]) -> float:
     """NaN where one of them is not finite, but for -inf."""
     most = max(values)
     return most if most == -math.inf else most + math.log(sum(math.exp(one - most) for one in values))
-
-
-def _keep(scores: Tensor, ids: Sequence[int]) -> None:
-    """Set all others of scores (V,) to -inf."""
-    index = list(ids)
-    kept = scores[index]
-    scores.fill_(-torch.inf)
-    scores[index] = kept
 
 
 class Constraints:

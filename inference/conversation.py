@@ -25,17 +25,14 @@ from data.processor import EncodedConversation, Processor
 from data.tiles import Sizes, Visual
 from generation.decoding import GenerationOptions, TokenStream
 from generation.session import Session
-from inference.answer import answers_of, start
+from inference.answer import answers_of, for_choices, start
 from inference.checkpoint import Checkpoint, PixelText, RequestError
 from inference.draft import DraftedReply, start_drafted, wholes
+from inference.errors import ContextFullError as ContextFullError
 from inference.thinking import Think
 
 PLACEHOLDER = "ok"  # the text of each answer while a prompt is tokenized
 TAIL = 4  # tokens before an answer that must be the same as when it was generated
-
-
-class ContextFullError(RequestError):
-    """The conversation with its next question leaves no room for an answer."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +259,7 @@ def next_turn(
             f"context full: expected fewer than {checkpoint.context} tokens, got {prompt} of conversation"
             f" and question ({row.image_tokens} are image tokens); {advice}"
         )
+    options = for_choices(options, room)
     options = replace(options, max_new_tokens=min(options.max_new_tokens, room))
     turn = Turn(question, images, tuple(row.input_ids[-TAIL:]), alone=not before, sizes=row.sizes)
     return NextTurn(turn, row, options, "context" if options.max_new_tokens == room else "length")

@@ -16,6 +16,10 @@ class RequestError(OneSentence):
     """A request that cannot be fulfilled. The message is one sentence for a person."""
 
 
+class ContextFullError(RequestError):
+    """A prompt, such as a conversation with its next question, leaves no room for its answer."""
+
+
 class FormError(RequestError):
     """A form (a schema, choices, a pattern) that no answer, or none of this model, can be held to."""
 

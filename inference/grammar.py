@@ -4,7 +4,8 @@
     grammar = choice_grammar(["yes", "no"])
     options = GenerationOptions(constraint=checkpoint.constraint(grammar))
 
-A grammar is text in the language of llguidance (its variant of Lark). JSON is written as `json.dumps` writes
+A grammar is text in the language of llguidance (its variant of Lark), but for choices, which are all looked
+at (`inference.decide`). JSON is written as `json.dumps` writes
 it, one space after each comma and colon and no other: so most of its punctuation and names follow from what
 stands before, and no model can go on with white space for ever. For the same reason an object has only the
 properties that its schema names, unless that speaks of others. One space may stand in front of everything,
@@ -39,6 +40,7 @@ _JSON = {
     "lenient": False,
     "coerce_one_of": False,
 }
+_CHOICES = "choices: "
 _START = 'start: answer | " " answer\nanswer: '
 
 
@@ -72,7 +74,23 @@ def choice_grammar(choices: Sequence[str]) -> str:
     if not 1 <= len(choices) <= MOST_CHOICES or len(set(choices)) < len(choices):
         raise RequestError(f"choices: expected 1 to {MOST_CHOICES} different texts, got {len(choices)}")
     _check_size("choices", "".join(choices))
-    return _START + " | ".join(map(_quoted, choices))
+    return _CHOICES + json.dumps(choices)
+
+
+def choices_of(grammar: str) -> list[str] | None:
+    """The texts of a `choice_grammar`; None for any other one."""
+    return json.loads(grammar.removeprefix(_CHOICES)) if grammar.startswith(_CHOICES) else None
+
+
+def read_choices(text: str) -> list[str]:
+    """The choices on a command line: texts with commas between them, a JSON list, or whole numbers from one
+    to another, as 1..5. Raises ValueError."""
+    if found := re.fullmatch(r"\s*(-?\d{1,9})\.\.(-?\d{1,9})\s*", text):
+        first, last = map(int, found.groups())
+        if not 0 <= last - first < MOST_CHOICES:
+            raise RequestError(f"choices: expected 1 to {MOST_CHOICES} numbers such as 1..5, got {text!r}")
+        return [str(number) for number in range(first, last + 1)]
+    return json.loads(text) if text.lstrip().startswith("[") else [*map(str.strip, text.split(","))]
 
 
 def pattern_grammar(pattern: str) -> str:
@@ -131,10 +149,14 @@ class Form:
 
     constraint: makes one for each answer.
     write: makes the answer's text of what the model said; None where that is the answer.
+    choices: the texts, one of which the model says, and tokens: of the longest; () and 0 where there are
+        others (`inference.decide`).
     """
 
     constraint: Callable[[], Constraint]
     write: Callable[[str], str] | None = None
+    choices: tuple[str, ...] = ()
+    tokens: int = 0
 
     def __call__(self) -> Constraint:
         return self.constraint()

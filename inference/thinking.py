@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from data.processor import EncodedConversation
     from generation.protocol import Constraint  # imports torch, which --help does without
+    from generation.sampling import Row
     from inference.checkpoint import Checkpoint
 
 THINK_TOKENS = 1024  # of thinking, where nobody says how many
@@ -106,9 +107,9 @@ class _ThinkFirst:
         """What the next token is held to, if it may be one of the answer."""
         return self._form if self._span.place != "inside" and not self._forced else None
 
-    def close(self, scores: Tensor) -> None:
+    def close(self, scores: Tensor, row: Row) -> None:
         if (form := self._of_answer) is not None:
-            form.close(scores)
+            form.close(scores, row)
         elif self._span.place == "inside" and not self._forced:
             stops, end = [*self._think.stop_token_ids], self._thinking.end_ids[0]
             stop, ending = scores[stops].float().logsumexp(0), scores[end].float()

@@ -27,6 +27,7 @@ from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.requests import Request, each_answer
+from generation.sampling import Decision
 from generation.scheduler import Scheduler
 from generation.session import Session
 from models.config import RopeScaling
@@ -262,6 +263,7 @@ class Answer(NamedTuple):
     token_ids: list[int]
     confidence: float | None
     logprobs: list[TokenLogprobs] | None
+    decision: Decision | None = None
 
 
 def answers(vlm, entrance: str, rows: Sequence[dict], **options) -> list[list[int]]:
@@ -299,7 +301,8 @@ def details(vlm, entrance: str, rows: Sequence[dict], **options) -> list[Answer]
         for output in outputs.values():
             if output.error is not None:
                 raise output.error
-        return [Answer(outputs[key].token_ids, outputs[key].confidence, None) for key in sorted(outputs)]
+        made = [outputs[key] for key in sorted(outputs)]
+        return [Answer(one.token_ids, one.confidence, None, one.decision) for one in made]
     options |= {"decode_step": step, "use_cache": entrance != "recomputed"}
     if "pad" in way:
         return _each(vlm.generate_detailed(**collate(rows, way.partition(" ")[0]), **options))
@@ -314,7 +317,8 @@ def details(vlm, entrance: str, rows: Sequence[dict], **options) -> list[Answer]
 
 
 def _each(output: GenerationOutput) -> list[Answer]:
-    return [Answer(*one) for one in zip_longest(output.rows(), output.confidences, output.logprobs)]
+    columns = output.rows(), output.confidences, output.logprobs, output.decisions
+    return [Answer(*one) for one in zip_longest(*columns)]
 
 
 def fast_step(vlm, kind: type[NativeStep] | type[GraphStep]) -> NativeStep | GraphStep:

@@ -24,7 +24,7 @@ from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.constraint import Constraints
 from inference.draft import wholes
-from inference.grammar import choice_grammar
+from inference.grammar import choice_grammar, pattern_grammar
 from inference.prefix_files import PrefixFolder
 from tests.documents import ROOT
 from tests.test_draft import ALWAYS
@@ -339,11 +339,7 @@ def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(models,
 
 def test_a_form_whose_compiled_one_has_gone_holds_nobody_up(models, monkeypatch):
     """It is compiled again where new ones are, not where all others' prompts are made."""
-    compiled, threads, asked = (
-        Constraints._compile,
-        [],
-        [choice_grammar([one]) for one in ("first", "second")],
-    )
+    compiled, threads, asked = Constraints._compile, [], [pattern_grammar(one) for one in ("first", "second")]
 
     def compile_there(self, grammar: str):
         threads.append(threading.current_thread().name)

@@ -196,7 +196,7 @@ class Pattern:
     def __init__(self) -> None:
         self.taken: list[int] = []
 
-    def close(self, scores: torch.Tensor) -> None:
+    def close(self, scores: torch.Tensor, row: object) -> None:
         pass
 
     def allows(self, token_id: int) -> bool:

@@ -379,6 +379,39 @@ def bomb() -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.parametrize("field", ["structured_outputs", "guided_choice", "response_format"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_choices_have_their_probabilities_beside_the_answer(here, as_json, field, stream):
+    """By vLLM's two names, and where a schema asks for one of several texts: as on the command line."""
+    texts = ["red", "dark blue", "blue"]
+    schema = {"type": "json_schema", "json_schema": {"name": "colour", "schema": {"enum": texts}}}
+    forms = {"structured_outputs": {"choice": texts}, "guided_choice": texts, "response_format": schema}
+    client = here.client().chat.completions
+    asked = {"model": NAME, "messages": [message(STAR, EXAMPLE)]}
+    made = client.create(**asked, extra_body={field: forms[field]}, stream=stream, max_tokens=1)
+    if stream:
+        chunks = list(made)
+        said = chunks[-1].choices[0].delta
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    else:
+        said = made.choices[0].message
+        text = said.content
+    assert text == ('"blue"' if field == "response_format" else "blue")
+    assert [*said.probabilities] == texts and sum(said.probabilities.values()) == pytest.approx(1)
+    assert said.probabilities["blue"] > 0.99 and said.probability_mass > 0.99
+    flags = ("--choices", json.dumps(texts), "--dtype", "float32", "--device", "cpu")
+    (alone,) = as_json(EXAMPLE, "-q", STAR, *flags, model=FOLDER)
+    assert said.probabilities == pytest.approx(alone["probabilities"][0], abs=1e-6)
+    if not stream:  # as part of a conversation
+        turns = [*asked["messages"], said.model_dump(), message("How many shapes are there?")]
+        numbers = [str(number) for number in range(9)]
+        more = client.create(model=NAME, messages=turns, extra_body={"guided_choice": numbers}, n=2)
+        for choice in more.choices:
+            shares = choice.message.probabilities
+            expected = sum(int(text) * share for text, share in shares.items())
+            assert choice.message.expected_value == pytest.approx(expected)
+
+
 def text_only(text: object) -> dict:
     return {"messages": [{"role": "user", "content": text}]}
 
@@ -402,6 +435,12 @@ def text_only(text: object) -> dict:
         ({"response_format": {"type": "json_object", "schema": {}}}, 400, "response_format.schema"),
         ({"tools": [TOOL]}, 400, "tools"),
         ({"guided_json": {}}, 400, "guided_json"),  # vLLM's: else its clients get what they cannot read
+        ({"structured_outputs": {"json": {}}}, 400, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": []}}, 400, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"]}, "guided_choice": ["b"]}, 400, "response_format"),
+        ({"guided_choice": ["red", "red"]}, 400, "guided_choice"),
+        ({"guided_choice": [str(number) for number in range(999)]}, 400, "guided_choice"),
+        ({"guided_choice": ["red", "re" * 3000]}, 400, None),  # longer than the context
         ({"format": "json"}, 400, "format"),  # Ollama's
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "messages[0].images"),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type"),

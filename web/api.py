@@ -534,7 +534,7 @@ class Answer:
         choices = []
         for index, (text, content) in enumerate(zip(texts, tokens)):
             said = {"content": self._pixels().whole(text), **self._located(text)}
-            message = {"role": "assistant", **said, "refusal": None}
+            message = {"role": "assistant", **said, "refusal": None, **self.ticket.decided[index]}
             if thoughts[index]:
                 message["reasoning_content"] = thoughts[index]
             logprobs = {"content": content, "refusal": None} if self.asked.logprobs else None
@@ -575,7 +575,7 @@ class Answer:
         for index, reason in enumerate(self.ticket.finish_reasons):
             if index in pixels and (left := pixels[index].finish()):
                 yield chunk(index, {"content": left})
-            yield chunk(index, self._located(texts[index]), finish=reason)
+            yield chunk(index, self._located(texts[index]) | self.ticket.decided[index], finish=reason)
         if extra:
             yield self._object("chat.completion.chunk", [], usage=self._usage())
 

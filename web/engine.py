@@ -47,6 +47,7 @@ from generation.scheduler import Scheduler
 from inference.answer import AnswerText, requests_for
 from inference.checkpoint import Checkpoint, spoken_form
 from inference.conversation import ContextFullError
+from inference.decide import decided
 from inference.errors import RequestError, user_errors
 from inference.grammar import Form
 from inference.prefix_files import own_folder, with_prefixes
@@ -169,6 +170,7 @@ class Ticket:
 
     finish_reasons: of each answer, "stop" or "length", at the end; confidences: where the options ask for
         them, of those that no stop string ended.
+    decided: of each answer that is one of several choices, what `inference.decide.decided` says of it.
     prompt_tokens: positions of the prompt, and cached_tokens: those of them that were kept from before.
     completion_tokens: of the answers, and reasoning_tokens: those of them that were thinking.
     first_token_seconds: from the arrival; None before it. decode_seconds: from there to the latest token.
@@ -181,6 +183,7 @@ class Ticket:
         self.request, self.began, self.cancelled = request, time.monotonic(), False
         self.finish_reasons = [""] * answers
         self.confidences: list[float | None] = [None] * answers
+        self.decided: list[dict[str, Any]] = [{}] * answers
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.reasoning_tokens = 0
         self.first_token_seconds: float | None = None
         self.decode_seconds = 0.0
@@ -808,6 +811,7 @@ class Engine:
             )
             ticket.finish_reasons[number] = "stop" if text.stopped else event.stop_reason
             ticket.confidences[number] = event.confidence
+            ticket.decided[number] = decided(ticket.form, event.decision)
         del ticket.texts[number]
         if not ticket.texts and ticket.then is not None:
             self._later.append((ticket, ticket.then(event.token_ids)))

@@ -29,12 +29,13 @@ from pydantic_core import from_json
 from data.chat import LONGEST_TEXT
 from generation.options import MAX_SEED, GenerationOptions, SamplingParams
 from inference.errors import RequestError
-from inference.grammar import response_grammar
+from inference.grammar import choice_grammar, response_grammar
 from inference.thinking import THINK_TOKENS, Think
 from messages import did_you_mean, one_line, printable
 from web.errors import Refused, unsupported
 
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
+MOST_CHOICES = 128  # all are looked at together, which holds everybody up
 MOST_VALUES = 50_000  # of a body: looking at them holds everybody up
 # OpenAI's fields that change no answer here.
 HARMLESS = frozenset((
@@ -56,11 +57,11 @@ EFFORTS |= {"xhigh": 8192, "max": 16_384}
 OTHERS: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,), "allowed_token_ids": ([],), "bad_words": ([],), "best_of": (1,),
     "chat_template": (), "continue_final_message": (False,), "documents": ([],), "echo": (False,),
-    "format": ("",), "grammar": ("",), "guided_choice": ([],), "guided_decoding_backend": (),
+    "format": ("",), "grammar": ("",), "guided_decoding_backend": (),
     "guided_grammar": (), "guided_json": (), "guided_regex": (), "ignore_eos": (False,), 
     "include_stop_str_in_output": (False,), "json_schema": ({},), "length_penalty": (1,),
     "logits_processors": ([],), "min_tokens": (0,), "prompt_logprobs": (), "skip_special_tokens": (True,),
-    "stop_token_ids": ([],), "structured_outputs": (), "truncate_prompt_tokens": (),
+    "stop_token_ids": ([],), "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }  # fmt: skip
 # Likewise in a message, part or format of answers: what else stands there is about other things.
@@ -72,7 +73,10 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "seed": {"ge": -(2**63), "le": 2**63 - 1},
 }  # fmt: skip
 # Of an answer that a client sends back: what no prompt says again.
-OURS = frozenset(("boxes", "points", "malformed", "reasoning_content"))
+OURS = frozenset((
+    "boxes", "points", "malformed", "reasoning_content", "probabilities", "probability_mass",
+    "expected_value",
+))  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------- what is asked
@@ -154,6 +158,12 @@ class ResponseFormat(Strict):
         return self
 
 
+class StructuredOutputs(Strict):
+    """vLLM's, of which there are the choices."""
+
+    choice: Annotated[list[str], Field(max_length=MOST_CHOICES)]
+
+
 class TemplateSwitches(Strict):
     """What other servers hand to a model's chat template."""
 
@@ -195,6 +205,8 @@ class ChatRequest(Sampled, Strict):
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_choice: Annotated[list[str], Field(max_length=MOST_CHOICES)] = []  # vLLM's older name of them
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     thinking_token_budget: Annotated[int | None, Field(ge=1)] = None  # vLLM's
     chat_template_kwargs: TemplateSwitches | None = None
@@ -206,6 +218,9 @@ class ChatRequest(Sampled, Strict):
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise ValueError("max_tokens: expected the same as max_completion_tokens, or one of them alone")
+        formed = self.response_format is not None and self.response_format.type != "text"
+        if formed + (self.structured_outputs is not None) + bool(self.guided_choice) > 1:
+            raise ValueError("response_format: expected one form of the answer, got choices as well")
         length = sum(len(part.text or "") for one in self.messages for part in one.content or ())
         if length > LONGEST_TEXT:
             raise ValueError(f"messages: expected at most {LONGEST_TEXT:,} characters, got {length:,}")
@@ -219,12 +234,16 @@ class ChatRequest(Sampled, Strict):
     @property
     def grammar(self) -> str | None:
         """What the answers are held to. Raises Refused."""
-        if self.response_format is None:
-            return None
+        form, choices = self.response_format, self.guided_choice or None
+        field = "response_format" if choices is None else "guided_choice"
+        if self.structured_outputs is not None:
+            field, choices = "structured_outputs", self.structured_outputs.choice
         try:
-            return response_grammar(self.response_format.model_dump(by_alias=True))
+            if choices is not None:
+                return choice_grammar(choices)
+            return None if form is None else response_grammar(form.model_dump(by_alias=True))
         except RequestError as error:
-            raise Refused(400, one_line(error), "response_format", "invalid_value") from None
+            raise Refused(400, one_line(error), field, "invalid_value") from None
 
     @property
     def most_tokens(self) -> int | None:

@@ -1,0 +1,118 @@
+"""One of several answers, chosen by how likely the model finds each of them as a whole.
+
+    options = GenerationOptions(constraint=Choices(answers, stop_ids))       # token ids of each answer
+    (decision,) = model.generate_detailed(**inputs, options=options).decisions
+    decision.probabilities                                                   # [0.93, 0.07]
+
+The probability of an answer is the product of those of its tokens and of the end after them, by any stop
+token: what teacher forcing gives. All of them come from one prefill. The row that holds the prompt is copied
+for several answers at a time, and one pass over their tokens gives the logits after each; an answer that
+another one begins with needs no copy of its own.
+
+Among the answers temperature, filters and seed choose as they do among tokens elsewhere. Greedy is the
+likeliest as a whole, of equals the first: a choice token by token may be another one. The tokens of what was
+chosen are then forced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from generation import kv_cache as kv
+from generation.kv_cache import KVCache
+from generation.sampling import Decision, Row, sample, uniforms
+from generation.steps import Step
+
+AHEAD_BYTES = 128 * 2**20  # of copies of a row at a time; one is always made
+AHEAD_POSITIONS = 128  # after them at a time: each has logits as wide as the vocabulary
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Makes the constraint of each answer: `GenerationOptions.constraint`.
+
+    answers: of each the token ids, its stop token included; no two alike. stop_ids: all that end an answer.
+    """
+
+    answers: tuple[Ids, ...]
+    stop_ids: Ids
+
+    def __call__(self) -> _Choosing:
+        return _Choosing(self)
+
+    def decide(self, scores: Tensor, row: Row) -> Decision:
+        """The choice of a row whose next token has these logits (V,)."""
+        assert row.look_ahead is not None, "choices need the cache"
+        first, known = scores.float()[None], dict[Ids, float]()
+        said = sorted({ids[:-1] for ids in self.answers})
+        # In this order whatever begins with an answer follows it.
+        rows = [ids for ids, after in pairwise([*said, ()]) if after[: len(ids)] != ids]
+        for ids, logits in zip(rows, row.look_ahead(rows), strict=True):
+            logprobs = torch.cat((first, logits.float())).log_softmax(-1)  # (n + 1, V)
+            of_tokens = logprobs[range(len(ids)), ids].double().cumsum(0).tolist()
+            of_end = logprobs[:, list(self.stop_ids)].double().logsumexp(-1).tolist()
+            for count, logprob in enumerate(of_tokens, 1):
+                known[ids[:count]] = logprob + of_end[count]
+        found = tuple(known[ids[:-1]] for ids in self.answers)
+        params, uniform = replace(row.params, repetition_penalty=1.0), None
+        if not params.greedy:
+            uniform = uniforms(torch.tensor([row.first_seed()]), torch.tensor(row.launched))
+        return Decision(int(sample(torch.tensor([found]), params, uniform)), found)
+
+
+class _Choosing:
+    """A `generation.protocol.Constraint`: the first token that it is asked about decides."""
+
+    thinking = full = False
+
+    def __init__(self, choices: Choices):
+        self._choices, self._forced = choices, list[int]()
+
+    def close(self, scores: Tensor, row: Row) -> None:
+        if row.decision is None:
+            row.decision, row.look_ahead = self._choices.decide(scores, row), None
+            self._forced = list(self._choices.answers[row.decision.chosen])
+            if not math.isfinite(torch.tensor(row.decision.logprobs).logsumexp(0).item()):
+                scores.fill_(math.nan)  # the row's error, as for any other logits
+
+    def allows(self, token_id: int) -> bool:
+        return self._forced[:1] == [token_id]
+
+    def mask(self, scores: Tensor) -> None:
+        keep(scores, self._forced[:1])
+
+    def accept(self, token_id: int) -> None:
+        del self._forced[:1]
+
+    def forced(self) -> list[int]:
+        return list(self._forced)
+
+
+def keep(scores: Tensor, ids: Sequence[int]) -> None:
+    """Set all others of scores (V,) to -inf."""
+    index = list(ids)
+    kept = scores[index]
+    scores.fill_(-math.inf)
+    scores[index] = kept
+
+
+def look_ahead(
+    step: Step, kv_cache: KVCache, number: int, start: int, offset: int, sequences: Sequence[Ids]
+) -> Iterator[Tensor]:
+    """Logits (n, V) after each of the n ids of every sequence, had it followed the first `start` positions of
+    row `number`, whose rotary places are `offset` on. The cache stays as it is."""
+    own, longest = kv.view(kv_cache, start, number, 1), max(map(len, sequences))
+    most = AHEAD_BYTES * start // (kv.size_in_bytes(own) * (start + longest))
+    count = max(1, min(most, AHEAD_POSITIONS // longest))
+    for first in range(0, len(sequences), count):
+        some = sequences[first : first + count]
+        copies = kv.fork(own, start, len(some), start + longest)
+        yield from step.ragged(some, copies, [start] * len(some), [offset] * len(some))

@@ -1,0 +1,257 @@
+"""Choices: the probability of each is what teacher forcing gives it, by every way to an answer, and what is
+chosen is the likeliest as a whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from generation.choices import Choices
+from generation.options import GenerationOptions, NotFiniteError
+from inference.answer import ask, encode
+from inference.checkpoint import open_checkpoint
+from inference.conversation import Conversation
+from inference.errors import RequestError
+from inference.grammar import choice_grammar, read_choices
+from inference.thinking import Think, held_to
+from tests import invariants, qwen_checkpoints, tiny
+from tests.invariants import details
+from tests.processors import draw_image
+from tests.prompts import inputs_of, tiny_vlm, words
+from tests.test_generate_transformers import models
+from tests.test_qwen_vl import for_transformers
+from tests.test_thinking import folders as folders
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "assets" / "example.png"
+STOPS = (5, 3)
+# One begins another, some begin alike, and they end by different tokens.
+ANSWERS = ((7, 5), (7, 9, 5), (12, 20, 31, 3), (12, 20, 40, 41, 42, 3), (30, 5))
+ENTRANCES = (
+    *("cached", "left padding", "session", "three slots", "graph slots", "native padded", "native slots"),
+    *("chunks session", "kept session", "kept native session"),
+)
+
+
+@torch.no_grad()
+def forced(vlm, inputs: dict, answers=ANSWERS, stops=STOPS) -> list[float]:
+    """The log-probability of each answer, from one pass over all of the prompt and it, without a cache."""
+    found, prompt = [], inputs["input_ids"].shape[1]
+    for ids in answers:
+        said = torch.tensor([ids[:-1]])
+        hidden, _ = vlm.hidden_states(**inputs | {"input_ids": torch.cat((inputs["input_ids"], said), 1)})
+        logprobs = vlm.language_model.logits(hidden[0, prompt - 1 :]).double().log_softmax(-1)
+        of_tokens = logprobs[range(len(ids) - 1), ids[:-1]].sum()
+        found.append((of_tokens + logprobs[-1, list(stops)].logsumexp(-1)).item())
+    return found
+
+
+@pytest.mark.parametrize("model", invariants.MODELS)
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_every_way_gives_the_probabilities_of_teacher_forcing(entrance, model):
+    if entrance != "cached" and model == "Gemma 4" and "native" in entrance:
+        pytest.skip("PyTorch only")
+    vlm, rows, *_ = invariants.case(model, "two answers, penalty")
+    chosen = Choices(ANSWERS, STOPS)
+    for more in ({}, {"temperature": 2.0, "seed": 4, "num_return_sequences": 2, "repetition_penalty": 1.5}):
+        options = {"max_new_tokens": 6, "stop_token_ids": STOPS, "constraint": chosen, "confidence": True}
+        got = iter(details(vlm, entrance, rows, **options | more))
+        for row in rows:
+            expected = forced(vlm, row)
+            for _ in range(more.get("num_return_sequences", 1)):
+                one = next(got)
+                assert one.decision.logprobs == pytest.approx(expected, abs=2e-5)
+                assert tuple(one.token_ids) == ANSWERS[one.decision.chosen]
+                assert one.confidence == one.decision.probabilities[one.decision.chosen]
+                assert more or one.decision.chosen == max(range(len(ANSWERS)), key=expected.__getitem__)
+
+
+def test_probabilities_are_those_of_transformers():
+    (theirs, ours), case = models("idefics3-2-images"), tiny.CASES["idefics3-2-images"]
+    inputs = tiny.make_inputs(case)
+    options = GenerationOptions(constraint=Choices(ANSWERS, STOPS), stop_token_ids=STOPS, max_new_tokens=6)
+    (decision,) = ours.generate_detailed(**inputs, options=options).decisions
+    for ids, got in zip(ANSWERS, decision.logprobs, strict=True):
+        whole = torch.cat((inputs["input_ids"], torch.tensor([ids[:-1]])), 1)
+        more = {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
+        with torch.no_grad():
+            logits = theirs(**inputs | more).logits[0, -len(ids) :]
+        assert got == pytest.approx(logprob_of(logits, ids, STOPS), abs=1e-5)
+
+
+def logprob_of(logits: torch.Tensor, ids, stops) -> float:
+    logprobs = logits.double().log_softmax(-1)  # (n, V)
+    said = logprobs[range(len(ids) - 1), list(ids[:-1])].sum()
+    return (said + logprobs[-1, list(stops)].logsumexp(-1)).item()
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory) -> tuple:
+    folder = tmp_path_factory.mktemp("qwen")
+    return qwen_checkpoints.save_hf("qwen3_vl", folder), open_checkpoint(folder, device="cpu")
+
+
+TEXTS = ["red", "red square", "blue", "no", "none of\nthese, <|im_end|> says so"]
+
+
+def test_probabilities_are_those_of_transformers_with_the_template(qwen):
+    """Of the whole conversation, answer included, as the template writes it and the model learns it."""
+    theirs, checkpoint = qwen
+    image, question = draw_image(100, 60), "what colour?"
+    options = GenerationOptions(constraint=checkpoint.constraint(choice_grammar(TEXTS)))
+    reply = ask(checkpoint, [image], question, options)
+    result = reply.finish()
+    messages = checkpoint.processor.conversation([image], question)
+    prompt = len(encode(checkpoint, [image], question).input_ids)
+    stops, expected = list(checkpoint.stop_token_ids), []
+    for text in TEXTS:
+        answer = {"role": "assistant", "content": [{"type": "text", "text": text}]}
+        inputs = checkpoint.processor.prepare([*messages, answer], add_generation_prompt=False)
+        ids = inputs["input_ids"][0].tolist()
+        end = next(place for place in range(prompt, len(ids)) if ids[place] in stops)
+        with torch.no_grad():
+            logits = theirs(**for_transformers(inputs, checkpoint.model.config)).logits[0, prompt - 1 : end]
+        expected.append(logprob_of(logits, ids[prompt : end + 1], stops))
+    shares = torch.tensor(expected).softmax(0).tolist()
+    assert result["probabilities"] == [pytest.approx(dict(zip(TEXTS, shares)), abs=1e-5)]
+    assert result["probability_mass"] == [pytest.approx(sum(map(math.exp, expected)), rel=1e-4)]
+    assert result["answers"] == [TEXTS[shares.index(max(shares))]]
+    assert sum(result["probabilities"][0].values()) == pytest.approx(1, abs=1e-12)
+
+
+def test_answers_are_drawn_as_often_as_they_are_likely():
+    vlm, inputs = tiny_vlm(), inputs_of(words(1, 9))
+    options = {"constraint": Choices(ANSWERS, STOPS), "stop_token_ids": STOPS, "temperature": 1.5}
+    output = vlm.generate_detailed(**inputs, **options, seed=0, num_return_sequences=600, max_new_tokens=6)
+    drawn = [decision.chosen for decision in output.decisions]
+    shares = (torch.tensor(forced(vlm, inputs)) / 1.5).softmax(0).tolist()
+    for answer, share in enumerate(shares):
+        assert drawn.count(answer) / 600 == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 600))
+    output = vlm.generate_detailed(**inputs, **options, seed=0, num_return_sequences=60, top_k=2)
+    assert {one.chosen for one in output.decisions} == {*torch.tensor(shares).topk(2).indices.tolist()}
+    alone = vlm.generate_detailed(**inputs, **options, seed=7, max_new_tokens=6)
+    assert alone.decisions[0].chosen == drawn[7]
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8", "int4"])
+def test_the_c_step_decides_by_its_own_numbers(kind):
+    """The bits of single steps, in any company."""
+    checkpoint = open_checkpoint(ROOT / "checkpoints" / "ocelli-shapes", device="cpu", dtype=kind)
+    checkpoint = checkpoint.compiled()
+    texts = ["blue", "red", "blue star", "dark blue", "0"]
+    form = checkpoint.constraint(choice_grammar(texts))
+    result = ask(
+        checkpoint, [EXAMPLE], "What colour is the star?", GenerationOptions(constraint=form)
+    ).finish()
+    assert result["answers"] == ["blue"] and result["probability_mass"][0] > 0.9
+    expected = []
+    for text in texts:  # one token after the other, as an answer that is forced token by token
+        alone = checkpoint.constraint(choice_grammar([text]))
+        own = ask(checkpoint, [EXAMPLE], "What colour is the star?", GenerationOptions(constraint=alone))
+        (mass,) = own.finish()["probability_mass"]
+        expected.append(mass)
+    got = [share * result["probability_mass"][0] for share in result["probabilities"][0].values()]
+    assert got == pytest.approx(expected, rel=1e-6)
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    vlm, inputs = tiny_vlm(), inputs_of(words(1, 9))
+    vlm.language_model.embed_tokens.weight.data[9] = math.nan  # seen while the answers are looked at
+    with pytest.raises(NotFiniteError):
+        vlm.generate(**inputs, constraint=Choices(((7, 5), (9, 5)), STOPS), stop_token_ids=STOPS)
+
+
+def test_after_thinking_choices_are_looked_at_where_the_answer_begins(folders):
+    checkpoint = open_checkpoint(folders["qwen3_5"], device="cpu")
+    form, question = checkpoint.constraint(choice_grammar(TEXTS[:4])), "how many circles are there?"
+    options = held_to(GenerationOptions(constraint=Think(6), temperature=1.0, seed=3), form)
+    reply = ask(checkpoint, [], question, options)
+    result = reply.finish()
+    thought = reply.ids[0][: result["thinking_tokens"][0]]
+    inputs = {
+        "input_ids": torch.tensor([[*encode(checkpoint, [], question, think=True).input_ids, *thought]])
+    }
+    logprobs = forced(checkpoint.model, inputs, form.constraint.answers, form.constraint.stop_ids)
+    shares = dict(zip(TEXTS[:4], torch.tensor(logprobs).softmax(0).tolist()))
+    assert result["probabilities"] == [pytest.approx(shares, abs=1e-5)] and result["answers"][0] in shares
+
+
+def test_a_conversation_goes_on_after_a_choice(qwen):
+    _, checkpoint = qwen
+    options = GenerationOptions(constraint=checkpoint.constraint(choice_grammar(TEXTS[:4])))
+    conversation = Conversation(checkpoint)
+    first = conversation.send("what colour?", [draw_image(60, 60)], options).finish()
+    second = conversation.send("what colour?", [], options).finish()
+    assert second["answers"][0] in TEXTS and second["reused_tokens"] > first["prompt_tokens"]
+    fresh = Conversation(checkpoint)
+    fresh.turns = conversation.turns[:1]
+    again = fresh.send("what colour?", [], options).finish()
+    assert again["probabilities"][0] == pytest.approx(second["probabilities"][0], abs=1e-5)
+
+
+# ------------------------------------------------------------------------------ what people give and get
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("yes, no", ["yes", "no"]),
+        ("1..5", ["1", "2", "3", "4", "5"]),
+        ("-1..1", ["-1", "0", "1"]),
+        ('["1..5", "a, b"]', ["1..5", "a, b"]),
+        ("5..1", RequestError),
+        ("0..1000", RequestError),
+    ],
+)
+def test_choices_of_a_command_line(text, expected):
+    if isinstance(expected, list):
+        assert read_choices(text) == expected
+    else:
+        with pytest.raises(expected):
+            read_choices(text)
+
+
+def test_json_has_the_probability_of_each_choice(as_json, cli, photo):
+    (made,) = as_json(photo, "how many?", "--choices", "1..5", "--max-new-tokens", 1)
+    (shares,) = made["probabilities"]
+    assert [*shares] == ["1", "2", "3", "4", "5"] and sum(shares.values()) == pytest.approx(1, abs=1e-12)
+    assert made["answers"] == [max(shares, key=shares.get)] and made["stop_reasons"] == ["stop"]
+    assert made["confidences"] == [max(shares.values())] and 0 < made["probability_mass"][0] < 1
+    expected = sum(int(text) * share for text, share in shares.items())
+    assert made["expected_value"] == [pytest.approx(expected)]
+    (words,) = as_json(photo, "how many?", "--choices", "yes,no")
+    assert [*words["probabilities"][0]] == ["yes", "no"] and "expected_value" not in words
+    _, out, err = cli(photo, "how many?", "--choices", "yes,no", "--stats")
+    assert out.strip() == words["answers"][0]
+    assert all(f"{text} {share:.1%}" in err for text, share in words["probabilities"][0].items())
+    (free,) = as_json(photo, "how many?", "--max-new-tokens", 2)
+    assert "probabilities" not in free
+
+
+def test_lines_of_a_batch_are_as_alone(cli, as_json, photo, tmp_path):
+    sets = [["yes", "no"], ["0", "1", "2"], ["a circle", "a square", "a"], None]
+    lines = [{"image": str(photo), "question": "what?", "choices": one, "max_new_tokens": 2} for one in sets]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert cli("--batch", tmp_path / "q.jsonl", "--out", tmp_path / "a.jsonl", "--batch-size", 3)[0] == 0
+    for choices, text in zip(sets, (tmp_path / "a.jsonl").read_text().splitlines(), strict=True):
+        record, named = json.loads(text), ("--choices", json.dumps(choices)) if choices else ()
+        (alone,) = as_json(photo, "what?", *named, "--max-new-tokens", 2)
+        assert record["answers"] == alone["answers"]
+        assert ("probabilities" in record) == (choices is not None)
+        if choices is not None:
+            assert record["probabilities"][0] == pytest.approx(alone["probabilities"][0], abs=1e-4)
+            assert record.get("expected_value") == pytest.approx(alone.get("expected_value"), abs=1e-4)
+
+
+def test_what_cannot_be_chosen_is_refused(complaint, photo, folders):
+    """What the model would not be read as saying, and what its context has no room for."""
+    checkpoint = open_checkpoint(folders["qwen3_5"], device="cpu")
+    for texts in (["yes", "<think> no"], ["a\x00"], ["ab" * 1500, "b"]):
+        with pytest.raises(RequestError):
+            form = checkpoint.constraint(choice_grammar(texts))
+            ask(checkpoint, [], "what?", GenerationOptions(constraint=form, max_new_tokens=3))
+    for wrong in ("", "a,a", "a,", '["a"', "9..0"):
+        assert complaint(photo, "what?", "--choices", wrong)
+    assert complaint(photo, "what?", "--choices", "yes,no", "--no-cache", "--compile", "off")
