@@ -13,6 +13,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/requirements.installed
+TESTED := $(VENV)/requirements-video.installed
 
 # A Python that has requirements-cuda-check.txt: make cuda-check CUDA_PY=...
 CUDA_VENV := .venv-cuda
@@ -38,7 +39,7 @@ TRAINING := $(sort $(wildcard tests/test_train*.py tests/test_eval*.py tests/tes
     tests/test_docs_commands.py tests/test_engine.py tests/test_finetune.py tests/test_launch.py \
     tests/test_loader.py tests/test_locks.py
 
-test: $(INSTALLED)
+test: $(INSTALLED) $(TESTED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	@$(MAKE) --no-print-directory -j3 types tests-of-training other-tests
@@ -73,6 +74,11 @@ train: $(INSTALLED)
 $(INSTALLED): requirements.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("expected Python 3.11 or newer, got " + sys.version.split()[0] + ": make PYTHON=...")'
 	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
+	@cmp -s $< $@ || $(PY) -m pip install --quiet --disable-pip-version-check -r $<
+	@cp $< $@
+
+# What is optional for users, and what the tests do not do without.
+$(TESTED): requirements-video.txt $(INSTALLED)
 	@cmp -s $< $@ || $(PY) -m pip install --quiet --disable-pip-version-check -r $<
 	@cp $< $@
 

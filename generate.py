@@ -1,9 +1,10 @@
-"""Ask a vision-language model about images.
+"""Ask a vision-language model about images and videos.
 
     python generate.py                                        # the example image, the embedded model
     python generate.py photo.jpg "How many boats are there?"
     python generate.py photo.jpg -q "What is this?" -q "Where is it?" --json
     python generate.py a.png b.png -q "What differs?" --model smolvlm-256m
+    python generate.py clip.mp4 "What happens?" --model smolvlm2-256m
     python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
     python generate.py photo.jpg "Is it raining?" --choices yes,no
     python generate.py photo.jpg "Which boat is ahead?" --model runs/reasoning --think
@@ -37,6 +38,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from data.errors import ImageError
 from generation.options import GenerationOptions
 from inference import cli
 from inference.errors import user_errors, user_message
@@ -60,7 +62,8 @@ def log(text: str) -> None:
 
 def read_request(args: argparse.Namespace) -> tuple[GenerationOptions, list[str], list[Any], list[str]]:
     """Options, names of images, images and questions: all that can be checked and read without a model."""
-    from data.images import ImageLimits, load_image
+    from data.images import ImageLimits
+    from data.video import Clip, open_visual
 
     # A chat may be shown an image later.
     cli.check_model(args.model, args.revision, text_only=args.no_image and not args.chat)
@@ -68,7 +71,12 @@ def read_request(args: argparse.Namespace) -> tuple[GenerationOptions, list[str]
     names = args.images or ([] if args.no_image else [str(EXAMPLE_IMAGE)])
     cli.check_together(names, log)
     piped = cli.read_stdin_image(ImageLimits().max_bytes) if cli.STDIN in names else b""
-    images = [load_image(piped, name=name) if name == cli.STDIN else load_image(name) for name in names]
+    images = [open_visual(piped if name == cli.STDIN else name, name=name) for name in names]
+    alone = [
+        name for name in ("detect", "point", "describe", "show_boxes", "show_attention") if vars(args)[name]
+    ]
+    if videos := [name for name, image in zip(names, images) if alone and isinstance(image, Clip)]:
+        raise ImageError(f"--{alone[0].replace('_', '-')}: expected images, got the video {videos[0]}")
     questions = args.questions
     if not (questions or args.chat or piped or args.detect or args.point or args.describe):
         questions = cli.read_stdin_questions()

@@ -54,6 +54,11 @@ SMOLVLM_CHAT_TEMPLATE = (
     "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
+# transformers' for conversations with videos, whatever the checkpoint has
+SMOLVLM_VIDEO_TEMPLATE = SMOLVLM_CHAT_TEMPLATE.replace(
+    "{{ '<image>' }}{% endif %}",
+    "{{ '<image>' }}{% elif line['type'] == 'video' %}{{ '<video>' }}{% endif %}",
+)
 # nanoVLM's, today and in v0.1
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
@@ -66,15 +71,15 @@ V01_TEMPLATE = (
     " message['content'] | replace('<|image|>', '') + ' Answer:' }}"
     "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
-OWN_TEMPLATES = (SMOLVLM_CHAT_TEMPLATE, CHATML_TEMPLATE, V01_TEMPLATE)
+OWN_TEMPLATES = (SMOLVLM_CHAT_TEMPLATE, SMOLVLM_VIDEO_TEMPLATE, CHATML_TEMPLATE, V01_TEMPLATE)
 
 
 @dataclass(frozen=True)
 class Message:
-    """One turn: its parts in order, each a text or an image source."""
+    """One turn: its parts in order, each a text or the source of an image or a video."""
 
     role: str
-    parts: tuple[tuple[str, Any], ...]  # ("text", str) or ("image", source)
+    parts: tuple[tuple[str, Any], ...]  # ("text", str), ("image", source) or ("video", source)
 
     @property
     def text(self) -> str:
@@ -82,7 +87,8 @@ class Message:
 
     @property
     def images(self) -> list[Any]:
-        return [value for kind, value in self.parts if kind == "image"]
+        """Videos as well."""
+        return [value for kind, value in self.parts if kind != "text"]
 
 
 @dataclass(frozen=True)
@@ -125,13 +131,13 @@ def in_order(message: Message, image_order: str | None) -> Message:
     stands between texts that had an image between them."""
     texts, images, parted = list[tuple[str, Any]](), list[tuple[str, Any]](), False
     for kind, value in message.parts:
-        if kind == "image":
+        if kind != "text":
             images.append((kind, value))
         elif parted and texts and texts[-1][1][-1:].strip() and value[:1].strip():
             texts.append((kind, f" {value}"))
         else:
             texts.append((kind, value))
-        parted = kind == "image"
+        parted = kind != "text"
     if image_order is None or not images:
         return message
     return Message(message.role, (*images, *texts) if image_order == "first" else (*texts, *images))
@@ -141,11 +147,11 @@ def _read_part(part: Mapping[str, Any], label: str) -> tuple[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and "text" in part:
         return "text", check_text(part["text"], label)
-    if kind == "image":
-        for key in ("image", "url", "path", "base64"):
+    if kind in ("image", "video"):
+        for key in (kind, "url", "path", "base64"):
             if part.get(key) is not None:
-                return "image", part[key]
-    wanted = "{'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}"
+                return kind, part[key]
+    wanted = "{'type': 'text', 'text': ...}, or 'image' or 'video' likewise"
     raise PromptError(f"{label}: expected a part {wanted}, got {str(part)[:80]!r}")
 
 
@@ -369,6 +375,7 @@ class ChatEncoder:
     Args:
         string_content: the template takes a message's content as one string (nanoVLM) rather than as parts.
         image_token: the placeholder that stands once for every image in the rendered template.
+        video_token: that of a video; video_template: for conversations with videos, where it is another.
         stop_token_ids: the ids that end a turn; the one after an answer is part of the answer.
         add_special_tokens: let the tokenizer's post-processor add its own (a BOS), unless the template did.
 
@@ -384,9 +391,13 @@ class ChatEncoder:
         stop_token_ids: Sequence[int] = (),
         string_content: bool = False,
         add_special_tokens: bool = True,
+        video_token: str | None = None,
+        video_template: str | None = None,
     ):
         self.chat_template = chat_template
         self.image_token = image_token
+        self._of_visuals = {image_token, video_token} - {None}
+        self._video_template = video_template or chat_template
         self.string_content = string_content
         self.add_special_tokens = add_special_tokens
         self.thinking = _thinking(tokenizer, chat_template)
@@ -399,7 +410,8 @@ class ChatEncoder:
         self._tokenizer, self._ids, self._names, unknown_id, self._longest = private
         self._watched = frozenset(self._ids.values()) - {unknown_id}
         self._name_length = min(map(len, self._names.values()), default=0)
-        longest_first = sorted(self._names, key=len, reverse=True)
+        own = [] if video_token is None else [video_token]  # special to the tokenizer or not
+        longest_first = sorted({*self._names, *own}, key=len, reverse=True)
         stand_in = f"\ue000{self._nonce}\\.(?P<text>\\d+)\ue001"
         self._pieces = re.compile("|".join([stand_in, *map(re.escape, longest_first)]))
 
@@ -502,9 +514,11 @@ class ChatEncoder:
             shown.append(about | {"content": content})
         variables = self._variables | {"messages": shown, "add_generation_prompt": add_generation_prompt}
         variables["enable_thinking"] = think
-        renders = render if self.chat_template in OWN_TEMPLATES else render_bounded
+        videos = any(kind == "video" for message in messages for kind, _ in message.parts)
+        template = self._video_template if videos else self.chat_template
+        renders = render if template in OWN_TEMPLATES else render_bounded
         try:
-            rendered = renders(self.chat_template, variables)
+            rendered = renders(template, variables)
             return rendered if asked is None else asked.prompt(rendered, think), texts
         except TemplateRefused as error:
             raise PromptError(f"{label}: the checkpoint's chat template refuses it ({error})") from error
@@ -555,7 +569,7 @@ class ChatEncoder:
                     spans.append((start, length + len(text)))
                     answering = True
                 put(text)
-            elif match[0] == self.image_token:
+            elif match[0] in self._of_visuals:
                 put(named(image_prompts[images]) if images < len(image_prompts) else "")
                 images += 1
             else:

@@ -125,6 +125,26 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     return _flatten(image if turn is None else image.transpose(turn), name, own)
 
 
+def animation(data: bytes, limits: ImageLimits, name: str) -> Iterator[tuple[Image.Image, float]]:
+    """The frames of an animated GIF, WebP or PNG as `load_image` gives them, and for how many seconds each is
+    shown. None of an image that does not move."""
+    image, _ = _open_bytes(data, limits, name)
+    count = range(getattr(image, "n_frames", 1) if getattr(image, "is_animated", False) else 0)
+    if isinstance(file := getattr(image, "fp", None), _CountedReads):
+        file.pieces = PIECES
+    for number in count:
+        try:
+            image.seek(number)
+            image.load()
+        except Exception as error:  # see load_image
+            raise ImageError(
+                f"{name}: the animation is damaged or cut off ({one_line(error, 200)})"
+            ) from error
+        # Browsers take a tenth of a second where none is said.
+        shown, picture = (image.info.get("duration") or 100) / 1000, image.copy()
+        yield _flatten(picture, name, own=True), shown
+
+
 def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> tuple[int, int]:
     """(width, height) of what `load_image` gives, from the header alone; refused as far as that shows."""
     name = name or describe(source)

@@ -28,10 +28,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
-from data.images import describe, load_image, measure
+from data.images import describe, measure
 from data.processor import Processor
 from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
-from data.tiles import Parts, Visual, cut_image, plan_image
+from data.tiles import Parts, Visual, plan_image
+from data.video import Clip
 from families import FAMILIES
 from models.config import VLMConfig
 
@@ -46,7 +47,8 @@ class Sample:
     """A conversation to train on.
 
     `labels` are the ids that the assistant says (its end of turn included), and IGNORE_INDEX elsewhere.
-    `images` are what `load_image` takes, `image_shapes` what the parts of each are, (n, 3, H, W), in order.
+    `images` are what `load_image` takes, and clips, `image_shapes` what the parts of each are, (n, 3, H, W)
+    or (n, 3, F, H, W), in order, and `times` those of each part (`data.tiles.Part`).
     """
 
     sample_id: SampleId
@@ -54,6 +56,7 @@ class Sample:
     labels: list[int]
     images: tuple[Any, ...] = ()
     image_shapes: tuple[tuple[int, ...], ...] = ()
+    times: tuple[int | None, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -88,7 +91,7 @@ class SampleEncoder:
     def encode(self, conversation: Sequence[Mapping[str, Any]], sample_id: SampleId) -> Sample:
         """A sample of a conversation in the Hub's form."""
         processor, name = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
-        with _counted_as(BAD_CONVERSATION, PromptError):
+        with _counted_as(BAD_CONVERSATION, PromptError), _counted_as(BROKEN_IMAGE, ImageError):
             messages = processor.messages(conversation, name)
         sources = [source for message in messages for source in message.images]
         visuals, sources = self._plans(sources)
@@ -99,15 +102,21 @@ class SampleEncoder:
         said = zip(encoded.input_ids, encoded.assistant_mask)
         labels = [token if by_assistant else IGNORE_INDEX for token, by_assistant in said]
         shapes = tuple(visual.parts.shape for visual in visuals)
-        sample = Sample(sample_id, encoded.input_ids, labels, tuple(sources), shapes)
+        times = tuple(part.time for visual in visuals for part in visual.parts)
+        sample = Sample(sample_id, encoded.input_ids, labels, tuple(sources), shapes, times)
         if sample.tokens > self.max_tokens:
             raise BadRow(TOO_LONG, f"expected at most {self.max_tokens} tokens, got {sample.tokens}")
         return sample
 
     def _plans(self, sources: list[Any]) -> tuple[list[Visual], list[Any]]:
-        """Each image as it will be cut, from its header; and the images, for `load_image`."""
+        """Each image as it will be cut, from its header, and each clip; and what to open then."""
         limits, plans, kept = self.processor.limits, list[Visual](), list[Any]()
         for source in sources:
+            if isinstance(source, Clip):
+                with _counted_as(TOO_MANY_TILES, ImageError):
+                    plans.append(self.processor.plan(source))
+                kept.append(source)
+                continue
             with _counted_as(BROKEN_IMAGE, ImageError):
                 (width, height), source = measure(source, limits)
             kept.append(source)
@@ -124,12 +133,11 @@ class SampleEncoder:
 
     def tiles(self, sample: Sample) -> Parts | None:
         """A sample's tiles in the order of its placeholders; None without images."""
-        limits, tiles = self.processor.limits, []
+        tiles = []
         for source, expected in zip(sample.images, sample.image_shapes, strict=True):
             name = describe(source)
             with _counted_as(BROKEN_IMAGE, ImageError, ProcessorError):
-                image = load_image(source, limits)
-                cut = cut_image(self.processor.images, image, name, limits.max_tiles).parts
+                cut = self.processor.cut(source).parts
             if cut.shape != expected:  # the header did not tell the size of the pixels
                 raise BadRow(BROKEN_IMAGE, f"{name}: expected tiles {expected}, got {cut.shape}")
             tiles.append(cut)
@@ -222,8 +230,9 @@ def _places(sample: Sample, config: VLMConfig | None) -> np.ndarray:
     """(T,), or (3, T) by time, row and column."""
     if config is None or not config.text.rope_sections:
         return np.arange(sample.tokens)
-    sizes = ((shape[2], shape[3]) for shape in sample.image_shapes)
-    return FAMILIES[config.family].places(config, sample.input_ids, sizes)[0].numpy()
+    sizes = (shape[-2:] for shape in sample.image_shapes for _ in range(shape[0]))
+    shown = ((*size, time) for size, time in zip(sizes, sample.times, strict=True))
+    return FAMILIES[config.family].places(config, sample.input_ids, shown)[0].numpy()
 
 
 class Batch(dict):

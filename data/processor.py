@@ -16,12 +16,13 @@ files name; a nanoVLM checkpoint whose tokenizer is another repository names non
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from data.boxes import CoordinateForm, form_of
@@ -37,7 +38,7 @@ from data.chat import (
 from data.errors import ImageError, ProcessorError, PromptError
 from data.images import ImageLimits, describe, load_image
 from data.thinking import Thinking
-from data.tiles import Images, Parts, Sizes, Visual, cut_image
+from data.tiles import Images, Parts, Sizes, Visual, cut_image, cut_video
 from data.tokenizer import (
     END,
     FAKE,
@@ -50,12 +51,20 @@ from data.tokenizer import (
     read_object,
     turn_ends,
 )
+from data.video import Clip, open_video, open_visual
 from families import FAMILIES, idefics3
 from messages import one_line
 from models.config import VLMConfig
 
 LEAST_PIXELS = 1024  # that whole images may be made to fit
+FRAMES_AS_IMAGES = 8  # of a video, for a model that takes images alone
 Conversation = Sequence[Mapping[str, Any]]
+
+
+def kind_of(source: Any) -> str:
+    """Of what a part of a message shows: "image" or "video"."""
+    video = isinstance(source, Clip) or (isinstance(source, Visual) and bool(source.times))
+    return "video" if video else "image"
 
 
 class ModelInputs(dict):
@@ -98,7 +107,7 @@ class Processor:
     """See the module's docstring. Build one with `from_pretrained` or `make_processor`. `image_order` is that
     of `data.chat.in_order`, which generation_config.json says where the model learnt one only; `config` is
     the model's, whose context bounds what is tokenized of a prompt; `coordinates` says how the model writes
-    boxes (`coordinates_of`)."""
+    boxes (`coordinates_of`), and `one_image` that it learnt from one image at a time."""
 
     def __init__(
         self,
@@ -109,8 +118,10 @@ class Processor:
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         image_order: str | None = None,
         coordinates: Any = None,
+        one_image: bool = False,
     ):
         self.images, self.image_order, self.coordinates = images, image_order, coordinates
+        self.one_image = one_image
         self.tokenizer, self.limits = tokenizer, limits
         self.stop_token_ids = turn_ends(tokenizer)
         self.image_token_id = tokenizer.convert_tokens_to_ids(images.image_token)
@@ -124,6 +135,8 @@ class Processor:
             stop_token_ids=self.stop_token_ids,
             string_content=images.string_content,
             add_special_tokens=images.add_special_tokens,
+            video_token=images.videos.token if images.videos else None,
+            video_template=images.videos.template if images.videos else None,
         )
 
     @classmethod
@@ -154,8 +167,10 @@ class Processor:
                     images.budget = min(images.budget, max_pixels)
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
-                said = coordinates_of(described, read_object(folder / "generation_config.json"))
-                return cls(images, tokenizer, template, config, limits, read_image_order(folder), said)
+                generation = read_object(folder / "generation_config.json")
+                learnt = {"one_image": generation.get("most_images") == 1}
+                learnt |= {"coordinates": coordinates_of(described, generation)}
+                return cls(images, tokenizer, template, config, limits, read_image_order(folder), **learnt)
         except ProcessorError:
             raise
         except PromptError as error:
@@ -188,7 +203,7 @@ class Processor:
             raise PromptError(f"question: expected some text, got {question!r}")
         if not isinstance(images, list | tuple):
             images = [] if images is None else [images]
-        content = [{"type": "image", "image": image} for image in images]
+        content = [{(kind := kind_of(image)): image, "type": kind} for image in images]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
         if system:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
@@ -222,7 +237,27 @@ class Processor:
     def messages(self, conversation: Conversation, label: str = "conversation") -> list[Message]:
         """A conversation as the model learnt to read one: its parts in the order of `image_order`."""
         messages = read_conversation(conversation, label, self.image_order)
-        return self.images.normalise_messages(messages, label)
+        opened = [
+            replace(one, parts=tuple(part for given in one.parts for part in self._opened(*given)))
+            for one in messages
+        ]
+        return self.images.normalise_messages(opened, label)
+
+    def _opened(self, kind: str, value: Any) -> list[tuple[str, Any]]:
+        """A part of a message; of a video, where the family has none, some of its frames as images."""
+        if kind != "video" or isinstance(value, Visual):
+            return [(kind, value)]
+        clip = open_video(value, self.limits)
+        if self.images.videos is not None:
+            return [(kind, clip)]
+        if self.one_image:
+            raise ImageError(
+                f"{clip.name}: this model has learned from one image at a time, and takes no video; ask "
+                "about one of its frames, or take another model (--model list)"
+            )
+        count = min(FRAMES_AS_IMAGES, clip.count)
+        indices = [round(place * (clip.count - 1) / max(count - 1, 1)) for place in range(count)]
+        return [("image", frame) for frame in clip.frames(indices)]
 
     def encode_conversation(
         self,
@@ -272,10 +307,26 @@ class Processor:
             raise PromptError(f"{label}: expected some text, got {text[:80]!r}")
         return EncodedConversation(encoded.input_ids, encoded.assistant_mask, None, 0)
 
+    def visuals(self, source: Any) -> list[Visual]:
+        """`cut` of what `open_visual` takes: an image, a video, or the frames that stand for one."""
+        if isinstance(source, Visual):
+            return [source]
+        shown = open_visual(source, self.limits)
+        opened = [self.cut(value) for _, value in self._opened(kind_of(shown), shown)]
+        return [replace(one, name=describe(source)) for one in opened] if shown is not source else opened
+
+    def plan(self, shown: Image.Image | Clip) -> Visual:
+        """What `cut` makes of it, with pixels on the meta device."""
+        if isinstance(shown, Clip) and self.images.videos is not None:
+            return self.images.videos.plan(shown)
+        return self.images.plan(*shown.size)
+
     def cut(self, source: Any) -> Visual:
         """An image (anything `load_image` takes) loaded, resized and cut, for several questions about it."""
         if isinstance(source, Visual):
             return source
+        if isinstance(source, Clip) and self.images.videos is not None:
+            return cut_video(self.images.videos, source, self.limits.max_tiles)
         image = load_image(source, self.limits)
         return cut_image(self.images, image, describe(source), self.limits.max_tiles)
 

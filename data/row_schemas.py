@@ -1,4 +1,4 @@
-"""Rows as datasets lay them out -> conversations in the Hub's form, with each image in its place.
+"""Rows as datasets lay them out -> conversations in the Hub's form, with each image and video in its place.
 
 | columns | known from |
 |---|---|
@@ -7,6 +7,8 @@
 | `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
 | `ref` and `bbox`, or `objects`, with an image | RefCOCO, COCO, LVIS; see `data.boxes` |
 | `question`, `answer`, `image` or `images` | everything else |
+
+A column `video` or `videos` stands wherever `image` and `images` do, or beside them: then after these.
 
 Rows may lack images, but if none of the first rows has one, the recipe must say so (`find_images`). Numbers
 are written out where a text is expected; NaN and infinity count as no text.
@@ -31,7 +33,18 @@ PLACEHOLDERS, TOO_MANY_TILES, TOO_LONG = "images and placeholders differ", "too 
 BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
 
 COLUMNS = (
-    *("messages", "prompt", "completion", "texts", "question", "answer", "images", "image"),
+    *(
+        "messages",
+        "prompt",
+        "completion",
+        "texts",
+        "question",
+        "answer",
+        "images",
+        "image",
+        "videos",
+        "video",
+    ),
     *("ref", "bbox", "objects"),
 )
 _OF_BOXES = (("ref", "bbox"), ("objects",))
@@ -74,39 +87,49 @@ class RowSchema:
             raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
         if (kept := self._turns_kept(row)) is None:
             return None
-        images = self.column_images(row)
+        shown = self._shown(row)
+        images = [value for kind, value in shown if kind == "image"]
         turns: list[Mapping[str, Any]] = []
         if self.text_columns in _OF_BOXES:
             if len(images) != 1:
                 raise BadRow(PLACEHOLDERS, f"expected one image with its boxes, got {len(images)}")
             own = {name: self._get(row, name) for name in self.text_columns}
-            turns, images[0] = self.boxes.turns(own, images[0], seed, form_for)
+            turns, image = self.boxes.turns(own, images[0], seed, form_for)
+            shown = [("image", image)]
         given = turns if self.text_columns in _OF_BOXES else self._given(row, kept)
-        unplaced = iter(images)
+        unplaced = {kind: iter([value for one, value in shown if one == kind]) for kind in ("image", "video")}
         messages = [
             {"role": message.get("role"), "content": list(self._parts(message.get("content"), unplaced))}
             for message in given
         ]
         if all(isinstance(message.get("content"), str) for message in given):
-            _put_images_first(messages, images)
-        elif left := sum(1 for _ in unplaced):
-            raise BadRow(PLACEHOLDERS, f"{len(images)} images for {len(images) - left} image parts")
+            _put_images_first(messages, shown)
+        elif left := sum(1 for values in unplaced.values() for _ in values):
+            raise BadRow(PLACEHOLDERS, f"{len(shown)} images and videos for {len(shown) - left} parts")
         _check_texts(messages)
         return messages
 
     def images(self, row: Any) -> list[Any] | None:
-        """What `load_image` takes, for each image of the conversation; None if the ratings are too low."""
+        """What `open_visual` takes, for each image and video of the conversation; None if the ratings are too
+        low."""
         if (messages := self.conversation(row)) is None:
             return None
         parts = (part for message in messages for part in message["content"])
-        return [part["image"] for part in parts if part["type"] == "image"]
+        return [part[part["type"]] for part in parts if part["type"] != "text"]
 
     def column_images(self, row: Mapping[str, Any]) -> list[Any]:
         """What `load_image` takes, for each image in the image columns."""
-        for name in ("images", "image"):
-            if (value := self._get(row, name)) is not None:
-                return [self._image(one) for one in (value if isinstance(value, list | tuple) else [value])]
-        return []
+        return [value for kind, value in self._shown(row) if kind == "image"]
+
+    def _shown(self, row: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """("image" or "video", what `open_visual` takes) of the columns, images first."""
+        shown = []
+        for kind in ("image", "video"):
+            value = self._get(row, f"{kind}s")
+            value = self._get(row, kind) if value is None else value
+            values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+            shown += [(kind, self._image(one)) for one in values]
+        return shown
 
     def _get(self, row: Mapping[str, Any], name: str) -> Any:
         return row.get(self.columns.get(name, name))
@@ -170,7 +193,7 @@ class RowSchema:
             given += value
         return given
 
-    def _parts(self, content: Any, unplaced: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    def _parts(self, content: Any, unplaced: Mapping[str, Iterator[Any]]) -> Iterator[dict[str, Any]]:
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
         if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
@@ -178,14 +201,16 @@ class RowSchema:
         for part in content:
             if part.get("type") == "text":
                 yield {"type": "text", "text": part.get("text")}
-            elif part.get("type") in ("image", "image_url"):
-                held = [part[key] for key in ("image", "url", "path", "base64") if part.get(key) is not None]
-                image = self._image(held[0]) if held else next(unplaced, None)
-                if image is None:
-                    raise BadRow(PLACEHOLDERS, "more image parts than images")
-                yield {"type": "image", "image": image}
+            elif (kind := str(part.get("type")).removesuffix("_url")) in ("image", "video"):
+                held = [part[key] for key in (kind, "url", "path", "base64") if part.get(key) is not None]
+                shown = self._image(held[0]) if held else next(unplaced[kind], None)
+                if shown is None:
+                    raise BadRow(PLACEHOLDERS, f"more {kind} parts than {kind}s")
+                yield {"type": kind, kind: shown}
             else:
-                raise BadRow(BAD_CONVERSATION, f"expected a text or image part, got {part.get('type')!r}")
+                raise BadRow(
+                    BAD_CONVERSATION, f"expected a text, image or video part, got {part.get('type')!r}"
+                )
 
 
 # ------------------------------------------------------------------------------------------- the columns
@@ -222,7 +247,8 @@ def find_images(
         images_of: a row -> its images, None if its ratings are too low; may raise BadRow.
         how: see `no_images`.
     """
-    read = {schema.columns.get(column, column) for column in (*schema.text_columns, "images", "image")}
+    shown = ("images", "image", "videos", "video")
+    read = {schema.columns.get(column, column) for column in (*schema.text_columns, *shown)}
     usable, refused, alike = False, "", dict[str, None]()
     columns: dict[str, None] = {}
     for row in (row for row in rows if isinstance(row, Mapping)):  # others could not be read
@@ -289,13 +315,13 @@ def _turn(question: Any, answer: Any) -> list[Mapping[str, Any]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _put_images_first(messages: list[dict[str, Any]], images: list[Any]) -> None:
-    """All images stand before the first text of the user."""
+def _put_images_first(messages: list[dict[str, Any]], shown: list[tuple[str, Any]]) -> None:
+    """All images and videos stand before the first text of the user."""
     first = next((message for message in messages if message["role"] == "user"), None)
     if first is not None:
-        first["content"] = [*({"type": "image", "image": image} for image in images), *first["content"]]
-    elif images:
-        raise BadRow(PLACEHOLDERS, f"{len(images)} images and no message of a user to show them in")
+        first["content"] = [*({"type": kind, kind: value} for kind, value in shown), *first["content"]]
+    elif shown:
+        raise BadRow(PLACEHOLDERS, f"{len(shown)} images and no message of a user to show them in")
 
 
 def _check_texts(messages: list[dict[str, Any]]) -> None:
@@ -303,7 +329,7 @@ def _check_texts(messages: list[dict[str, Any]]) -> None:
     for message in messages:
         parts, role = message["content"], message["role"]
         has_text = any(part["type"] == "text" and str(part["text"] or "").strip() for part in parts)
-        has_image = role == "user" and any(part["type"] == "image" for part in parts)
+        has_image = role == "user" and any(part["type"] != "text" for part in parts)
         if role in ("user", "assistant") and not (has_text or has_image):
             raise BadRow(EMPTY_TEXT, f"a message of the {role}: expected some text, got none")
     if all(message["role"] != "assistant" for message in messages):

@@ -25,10 +25,12 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from data.errors import ImageError, ProcessorError, PromptError
+from data.video import Clip
 
 Cell: TypeAlias = tuple[int, int, int, int]  # top, left, bottom, right
 # (width, height) of an image in pixels: its own, and that in which its model sees it.
@@ -44,10 +46,14 @@ class Part:
 
     pixels: (3, M, M) uint8, or float32 where they were computed with after rescaling (nanoVLM's whole image).
     values: (3, 256) float32, what a byte stands for in each colour; None where the pixels are numbers.
+    time: of what a video shows after its first part, rotary places since that; None where places do not tell.
+
+    Frames of a video that are encoded together have pixels (3, F, M, M).
     """
 
     pixels: Tensor
     values: Tensor | None
+    time: int | None = None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Part) or self.pixels.dtype != other.pixels.dtype:
@@ -67,6 +73,11 @@ class Part:
             if part is not None:
                 digest.update(part.contiguous().flatten().view(torch.uint8).numpy().data)
         return digest.digest()
+
+    @property
+    def key(self) -> bytes:
+        """A SHA-256 of all that it leaves in a cache: of its numbers, and of when it is shown."""
+        return self.digest if self.time is None else hashlib.sha256(self.digest + b"%d" % self.time).digest()
 
     def write(self, out: Tensor) -> None:
         """Its numbers into out (3, M, M), on the CPU, of any floating-point dtype."""
@@ -95,9 +106,9 @@ class Parts:
         return cls(tuple(Part(one, values) for one in pixels))
 
     @classmethod
-    def planned(cls, count: int, height: int, width: int | None = None) -> Parts:
+    def planned(cls, count: int, height: int, width: int | None = None, frames: int | None = None) -> Parts:
         """Parts that have a shape, square ones without a width, and no pixels yet."""
-        shape = (3, height, width or height)
+        shape = (3, *([frames] if frames else []), height, width or height)
         return cls((Part(torch.empty(shape, dtype=torch.uint8, device="meta"), None),) * count)
 
     @classmethod
@@ -127,17 +138,25 @@ class Parts:
     def digests(self) -> list[bytes]:
         return [tile.digest for tile in self.parts]
 
+    @property
+    def keys(self) -> list[bytes]:
+        return [tile.key for tile in self.parts]
+
     def numel(self) -> int:
         return sum(tile.pixels.numel() for tile in self.parts)
 
     def to(
         self, device: torch.device | str, dtype: torch.dtype = torch.float32, non_blocking: bool = False
     ) -> Any:
-        """Their numbers, (n, 3, M, M), or where sizes differ a list of (3, H, W): what the processor's own
-        library gives, to the bit, then rounded to the dtype. With CUDA nobody waits for the copy, whatever
-        `non_blocking` says."""
-        if len({part.pixels.shape for part in self.parts}) > 1:
-            return [one for part in self.parts for one in Parts((part,)).to(device, dtype)]
+        """Their numbers, (n, 3, M, M), or where sizes differ or frames go together a list of (3, H, W) and
+        (3, F, H, W): what the processor's own library gives, to the bit, then rounded to the dtype. With CUDA
+        nobody waits for the copy, whatever `non_blocking` says."""
+        if len({part.pixels.shape for part in self.parts}) > 1 or len(self.shape) > 4:
+            return [one for part in self.parts for one in Parts((part,))._numbers(device, dtype)]
+        return self._numbers(device, dtype)
+
+    def _numbers(self, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+        """`to` of parts of one size."""
         if torch.device(device).type != "cpu":
             return self._on_device(torch.device(device), dtype)
         numbers = torch.empty(self.shape, dtype=dtype)
@@ -152,7 +171,8 @@ class Parts:
         codes, others, values = (part.to(device, non_blocking=pinned) for part in on_host)
         codes, others = (part.view(-1, *self.shape[1:]) for part in (codes, others))
         places = codes.int()
-        places += torch.arange(0, 768, 256, dtype=torch.int32, device=device)[:, None, None]  # of each colour
+        colours = torch.arange(0, 768, 256, dtype=torch.int32, device=device)
+        places += colours.view(3, *[1] * (codes.dim() - 2))
         numbers = values.to(dtype).flatten().index_select(0, places.flatten()).view(codes.shape)
         if coded.all():
             return numbers
@@ -179,7 +199,7 @@ class Parts:
     def __reduce__(self) -> tuple[Any, tuple]:
         """Between processes tensors go through shared memory. Containers often have 64 MB of it, and whoever
         writes more is killed: where it is short, arrays go through the pipe, which is slower."""
-        shapes, joined = [tile.pixels.shape for tile in self.parts], self._joined()
+        shapes, joined = [(tile.pixels.shape, tile.time) for tile in self.parts], self._joined()
         if _free_shared_memory() >= _AMPLE * self.nbytes:
             return _apart, (shapes, *joined)
         return _from_arrays, (shapes, *(field.numpy() for field in joined))
@@ -192,6 +212,7 @@ class Visual:
     positions: that it takes in the language model.
     grid: rows and columns of the parts that it was cut into; what that is for an uncut one, its family says.
     size: the image's own (width, height) in pixels.
+    times: of a video, the seconds at which each part is shown; seconds: how long it is.
     """
 
     parts: Parts
@@ -199,23 +220,28 @@ class Visual:
     grid: tuple[int, int]
     size: tuple[int, int]
     name: str = "image"
+    times: tuple[float, ...] = ()
+    seconds: float = 0.0
 
     @property
     def sizes(self) -> Sizes:
         """With that of a part for the one that is seen: it is the whole image, where that is not cut."""
-        return self.size, (self.parts.shape[3], self.parts.shape[2])
+        return self.size, (self.parts.shape[-1], self.parts.shape[-2])
 
 
-def _apart(shapes: list[torch.Size], coded: Tensor, codes: Tensor, others: Tensor, values: Tensor) -> Parts:
+Shape: TypeAlias = tuple[torch.Size, int | None]  # of a part's pixels; its time
+
+
+def _apart(shapes: list[Shape], coded: Tensor, codes: Tensor, others: Tensor, values: Tensor) -> Parts:
     parts, done = [], {True: 0, False: 0}
-    for shape, bytes_ in zip(shapes, coded.tolist(), strict=True):
+    for (shape, time), bytes_ in zip(shapes, coded.tolist(), strict=True):
         start, done[bytes_] = done[bytes_], done[bytes_] + shape.numel()
         pixels = (codes if bytes_ else others)[start : done[bytes_]].view(shape)
-        parts.append(Part(pixels, values if bytes_ else None))
+        parts.append(Part(pixels, values if bytes_ else None, time))
     return Parts(tuple(parts))
 
 
-def _from_arrays(shapes: list[torch.Size], *fields: Any) -> Parts:
+def _from_arrays(shapes: list[Shape], *fields: Any) -> Parts:
     return _apart(shapes, *map(torch.from_numpy, fields))
 
 
@@ -234,6 +260,22 @@ MOST_PIXELS = 8192 * 8192  # of an image that is taken whole, four times as many
 _MOST_TILES = 400  # the time to list their grids grows with the square
 
 
+class Videos(Protocol):
+    """How a family chooses frames of a video, makes parts of them, and writes them into a prompt."""
+
+    token: str  # what its template writes for a video, special to the tokenizer or not
+    template: str | None  # for conversations with videos, where it is not the checkpoint's own
+
+    def plan(self, clip: Clip) -> Visual:
+        """What `cut` makes of a video, with pixels on the meta device."""
+
+    def cut(self, clip: Clip) -> Visual:
+        """The frames that are shown, in parts."""
+
+    def prompt(self, visual: Visual) -> str:
+        """What stands in a prompt for it."""
+
+
 class Images(Protocol):
     """How a family cuts images into parts, and writes them into a prompt."""
 
@@ -244,6 +286,7 @@ class Images(Protocol):
     own_sizes: bool  # or as `Parts`, because their sizes differ
     longest_side: int  # pixels of an image that it makes something of
     budget: int | None  # most pixels of an image that is taken whole; None where images are cut into tiles
+    videos: Videos | None  # how it takes videos; None where their frames are images to it
 
     def plan(self, width: int, height: int) -> Visual:
         """What `cut` makes of an image of this size, with pixels on the meta device."""
@@ -295,6 +338,7 @@ class TiledImages:
     string_content, add_special_tokens, flat, own_sizes = False, True, False, False
     with_whole, whole_first, uncut = True, False, (1, 1)
     budget: int | None = None
+    videos: Videos | None = None
     tile_size: int
     tile_positions: int
 
@@ -416,10 +460,13 @@ def reading_settings(settings: Mapping[str, Any]) -> Iterator[None]:
 
 def plan_image(images: Images, width: int, height: int, name: str, most: int) -> Visual:
     """`Images.plan`; an ImageError for more than `most` parts."""
-    planned = images.plan(width, height)
+    return _of_parts(images.plan(width, height), name, most)
+
+
+def _of_parts(planned: Visual, name: str, most: int) -> Visual:
     if (count := len(planned.parts)) > most:
         raise ImageError(
-            f"{name}: expected at most {most} tiles, got {count} of {width} x {height} "
+            f"{name}: expected at most {most} tiles, got {count} of {' x '.join(map(str, planned.size))} "
             "pixels; shrink the image or raise ImageLimits.max_tiles"
         )
     return planned
@@ -430,3 +477,26 @@ def cut_image(images: Images, image: Image.Image, name: str, most: int) -> Visua
     planned, visual = plan_image(images, *image.size, name, most), images.cut(image)
     assert (visual.parts.shape, visual.grid) == (planned.parts.shape, planned.grid), "plans are kept to"
     return replace(visual, name=name)
+
+
+def cut_video(videos: Videos, clip: Clip, most: int) -> Visual:
+    """A video in at most `most` parts, counted before a frame is decoded."""
+    _of_parts(videos.plan(clip), clip.name, most)
+    return replace(videos.cut(clip), name=clip.name)
+
+
+def resized(pixels: Tensor, width: int, height: int, mode: str) -> Tensor:
+    """(3, H, W) uint8 in another size, as torchvision resizes, which calls the same operator."""
+    if pixels.shape[1:] == (height, width):
+        return pixels
+    return F.interpolate(pixels[None], (height, width), mode=mode, antialias=True)[0]
+
+
+def shape_within(width: int, height: int, longest_side: int) -> tuple[int, int]:
+    """(width, height) with the longest side as long as that, and the other even."""
+    aspect = width / height
+    if width >= height:
+        other = int(longest_side / aspect)
+        return longest_side, max(other + other % 2, 1)
+    other = int(longest_side * aspect)
+    return max(other + other % 2, 1), longest_side

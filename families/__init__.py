@@ -16,7 +16,7 @@ none by name:
     positions(config, height, width)
                                    what a part of an image, in pixels, takes in a prompt; families of
                                    square tiles may be given no size
-    places(config, ids, sizes) -> places (3, T), offset
+    places(config, ids, shown) -> places (3, T), offset
                                    rotary places of a prompt, where `config.text.rope_sections` says that they
                                    are not its slots, and what is added to the slot of a token after it
     build(config)                  -> tower, projector, text: blocks of models/, chosen by the config's fields

@@ -20,10 +20,20 @@ from torch import nn
 
 from data.chat import chat_template
 from data.errors import PromptError
-from data.tiles import Parts, TiledImages, Visual, check_tiles, pixel_rule, reading_settings, tiles_of
+from data.tiles import (
+    Parts,
+    TiledImages,
+    Visual,
+    check_tiles,
+    pixel_rule,
+    reading_settings,
+    shape_within,
+    tiles_of,
+)
 from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer, image_settings, open_with, read_object
 from families import saving
 from families import text as shared
+from families.videos import SmolVideos
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
@@ -135,12 +145,13 @@ class IdeficsImages(TiledImages):
     def __init__(self, settings: Mapping[str, Any], tile_positions: int = 169):
         self.settings = dict(settings)
         known: dict[str, Any] = DEFAULTS | self.settings
+        self.known = known
         self.tile_positions = tile_positions
         self.splits = bool(known["do_image_splitting"])
         with reading_settings(known):
             self.tile_size: int = known["max_image_size"]["longest_edge"]
             self.longest_side: int = known["size"]["longest_edge"]
-            self._resample, self._values = pixel_rule(known)
+            self._resample, self.values = pixel_rule(known)
         check_tiles(self.tile_size, self.longest_side, tile_positions)
 
     def transformers(self, tokenizer: Any, chat_template: str) -> Any:
@@ -153,7 +164,7 @@ class IdeficsImages(TiledImages):
     def grid(self, width: int, height: int) -> tuple[int, int]:
         if not self.splits:
             return self.uncut
-        width, height = self._cut_size(*_resized(width, height, self.longest_side))
+        width, height = self._cut_size(*shape_within(width, height, self.longest_side))
         rows, cols = height // self.tile_size, width // self.tile_size
         return (rows, cols) if max(rows, cols) > 1 else self.uncut
 
@@ -169,31 +180,23 @@ class IdeficsImages(TiledImages):
     def cut(self, image: Image.Image) -> Visual:
         """The image is resampled up to three times, each time rounded to bytes: so transformers does."""
         tile, planned = self.tile_size, self.plan(*image.size)
-        image = image.resize(_resized(*image.size, self.longest_side), self._resample)
+        image = image.resize(shape_within(*image.size, self.longest_side), self._resample)
         if self.splits:
             image = image.resize(self._cut_size(*image.size), self._resample)
-        parts = tiles_of(image.resize((tile, tile), self._resample), tile, self._values)
+        parts = tiles_of(image.resize((tile, tile), self._resample), tile, self.values)
         if planned.grid != self.uncut:
-            parts = Parts.cat((tiles_of(image, tile, self._values), parts))
+            parts = Parts.cat((tiles_of(image, tile, self.values), parts))
         return replace(planned, parts=parts)
 
     def prompt(self, visual: Visual, index: int, count: int) -> str:
-        """A tag that the tokenizer does not have (in Idefics3-8B, `<global-img>` and all of `<row_r_col_c>`)
-        is read as text, as in transformers."""
+        """Of a video, what its rule says. A tag that the tokenizer does not have (in Idefics3-8B,
+        `<global-img>` and all of `<row_r_col_c>`) is read as text, as in transformers."""
+        if visual.times and self.videos:
+            return self.videos.prompt(visual)
         tile, prompt, (rows, cols) = IMAGE * self.tile_positions, "", visual.grid
         for r in range(1, rows + 1):
             prompt += "".join(f"{FAKE}<row_{r}_col_{c}>{tile}" for c in range(1, cols + 1)) + "\n"
         return (prompt + "\n" if prompt else "") + FAKE + GLOBAL + tile + FAKE
-
-
-def _resized(width: int, height: int, longest_side: int) -> tuple[int, int]:
-    """(width, height) with the longest side as long as that, and the other even."""
-    aspect = width / height
-    if width >= height:
-        other = int(longest_side / aspect)
-        return longest_side, max(other + other % 2, 1)
-    other = int(longest_side * aspect)
-    return max(other + other % 2, 1), longest_side
 
 
 def open_images(folder: Path, config: Mapping) -> tuple[IdeficsImages, AnyTokenizer, str | None]:
@@ -204,4 +207,9 @@ def open_images(folder: Path, config: Mapping) -> tuple[IdeficsImages, AnyTokeni
     tokenizer.add_special_tokens(SPECIAL)
     seen = read_object(folder / "processor_config.json").get("image_seq_len", 169)
     images = IdeficsImages(image_settings(folder), seen)
+    video = read_object(folder / "processor_config.json").get("video_processor")
+    video = video or read_object(folder / "video_preprocessor_config.json") or images.settings
+    sampling = {"max_frames": video.get("num_frames"), "fps": video.get("fps")}
+    if None not in (sampling | (video.get("video_sampling") or {})).values():  # which SmolVLM2 has
+        images.videos = SmolVideos(video, images.known, images.values, images.tile_size, seen)
     return images, tokenizer, chat_template(folder)

@@ -13,9 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
 from data import tiles
 from data.chat import chat_template
@@ -108,19 +106,15 @@ class Lfm2Images(tiles.TiledImages):
 
     def cut(self, image: Image.Image) -> tiles.Visual:
         planned, side, parts = self.plan(*image.size), self.tile_size, list[tiles.Parts]()
-        (rows, columns), pixels = planned.grid, tiles.pixels_of(image)[None]
+        (rows, columns), pixels = planned.grid, tiles.pixels_of(image)
         if planned.grid != self.uncut:
-            resized = self._resized(pixels, columns * side, rows * side)
+            resized = tiles.resized(pixels, columns * side, rows * side, self._mode)
             cut = resized.view(3, rows, side, columns, side).permute(1, 3, 0, 2, 4)
             parts.append(tiles.Parts.of(cut.reshape(-1, 3, side, side), self._values))
         if planned.grid == self.uncut or self.with_whole:
-            whole = self._resized(pixels, *self._whole_size(*image.size))
-            parts.append(tiles.Parts.of(whole, self._values))
+            whole = tiles.resized(pixels, *self._whole_size(*image.size), self._mode)
+            parts.append(tiles.Parts.of(whole[None], self._values))
         return replace(planned, parts=tiles.Parts.cat(parts))
-
-    def _resized(self, pixels: Tensor, width: int, height: int) -> Tensor:
-        """(1, 3, H, W) uint8 in another size."""
-        return F.interpolate(pixels, (height, width), mode=self._mode, antialias=True)
 
     def prompt(self, visual: tiles.Visual, index: int, count: int) -> str:
         rows, columns = visual.grid

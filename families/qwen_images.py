@@ -21,6 +21,7 @@ from data.tiles import (
     MOST_PIXELS,
     Cell,
     Parts,
+    Videos,
     Visual,
     check_numbers,
     pixel_rule,
@@ -29,6 +30,8 @@ from data.tiles import (
 )
 from data.tokenizer import AnyTokenizer, image_settings, open_with, read_object
 from families.saving import SavedProcessor
+from families.text import number, section
+from families.videos import QwenVideos
 
 IMAGE = "<|image_pad|>"
 # Qwen2VLImageProcessor's own, where a file does not say.
@@ -52,11 +55,13 @@ class QwenImages:
     image_token = IMAGE
     string_content = False
     add_special_tokens = True
+    videos: Videos | None = None
     flat = own_sizes = True
 
     def __init__(self, settings: Mapping[str, Any], video: Mapping[str, Any] | None = None):
         self.settings, self.video = dict(settings), video
         known: dict[str, Any] = _DEFAULTS | self.settings
+        self.known = known
         with reading_settings(known):
             size = {**_DEFAULTS["size"], **(known["size"] or {})}
             self.least = known.get("min_pixels") or size["shortest_edge"]
@@ -69,7 +74,7 @@ class QwenImages:
                 ("most pixels of an image", self.budget, MOST_PIXELS),
             )
             self.factor = known["patch_size"] * known["merge_size"]
-            self._resample, self._values = pixel_rule(known)
+            self._resample, self.values = pixel_rule(known)
         self.longest_side = math.isqrt(self.budget * _MOST_OBLONG)
 
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
@@ -106,14 +111,18 @@ class QwenImages:
         """One part: the whole image in its own shape."""
         rows, columns = self._grid(*image.size)
         resized = image.resize((columns * self.factor, rows * self.factor), self._resample)
-        parts = Parts.of(pixels_of(resized)[None], self._values)
+        parts = Parts.of(pixels_of(resized)[None], self.values)
         return Visual(parts, rows * columns, (rows, columns), image.size)
 
     def prompt(self, visual: Visual, index: int, count: int) -> str:
+        if visual.times and self.videos:
+            return self.videos.prompt(visual)
         return IMAGE * visual.positions  # what stands around it is in the chat template
 
-    def whole(self, visual: Visual) -> Visual:
+    def whole(self, visual: Visual) -> Visual | None:
         """The same picture of an eighth of the pixels."""
+        if visual.times:
+            return None
         positions = max(visual.positions // 8, _LEAST_PICTURE)
         if visual.positions <= 3 * positions:
             return visual
@@ -135,4 +144,9 @@ def open_images(folder: Path, config: Mapping) -> tuple[QwenImages, AnyTokenizer
     tokenizer = open_with(folder, (IMAGE,))
     video = read_object(folder / "processor_config.json").get("video_processor")
     video = video or read_object(folder / "video_preprocessor_config.json")
-    return QwenImages(image_settings(folder), video), tokenizer, chat_template(folder)
+    images = QwenImages(image_settings(folder), video)
+    second = None
+    if config.get("model_type") == "qwen2_5_vl":
+        second = number({"tokens_per_second": 4} | section(config, "vision_config"), "tokens_per_second")
+    images.videos = QwenVideos(video or images.settings, images.known, images, second)
+    return images, tokenizer, chat_template(folder)

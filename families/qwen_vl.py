@@ -240,28 +240,34 @@ def positions(config: VLMConfig, height: int, width: int) -> int:
     return math.prod(grid(config, height, width))
 
 
-def places(config: VLMConfig, ids: list[int], sizes: Iterator[tuple[int, int]]) -> tuple[Tensor, int]:
+def places(
+    config: VLMConfig, ids: list[int], shown: Iterator[tuple[int, int, int | None]]
+) -> tuple[Tensor, int]:
     """Rotary places (3, T) of a prompt's tokens in time, row and column, and what is added to the slot of a
-    token after it. `sizes`: height and width in pixels of its images, in order.
+    token after it. `shown`: height and width in pixels of the parts of its images and videos, in order, and
+    how long after the first part of its video it stands, unless it is that or an image.
 
-    Text counts on from the largest place before it. An image's time stands still; its rows and columns count
-    from there.
+    Text counts on from the largest row or column before it. An image's time stands still; its rows and
+    columns count from there, and so do those of all parts of a video.
     """
-    image_token_id, parts, at, place = config.image_token_id, [], 0, 0
+    image_token_id, parts, at, place, begin = config.image_token_id, [], 0, 0, 0
     while at < len(ids):
         if ids[at] == image_token_id:
-            rows, columns = grid(config, *next(sizes))
+            height, width, time = next(shown)
+            rows, columns = grid(config, height, width)
             if (count := ids[at : at + rows * columns].count(image_token_id)) < rows * columns:
                 raise ValueError(
                     f"an image of {rows * columns} positions has {count} placeholders side by side"
                 )
             row = torch.arange(rows).repeat_interleave(columns)
             column = torch.arange(columns).repeat(rows)
-            parts.append(torch.stack((torch.zeros_like(row), row, column)) + place)
-            at, place = at + rows * columns, place + max(rows, columns)
+            if time is None:
+                begin, place = place, place + max(rows, columns)
+            parts.append(torch.stack((torch.full_like(row, time or 0), row, column)) + begin)
+            at += rows * columns
         else:
             end = ids.index(image_token_id, at) if image_token_id in ids[at:] else len(ids)
             parts.append((torch.arange(end - at) + place).expand(3, -1))
             at, place = end, place + end - at
     together = torch.cat(parts, dim=1)
-    return together, place - len(ids)
+    return together, int(together.max()) + 1 - len(ids)

@@ -9,8 +9,8 @@
 What a tower encodes as a whole, a tile, is a part of an image. A part's digest is taken over all that its
 features depend on besides the weights: the pixels as preprocessing left them, or its bytes and what they
 stand for, their shape and dtype. A position's key is a token's id, or a number below 0 that stands for a
-part's digest, because all placeholders carry the same id. Two prompts with the same keys from the front have
-the same keys and values there in the cache.
+part's digest (and, where rotary places have it, for its time in a video), because all placeholders carry the
+same id. Two prompts with the same keys from the front have the same keys and values there in the cache.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def read_prompt(
     model.check_placeholders(ids[None], [item.positions for item in items], row_parts)
     # 62 bits of a digest: enough that no two of a visitor's tiles are taken for one another by chance, nor
     # can be made to look like somebody else's.
-    of_parts = [-1 - (int.from_bytes(item.digest[:8]) >> 2) for item in items]
+    known = [item.digest for item in items] if parts is None or isinstance(parts, Tensor) else parts.keys
+    of_parts = [-1 - (int.from_bytes(one[:8]) >> 2) for one in known]
     counts = torch.tensor([item.positions for item in items], dtype=torch.int64)
     of_positions = torch.tensor(of_parts, dtype=torch.int64).repeat_interleave(counts)
     keys = ids.masked_scatter(ids == model.config.image_token_id, of_positions)

@@ -65,7 +65,7 @@ def ask_each(
 ) -> Iterator[Reply]:
     """`ask` several questions about the same images, each after the reply before it has ended. `keep`: the
     images' features will be needed again, as by `inference.attribution`."""
-    images = [checkpoint.processor.cut(image) for image in images]
+    images = [visual for image in images for visual in checkpoint.processor.visuals(image)]
     keep = keep or len(questions) > 1 or checkpoint.prefixes is not None
     keep = options.use_cache and (keep or options.lookup == "on")  # of several answers too
     session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes) if keep else None

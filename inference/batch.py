@@ -98,7 +98,7 @@ def run_batch(
         @lru_cache(maxsize=1)
         def tiled(images: tuple[str, ...]) -> list[Visual]:
             """The images of a question, which the next questions may be about, too."""
-            return [checkpoint.processor.cut(image) for image in images]
+            return [visual for image in images for visual in checkpoint.processor.visuals(image)]
 
         def requests() -> Iterator[LazyRequest]:
             """A request for each answer. Its question is read when the scheduler has room for it."""

@@ -101,12 +101,12 @@ class Chat:
         self._result: dict[str, Any] | None = None  # of the last answer, unless it was taken back
 
     def show(self, image: Any, name: str) -> None:
-        """Show an image (anything that `load_image` takes) with the next question. Raises ImageError."""
-        visual = replace(self.conversation.image(image), name=name)
+        """Show an image or a video with the next question. Raises ImageError."""
+        visuals = [replace(one, name=name) for one in self.conversation.visuals(image)]
         again = name in {one.name for one in self.images}
-        if not again and (seen := seen_at(self.conversation.checkpoint.processor.images, visual)):
+        if not again and (seen := seen_at(self.conversation.checkpoint.processor.images, visuals[0])):
             log(f"{name}: {seen}")
-        self.images.append(visual)
+        self.images += visuals
 
     def run(self, questions: Sequence[str] = ()) -> int:
         """Send these questions, then do every line up to /quit. Returns the exit status."""

@@ -50,7 +50,8 @@ STDIN_TIMEOUT = 5.0  # seconds for a piped question to begin: nobody may be writ
 _URL = re.compile(r"\w+://|data:", re.IGNORECASE)
 _PATH = re.compile(r"\.{0,2}/|~\w*/")
 _SUFFIX = re.compile(
-    r"\.(jpe?g|png|webp|gif|bmp|tiff?|p[bgpn]m|avif|hei[cf]|jp2|jxl|svg|pdf|mp4)", re.IGNORECASE
+    r"\.(jpe?g|png|webp|gif|bmp|tiff?|p[bgpn]m|avif|hei[cf]|jp2|jxl|svg|pdf|mp4|m4v|mov|webm|mkv|avi)",
+    re.IGNORECASE,
 )
 # Options of generate.py, what they cannot be combined with, and what needs them.
 _LOCATING = {"detect", "point", "describe", "show_boxes"}
@@ -215,7 +216,7 @@ def check_together(names: list[str], log: Callable[[str], None]) -> None:
     for name in names:
         check_image_name(name, " (a question that looks like a path takes -q)")
         if name != STDIN and os.path.isdir(os.path.expanduser(name)):
-            raise ImageError(f"{name} is a folder; {each.replace('IMAGE...', name)}")
+            log(f"{name}: its images are shown as a video; {each.replace('IMAGE...', name)}")
     if len(names) > _MOST_TOGETHER:
         raise ImageError(
             f"expected at most {_MOST_TOGETHER} images in one question, got {len(names)}; {each}"
@@ -264,7 +265,10 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     parser = Parser(prog="generate.py", description=description)
     add = parser.add_argument
     number: dict[str, Any] = {"type": positive, "metavar": "N"}
-    images = "images to show together (path, URL, or - for stdin). Text that is no file is a question"
+    images = (
+        "images and videos to show together (path, URL, or - for stdin; a folder is the frames of a video). "
+    )
+    images += "Text that is no file is a question"
     add("images", nargs="*", metavar="IMAGE|QUESTION", help=images)
     question = "question; may be repeated. Without one, stdin is read if it is a pipe or a file"
     names = ("-q", "--question", "-p", "--prompt")
@@ -552,15 +556,20 @@ def log_sizes(
     if args.max_pixels is not None and rule.budget is None:
         log("--max-pixels has no effect on a model whose images are cut into tiles")
     for name, image in dict(() if args.json else zip(names, images, strict=True)).items():
-        if seen := seen_at(rule, rule.plan(*image.size)):
+        if seen := seen_at(rule, checkpoint.processor.plan(image)):
             log(f"{name}: {seen}")
 
 
 def seen_at(rule: Any, visual: Any) -> str:
-    """What an image takes that is shown whole: where that is much, or the image is made much smaller."""
+    """What an image takes that is shown whole: where that is much, or the image is made much smaller; and
+    what is shown of a video."""
+    height, width = visual.parts.shape[-2:]
+    if visual.times:
+        times = f"{visual.times[0]:.1f} to {visual.times[-1]:.1f} of {visual.seconds:.1f} s"
+        parts = f"{len(visual.times)} {'pairs of frames' if len(visual.parts.shape) == 5 else 'frames'}"
+        return f"{parts}, {times}, seen at {width} x {height} pixels ({visual.positions} positions)"
     if rule.budget is None:
         return ""
-    height, width = visual.parts.shape[2:]
     if visual.positions <= MANY_POSITIONS and 4 * width * height >= math.prod(visual.size):
         return ""
     more = "; a larger --max-pixels shows more" if rule.budget < rule.limit else ""

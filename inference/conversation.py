@@ -70,11 +70,11 @@ class Conversation:
         self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
 
-    def image(self, source: Any) -> Visual:
-        """An image (anything that `load_image` takes) opened and tiled. Raises ImageError."""
-        tiled = self.checkpoint.processor.cut(source)
+    def visuals(self, source: Any) -> list[Visual]:
+        """`Processor.visuals`, with paths and URLs as names. Raises ImageError."""
+        shown = self.checkpoint.processor.visuals(source)
         is_path = isinstance(source, Path) or (isinstance(source, str) and not source.startswith("data:"))
-        return replace(tiled, name=str(source)) if is_path else tiled
+        return [replace(one, name=str(source)) for one in shown] if is_path else shown
 
     @property
     def before(self) -> list[Turn]:
@@ -101,7 +101,8 @@ class Conversation:
         options = options or GenerationOptions()
         if not options.use_cache:
             raise RequestError("a conversation needs the cache: expected use_cache=True, got False")
-        checkpoint, tiled, before = self.checkpoint, tuple(map(self.image, images)), self.before
+        checkpoint, before = self.checkpoint, self.before
+        tiled = tuple(visual for image in images for visual in self.visuals(image))
         asked = next_turn(checkpoint, self.system, before, tiled, question, options)
         if draft and not isinstance(options.constraint, Think):
             short = encode_short(checkpoint, self.system, before, tiled, question) if tiled else None

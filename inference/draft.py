@@ -40,7 +40,7 @@ def ask_each(
     began, processor = time.perf_counter(), checkpoint.processor
     session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes, slots=2)
     checkpoint.check_images(len(images))
-    tiled = [processor.cut(image) for image in images]
+    tiled = [visual for image in images for visual in processor.visuals(image)]
     alone = wholes(processor, tiled)
     for question in questions:
         row = encode(checkpoint, tiled, question, system)

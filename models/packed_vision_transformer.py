@@ -109,8 +109,10 @@ class PatchEmbedding(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.hidden_size)) if config.patch_bias else None
 
     def forward(self, patches: Tensor) -> Tensor:
-        """(P, C · side · side) of stills -> (P, D)."""
-        weight = self.weight if self.weight.dim() == 2 else self.weight.sum(2).flatten(1)
+        """(P, C · side · side) of stills, or (P, C · F · side · side) of frames together -> (P, D)."""
+        weight = self.weight.flatten(1)
+        if weight.shape[1] != patches.shape[1]:
+            weight = self.weight.sum(2).flatten(1)
         return F.linear(patches, weight, self.bias)
 
 
@@ -140,11 +142,14 @@ class PackedVisionTransformer(nn.Module):
         self.norm = norm_of(config) if config.last_norm else None
 
     def forward(self, images: Sequence[Tensor]) -> Tensor:
-        """Normalised images (C, H, W), each of its own size, multiples of patch_size · merge_size.
+        """Normalised images (C, H, W), each of its own size, multiples of patch_size · merge_size; or frames
+        of a video that go together, (C, F, H, W).
 
         Returns (P, 1 + taps, D): of each patch the last layer's output, and before it those of the layers in
         `config.taps`. The patches of an image stand block by block, block_order says how.
         """
+        if len({image.dim() for image in images}) > 1:
+            return torch.cat([self([image]) for image in images])
         weight = self.patch_embedding.weight
         given = self.arrange([image.to(weight.device, weight.dtype) for image in images])
         # Of the weights' dtype: under autocast products are narrower, and hidden states stay float32.
@@ -166,7 +171,7 @@ class PackedVisionTransformer(nn.Module):
         """What the blocks begin with, and where each patch is."""
         config, device = self.config, images[0].device
         grids = [
-            (image.shape[1] // config.patch_size, image.shape[2] // config.patch_size) for image in images
+            (image.shape[-2] // config.patch_size, image.shape[-1] // config.patch_size) for image in images
         ]
         patches, places = torch.cat([patches_of(image, config) for image in images]), None
         if self.position_embedding is not None:
@@ -183,9 +188,11 @@ class PackedVisionTransformer(nn.Module):
 
 
 def patches_of(image: Tensor, config: PackedVisionConfig) -> Tensor:
-    """(C, H, W) -> (P, C · side · side), block by block."""
+    """(C, H, W) -> (P, C · side · side), block by block; (C, F, H, W) -> (P, C · F · side · side)."""
     side, merge = config.patch_size, config.merge_size
-    channels, height, width = image.shape
+    *_, height, width = image.shape
+    image = image.flatten(0, -3)
+    channels = len(image)
     blocks = (channels, height // side // merge, merge, side, width // side // merge, merge, side)
     order = (1, 4, 2, 5, 3, 6, 0) if config.channels_last else (1, 4, 2, 5, 0, 3, 6)
     return image.reshape(blocks).permute(order).reshape(-1, channels * side * side)

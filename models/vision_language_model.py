@@ -40,6 +40,11 @@ def part_size(part: Any) -> tuple[int, int]:
     return height, width
 
 
+def part_time(part: Any) -> int | None:
+    """See `data.tiles.Part`."""
+    return None if isinstance(part, Tensor) else part.time
+
+
 @dataclass
 class VLMOutput:
     """`logits` (B, T, V); `loss`, a mean over labelled tokens, where labels were given."""
@@ -200,9 +205,9 @@ class VisionLanguageModel(nn.Module):
         self.check_placeholders(
             torch.cat(tuple(prompts))[None], [] if parts is None else self.positions(parts)
         )
-        sizes = map(part_size, () if parts is None else parts)
+        shown = ((*part_size(part), part_time(part)) for part in (() if parts is None else parts))
         family = FAMILIES[self.config.family]
-        return [family.places(self.config, ids.tolist(), sizes) for ids in prompts]
+        return [family.places(self.config, ids.tolist(), shown) for ids in prompts]
 
     @staticmethod
     def parts_of_rows(

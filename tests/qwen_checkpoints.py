@@ -43,6 +43,7 @@ TEMPLATE = """\
 {%- else %}
 {%- for part in message.content %}
 {%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- elif part.type == 'video' %}{{- '<|vision_start|><|video_pad|><|vision_end|>' }}
 {%- else %}{{- part.text }}{% endif %}
 {%- endfor %}
 {%- endif %}

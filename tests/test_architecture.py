@@ -51,6 +51,7 @@ FLOORS = {
     "inputs": (
         "data.errors",
         "data.images",
+        "data.video",
         "data.tiles",
         "data.tokenizer",
         "data.chat",
@@ -84,29 +85,29 @@ MAY_IMPORT = {
     GROUND_FLOOR: set(),
 }
 MOST_CONCEPTS = 45  # classes between a question and its answer
-MOST_LATE_IMPORTS = 41  # inside functions, where start-up demands it
+MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 
 
 # Lines of each room, of its C, styles and scripts too. Who needs more raises the number here, and says in the
 # commit's message what went elsewhere for it: what is added should displace something. The second number is
 # what the room should come down to.
 BUDGETS = {
-    "*.py": (984, 850),  # the entry points, and what errors say
-    "models": (2_540, 1_900),
+    "*.py": (992, 850),  # the entry points, and what errors say
+    "models": (2_545, 1_900),
     "models/checkpoints": (3_452, 1_400),
-    "families": (2_240, 2_000),
-    "generation": (4_842, 2_700),
-    "generation/fast": (5_642, 4_300),
+    "families": (2_513, 2_000),
+    "generation": (4_845, 2_700),
+    "generation/fast": (5_646, 4_300),
     "tools": (944, 600),
-    "data": (6_227, 4_900),
-    "inference": (5_875, 3_100),
+    "data": (6_669, 4_900),
+    "inference": (5_885, 3_100),
     "web": (5_232, 3_000),
     "training": (3_326, 3_100),
     "shapes": (2_112, 1_700),
     "eval": (3_875, 3_400),
     "benchmarks": (2_525, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (34_461, 20_000),
+    "tests": (34_922, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -43,7 +43,7 @@ def conversation(checkpoint):
 def check_next(conversation: Conversation, question: str, images=()) -> dict:
     """Ask, and compare with `model.generate` on the whole prompt."""
     p, stops = conversation.checkpoint.processor, conversation.checkpoint.stop_token_ids
-    tiled = [conversation.image(image) for image in images]
+    tiled = [conversation.visuals(image)[0] for image in images]
     row = encode_next(p, stops, conversation.system, conversation.turns, tiled, question)
     ids = conversation.checkpoint.model.generate(**p.collate([row]), max_new_tokens=8, stop_token_ids=stops)
     reply = conversation.send(question, images, SHORT)
@@ -84,7 +84,7 @@ def test_turns_equal_fresh_answers_and_cost_what_is_new(conversation):
 def test_proposed_tokens_are_counted(conversation):
     p, model = conversation.checkpoint.processor, conversation.checkpoint.model
     options = GenerationOptions(max_new_tokens=60, lookup="on")
-    row = encode_next(p, (), conversation.system, [], [conversation.image(WIDE)], "why? why? why?")
+    row = encode_next(p, (), conversation.system, [], conversation.visuals(WIDE), "why? why? why?")
     alone = model.generate_detailed(**p.collate([row]), options=options)
     result = conversation.send("why? why? why?", [WIDE], options).finish()
     assert result["token_ids"] == alone.rows()

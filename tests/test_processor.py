@@ -275,7 +275,7 @@ def test_assistant_mask_is_what_generation_would_have_to_say(kind: str):
 def test_refused_conversations(tmp_path):
     p = embedded()
     user = {"role": "user", "content": "how many?"}
-    contents = (3, ["x"], [{"type": "video", "video": "x"}], [{"type": "image"}], "half \ud83d", " \n",
+    contents = (3, ["x"], [{"type": "video"}], [{"type": "audio"}], [{"type": "image"}], "half \ud83d", " \n",
                 [{"type": "text", "text": None}], [{"type": "text", "text": "x" * 600_000}] * 2)  # fmt: skip
     wrong = [([{"role": "user", "content": content}], "conversation") for content in contents]
     wrong += [([], "conversation"), ([[]], "message"), ("how many?", "list of"), ({1, 2}, "set")]

@@ -170,7 +170,7 @@ def test_logits_and_places_are_those_of_transformers(kind, seed):
         expected = model(
             input_ids=ids, pixel_values=pixels, image_grid_thw=grid, mm_token_type_ids=kinds
         ).logits
-        sizes = iter([tuple(image.shape[1:]) for image in images])
+        sizes = iter([(*image.shape[1:], None) for image in images])
         position_ids, offset = qwen_vl.places(config, ids[0].tolist(), sizes)
         of_transformers, delta = model.model.get_rope_index(ids, kinds, grid)
         assert torch.equal(position_ids, of_transformers[:, 0])

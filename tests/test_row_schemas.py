@@ -112,7 +112,7 @@ def asked(image) -> dict:
         (CHAT, {"messages": "hello"}, BAD_CONVERSATION),
         (CHAT, {"messages": [said("user", text("a"))]}, EMPTY_TEXT),
         (CHAT, {"messages": [said("user", text("a")), said("assistant", text("  "))]}, EMPTY_TEXT),
-        (CHAT, {"messages": [said("user", {"type": "video"}), ANSWER]}, BAD_CONVERSATION),
+        (CHAT, {"messages": [said("user", {"type": "audio"}), ANSWER]}, BAD_CONVERSATION),
         (CHAT, {"images": [PNG], "messages": [said("user", text("a")), ANSWER]}, PLACEHOLDERS),
         (
             CHAT,

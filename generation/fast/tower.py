@@ -383,11 +383,13 @@ class FastPackedTower(FastTower):
 
     @torch.no_grad()
     def forward(self, images: Sequence[Tensor]) -> Tensor:
-        """Normalised images (C, H, W) -> (P, 1 + taps, D) float32; see the eager tower."""
+        """Normalised images (C, H, W) or frames (C, F, H, W) -> (P, 1 + taps, D) float32; see the eager
+        tower."""
         config, made = self.config, []
         block = config.patch_size * config.merge_size
         for image in images:
-            channels, *sides = image.shape
+            channels, *frames, height, width = image.shape
+            sides = (height, width)
             if channels != config.num_channels or any(side % block or not side for side in sides):
                 raise ValueError(
                     f"images: expected {config.num_channels} channels and sides that are multiples of "
@@ -395,7 +397,9 @@ class FastPackedTower(FastTower):
                 )
             given = self._arrange([image.float()])
             rows, kernel = given.patches, self.patch_embedding.kernel
-            if len(kernel) == 4:  # a still is a pair of itself: (P, C · side²) -> (P, C · pictures · side²)
+            if (
+                len(kernel) == 4 and not frames
+            ):  # a still is a pair of itself: (P, C · side²) -> (P, C · pictures · side²)
                 rows = rows.view(len(rows), channels, 1, -1).expand(-1, -1, kernel[1], -1).flatten(1)
             out = torch.empty(len(rows), len(config.taps) + 1, config.hidden_size)
             self._encode(rows, given.places, out, given.rope or (None, None), given.windows)

@@ -1,0 +1,252 @@
+"""The one video loader: anything that holds a video -> a `Clip`, whose frames are decoded when needed.
+
+    clip = open_video("clip.mp4")                 # MP4, QuickTime, WebM, Matroska, AVI; path, URL or bytes
+    clip = open_video("dance.gif")                # an animated GIF, WebP or PNG
+    clip = open_video("frames")                   # a folder of images, in the order of their names
+    for frame in clip.frames([0, 12, 24]): ...    # upright RGB images
+
+Videos are strangers, as images are (`data.images`): every refusal is an `ImageError`. PyAV, an optional
+requirement, decodes what Pillow does not. FFmpeg below it reads many formats, some of which open other files:
+it is told which one a file has, and is handed the bytes alone.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import mimetypes
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from PIL import Image
+
+from data.errors import ImageError
+from data.images import ImageLimits, NamedBytes, animation, check_size, describe, load_image, read_bytes
+from messages import one_line
+
+MOST_BYTES = 2**31  # of a file that is read piece by piece
+MOST_SECONDS = 2 * 3600
+MOST_FRAMES = 500_000  # of a file
+MOST_FRAME_PIXELS = 2**24  # a decoder keeps sixteen of them
+DECODING = 120.0  # seconds for the frames of one video
+UNKNOWN_RATE = 24.0  # frames a second where a file does not say, as in transformers
+_CONTAINERS = (
+    (rb".{4}(?:ftyp|moov|mdat|wide|free|skip)", "mov"),
+    (rb"\x1aE\xdf\xa3", "matroska"),
+    (rb"RIFF.{4}AVI ", "avi"),
+)
+_NO_VIDEO = re.compile(rb".{4}ftyp(?:hei|hev|mif1|msf1|avi)", re.DOTALL)  # HEIC and AVIF images
+_ANIMATED = re.compile(rb"GIF8|RIFF.{4}WEBP|\x89PNG", re.DOTALL)
+_URL = re.compile(r"\w{2,}:", re.IGNORECASE)
+_HEAD = 16  # bytes that tell
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A video that can be decoded, at least its first frame.
+
+    count: frames. rate: of them a second; None for a folder, whose images somebody has chosen already.
+    size: (width, height) in pixels. read: see `frames`.
+    """
+
+    name: str
+    count: int
+    rate: float | None
+    size: tuple[int, int]
+    read: Callable[[Sequence[int]], Iterator[Image.Image]]
+
+    def frames(self, indices: Sequence[int]) -> Iterator[Image.Image]:
+        """The frames of these numbers, which ascend, of one size. Raises ImageError."""
+        for frame in self.read(indices):
+            if frame.size != self.size:
+                sizes = " and ".join(f"{width} x {height}" for width, height in (self.size, frame.size))
+                raise ImageError(f"{self.name}: expected frames of one size, got {sizes}")
+            yield frame
+
+
+def open_visual(
+    source: Any,
+    limits: ImageLimits = ImageLimits(),  # noqa: B008
+    name: str | None = None,
+) -> Image.Image | Clip:
+    """What `load_image` gives; or of a video, an animation or a folder of images, a Clip."""
+    opened = _open(source, limits, name or describe(source))
+    return opened if isinstance(opened, Clip) else load_image(opened, limits, name)
+
+
+def open_video(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> Clip:  # noqa: B008
+    """A Clip of what is a video, an animation or a folder of images. Raises ImageError."""
+    name = name or describe(source)
+    if not isinstance(clip := _open(source, limits, name), Clip):
+        if isinstance(clip, str | os.PathLike):
+            read_bytes(clip, limits, name)  # says why there are none
+        kinds = "MP4, QuickTime, WebM, Matroska, AVI, an animated GIF, WebP or PNG, or a folder of images"
+        raise ImageError(f"{name}: expected a video ({kinds}), got something else")
+    return clip
+
+
+def _open(source: Any, limits: ImageLimits, name: str) -> Any:
+    """A Clip, or of what is none, what to give to `load_image`."""
+    if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview):
+        return source
+    local = isinstance(source, os.PathLike) or (isinstance(source, str) and not _URL.match(source))
+    if local and limits.allow_paths:
+        try:
+            path = Path(source).expanduser()  # type: ignore[arg-type]
+            head, size = (_head(path), path.stat().st_size) if path.is_file() else (None, 0)
+        except (OSError, ValueError, RuntimeError):
+            return source  # `load_image` says what is wrong with it
+        if head is None:
+            return _of_folder(path, limits, name) if path.is_dir() else source
+        if container := _container(head):
+            if size > MOST_BYTES:
+                raise ImageError(f"{name}: expected at most {MOST_BYTES:,} bytes, got {size:,}")
+            return _of_file(lambda: path.open("rb"), container, name)
+        if not _ANIMATED.match(head):
+            return source
+    data = NamedBytes(read_bytes(source, limits, name))
+    data.name = name
+    if container := _container(data[:_HEAD]):
+        return _of_file(lambda: io.BytesIO(data), container, name)
+    return (_ANIMATED.match(data) and _of_animation(data, limits, name)) or data
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_HEAD)
+
+
+def _container(head: bytes) -> str | None:
+    """FFmpeg's name of a video's format, by a file's first bytes."""
+    if _NO_VIDEO.match(head):
+        return None
+    return next((form for start, form in _CONTAINERS if re.match(start, head, re.DOTALL)), None)
+
+
+# ---------------------------------------------------------------------------------------- what FFmpeg decodes
+def _of_file(open_file: Callable[[], BinaryIO], container: str, name: str) -> Clip:
+    with _decoder(open_file, container, name) as (opened, stream):
+        rate = float(stream.average_rate or stream.guessed_rate or UNKNOWN_RATE)
+        if not (count := stream.frames):  # as in Matroska; a packet is a frame
+            count = sum(packet.size > 0 for packet in _in_time(opened.demux(stream), name))
+    seconds = count / rate if rate > 0 else math.inf
+    for what, got, most in (
+        ("frames", count, MOST_FRAMES),
+        ("seconds", math.ceil(min(seconds, 1e9)), MOST_SECONDS),
+    ):
+        if not 1 <= got <= most:
+            raise ImageError(f"{name}: expected a video of 1 to {most:,} {what}, got {got:,}")
+
+    def read(indices: Sequence[int]) -> Iterator[Image.Image]:
+        yield from _decoded(open_file, container, name, indices, rate)
+
+    return Clip(name, count, rate, next(read([0])).size, read)
+
+
+def _decoded(
+    open_file: Callable[[], BinaryIO], container: str, name: str, indices: Sequence[int], rate: float
+) -> Iterator[Image.Image]:
+    """The frames of these numbers. Of those within the last second that a file's header counts and that are
+    not there, the last that is stands in their place."""
+    wanted, done, last = list(indices), 0, None
+    with _decoder(open_file, container, name) as (opened, stream):
+        for done, frame in enumerate(_in_time(opened.decode(stream), name), start=1):
+            if frame.width * frame.height > MOST_FRAME_PIXELS:
+                size = f"{frame.width} x {frame.height}"
+                raise ImageError(
+                    f"{name}: expected frames of at most {MOST_FRAME_PIXELS:,} pixels, got {size}"
+                )
+            check_size(frame.width, frame.height, ImageLimits(), name)
+            last = frame
+            while wanted and wanted[0] < done:
+                del wanted[0]
+                yield _upright(frame)
+            if not wanted:
+                return
+        if last is None or wanted[-1] - done > rate:
+            raise ImageError(f"{name}: expected {wanted[-1] + 1} frames, got {done}; the video is cut off")
+        for _ in wanted:
+            yield _upright(last)
+
+
+def _upright(frame: Any) -> Image.Image:
+    """An RGB image, turned as the file says."""
+    turns = {90: Image.Transpose.ROTATE_90, 270: Image.Transpose.ROTATE_270, 180: Image.Transpose.ROTATE_180}
+    image, turn = frame.to_image(), turns.get(round(frame.rotation) % 360)
+    return image if turn is None else image.transpose(turn)
+
+
+@contextmanager
+def _decoder(open_file: Callable[[], BinaryIO], container: str, name: str) -> Iterator[tuple[Any, Any]]:
+    """PyAV's container and the stream of its pictures; what goes wrong in here becomes an ImageError."""
+    try:
+        import av  # an optional requirement
+    except ImportError:
+        advice = "to read videos, install the package av: pip install -r requirements-video.txt"
+        raise ImageError(f"{name}: {advice} (an animated GIF and a folder of images need nothing)") from None
+    try:
+        with open_file() as file, av.open(file, format=container) as opened:
+            if not opened.streams.video:
+                raise ImageError(f"{name}: expected a video, found no pictures in it")
+            stream = opened.streams.video[0]
+            stream.codec_context.options = {"max_pixels": str(MOST_FRAME_PIXELS)}
+            yield opened, stream
+    except ImageError:
+        raise
+    except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
+        said = error.strerror if isinstance(error, av.FFmpegError) else error
+        raise ImageError(f"{name}: the video is damaged or cut off ({one_line(said, 200)})") from error
+
+
+def _in_time(items: Iterator[Any], name: str) -> Iterator[Any]:
+    """The same, as long as DECODING allows."""
+    end = time.monotonic() + DECODING
+    for number, item in enumerate(items):
+        if number > MOST_FRAMES or time.monotonic() > end:
+            raise ImageError(f"{name}: it takes more than {DECODING:.0f} s to decode; give a shorter video")
+        yield item
+
+
+# ---------------------------------------------------------------------------------------- what Pillow decodes
+def _of_animation(data: bytes, limits: ImageLimits, name: str) -> Clip | None:
+    """None for an image that does not move. Its frames count as equally long."""
+    count, seconds, size = 0, 0.0, (0, 0)
+    for frame, shown in _in_time(animation(data, limits, name), name):
+        count, seconds, size = count + 1, seconds + shown, size if count else frame.size
+    if count < 2:
+        return None
+    if seconds > MOST_SECONDS:
+        raise ImageError(f"{name}: expected a video of at most {MOST_SECONDS:,} seconds, got {seconds:,.0f}")
+
+    def read(indices: Sequence[int]) -> Iterator[Image.Image]:
+        wanted = frozenset(indices)
+        frames = enumerate(_in_time(animation(data, limits, name), name))
+        yield from (frame for number, (frame, _) in frames if number in wanted)
+
+    return Clip(name, count, count / seconds, size, read)
+
+
+def _of_folder(folder: Path, limits: ImageLimits, name: str) -> Clip:
+    def number(path: Path) -> list[Any]:  # frame-2 before frame-10
+        return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)]
+
+    try:
+        kinds = [(mimetypes.guess_type(path)[0] or "", path) for path in folder.iterdir()]
+    except OSError as error:
+        raise ImageError(f"{name}: the folder cannot be read ({one_line(error, 200)})") from error
+    files = sorted((path for kind, path in kinds if kind.startswith("image/")), key=number)
+    if not 1 <= len(files) <= MOST_FRAMES:
+        raise ImageError(
+            f"{name}: expected a folder with images, the frames of a video, got {len(files)} of them"
+        )
+
+    def read(indices: Sequence[int]) -> Iterator[Image.Image]:
+        return (load_image(files[index], limits) for index in indices)
+
+    return Clip(name, len(files), None, load_image(files[0], limits).size, read)

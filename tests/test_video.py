@@ -1,0 +1,416 @@
+"""Videos: frames, times, prompts and pixels are those of transformers' processors, and what a model says is
+what transformers' says; strangers' files end in one sentence."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers.video_utils import VideoMetadata, read_video_pyav
+
+from data import video
+from data.errors import ImageError, ProcessorError
+from data.images import ImageLimits
+from data.loader import Loader, LoaderConfig
+from data.packing import SampleEncoder, pack
+from data.processor import Processor
+from data.sources import open_datasets
+from data.video import Clip, open_video, open_visual
+from families import idefics3
+from families.idefics3 import IdeficsImages
+from families.qwen_images import QwenImages
+from families.videos import QwenVideos, SmolVideos, number_words
+from generation.prefix import FeatureCache
+from generation.session import Session
+from inference.checkpoint import open_checkpoint
+from models import VisionLanguageModel
+from models.packed_vision_transformer import patches_of
+from tests import tiny
+from tests.clips import clip_of, noise, write_animation, write_clip
+from tests.evaluations import save_rows
+from tests.processors import draw_image
+from tests.qwen_checkpoints import KINDS, TEMPLATE, image_settings, save_hf, tokenizer
+from training.rows import RowsLoss
+
+CLIPS = int(os.environ.get("OCELLI_CLIPS", 5))  # of each kind; the long run has 200
+SMOL = {
+    "size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}, "do_image_splitting": True,
+    "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 64}},
+}  # fmt: skip
+
+
+def settings_of_videos(draw: random.Random, patch: int) -> dict:
+    """video_preprocessor_config.json."""
+    area = (2 * patch) ** 2
+    size = {
+        "shortest_edge": draw.choice([1, 4, 16]) * area,
+        "longest_edge": draw.choice([6, 40, 2000]) * area,
+    }
+    return {
+        "size": size, "patch_size": patch, "merge_size": 2, "temporal_patch_size": 2,
+        "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "fps": draw.choice([1, 2, 2, 5.5]),
+        "max_frames": draw.choice([768, 6, 9]), "min_frames": draw.choice([4, 2]),
+        "cap_pixels_per_frame": draw.choice([None, False, True]),
+    }  # fmt: skip
+
+
+def random_clip(draw: random.Random) -> tuple[np.ndarray, float]:
+    count, rate = draw.choice([2, 3, 5, 12, 40, 90]), draw.choice([1.0, 7.5, 10.0, 24.0, 29.97, 60.0])
+    width, height = draw.choice([(96, 64), (40, 90), (33, 17), (150, 20), (64, 64), (20, 30)])
+    return noise(count, width, height, draw.randrange(2**30)), rate
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(CLIPS))
+def test_videos_of_qwen_are_those_of_transformers_processor(kind, seed):
+    pytest.importorskip("torchvision")
+    from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+
+    draw = random.Random(f"{kind} {seed}")
+    old, patch = kind == "qwen2_5_vl", 14 if kind == "qwen2_5_vl" else 16
+    settings = settings_of_videos(draw, patch)
+    images = QwenImages(image_settings(kind) | {"image_mean": [0.5] * 3})
+    ours = QwenVideos(settings, images.known, images, 4 if old else None)
+    processor, videos = (
+        (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor) if old else (Qwen3VLProcessor, Qwen3VLVideoProcessor)
+    )
+    theirs = processor(Qwen2VLImageProcessorPil(), tokenizer(), videos(**settings), chat_template=TEMPLATE)
+    frames, rate = random_clip(draw)
+    metadata = VideoMetadata(len(frames), rate, *frames.shape[2:0:-1], len(frames) / rate)
+    sampling = {"do_sample_frames": True, "fps": settings["fps"]}
+    expected = theirs(
+        text=["<|video_pad|>"], videos=[frames], video_metadata=[metadata], return_tensors="pt", **sampling
+    )
+    visual = ours.cut(clip_of(frames, rate))
+    said = theirs.tokenizer.decode(expected["input_ids"][0])
+    assert ours.prompt(visual).replace("image_pad", "video_pad") == said
+    rows, columns = visual.grid
+    assert expected["video_grid_thw"].tolist() == [[len(visual.parts), 2 * rows, 2 * columns]]
+    pairs = visual.parts.to("cpu")
+    config = type("Config", (), {"patch_size": patch, "merge_size": 2, "channels_last": False})
+    own = torch.cat([patches_of(pair, config) for pair in pairs])
+    assert (own - expected["pixel_values_videos"]).abs().max() < 1e-6  # a level is 8e-3
+    if old:
+        every = 4 * expected["second_per_grid_ts"][0]
+        times = (torch.arange(len(visual.parts)) * every).long().tolist()
+        assert [part.time or 0 for part in visual.parts] == times
+        assert visual.parts.parts[0].time is None and None not in [part.time for part in visual.parts][1:]
+
+
+@pytest.mark.parametrize("seed", range(CLIPS))
+def test_videos_of_smolvlm_are_those_of_transformers_processor(seed):
+    pytest.importorskip("torchvision")
+    pytest.importorskip("num2words")
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+    from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
+    from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
+
+    draw = random.Random(f"smol {seed}")
+    sampling = {"fps": draw.choice([1, 2, 8]), "max_frames": draw.choice([64, 3, 10])}
+    settings = SMOL | {"video_sampling": SMOL["video_sampling"] | sampling}
+    processor, images = tiny.model_with_processor("smolvlm-1-tile")[0], IdeficsImages(settings, 4)
+    images.videos = SmolVideos(settings, images.known, images.values, 32, 4)
+    ours = Processor(images, processor.tokenizer, processor.chat.chat_template)
+    copied = {**settings, "video_sampling": dict(settings["video_sampling"])}
+    theirs = SmolVLMProcessor(
+        SmolVLMImageProcessorPil(), processor.tokenizer, SmolVLMVideoProcessor(**copied), image_seq_len=4
+    )
+    frames, rate = random_clip(draw)
+    metadata = VideoMetadata(len(frames), rate, *frames.shape[2:0:-1], len(frames) / rate)
+    conversation = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "how many"}]}]
+    text = theirs.apply_chat_template(conversation, add_generation_prompt=True)
+    given = {"num_frames": sampling["max_frames"], "fps": sampling["fps"], "do_sample_frames": True}
+    expected = theirs(text=[text], videos=[[frames]], video_metadata=[metadata], return_tensors="pt", **given)
+    row = ours.ask(clip_of(frames, rate), "how many")
+    assert row["input_ids"].tolist() == expected["input_ids"].tolist()
+    assert (row["pixel_values"] - expected["pixel_values"]).abs().max() < 1e-6
+
+
+def test_numbers_are_written_as_num2words_writes_them():
+    num2words = pytest.importorskip("num2words").num2words
+    for number in (*range(1, 130), 200, 219, 999, 1000, 1001, 1100, 12_345):
+        assert number_words(number) == num2words(number)
+
+
+# ---------------------------------------------------------------------------------------------------- models
+def for_transformers(inputs: dict, config, seconds: list[float]) -> dict:
+    """What transformers' Qwen takes for our inputs, whose videos have pairs every so many seconds."""
+    side, ids = config.vision.patch_size, inputs["input_ids"].clone()
+    kinds, marked = (
+        torch.zeros_like(ids),
+        iter((ids[0] == config.image_token_id).nonzero().flatten().tolist()),
+    )
+    images, videos = ([], []), ([], [])  # patches, and grids
+    for numbers in inputs["pixel_values"].to("cpu"):
+        video, (rows, columns) = numbers.dim() == 4, (one // side for one in numbers.shape[-2:])
+        for place in itertools.islice(marked, rows * columns // 4):
+            kinds[0, place] = 1 + video
+            ids[0, place] = config.marker_token_ids[0] if video else config.image_token_id
+        pair = numbers if video else numbers[:, None].expand(-1, 2, -1, -1)
+        patches, grids = videos if video else images
+        patches.append(patches_of(pair, config.vision))
+        again = video and grids and grids[-1][1:] == [rows, columns]
+        if again:
+            grids[-1][0] += 1
+        else:
+            grids.append([1, rows, columns])
+    return {
+        "input_ids": ids,
+        "mm_token_type_ids": kinds.int(),
+        "pixel_values": torch.cat(images[0]),
+        "image_grid_thw": torch.tensor(images[1]),
+        "pixel_values_videos": torch.cat(videos[0]),
+        "video_grid_thw": torch.tensor(videos[1]),
+        **({"second_per_grid_ts": torch.tensor(seconds)} if config.vision.window else {}),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [5, 8])
+def test_answers_about_videos_are_those_of_transformers(kind, count, tmp_path):
+    """Of two clips and an image, by `generate`, by a session, and by the C step and tower."""
+    theirs = save_hf(kind, tmp_path, seed=count)
+    theirs.generation_config.eos_token_id = None
+    checkpoint = open_checkpoint(tmp_path)
+    processor, model = checkpoint.processor, checkpoint.model
+    shown = [clip_of(noise(count, 96, 64), 2.0), draw_image(70, 50), clip_of(noise(6, 40, 70, 1), 1.0)]
+    inputs = processor.ask(shown, "how many red")
+    even = count // 2 * 2
+    given = for_transformers(inputs, model.config, [count / even, 2.0])
+    expected = theirs.generate(**given, max_new_tokens=12, do_sample=False)[:, given["input_ids"].shape[1] :]
+    options = {"max_new_tokens": 12, "stop_token_ids": ()}
+    assert model.generate(**inputs, **options).tolist() == expected.tolist()
+    session = Session(model, FeatureCache(model))
+    assert session.generate(**inputs, **options).tolist() == expected.tolist()
+    other = processor.ask(shown, "how many blue")
+    assert session.generate(**other, **options).tolist() == model.generate(**other, **options).tolist()
+    assert session.reuse.tiles_encoded == 0 and session.reuse.reused > 0
+    fast = checkpoint.compiled()
+    assert fast.fast.tower == "native C tower"
+    again = fast.model.generate(**inputs, **options, decode_step=fast.decode_step)
+    assert again.tolist() == expected.tolist()
+
+
+def test_answers_of_smolvlm_about_videos_are_those_of_transformers():
+    processor, theirs = tiny.model_with_processor("smolvlm-1-tile")
+    images = IdeficsImages(SMOL, 4)
+    images.videos = SmolVideos(SMOL, images.known, images.values, 32, 4)
+    ours = Processor(images, processor.tokenizer, processor.chat.chat_template)
+    inputs = ours.ask([clip_of(noise(30, 96, 64)), draw_image(70, 50)], "how many red")
+    theirs.generation_config.eos_token_id = None
+    expected = theirs.generate(**inputs, max_new_tokens=12, do_sample=False)[
+        :, inputs["input_ids"].shape[1] :
+    ]
+    config = idefics3.read_config(json.loads(theirs.config.to_json_string()), {}, {})
+    model = VisionLanguageModel(config).eval()
+    stored, place = theirs.state_dict(), idefics3.tensor_map(list(theirs.state_dict()))
+    model.load_state_dict({name: stored[place(name).name] for name in model.state_dict()})
+    got = model.generate(**inputs, max_new_tokens=12, stop_token_ids=())
+    assert got.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_that_repeat_are_encoded_once(kind, tmp_path):
+    save_hf(kind, tmp_path)
+    model = VisionLanguageModel.from_pretrained(tmp_path)
+    processor = Processor.from_pretrained(tmp_path, config=model.config)
+    still = clip_of(np.repeat(noise(1, 96, 64), 12, axis=0), 2.0)
+    session, options = Session(model, FeatureCache(model)), {"max_new_tokens": 4, "stop_token_ids": ()}
+    inputs = processor.ask(still, "how many red")
+    got = session.generate(**inputs, **options)
+    assert (session.reuse.tiles_encoded, session.reuse.tiles_reused) == (1, 5)
+    assert got.tolist() == model.generate(**inputs, **options).tolist()
+
+
+def test_a_slower_video_of_the_same_frames_is_another_prompt(tmp_path):
+    """Qwen2.5-VL has time in rotary places alone: what is kept of one video is not taken for another."""
+    save_hf("qwen2_5_vl", tmp_path)
+    model = VisionLanguageModel.from_pretrained(tmp_path)
+    processor = Processor.from_pretrained(tmp_path, config=model.config)
+    frames, options = noise(4, 96, 64), {"max_new_tokens": 8, "stop_token_ids": ()}
+    session = Session(model, FeatureCache(model))
+    fast, slow = (processor.ask(clip_of(frames, rate), "how many red") for rate in (2.0, 0.02))
+    assert fast["input_ids"].tolist() == slow["input_ids"].tolist()
+    session.generate(**fast, **options)
+    assert session.generate(**slow, **options).tolist() == model.generate(**slow, **options).tolist()
+    assert session.reuse.tiles_encoded == 0
+
+
+# ----------------------------------------------------------------------------------------------------- files
+@pytest.mark.parametrize(
+    ("suffix", "codec"), [("mp4", "mpeg4"), ("mp4", "libx264"), ("mov", "libx264"), ("avi", "mpeg4")]
+)
+def test_frames_of_a_file_are_those_of_transformers(tmp_path, suffix, codec):
+    pytest.importorskip("av")
+    path = write_clip(tmp_path / f"clip.{suffix}", noise(23, 64, 48), 10, codec)
+    clip, chosen = open_video(path), [0, 3, 11, 22]
+    frames, metadata = read_video_pyav(str(path), lambda metadata, **_: np.array(chosen))
+    assert (clip.count, clip.rate, clip.size) == (metadata.total_num_frames, metadata.fps, (64, 48))
+    assert np.array_equal(np.stack([np.asarray(frame) for frame in clip.frames(chosen)]), frames)
+    of_bytes = open_video(path.read_bytes())
+    assert [np.asarray(one).tolist() for one in of_bytes.frames([3])] == [frames[1].tolist()]
+
+
+@pytest.mark.parametrize("codec", ["libvpx-vp9", "libx264"])
+def test_frames_are_counted_where_no_header_does(tmp_path, codec):
+    pytest.importorskip("av")
+    clip = open_video(write_clip(tmp_path / "clip.mkv", noise(23, 64, 48), 10, codec))
+    assert (clip.count, clip.rate, len(list(clip.frames([0, 22])))) == (23, 10.0, 2)
+
+
+@pytest.mark.parametrize("suffix", ["gif", "webp", "png"])
+def test_animations_and_folders_are_videos(tmp_path, suffix):
+    frames = np.repeat(np.arange(0, 240, 20, dtype=np.uint8)[:, None, None, None], 3, axis=3)
+    frames = np.ascontiguousarray(np.broadcast_to(frames, (12, 30, 40, 3)))
+    clip = open_visual(write_animation(tmp_path / f"clip.{suffix}", frames, [100] * 6 + [300] * 6))
+    assert isinstance(clip, Clip) and (clip.count, clip.rate, clip.size) == (12, 5.0, (40, 30))
+    assert [frame.getpixel((0, 0))[0] for frame in clip.frames([0, 5, 11])] == [0, 100, 220]
+    folder = tmp_path / "frames"
+    folder.mkdir()
+    for number, frame in enumerate(frames):
+        Image.fromarray(frame).save(folder / f"frame{number}.png")
+    (folder / "notes.txt").write_text("none of them")
+    clip = open_visual(folder)
+    assert (clip.count, clip.rate) == (12, None)
+    assert [frame.getpixel((0, 0))[0] for frame in clip.frames([2, 10])] == [40, 200]
+    assert isinstance(open_visual(folder / "frame1.png"), Image.Image)
+
+
+def test_a_phones_video_stands_upright(tmp_path):
+    pytest.importorskip("av")
+    frames = noise(5, 64, 48)
+    path = write_clip(tmp_path / "clip.mp4", frames)
+    data, upright = bytearray(path.read_bytes()), np.asarray(next(open_video(path).frames([0])))
+    place = data.index(b"tkhd") + 44  # its matrix, in fixed point: a quarter turn clockwise
+    matrix = (0, 1 << 16, 0, -1 << 16, 0, 0, 48 << 16, 0, 1 << 30)
+    data[place : place + 36] = b"".join(one.to_bytes(4, "big", signed=True) for one in matrix)
+    clip = open_video(bytes(data))
+    assert clip.size == (48, 64)
+    assert np.array_equal(np.asarray(next(clip.frames([0]))), np.rot90(upright, -1))
+
+
+def test_damaged_videos_end_in_one_sentence(tmp_path):
+    pytest.importorskip("av")
+    draw = random.Random(0)
+    for codec, suffix in (("libx264", "mp4"), ("mpeg4", "avi"), ("libvpx-vp9", "webm")):
+        data = write_clip(tmp_path / f"clip.{suffix}", noise(12, 64, 48), 10, codec).read_bytes()
+        for trial in range(40):
+            bad = bytearray(data[: draw.randrange(1, len(data))] if trial % 2 else data)
+            for _ in range(draw.choice([0, 1, 30])):
+                bad[draw.randrange(len(bad))] = draw.randrange(256)
+            try:
+                clip = open_visual(bytes(bad))
+                frames = list(clip.frames(range(clip.count))) if isinstance(clip, Clip) else []
+                assert all(frame.size == clip.size for frame in frames)
+            except ImageError as error:
+                assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [
+        ("MOST_FRAMES", 5),
+        ("MOST_SECONDS", 1),
+        ("MOST_FRAME_PIXELS", 1000),
+        ("DECODING", 0),
+        ("MOST_BYTES", 100),
+    ],
+)
+def test_videos_are_bounded(tmp_path, monkeypatch, limit, most):
+    pytest.importorskip("av")
+    path = write_clip(tmp_path / "clip.mp4", noise(23, 64, 48))
+    monkeypatch.setattr(video, limit, most)
+    with pytest.raises(ImageError):
+        open_video(path)
+
+
+def test_videos_and_other_files_are_told_apart(tmp_path):
+    """A playlist would have FFmpeg open what it names."""
+    (tmp_path / "clip.mp4").write_bytes(b"#EXTM3U\n#EXTINF:1,\n/etc/passwd\n")
+    (tmp_path / "empty").mkdir()
+    for source in (tmp_path / "clip.mp4", tmp_path / "empty", tmp_path / "none.mp4", draw_image(8, 8)):
+        with pytest.raises(ImageError):
+            open_video(source)
+    with pytest.raises(ImageError):
+        open_video(str(tmp_path / "clip.mp4"), ImageLimits(allow_paths=False))
+
+
+def test_pyav_is_optional(tmp_path, monkeypatch):
+    pytest.importorskip("av")
+    path = write_clip(tmp_path / "clip.mp4", noise(3, 64, 48))
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ImageError, match="requirements-video"):
+        open_video(path)
+
+
+def test_a_model_without_videos_is_shown_frames_as_images():
+    processor = tiny.model_with_processor("smolvlm-1-tile")[0]
+    assert processor.images.videos is None
+    clip = clip_of(noise(30, 40, 30))
+    message = {"role": "user", "content": [{"type": "video", "video": clip}, {"type": "text", "text": "two"}]}
+    (shown,) = processor.messages([message])
+    assert [kind for kind, _ in shown.parts] == ["image"] * 8 + ["text"]
+    assert len(processor.visuals(clip)) == 8
+    processor.one_image = True
+    with pytest.raises(ImageError):
+        processor.visuals(clip)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"fps": 0}, {"fps": "x"}, {"max_frames": 0}, {"min_frames": -1}, {"temporal_patch_size": 4},
+        {"resample": 5}, {"size": {"longest_edge": 0}}, {"image_mean": [0.1] * 3}, {"max_video_tokens": "x"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_of_videos_that_no_checkpoint_has_are_refused(changed):
+    images = QwenImages(image_settings("qwen3_vl"))
+    with pytest.raises(ProcessorError):
+        QwenVideos(changed, images.known, images, None)
+
+
+# ------------------------------------------------------------------------------------------------------ rows
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_with_videos_are_trained_on(tmp_path, kind):
+    """By path, in a column and in parts; their places are those of a prompt, and a broken one is left out."""
+    save_hf(kind, tmp_path / "model")
+    model = VisionLanguageModel.from_pretrained(tmp_path / "model")
+    processor = Processor.from_pretrained(tmp_path / "model", config=model.config)
+    for number in range(2):
+        write_animation(tmp_path / f"clip{number}.gif", noise(6, 64, 48, number), 250)
+    (tmp_path / "broken.gif").write_bytes(b"GIF89a and no more")
+    asked = {"question": "how many red", "answer": "three"}
+    save_rows(tmp_path / "rows.jsonl", [{"video": "clip0.gif", **asked}, {"video": "broken.gif", **asked}])
+    parts = [{"type": "video"}, {"type": "text", "text": "how many"}, {"type": "video"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "two"}]
+    save_rows(tmp_path / "chats.jsonl", [{"messages": messages, "videos": ["clip1.gif", "clip0.gif"]}])
+    data = open_datasets([{"path": str(tmp_path / name)} for name in ("rows.jsonl", "chats.jsonl")])
+    config = LoaderConfig(batch_size=1, sequence_length=512, epochs=1)
+    trained, shown = set(), 0
+    for batch in Loader(data, processor, config):
+        trained |= {sample for row in batch.sample_ids for sample in row}
+        shown += batch.images
+        loss, _ = RowsLoss(model, blank=True)(**batch.to(model.device))
+        assert loss.isfinite()
+    assert len(trained) == 2 and shown == 3
+    conversation = [
+        {"role": "user", "content": [{"type": "video", "video": tmp_path / "clip1.gif"}, *parts[1:2]]},
+        messages[1],
+    ]
+    encoder = SampleEncoder(processor, 512)
+    sample = encoder.encode(conversation, ("toy", 0))
+    packed = pack([sample], [encoder.tiles(sample)], model.config)
+    ((places, _),) = model.places([torch.tensor(sample.input_ids)], packed.pixel_values)
+    assert np.array_equal(packed.position_ids, places.numpy())
