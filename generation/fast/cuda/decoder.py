@@ -225,6 +225,9 @@ class TritonDecoder:
     ) -> None:
         S, config, eps = self.sizes(rows), self.model.config, self.model.config.rms_norm_eps
         warps = {"num_warps": 8 if rows == 1 else 4}
+        # Else the assembler spills a few, for some sizes, to have more programs at once.
+        two = {"maxnreg": 128} if S.BITS == 4 and not S.ONE else {}
+        last = {"maxnreg": 96} if S.BITS == 8 and S.ONE else {}
         x, mixed, attended, h = self._x, self._mixed, self._attended, self._h
         most, capacity = 8 * self._programs, geometry(kv_cache).capacity
 
@@ -294,18 +297,15 @@ class TritonDecoder:
             kernels.add_product[grid(config.hidden_size, out[-2])](attended, *out, **warps)
             kernels.gate_up[grid(config.intermediate_size, S.BN_G)](
                 *(x, layer["post_norm"], *parts("gate_proj", "up_proj"), h, rows, eps, S, S.BN_G, S.BK_G),
-                **warps,
+                **(warps | two),
             )
             kernels.add_product[grid(config.hidden_size, S.BN_F)](
                 *(h, *parts("down_proj"), x, rows, S.F, S, S.MLP_BIAS, S.BN_F, S.BK_F),
                 **warps,
             )
-        # Else the assembler spills a few, for some sizes, to have more programs at once.
-        registers = {"maxnreg": 96} if S.ONE and S.BITS == 8 else {}
-        norm, last, scale = self._outputs()
         kernels.normed_product[grid(config.vocab_size, S.BN_D)](
-            *(x, norm, last, scale, norm, self._logits, rows, eps, S.V, S, False, S.BN_D, S.BK_D),
-            **(warps | registers),
+            *(x, *self._outputs(), self._logits, rows, eps, S.V, S, False, S.BN_D, S.BK_D),
+            **(warps | last),
         )
 
     def _inputs(self, token: Tensor, position: Tensor, offset: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -315,13 +315,9 @@ class TritonDecoder:
         return token, position, offset, table.weight.detach(), scale, self.model.inv_freq(self._device)
 
     def _outputs(self) -> tuple[Tensor, ...]:
-        last = self.model.lm_head
+        last, norm = self.model.lm_head, self.model.norm.weight.detach()
         scale = getattr(last, "scale", None)
-        return (
-            self.model.norm.weight.detach(),
-            last.weight.detach(),
-            self._cos if scale is None else scale,
-        )
+        return norm, last.weight.detach(), self._cos if scale is None else scale, norm  # no bias is read
 
 
 def multiprocessors(device: torch.device) -> int:
