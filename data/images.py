@@ -91,12 +91,13 @@ class ImageLimits:
 
     `allow_urls` and `allow_paths` say whether a string may reach the network or the disk: turn them off where
     strangers write the strings (a web page, a dataset). `max_tiles` is for `data.processor`, which cuts the
-    image into tiles.
+    image into tiles; `max_seconds` for decoding a video (`data.video`).
     """
 
     max_bytes: int = 128 * 2**20
     max_pixels: int = 80_000_000
     max_tiles: int = 400
+    max_seconds: float = 120.0
     allow_urls: bool = True
     allow_paths: bool = True
 

@@ -34,7 +34,6 @@ MOST_BYTES = 2**31  # of a file that is read piece by piece
 MOST_SECONDS = 2 * 3600
 MOST_FRAMES = 500_000  # of a file
 MOST_FRAME_PIXELS = 2**24  # a decoder keeps sixteen of them
-DECODING = 120.0  # seconds for the frames of one video
 UNKNOWN_RATE = 24.0  # frames a second where a file does not say, as in transformers
 _CONTAINERS = (
     (rb".{4}(?:ftyp|moov|mdat|wide|free|skip)", "mov"),
@@ -107,13 +106,13 @@ def _open(source: Any, limits: ImageLimits, name: str) -> Any:
         if container := _container(head):
             if size > MOST_BYTES:
                 raise ImageError(f"{name}: expected at most {MOST_BYTES:,} bytes, got {size:,}")
-            return _of_file(lambda: path.open("rb"), container, name)
+            return _of_file(lambda: path.open("rb"), container, limits, name)
         if not _ANIMATED.match(head):
             return source
     data = NamedBytes(read_bytes(source, limits, name))
     data.name = name
     if container := _container(data[:_HEAD]):
-        return _of_file(lambda: io.BytesIO(data), container, name)
+        return _of_file(lambda: io.BytesIO(data), container, limits, name)
     return (_ANIMATED.match(data) and _of_animation(data, limits, name)) or data
 
 
@@ -130,11 +129,11 @@ def _container(head: bytes) -> str | None:
 
 
 # ---------------------------------------------------------------------------------------- what FFmpeg decodes
-def _of_file(open_file: Callable[[], BinaryIO], container: str, name: str) -> Clip:
+def _of_file(open_file: Callable[[], BinaryIO], container: str, limits: ImageLimits, name: str) -> Clip:
     with _decoder(open_file, container, name) as (opened, stream):
         rate = float(stream.average_rate or stream.guessed_rate or UNKNOWN_RATE)
         if not (count := stream.frames):  # as in Matroska; a packet is a frame
-            count = sum(packet.size > 0 for packet in _in_time(opened.demux(stream), name))
+            count = sum(packet.size > 0 for packet in _in_time(opened.demux(stream), limits, name))
     seconds = count / rate if rate > 0 else math.inf
     for what, got, most in (
         ("frames", count, MOST_FRAMES),
@@ -144,35 +143,28 @@ def _of_file(open_file: Callable[[], BinaryIO], container: str, name: str) -> Cl
             raise ImageError(f"{name}: expected a video of 1 to {most:,} {what}, got {got:,}")
 
     def read(indices: Sequence[int]) -> Iterator[Image.Image]:
-        yield from _decoded(open_file, container, name, indices, rate)
+        with _decoder(open_file, container, name) as (opened, stream):
+            yield from _decoded(_in_time(opened.decode(stream), limits, name), name, indices, rate)
 
     return Clip(name, count, rate, next(read([0])).size, read)
 
 
-def _decoded(
-    open_file: Callable[[], BinaryIO], container: str, name: str, indices: Sequence[int], rate: float
-) -> Iterator[Image.Image]:
+def _decoded(frames: Iterator[Any], name: str, indices: Sequence[int], rate: float) -> Iterator[Image.Image]:
     """The frames of these numbers. Of those within the last second that a file's header counts and that are
     not there, the last that is stands in their place."""
     wanted, done, last = list(indices), 0, None
-    with _decoder(open_file, container, name) as (opened, stream):
-        for done, frame in enumerate(_in_time(opened.decode(stream), name), start=1):
-            if frame.width * frame.height > MOST_FRAME_PIXELS:
-                size = f"{frame.width} x {frame.height}"
-                raise ImageError(
-                    f"{name}: expected frames of at most {MOST_FRAME_PIXELS:,} pixels, got {size}"
-                )
-            check_size(frame.width, frame.height, ImageLimits(), name)
-            last = frame
-            while wanted and wanted[0] < done:
-                del wanted[0]
-                yield _upright(frame)
-            if not wanted:
-                return
-        if last is None or wanted[-1] - done > rate:
-            raise ImageError(f"{name}: expected {wanted[-1] + 1} frames, got {done}; the video is cut off")
-        for _ in wanted:
-            yield _upright(last)
+    for done, frame in enumerate(frames, start=1):
+        check_size(frame.width, frame.height, ImageLimits(max_pixels=MOST_FRAME_PIXELS), name)
+        last = frame
+        while wanted and wanted[0] < done:
+            del wanted[0]
+            yield _upright(frame)
+        if not wanted:
+            return
+    if last is None or wanted[-1] - done > rate:
+        raise ImageError(f"{name}: expected {wanted[-1] + 1} frames, got {done}; the video is cut off")
+    for _ in wanted:
+        yield _upright(last)
 
 
 def _upright(frame: Any) -> Image.Image:
@@ -204,12 +196,13 @@ def _decoder(open_file: Callable[[], BinaryIO], container: str, name: str) -> It
         raise ImageError(f"{name}: the video is damaged or cut off ({one_line(said, 200)})") from error
 
 
-def _in_time(items: Iterator[Any], name: str) -> Iterator[Any]:
-    """The same, as long as DECODING allows."""
-    end = time.monotonic() + DECODING
+def _in_time(items: Iterator[Any], limits: ImageLimits, name: str) -> Iterator[Any]:
+    """The same, within `max_seconds`."""
+    most = limits.max_seconds
+    end = time.monotonic() + most
     for number, item in enumerate(items):
         if number > MOST_FRAMES or time.monotonic() > end:
-            raise ImageError(f"{name}: it takes more than {DECODING:.0f} s to decode; give a shorter video")
+            raise ImageError(f"{name}: it takes more than {most:.0f} s to decode; give a shorter video")
         yield item
 
 
@@ -217,7 +210,7 @@ def _in_time(items: Iterator[Any], name: str) -> Iterator[Any]:
 def _of_animation(data: bytes, limits: ImageLimits, name: str) -> Clip | None:
     """None for an image that does not move. Its frames count as equally long."""
     count, seconds, size = 0, 0.0, (0, 0)
-    for frame, shown in _in_time(animation(data, limits, name), name):
+    for frame, shown in _in_time(animation(data, limits, name), limits, name):
         count, seconds, size = count + 1, seconds + shown, size if count else frame.size
     if count < 2:
         return None
@@ -226,7 +219,7 @@ def _of_animation(data: bytes, limits: ImageLimits, name: str) -> Clip | None:
 
     def read(indices: Sequence[int]) -> Iterator[Image.Image]:
         wanted = frozenset(indices)
-        frames = enumerate(_in_time(animation(data, limits, name), name))
+        frames = enumerate(_in_time(animation(data, limits, name), limits, name))
         yield from (frame for number, (frame, _) in frames if number in wanted)
 
     return Clip(name, count, count / seconds, size, read)

@@ -366,7 +366,7 @@ def test_the_page_shows_boxes_over_a_smaller_copy_of_an_upload(of_family, tmp_pa
     service = make_service(model)
     checkpoint = service.models.open(model)
     copy = take_in(str(shutil.copy(image, tmp_path / "street.png")), Image.open(image).convert("RGB"), 640)
-    visual = service.tiled(checkpoint, copy)
+    (visual,) = service.tiled(checkpoint, copy)
     service.close()
     assert visual.sizes[0] == LARGE and Image.open(copy).width == 640
     request = AskRequest((copy,), "Where?", model)

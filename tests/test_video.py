@@ -3,6 +3,8 @@ what transformers' says; strangers' files end in one sentence."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import itertools
 import json
 import os
@@ -29,15 +31,20 @@ from families.qwen_images import QwenImages
 from families.videos import QwenVideos, SmolVideos, number_words
 from generation.prefix import FeatureCache
 from generation.session import Session
+from inference.answer import answer_text
 from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
 from models.packed_vision_transformer import patches_of
 from tests import tiny
 from tests.clips import clip_of, noise, write_animation, write_clip
 from tests.evaluations import save_rows
+from tests.pages import make_service
 from tests.processors import draw_image
 from tests.qwen_checkpoints import KINDS, TEMPLATE, image_settings, save_hf, tokenizer
+from tests.test_serve import refused, running
 from training.rows import RowsLoss
+from web.models import Models
+from web.service import AskRequest, Visitor
 
 CLIPS = int(os.environ.get("OCELLI_CLIPS", 5))  # of each kind; the long run has 200
 SMOL = {
@@ -319,17 +326,13 @@ def test_damaged_videos_end_in_one_sentence(tmp_path):
 
 @pytest.mark.parametrize(
     ("limit", "most"),
-    [
-        ("MOST_FRAMES", 5),
-        ("MOST_SECONDS", 1),
-        ("MOST_FRAME_PIXELS", 1000),
-        ("DECODING", 0),
-        ("MOST_BYTES", 100),
-    ],
+    [("MOST_FRAMES", 5), ("MOST_SECONDS", 1), ("MOST_FRAME_PIXELS", 1000), ("MOST_BYTES", 100)],
 )
 def test_videos_are_bounded(tmp_path, monkeypatch, limit, most):
     pytest.importorskip("av")
     path = write_clip(tmp_path / "clip.mp4", noise(23, 64, 48))
+    with pytest.raises(ImageError):
+        open_video(path, ImageLimits(max_seconds=0))
     monkeypatch.setattr(video, limit, most)
     with pytest.raises(ImageError):
         open_video(path)
@@ -414,3 +417,59 @@ def test_rows_with_videos_are_trained_on(tmp_path, kind):
     packed = pack([sample], [encoder.tiles(sample)], model.config)
     ((places, _),) = model.places([torch.tensor(sample.input_ids)], packed.pixel_values)
     assert np.array_equal(packed.position_ids, places.numpy())
+
+
+# -------------------------------------------------------------------------------------------------- over HTTP
+def test_a_server_is_asked_about_videos(tmp_path):
+    """As `video_url`; what it may not be is refused in one sentence, and an image stays one."""
+    save_hf("qwen3_vl", tmp_path / "model")
+    gif = write_animation(tmp_path / "clip.gif", noise(6, 64, 48), 250)
+    checkpoint = open_checkpoint(tmp_path / "model")
+    row = checkpoint.processor.ask(open_video(gif), "how many")
+    expected = checkpoint.model.generate(**row, max_new_tokens=5)
+    text = answer_text(checkpoint, expected[0].tolist())
+
+    def url(data: bytes) -> str:
+        return "data:video/any;base64," + base64.b64encode(data).decode()
+
+    with running(Models([str(tmp_path / "model")], device="cpu")) as served:
+
+        def ask(kind: str, data: bytes, role: str = "user"):
+            parts = [{"type": kind, kind: {"url": url(data)}}, {"type": "text", "text": "how many"}]
+            messages = [{"role": role, "content": parts}, {"role": "user", "content": "how many"}]
+            asked = {"model": "model", "messages": messages[: 1 + (role != "user")], "max_tokens": 5}
+            return served.send("POST", json=asked)
+
+        answer = ask("video_url", gif.read_bytes()).json()
+        assert answer["choices"][0]["message"]["content"].rstrip() == text
+        assert answer["usage"]["prompt_tokens"] == len(row["input_ids"][0])
+        still = ask("image_url", gif.read_bytes()).json()
+        assert still["usage"]["prompt_tokens"] < answer["usage"]["prompt_tokens"]
+        refused(ask("video_url", b"GIF89a and no more"), 400)
+        refused(ask("video_url", gif.read_bytes(), role="system"), 400)
+        refused(ask("image_url", b"\0\0\0\x18ftypmp42"), 400)
+
+
+def test_a_page_is_shown_videos(tmp_path):
+    save_hf("qwen3_vl", tmp_path / "model")
+    gif = write_animation(tmp_path / "clip.gif", noise(6, 64, 48), 250)
+    service = make_service(tmp_path / "model")
+    try:
+        path = service.take_in(str(gif))
+        service.models.open(service.models.default)
+        checkpoint = service.models.held(service.models.default)
+        (visual,) = service.tiled(checkpoint, path)
+        assert len(visual.times) == 2 and service.tiled(checkpoint, path)[0] is visual
+        request = AskRequest((path,), "how many", service.models.default, max_new_tokens=4)
+        (*_, view) = asyncio.run(all_views(service, request))
+        assert view.log[-1].stop_reasons and not view.failed
+        (tmp_path / "broken.gif").write_bytes(b"GIF89a and no more")
+        with pytest.raises(ImageError):
+            service.take_in(str(tmp_path / "broken.gif"))
+        assert not (tmp_path / "broken.gif").exists()
+    finally:
+        service.close()
+
+
+async def all_views(service, request: AskRequest) -> list:
+    return [view async for view in service.ask(Visitor(), request)]

@@ -43,6 +43,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from data import chat
 from data.errors import ImageError
 from data.images import ImageLimits, image_size, read_bytes
+from data.video import open_video
 from generation.options import GenerationOptions
 from inference.boxes import located
 from inference.checkpoint import Checkpoint, PixelText
@@ -144,16 +145,18 @@ class Metrics:
 
 # ----------------------------------------------------------------------------------------------------- images
 class Images:
-    """Opens what `image_url` names, in threads."""
+    """Opens what `image_url` and `video_url` name, in threads."""
 
     def __init__(self, limits: ApiLimits, image: ImageLimits):
         self._folder = limits.allow_paths
         self._limits = replace(image, allow_urls=limits.allow_urls, allow_paths=False)
+        self._of_videos = replace(self._limits, max_bytes=limits.max_body)
         self._decoding = ThreadPoolExecutor(2, thread_name_prefix="images")
         self._fetching = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetches")  # waits, mostly
 
     async def open(self, url: str, name: str) -> bytes:
-        """The bytes of an image whose header is within the limits. Raises ImageError."""
+        """The bytes of an image whose header is within the limits, or of a video, whose name says that it is
+        one. Raises ImageError."""
         remote = url[:8].lower().startswith(("http://", "https://"))
         pool = self._fetching if remote else self._decoding
         return await asyncio.get_running_loop().run_in_executor(pool, self._open, url, name)
@@ -163,11 +166,15 @@ class Images:
         source: str | bytes | None = url
         if not scheme.startswith(("data:", "http://", "https://")):
             if self._folder is None or not scheme.startswith("file://"):
-                raise ImageError(f"{name}: expected a data: URL with the image itself")
+                raise ImageError(f"{name}: expected a data: URL with the {name.split()[0]} itself")
             if (source := self._file(self._folder, url)) is None:
                 raise ImageError(f"{name}: expected a file within the folder that this server may read")
-        data = read_bytes(source, self._limits, name)
-        image_size(data, self._limits, name)
+        video = name.startswith("video")
+        data = read_bytes(source, self._of_videos if video else self._limits, name)
+        if video:
+            open_video(data, self._of_videos, name)
+        else:
+            image_size(data, self._limits, name)
         return data
 
     def _file(self, folder: Path, url: str) -> bytes | None:
@@ -177,7 +184,7 @@ class Images:
             path = Path(os.path.realpath(folder / unquote(urlsplit(url).path).lstrip("/")))
             if path.is_relative_to(os.path.realpath(folder)) and path.is_file():  # a pipe might never end
                 with open(path, "rb") as file:
-                    return file.read(self._limits.max_bytes + 1)
+                    return file.read(self._of_videos.max_bytes + 1)
         return None
 
 
@@ -367,19 +374,19 @@ def submitted(
 
 
 async def opened(api: Api, asked: ChatRequest, record: Record) -> list[chat.Message]:
-    """The conversation with its images as bytes. Raises Refused and ImageError."""
+    """The conversation with its images and videos as bytes. Raises Refused and ImageError."""
     parts = [part for message in asked.messages for part in message.content or ()]
-    urls = [part.image_url.url for part in parts if part.image_url is not None]
-    record.images = len(urls)
-    if len(urls) > (most := api.engine.limits.max_images):
-        raise Refused(400, f"messages: expected at most {most} images, got {len(urls)}", "messages")
-    opening = [api.images.open(url, f"image {number}") for number, url in enumerate(urls, start=1)]
+    shown = [(part.type.removesuffix("_url"), part.shown.url) for part in parts if part.shown is not None]
+    record.images = len(shown)
+    if len(shown) > (most := api.engine.limits.max_images):
+        raise Refused(400, f"messages: expected at most {most} images, got {len(shown)}", "messages")
+    opening = [api.images.open(url, f"{kind} {number}") for number, (kind, url) in enumerate(shown, start=1)]
     images = iter(await asyncio.gather(*opening))
     return [
         chat.Message(
             "system" if message.role == "developer" else message.role,
             tuple(
-                ("text", part.text) if part.image_url is None else ("image", next(images))
+                ("text", part.text) if part.shown is None else (part.type.removesuffix("_url"), next(images))
                 for part in message.content or ()
             ),
         )

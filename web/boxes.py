@@ -3,6 +3,7 @@ and its name together, under the mouse and the keyboard."""
 
 from __future__ import annotations
 
+import mimetypes
 import os
 from html import escape
 from urllib.parse import quote
@@ -21,7 +22,9 @@ def overlay(exchange: Exchange) -> str:
     request, sizes = exchange.request, exchange.sizes
     if not exchange.stop_reasons or sizes is None or len(exchange.answers) != 1 or len(request.images) != 1:
         return ""
-    if not os.path.isfile(request.images[0]):  # it has been deleted meanwhile
+    kind, _ = mimetypes.guess_type(request.images[0])  # a video is not drawn on
+    # Its image may have been deleted meanwhile.
+    if not os.path.isfile(request.images[0]) or (kind or "").startswith("video/"):
         return ""
     form = spoken_form(exchange.coordinates, sizes)
     found = Located() if form is None else form.read(exchange.answers[0], sizes[0])

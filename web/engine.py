@@ -40,6 +40,7 @@ from data.chat import Message
 from data.images import ImageLimits, load_image
 from data.processor import EncodedConversation
 from data.tiles import Sizes
+from data.video import open_video
 from generation.decoding import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
@@ -66,7 +67,7 @@ END = object()  # of an iterator
 DRAFT = -1  # in place of the number of an answer: a piece of the draft
 
 
-OF_STRANGERS = ImageLimits(10 * 2**20, 24_000_000, allow_urls=False, allow_paths=False)
+OF_STRANGERS = ImageLimits(10 * 2**20, 24_000_000, allow_urls=False, allow_paths=False, max_seconds=20)
 
 
 class QueueFull(RequestError):
@@ -869,12 +870,13 @@ def prepare_messages(
     think = isinstance(options.constraint, Think)
     if think:
         checkpoint.processor.chat.check_thinking(thinks_by)
-    limits = ImageLimits(allow_urls=False, allow_paths=False)
+    limits = replace(OF_STRANGERS, max_bytes=ImageLimits.max_bytes, max_pixels=ImageLimits.max_pixels)
+    openers: dict[str, Any] = {"image": load_image, "video": open_video}
     form, size, processor = None, None, checkpoint.processor
     conversation = []
     for message in messages:
         parts = [
-            (kind, value if kind == "text" else load_image(value, limits)) for kind, value in message.parts
+            (kind, value if kind == "text" else openers[kind](value, limits)) for kind, value in message.parts
         ]
         if sizes := {value.size for kind, value in parts if kind == "image"}:
             size = sizes.pop() if len(sizes) == 1 else None

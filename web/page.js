@@ -73,7 +73,8 @@
 				throw tooMuch(file, settings.pixels, "pixels", width * height);
 			}
 			const scale = await edge() / Math.max(width, height);
-			if (scale >= 1 || file.type == "image/svg+xml" || await endsEarly(file)) {
+			const whole = ["image/svg+xml", "image/gif"];  // a copy would not move
+			if (scale >= 1 || whole.includes(file.type) || await endsEarly(file)) {
 				return file;
 			}
 			const canvas = document.createElement("canvas");

@@ -65,7 +65,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
 }  # fmt: skip
 # Likewise in a message, part or format of answers: what else stands there is about other things.
-NEVER = frozenset(("audio", "function_call", "images", "input_audio", "schema", "tool_calls", "video_url"))
+NEVER = frozenset(("audio", "function_call", "images", "input_audio", "schema", "tool_calls"))
 SLIP = 0.81  # likeness of a mistyped name: top_a is none of top_k
 # What bodies may ask of sampling, where `generate` takes something else; -1 is vLLM's word for no top_k.
 BOUNDS: dict[str, dict[str, Any]] = {
@@ -85,22 +85,30 @@ class Strict(BaseModel):
 
 
 class ImageUrl(Strict):
-    """`detail` changes nothing: an image is always seen as the checkpoint's processor cuts it."""
+    """Of a video, too. `detail` changes nothing: an image is seen as the checkpoint's processor cuts it."""
 
     url: str
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
+Shown = Annotated[
+    ImageUrl | None, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)
+]
+
+
 class Part(Strict):
-    type: Literal["text", "image_url"]
+    type: Literal["text", "image_url", "video_url"]
     text: str | None = None
-    image_url: Annotated[
-        ImageUrl | None, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)
-    ] = None
+    image_url: Shown = None
+    video_url: Shown = None
+
+    @property
+    def shown(self) -> ImageUrl | None:
+        return self.image_url or self.video_url
 
     @model_validator(mode="after")
     def _of_its_type(self) -> Part:
-        given = {name for name in ("text", "image_url") if getattr(self, name) is not None}
+        given = {name for name in ("text", "image_url", "video_url") if getattr(self, name) is not None}
         if given != {self.type}:
             raise ValueError(f"expected {self.type!r} in a part of this type, and nothing else")
         return self
@@ -131,7 +139,7 @@ class ChatMessage(Strict):
     def _has_content(self) -> ChatMessage:
         if self.content is None and self.role != "assistant":
             raise ValueError("expected content in a message")
-        if self.role != "user" and any(part.type == "image_url" for part in self.content or ()):
+        if self.role != "user" and any(part.type != "text" for part in self.content or ()):
             raise ValueError("expected images in the messages of the user only")
         return self
 

@@ -29,8 +29,9 @@ from typing import Any
 from PIL import Image
 
 from data.errors import ImageError, PromptError
-from data.images import ImageLimits, load_image
+from data.images import ImageLimits, read_bytes
 from data.tiles import Sizes, Visual
+from data.video import Clip, open_visual
 from generation.kv_cache import bytes_per_position
 from generation.options import GenerationOptions
 from inference.answer import split
@@ -51,7 +52,8 @@ STOPPED = "Stopped before the first word."
 # Pixels of a longest side: what a page shows of an image at most, what a model that is not open yet may see
 # (Qwen-VL's 16 million of a square), and no bound.
 SHOWN, SEEN, UNBOUND = 1024, 4096, 10**6
-OF_VISITORS = ImageLimits(allow_urls=False, allow_paths=False)  # as large as on the command line
+# As large as on the command line.
+OF_VISITORS = ImageLimits(allow_urls=False, allow_paths=False, max_seconds=20)
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,7 @@ class Service:
         self.engine, self.models, self.limits = engine, engine.models, limits or ServiceLimits()
         self._visitors: OrderedDict[str, Visitor] = OrderedDict()  # the latest to ask stands last
         self._open: Counter[str] = Counter()  # connections of open pages, by session
-        self._tiled: OrderedDict[tuple[Origin | None, str], Visual] = OrderedDict()
+        self._tiled: OrderedDict[tuple[Origin | None, str], tuple[Visual, ...]] = OrderedDict()
         self._lock = threading.Lock()  # of the tiled images
         self._looking = threading.Lock()  # one upload at a time: it may hold a large image's pixels
 
@@ -277,12 +279,12 @@ class Service:
             raise ImageError(f"images: expected at most {images} at once, got {count}; remove some of them")
         return request.options(self.engine.limits)
 
-    def load(self, path: str) -> Image.Image:
-        """An uploaded image, within the limits of the service."""
-        name = Path(path).name
+    def load(self, path: str) -> Image.Image | Clip:
+        """An uploaded image or video, within the limits of the service."""
+        name, limits = Path(path).name, self.limits.image
         try:
             with open(path, "rb") as file:
-                return load_image(file, self.limits.image, name=repr(name))
+                return open_visual(read_bytes(file, limits, repr(name)), limits, repr(name))
         except FileNotFoundError:
             raise ImageError(f"{name!r} is no longer kept here: add it again") from None
 
@@ -297,10 +299,12 @@ class Service:
         return max(edges) if len(held) == len(models.names) else max(*edges, SEEN)
 
     def take_in(self, path: str) -> str:
-        """See `web.pictures.take_in`. In any thread. What is no image is deleted, with an ImageError."""
+        """See `web.pictures.take_in`; a video stays as it is. In any thread. What is neither is deleted, with
+        an ImageError."""
         with self._looking:
             try:
-                return take_in(path, self.load(path), self.edge)
+                shown = self.load(path)
+                return path if isinstance(shown, Clip) else take_in(path, shown, self.edge)
             except ImageError:
                 Path(path).unlink(missing_ok=True)
                 raise
@@ -314,20 +318,20 @@ class Service:
             f"The model is shown all {count} images, in this order."
         )
 
-    def tiled(self, checkpoint: Checkpoint, path: str) -> Visual:
-        """An uploaded image, opened and cut into tiles. In any thread."""
+    def tiled(self, checkpoint: Checkpoint, path: str) -> tuple[Visual, ...]:
+        """An uploaded image, opened and cut into tiles, or a video, or what stands for one. In any thread."""
         key = checkpoint.model.origin, path
         with self._lock:
             if key in self._tiled:
                 self._tiled.move_to_end(key)
                 return self._tiled[key]
-        tiled = checkpoint.processor.cut(self.load(path))
-        tiled = replace(tiled, size=original_size(path, tiled.size))
+        cut = checkpoint.processor.visuals(self.load(path))
+        tiled = tuple(replace(one, size=original_size(path, one.size)) for one in cut)
         with self._lock:
             self._tiled[key] = tiled
-            size = sum(one.parts.nbytes for one in self._tiled.values())
+            size = sum(one.parts.nbytes for some in self._tiled.values() for one in some)
             while size > self.limits.max_tiled_bytes:
-                size -= self._tiled.popitem(last=False)[1].parts.nbytes
+                size -= sum(one.parts.nbytes for one in self._tiled.popitem(last=False)[1])
         return tiled
 
     async def ask(self, visitor: Visitor, request: AskRequest) -> AsyncGenerator[View, None]:
@@ -363,7 +367,7 @@ class Service:
         drafted = request.draft and not request.think and request.answers == 1 and exchange.images
 
         def prepare(checkpoint: Checkpoint) -> Prepared:
-            images = tuple(self.tiled(checkpoint, image) for image in request.images)
+            images = tuple(one for image in request.images for one in self.tiled(checkpoint, image))
             turns, shown = turns_before(log, checkpoint), images
             if turns:
                 turns[0], shown = replace(turns[0], images=images), ()
