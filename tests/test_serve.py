@@ -1177,7 +1177,7 @@ def test_a_curl_command_of_the_page(as_documented, block):
 
 @pytest.mark.parametrize("text", [t for t in python_blocks(SERVE_PAGE) if "localhost:8000" in t])
 def test_a_client_of_the_page(as_documented, text, capsys, monkeypatch):
-    if need := re.match(r"# needs (\w+)\n", text):
+    if need := re.match(r"# needs (\w+)", text):
         pytest.importorskip(need[1])
     monkeypatch.chdir(ROOT)
     exec(compile(localised(text, as_documented), SERVE_PAGE.name, "exec"), {"__name__": "__main__"})
