@@ -26,7 +26,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import cache, lru_cache
 from pathlib import Path
@@ -39,12 +39,19 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from data.errors import PromptError, PromptTooLong, ThinkingError
 from data.thinking import MARKERS, Thinking
 from data.tokenizer import AnyTokenizer, naming_file, no_panic, private_tokenizer, read_object
+from data.tools import Tool, ToolCall, call_text, list_of, markup_of
 from messages import one_line
 from models.checkpoints.hub import MAX_CONFIG, check_size
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 IMAGE_ORDERS = ("first", "last")
 WINDOW = 8_192  # characters that are tokenized at a time where it is doubtful that all are wanted
+LONGEST_NAME = 100  # characters of a special token that are looked for in parts
+# What templates look for in tools.
+SCHEMA_WORDS = {
+    *("array", "boolean", "default", "description", "enum", "function", "integer", "items", "name", "null"),
+    *("nullable", "number", "object", "parameters", "properties", "required", "string", "type"),
+}
 LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
 
 SMOLVLM_CHAT_TEMPLATE = (
@@ -76,10 +83,13 @@ OWN_TEMPLATES = (SMOLVLM_CHAT_TEMPLATE, SMOLVLM_VIDEO_TEMPLATE, CHATML_TEMPLATE,
 
 @dataclass(frozen=True)
 class Message:
-    """One turn: its parts in order, each a text or the source of an image or a video."""
+    """One turn: its parts in order, each a text or the source of an image or a video; what the assistant
+    calls with it; and of a tool's result, the id of its call."""
 
     role: str
     parts: tuple[tuple[str, Any], ...]  # ("text", str), ("image", source) or ("video", source)
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
 
     @property
     def text(self) -> str:
@@ -113,15 +123,15 @@ def read_conversation(
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise PromptError(f"{place}: expected {{'role': ..., 'content': ...}}, got {str(message)[:80]!r}")
         role, content = message["role"], message["content"]
+        calls, call_id = tuple(message.get("tool_calls") or ()), message.get("tool_call_id", "")
         if role not in ROLES:
             raise PromptError(f"{place}: expected role {', '.join(ROLES)}, got {str(role)[:40]!r}")
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
         if not isinstance(content, Sequence):
             raise PromptError(f"{place}: expected content as text or parts, got {type(content).__name__}")
-        messages.append(
-            in_order(Message(role, tuple(_read_part(part, place) for part in content)), image_order)
-        )
+        parts = tuple(_read_part(part, place) for part in content)
+        messages.append(in_order(Message(role, parts, calls, call_id), image_order))
     check_text("".join(message.text for message in messages), label)
     return messages
 
@@ -140,7 +150,7 @@ def in_order(message: Message, image_order: str | None) -> Message:
         parted = kind != "text"
     if image_order is None or not images:
         return message
-    return Message(message.role, (*images, *texts) if image_order == "first" else (*texts, *images))
+    return replace(message, parts=(*images, *texts) if image_order == "first" else (*texts, *images))
 
 
 def _read_part(part: Mapping[str, Any], label: str) -> tuple[str, Any]:
@@ -379,7 +389,8 @@ class ChatEncoder:
         stop_token_ids: the ids that end a turn; the one after an answer is part of the answer.
         add_special_tokens: let the tokenizer's post-processor add its own (a BOS), unless the template did.
 
-    `thinking` is how the model thinks before it answers; None for one that does not.
+    `thinking` is how the model thinks before it answers; None for one that does not. `markup` is how it calls
+    tools.
     """
 
     def __init__(
@@ -400,7 +411,7 @@ class ChatEncoder:
         self._video_template = video_template or chat_template
         self.string_content = string_content
         self.add_special_tokens = add_special_tokens
-        self.thinking = _thinking(tokenizer, chat_template)
+        self.thinking, self.markup = _thinking(tokenizer, chat_template), markup_of(chat_template)
         self._variables = {**tokenizer.special_tokens_map, "tools": None, "documents": None}
         self._bos = tokenizer.bos_token
         self._stop_ids = frozenset(stop_token_ids)
@@ -412,7 +423,11 @@ class ChatEncoder:
         self._name_length = min(map(len, self._names.values()), default=0)
         own = [] if video_token is None else [video_token]  # special to the tokenizer or not
         longest_first = sorted({*self._names, *own}, key=len, reverse=True)
-        stand_in = f"\ue000{self._nonce}\\.(?P<text>\\d+)\ue001"
+        self._beginnings = {name[:end] for name in longest_first for end in range(1, len(name))}
+        self._inside = "\n".join(longest_first)
+        ends = {re.escape(name[-1]) for name in longest_first}
+        self._ends = re.compile("|".join(f"(?={one})" for one in ends) or "(?!)")
+        stand_in = f"\ue000{self._nonce}\\.(?P<text>\\d*)\ue001"
         self._pieces = re.compile("|".join([stand_in, *map(re.escape, longest_first)]))
 
     def encode(
@@ -422,6 +437,7 @@ class ChatEncoder:
         add_generation_prompt: bool = True,
         label: str = "conversation",
         think: bool = False,
+        tools: Sequence[Tool] = (),
     ) -> EncodedText:
         """Token ids of a conversation.
 
@@ -429,10 +445,11 @@ class ChatEncoder:
             image_prompts: what replaces each image's placeholder, in the order of the images: special
                 tokens by their ordinary names, and plain text. Written by a processor, never by a person.
             think: the prompt ends inside a block of thinking. ThinkingError for a model without.
+            tools: that the prompt speaks of.
         """
         if think:
             self.check_thinking()
-        rendered, texts = self._render(messages, add_generation_prompt, label, think)
+        rendered, texts = self._render(messages, add_generation_prompt, label, think, tools)
         return self._encode(rendered, texts, image_prompts, label)
 
     def encode_text(self, text: str, label: str) -> EncodedText:
@@ -480,10 +497,18 @@ class ChatEncoder:
                 raise PromptTooLong(f"{label}: expected fewer than {most} tokens, got more than {2 * most}")
 
     def _render(
-        self, messages: Sequence[Message], add_generation_prompt: bool, label: str, think: bool
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        label: str,
+        think: bool,
+        tools: Sequence[Tool],
     ) -> tuple[str, list[tuple[str, str]]]:
-        """The template's output with stand-ins, and for each stand-in its role and text."""
+        """The template's output with stand-ins, and for each stand-in its role and text; "" is the role of
+        what a template may leave out."""
         texts: list[tuple[str, str]] = []
+        if not self.markup.native:
+            messages, tools = _in_words(messages, tools), ()
         asked = self.thinking if add_generation_prompt else None
 
         def stand_in(text: str, role: str) -> str:
@@ -495,6 +520,11 @@ class ChatEncoder:
                 return text
             texts.append((role, core))
             return text.replace(core, f"\ue000{self._nonce}.{len(texts) - 1}\ue001")
+
+        def argument(value: Any) -> Any:
+            """A text that no way to write it changes is not part of what is rendered, as in messages."""
+            same = isinstance(value, str) and value.strip() == value and json.dumps(value)[1:-1] == value
+            return stand_in(value, "") if same else self._guarded(value)
 
         shown: list[dict[str, Any]] = []
         asked_last = max((at for at, one in enumerate(messages) if one.role == "user"), default=-1)
@@ -509,10 +539,21 @@ class ChatEncoder:
                 for kind, value in message.parts
             ]
             content: Any = parts or [{"type": "text", "text": ""}]
-            if self.string_content:
+            words = all(kind == "text" for kind, _ in message.parts)
+            if self.string_content or (words and (message.calls or message.role == "tool")):
                 content = "".join(part.get("text", self.image_token or "") for part in parts)
+            if message.calls:
+                about["tool_calls"] = calls = [call.shown for call in message.calls]
+                for call in calls:
+                    made = call["function"]["arguments"].items()
+                    call["function"]["arguments"] = {self._guarded(name): argument(one) for name, one in made}
+                    call["id"] = argument(call["id"])
+            if message.role == "tool":
+                about["tool_call_id"] = argument(message.call_id)
             shown.append(about | {"content": content})
         variables = self._variables | {"messages": shown, "add_generation_prompt": add_generation_prompt}
+        if tools:
+            variables["tools"] = [self._guarded(tool.shown) for tool in tools]
         variables["enable_thinking"] = think
         videos = any(kind == "video" for message in messages for kind, _ in message.parts)
         template = self._video_template if videos else self.chat_template
@@ -523,6 +564,20 @@ class ChatEncoder:
         except TemplateRefused as error:
             raise PromptError(f"{label}: the checkpoint's chat template refuses it ({error})") from error
 
+    def _guarded(self, value: Any) -> Any:
+        """JSON that templates look into, its texts with stand-ins for nothing wherever else a special token
+        could begin or end: neither they nor what a template writes around them becomes one."""
+        if isinstance(value, dict):
+            return {self._guarded(key): self._guarded(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self._guarded(one) for one in value]
+        if not isinstance(value, str) or value in SCHEMA_WORDS:
+            return value
+        nothing = f"\ue000{self._nonce}.\ue001"
+        ends = (value[-n:] for n in range(1, 1 + min(len(value), LONGEST_NAME)))
+        meets = value in self._inside or not self._beginnings.isdisjoint(ends)
+        return self._ends.sub(nothing, value) + nothing * meets
+
     def _thoughts(self, message: Message) -> tuple[str, Message]:
         """What an answer of a training row has of thinking, and the answer without it, where the template
         has its own place for that."""
@@ -532,7 +587,7 @@ class ChatEncoder:
         if thinking.end not in message.text or message.images:
             return "", message
         thoughts = message.text.rpartition(thinking.end)[0].strip().removeprefix(thinking.begin).strip()
-        return thoughts, Message(message.role, (("text", thinking.answer_in(message.text)),))
+        return thoughts, replace(message, parts=(("text", thinking.answer_in(message.text)),))
 
     def _fill(
         self, rendered: str, texts: list[tuple[str, str]], image_prompts: Sequence[str], label: str
@@ -559,6 +614,8 @@ class ChatEncoder:
         for match in self._pieces.finditer(rendered):
             put(rendered[last : match.start()])
             last = match.end()
+            if match["text"] == "":
+                continue
             if match["text"] is not None:
                 role, text = texts[index := int(match["text"])]
                 used.add(index)
@@ -583,9 +640,31 @@ class ChatEncoder:
             raise PromptError(
                 f"{label}: expected {len(image_prompts)} placeholders of images in the prompt, got {images}"
             )
-        if len(used) != len(texts):
+        if not used >= {index for index, (role, _) in enumerate(texts) if role}:
             raise PromptError(f"{label}: the checkpoint's chat template leaves out part of the text")
         return pieces, placed, spans
+
+
+def _in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """A conversation with tools for a template that knows none: what the system says lists them, calls are
+    part of an answer's text, and results are what the user says."""
+    said, results = list[Message](), False
+    for message in [Message("system", ()), *messages] if tools and messages[0].role != "system" else messages:
+        parts, role = message.parts, message.role
+        if role == "system" and tools:
+            parts, tools = (*parts, ("text", "\n\n" * bool(parts) + list_of(tools))), ()
+        if message.calls:
+            text = "\n".join(map(call_text, message.calls))
+            parts = (*parts, ("text", "\n" * bool(message.text.strip()) + text))
+        if role == "tool":
+            images = [part for part in parts if part[0] != "text"]
+            text = f"<tool_response>\n{message.text}\n</tool_response>"
+            parts, role = (*images, ("text", text)), "user"
+            if results:
+                parts = (*said.pop().parts, ("text", "\n"), *parts)
+        results = message.role == "tool"
+        said.append(Message(role, parts))
+    return said
 
 
 def _thinking(tokenizer: AnyTokenizer, chat_template: str) -> Thinking | None:

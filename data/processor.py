@@ -51,6 +51,7 @@ from data.tokenizer import (
     read_object,
     turn_ends,
 )
+from data.tools import Tool
 from data.video import Clip, open_video, open_visual
 from families import FAMILIES, idefics3
 from messages import one_line
@@ -265,10 +266,11 @@ class Processor:
         add_generation_prompt: bool = False,
         label: str = "conversation",
         think: bool = False,
+        tools: Sequence[Tool] = (),
     ) -> EncodedConversation:
         """One conversation's ids, assistant mask and tiles. `label` names it in error messages. `think`: the
-        prompt asks for thinking. Raises PromptTooLong for a prompt that is far beyond the model's context,
-        and ThinkingError for a model that has no thinking."""
+        prompt asks for thinking. `tools`: it speaks of them. Raises PromptTooLong for a prompt that is far
+        beyond the model's context, and ThinkingError for a model that has no thinking."""
         messages = self.messages(conversation, label)
         if add_generation_prompt:
             check_question(messages, label)
@@ -287,7 +289,7 @@ class Processor:
                     f"{len(images)} of {len(sources)}; leave some out or raise ImageLimits.max_tiles"
                 )
         prompts = [self.images.prompt(one, i, len(images)) for i, one in enumerate(images)]
-        encoded = self.chat.encode(messages, prompts, add_generation_prompt, label, think)
+        encoded = self.chat.encode(messages, prompts, add_generation_prompt, label, think, tools)
         image_tokens = sum(one.positions for one in images)
         if (got := encoded.input_ids.count(self.image_token_id)) != image_tokens:
             raise PromptError(f"{label}: expected {image_tokens} placeholders for its images, got {got}")

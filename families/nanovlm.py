@@ -191,7 +191,7 @@ class NanoVLMImages(TiledImages):
             if "user" not in roles:
                 raise PromptError(f"{label}: images need a user message to stand in front of")
             texts[roles.index("user")][:0] = images
-        return [Message(role, tuple(parts)) for role, parts in zip(roles, texts)]
+        return [replace(message, parts=tuple(parts)) for message, parts in zip(messages, texts)]
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """In nanoVLM's order of floating-point operations: for some sizes its rounding adds a row of tiles

@@ -20,6 +20,7 @@ import torch
 
 from data.processor import EncodedConversation
 from data.thinking import Span
+from data.tools import CallPiece
 from generation.decoding import GenerationOutput, TokenStream
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.requests import Request, each_answer
@@ -241,7 +242,7 @@ class AnswerText:
     the thinking before that, which is `thought`.
 
     options: which it was made with. Where their form is written around what the model says, all of the text
-    comes at its end.
+    comes at its end. Where they may call tools, `calls` are apart from the text.
 
     plain: it is no answer but goes on with a text: its first space counts, and nothing of it is thinking.
 
@@ -258,6 +259,11 @@ class AnswerText:
         self._begun, self._ended = plain, False
         form = form.form if isinstance(form, Think) else form
         self._write = form.write if isinstance(form, Form) else None
+        self._reader = form.reader() if isinstance(form, Form) and form.reader is not None else None
+        self._calls = list[CallPiece]()  # that were not told of
+        # Marks of calls that are special tokens, whose text is shown nowhere else.
+        marks = () if self._reader is None else self._reader.marks
+        self._marks = {self._tokenizer.get_added_vocab().get(mark): mark for mark in marks}
         self._text = ""  # what is to be written at the end
         self._held = list[int]()  # tokens of which it is open whether they begin a block of thinking
         self._thought = self._open = ""  # text of it that was not told of, and what may be its end
@@ -267,12 +273,17 @@ class AnswerText:
         """The text that this token completes; "" from the stop token on."""
         if token_id in self._stops:
             return self._finish(whole=True)
-        return "" if self._ended else self._show(self._take(token_id))
+        return "" if self._ended else self._beside_calls(self._show(self._take(token_id)))
 
     def thought(self) -> str:
         """What was thought since the last call, without white space around all of it."""
         thought, self._thought = self._thought, ""
         return thought
+
+    def calls(self) -> list[CallPiece]:
+        """More of the calls since the last time."""
+        calls, self._calls = self._calls, []
+        return calls
 
     def finish(self) -> str:
         """The text of what is left. Around an answer that was cut nothing is written."""
@@ -282,7 +293,7 @@ class AnswerText:
         """The answer's part of a token's text."""
         span, thinking = self.span, self._thinking
         if span is None or thinking is None or span.place == "answer":
-            return self._stream.put(token_id)
+            return self._text_of(token_id)
         before = span.place
         span.put(token_id)
         if before == "before":
@@ -297,11 +308,15 @@ class AnswerText:
             self._open, _, rest = (self._open + self._thoughts.finish()).partition(thinking.end)
             self._think()
             return rest
-        return self._stream.put(token_id) if span.place == "answer" else ""
+        return self._text_of(token_id) if span.place == "answer" else ""
+
+    def _text_of(self, token_id: int) -> str:
+        mark = self._marks.get(token_id)
+        return self._stream.put(token_id) if mark is None else self._stream.finish() + mark
 
     def _unheld(self) -> str:
         held, self._held = self._held, []
-        return "".join(map(self._stream.put, held))
+        return "".join(map(self._text_of, held))
 
     def _think(self, marker: str = "") -> None:
         """Tell of what is open, but for the beginning of a marker, and white space before that."""
@@ -320,9 +335,17 @@ class AnswerText:
             self._open += self._thoughts.finish()
             self._think()
         shown = self._show(self._unheld() + self._stream.finish())
-        if self._write is None:
-            return shown
-        return self._write(self._text) if whole else self._text
+        if self._write is not None:
+            shown = self._write(self._text) if whole else self._text
+        return self._beside_calls(shown, last=True)
+
+    def _beside_calls(self, piece: str, last: bool = False) -> str:
+        """The piece without what is part of calls."""
+        if self._reader is None:
+            return piece
+        shown, calls = self._reader.put(piece, last)
+        self._calls += calls
+        return shown
 
     def _show(self, piece: str) -> str:
         piece = piece if self._begun else piece.lstrip()

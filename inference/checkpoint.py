@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ import torch
 from data.boxes import CoordinateForm, Pixels, form_of
 from data.processor import EncodedConversation, Processor
 from data.tiles import Sizes
+from data.tools import CallReader, ToolUse
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.cuda.graph import unsupported as unrecorded
 from generation.fast.native.build import NoCompiler, to_panels, to_rows
@@ -35,9 +37,9 @@ from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
 from generation.threads import choose, watch
 from inference.decide import choices_form
+from inference.errors import FormError, check_text_only
 from inference.errors import RequestError as RequestError
-from inference.errors import check_text_only
-from inference.grammar import Form, choices_of, plain_form
+from inference.grammar import Form, choices_of, json_grammar, plain_form, tool_grammar
 from inference.kept_weights import KeptWeights
 from models.checkpoints.hub import snapshot
 from models.checkpoints.load import meta_init, one_version, put_parameter
@@ -158,9 +160,14 @@ class Checkpoint:
         """False where its generation_config.json says that it did not learn to."""
         return self.model.generation_config.get("json", True) is not False
 
-    def constraint(self, grammar: str) -> Form:
-        """What holds an answer to a grammar (`inference.grammar`): `GenerationOptions.constraint`. Raises
-        RequestError for a grammar that cannot be used, and a tokenizer that cannot be held to any."""
+    def constraint(self, grammar: str | ToolUse) -> Form:
+        """What holds an answer to a grammar (`inference.grammar`), or to what it may do with tools:
+        `GenerationOptions.constraint`. Raises RequestError for what cannot be used, and a tokenizer that
+        cannot be held to any grammar."""
+        if isinstance(grammar := self._known(grammar), ToolUse):
+            form = self._tools(grammar, self.constraint)
+            assert form is not None, "what is not kept was compiled"
+            return form
         if choices_of(grammar) is None:
             as_it_stands = self._constraints(grammar)  # first: what cannot be used is refused by every model
         plain, write = self._plain(grammar)
@@ -175,9 +182,11 @@ class Checkpoint:
             return replace(form, write=write)
         return Form(as_it_stands if plain == grammar else self._constraints(plain), write)
 
-    def kept_constraint(self, grammar: str) -> Form | None:
+    def kept_constraint(self, grammar: str | ToolUse) -> Form | None:
         """`constraint` if nothing has to be compiled for it, else None, also for what that would refuse."""
         try:
+            if isinstance(grammar := self._known(grammar), ToolUse):
+                return self._tools(grammar, self.kept_constraint)
             plain, write = self._plain(grammar)
         except RequestError:
             return None
@@ -185,6 +194,32 @@ class Checkpoint:
             return replace(choice, write=write)
         kept = self._constraints.kept(plain) if "_constraints" in vars(self) else None
         return None if kept is None else Form(kept, write)
+
+    def _known(self, grammar: str | ToolUse) -> str | ToolUse:
+        """What of it a model can do: one that did not learn to write JSON calls where it must."""
+        text = grammar.text if isinstance(grammar, ToolUse) and not grammar.must else None
+        return grammar if text is None or self.writes_json else text
+
+    def _tools(self, use: ToolUse, find: Callable[[str], Form | None]) -> Form | None:
+        """`find` compiles a grammar, or looks for one that is compiled. A model that did not learn to write
+        JSON says the one value of the one tool that it has to call as it answers anyhow."""
+        markup, plain = self.processor.chat.markup, None
+        if use.must and len(use.tools) == 1 and not (self.writes_json or markup.native):
+            with suppress(FormError):  # texts without sense, in a call that is one
+                plain = plain_form(json_grammar(use.tools[0].schema))
+        try:
+            grammar = tool_grammar(markup, use, self.processor.tokenizer.get_added_vocab().get)
+            form = find(grammar if plain is None else plain[0])
+        except FormError as error:
+            raise FormError(error, "tools") from None
+        if form is None:
+            return None
+        reader, write = partial(CallReader, markup, use.tools), None if plain is None else plain[1]
+        if not use.must and use.text is None:
+            may = self._constraints.may_call(grammar, markup.opens, use.several)
+            return Form(may, reader=reader)
+        whole = write and (lambda text: markup.written(use.tools[0], write(text)))
+        return replace(form, write=whole, reader=reader)
 
     def _plain(self, grammar: str) -> tuple[str, Callable[[str], str] | None]:
         """What this model is held to for a grammar, and what writes the answer of that: see `plain_form`."""

@@ -44,8 +44,10 @@ def compiled(tokenizer: Any, grammar: str) -> Any:
         return None
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     for before in (b"", b" "):  # some grammars are too large for their first token, or allow none
-        first = matcher.deep_copy()
-        first.consume_tokens(tokenizer.tokenize_bytes(before))
+        first, ids = matcher.deep_copy(), tokenizer.tokenize_bytes(before)
+        if first.validate_tokens(ids) < len(ids):
+            continue
+        first.consume_tokens(ids)
         first.compute_logit_bias()
         if first.is_error():
             raise ValueError(first.get_error())

@@ -33,7 +33,7 @@ from generation.kv_cache import to_device
 from generation.options import ConstraintError
 from inference.compiling import compiled
 from inference.errors import FormError, RequestError
-from inference.grammar import is_json, refusal
+from inference.grammar import has_json_values, refusal
 from inference.trial import TrialFailed, Trials
 from messages import one_line
 
@@ -67,7 +67,7 @@ class Place:
         """What may end the value here, if the grammar allows it: first the shortest way to the end of all."""
         if self.in_string:
             return b"" if self._escaped else b'"'
-        return b"}],"
+        return b"}]),"
 
     @property
     def after_value(self) -> bool:
@@ -83,14 +83,14 @@ class Vocabulary:
     def __init__(self, tokenizer: llguidance.LLTokenizer, vocab_size: int, stop_ids: Sequence[int]):
         self.tokenizer, self.vocab_size, self.stop_ids = tokenizer, vocab_size, list(stop_ids)
         texts = {tokenizer.decode_bytes([number]): number for number in range(tokenizer.vocab_size)}
-        alone = {byte: texts.get(bytes([byte]), vocab_size) for byte in b'"}],'}
+        alone = {byte: texts.get(bytes([byte]), vocab_size) for byte in b'"}],)'}
         self.closers = {byte: token_id for byte, token_id in alone.items() if token_id < vocab_size}
 
 
 class Constraint:
     """What may come next in one answer: a `generation.protocol.Constraint`.
 
-    is_json: whether the grammar's answers are JSON.
+    is_json: whether the values of the grammar's answers are JSON.
     """
 
     thinking = full = False
@@ -162,6 +162,12 @@ class Constraint:
     def forced(self) -> list[int]:
         return list(self._forced)
 
+    def take(self, token_id: int) -> bool:
+        """Accept this token if it is allowed. Whether it was."""
+        if allowed := self._allowed(token_id):
+            self.accept(token_id)
+        return allowed
+
     def _find_closer(self, ends: bytes) -> int | None:
         closers = (self._vocabulary.closers[byte] for byte in ends if byte in self._vocabulary.closers)
         return next(filter(self._allowed, closers), None)
@@ -184,6 +190,57 @@ class Constraint:
             closer = self._find_closer(b"}]")
             return [] if closer is None else [closer]
         return ids
+
+
+class CallsMayFollow:
+    """A `generation.protocol.Constraint`: text of any kind, in which a mark that opens calls begins what is
+    held to their grammar. After that there is text again, or the end where no more calls are allowed.
+
+    calls: makes the constraint of a block of calls, after text of it that came in one token with the mark;
+        None where that does not begin one.
+    """
+
+    thinking = full = False
+
+    def __init__(self, vocabulary: Vocabulary, opens: bytes, several: bool, 
+                 calls: Callable[[bytes], Constraint | None]):  # fmt: skip
+        self._vocabulary, self._opens, self._several, self._calls = vocabulary, opens, several, calls
+        self._tail, self._over = b"", False
+        self._held: Constraint | None = None
+
+    def close(self, scores: Tensor, row: object) -> None:
+        if self._held is not None:
+            self._held.close(scores, row)
+
+    def allows(self, token_id: int) -> bool:
+        if self._over:
+            return token_id == self._vocabulary.stop_ids[0]
+        return self._held is None or self._held.allows(token_id)
+
+    def mask(self, scores: Tensor) -> None:
+        if self._over:
+            keep(scores, self._vocabulary.stop_ids[:1])
+        elif self._held is not None:
+            self._held.mask(scores)
+
+    def accept(self, token_id: int) -> None:
+        if self._held is not None:
+            self._held.accept(token_id)
+            if self._held.forced() == self._vocabulary.stop_ids[:1]:  # the block has ended
+                self._held, self._over = None, not self._several
+            return
+        self._tail += self._vocabulary.tokenizer.decode_bytes([token_id])
+        _, mark, after = self._tail.rpartition(self._opens)
+        self._held = self._calls(after) if mark else None
+        self._tail = b"" if mark else self._tail[-len(self._opens) :]
+
+    def forced(self) -> list[int]:
+        if self._over:
+            return self._vocabulary.stop_ids[:1]
+        if self._held is None:
+            return []
+        ids, stop = self._held.forced(), self._vocabulary.stop_ids[0]
+        return ids[: ids.index(stop)] if stop in ids else ids
 
 
 def _log_sum_exp(values: Sequence[float]) -> float:
@@ -238,7 +295,17 @@ class Constraints:
         return None if isinstance(matcher, str) else self._maker(matcher, grammar)
 
     def _maker(self, matcher: llguidance.LLMatcher, grammar: str) -> Callable[[], Constraint]:
-        return lambda: Constraint(matcher.deep_copy(), self._vocabulary, is_json(grammar))
+        return lambda: Constraint(matcher.deep_copy(), self._vocabulary, has_json_values(grammar))
+
+    def may_call(self, grammar: str, opens: str, several: bool) -> Callable[[], CallsMayFollow]:
+        """What makes constraints of answers that may call tools; `grammar` is that of a block of calls."""
+        begin = self(grammar)
+
+        def block(after: bytes) -> Constraint | None:
+            held = begin()
+            return held if all(map(held.take, self._tokenizer.tokenize_bytes(after))) else None
+
+        return lambda: CallsMayFollow(self._vocabulary, opens.encode(), several, block)
 
     def _find(self, grammar: str) -> tuple[llguidance.LLMatcher | str, int] | None:
         with self._lock:

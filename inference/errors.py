@@ -21,7 +21,12 @@ class ContextFullError(RequestError):
 
 
 class FormError(RequestError):
-    """A form (a schema, choices, a pattern) that no answer, or none of this model, can be held to."""
+    """A form (schema, choices, pattern) that no answer, or none of this model, can be held to. `option`: what
+    asked for it."""
+
+    def __init__(self, message: object, option: str = "response_format"):
+        super().__init__(message)
+        self.option = option
 
 
 def check_text_only(generation_config: Mapping[str, Any]) -> None:

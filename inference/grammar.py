@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from data.tools import CallReader, Markup, Rules, ToolUse
 from inference.errors import FormError, RequestError
 from inference.trial import TrialFailed, Trials
 from messages import one_line
@@ -44,6 +45,10 @@ _CHOICES = "choices: "
 _START = 'start: answer | " " answer\nanswer: '
 
 
+def _json(schema: dict) -> str:
+    return f"%json {json.dumps(schema | {'x-guidance': _JSON})}"
+
+
 def json_grammar(schema: Mapping[str, Any] | str | bytes) -> str:
     """The JSON values that a schema (draft 2020-12), an object or its text, allows. Raises RequestError for
     one that is too large or no object; one that means nothing or uses what is not supported is refused when
@@ -56,7 +61,7 @@ def json_grammar(schema: Mapping[str, Any] | str | bytes) -> str:
             raise RequestError(f"schema: expected a JSON object, got {one_line(repr(value), 80)}")
         if not any(map(_puts_together, _objects(value))):
             value = _closed(value)
-        return f"{_START}%json {json.dumps(value | {'x-guidance': _JSON})}"
+        return _START + _json(value)
     except RequestError:
         raise
     except RecursionError:
@@ -116,6 +121,11 @@ def is_json(grammar: str) -> bool:
     return grammar.startswith(f"{_START}%json ")
 
 
+def has_json_values(grammar: str) -> bool:
+    """Whether what stands in its answers is JSON, so that `inference.constraint.Place` knows its ends."""
+    return "%json " in grammar and "<parameter=" not in grammar
+
+
 def response_grammar(response_format: Mapping[str, Any]) -> str | None:
     """The grammar of what OpenAI's protocol calls response_format; None for ordinary text."""
     kind = response_format.get("type")
@@ -129,6 +139,23 @@ def response_grammar(response_format: Mapping[str, Any]) -> str | None:
             "response_format: expected type text, json_object, or json_schema with its schema in json_schema"
         )
     return json_grammar(named["schema"])
+
+
+def tool_grammar(markup: Markup, use: ToolUse, token: Callable[[str], int | None]) -> str:
+    """What holds an answer to calls of tools: all of it where it must be calls; else a block of them, after
+    its opening mark. `token`: the id of a mark that is a token. Raises RequestError."""
+    _check_size("tools", "".join(json.dumps(tool.schema) for tool in use.tools))
+
+    def schema_rule(schema: Any) -> str:
+        return json_grammar(schema).removeprefix(_START)
+
+    rules = Rules(schema_rule, token)
+    if use.must or use.text is not None:
+        words = "" if use.text is None or use.must else use.text.removeprefix(_START)
+        words = words if (choices := choices_of(words)) is None else " | ".join(map(_quoted, choices))
+        text = f" | {words}" if words else ""
+        return f"{_START}{markup.turn(use.tools, use.several, rules)}{text}\n{rules}"
+    return f"start: {markup.block(use.tools, use.several, rules)}\n{rules}"
 
 
 def check_grammar(grammar: str) -> str:
@@ -151,12 +178,14 @@ class Form:
     write: makes the answer's text of what the model said; None where that is the answer.
     choices: the texts, one of which the model says, and tokens: of the longest; () and 0 where there are
         others (`inference.decide`).
+    reader: tells the calls in an answer from the text beside them; None where there can be none.
     """
 
     constraint: Callable[[], Constraint]
     write: Callable[[str], str] | None = None
     choices: tuple[str, ...] = ()
     tokens: int = 0
+    reader: Callable[[], CallReader] | None = None
 
     def __call__(self) -> Constraint:
         return self.constraint()
@@ -255,7 +284,7 @@ def _plain_value(value: dict, schema: dict) -> tuple[str, Callable[[str], str]] 
     if kind == "boolean" and keys == {"type"}:
         return choice_grammar(("yes", "no")), lambda text: "true" if text == "yes" else "false"
     if kind in ("integer", "number") and keys <= {"type"} | _BOUNDS:
-        return f"{_START}%json {json.dumps(value | {'x-guidance': _JSON})}", str
+        return _START + _json(value), str
     if kind == "string" and keys <= {"type", "minLength", "maxLength"}:
         least, most = value.get("minLength", 0), value.get("maxLength", "")
         return pattern_grammar(rf"[^\x00-\x1f]{{{least},{most}}}"), _quoted

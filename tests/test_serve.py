@@ -370,7 +370,6 @@ def test_metrics_count(here):
 
 
 # -------------------------------------------------------------------------------------- what is asked wrongly
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
 def bomb() -> bytes:
@@ -433,7 +432,6 @@ def text_only(text: object) -> dict:
         ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"response_format": {"type": "json_object", "schema": {}}}, 400, "response_format.schema"),
-        ({"tools": [TOOL]}, 400, "tools"),
         ({"guided_json": {}}, 400, "guided_json"),  # vLLM's: else its clients get what they cannot read
         ({"structured_outputs": {"json": {}}}, 400, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": []}}, 400, "structured_outputs"),
@@ -450,7 +448,7 @@ def text_only(text: object) -> dict:
         ({"model": None}, 400, "model"),
         ({"messages": []}, 400, "messages"),
         ({"messages": "Hm?"}, 400, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, 400, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, 400, "messages[0]"),
         (text_only([{"type": "audio"}]), 400, "messages[0].content[0].type"),
         (text_only([{"type": "text"}]), 400, "messages[0].content[0]"),
@@ -579,11 +577,9 @@ def test_what_changes_no_answer_is_ignored_and_named(here, stream):
     assert ignored <= {*first, "messages[0].timestamp", "messages[0].content[0].image_url.format", "..."}
     assert len(ignored) == 21 and "keep_alive" in ignored  # of a long list the beginning is told
     assert "x-ocelli-ignored" not in here.ask().headers
-    # And OpenAI's own that ask for nothing, as tools do that may not be called.
+    # And OpenAI's own that ask for nothing.
     asked = body(**dict.fromkeys(HARMLESS, "x"), **NEUTRAL_NOW, stop=None, seed=None, n=None)
     assert here.send("POST", json=asked).status_code == 200
-    answer = here.ask(tools=[TOOL], tool_choice="none")
-    assert answer.headers["x-ocelli-ignored"] == "tools, tool_choice" and answer.status_code == 200
 
 
 def test_more_tokens_than_the_server_makes_are_clipped_and_that_is_said(here):
@@ -608,7 +604,6 @@ def test_a_strict_server_refuses_what_others_ignore():
             ({"max_tokens": 301}, "max_tokens"),
             ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
             ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
-            ({"tools": [TOOL], "tool_choice": "none"}, "tools"),
             ({"reasoning_effort": "low"}, "reasoning_effort"),
         ):
             assert refused(served.ask(**fields), 400)["param"] == param

@@ -249,7 +249,7 @@ def test_what_is_wrong_in_a_response_is_named_in_its_own_words(here, fields, par
 
 
 def test_what_changes_no_response_is_ignored_and_named(here):
-    ignored = {"service_tier": "auto", "prompt_cache_key": "x", "parallel_tool_calls": True}
+    ignored = {"service_tier": "auto", "prompt_cache_key": "x"}
     unknown = {"truncation": "auto", "max_tool_calls": 3}
     answer = here.send("POST", RESPONSES, json=asked(**ignored, **unknown, include=[], user="me"))
     assert answer.json()["output"][0]["content"][0]["text"] == "blue"

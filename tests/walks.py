@@ -144,7 +144,7 @@ def hub_checkpoint(folder: Path) -> Seen:
 # What a walk is, and how many files it may take.
 WALKS: dict[str, tuple[Callable[[Path], Seen], int]] = {
     "answer": (answer, 24),
-    "question": (question, 29),
+    "question": (question, 30),
     "training row": (training_row, 18),
     "Hub checkpoint": (hub_checkpoint, 9),
 }

@@ -43,6 +43,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from data import chat
 from data.errors import ImageError
 from data.images import ImageLimits, image_size, read_bytes
+from data.tools import CallPiece, whole_calls
 from data.video import open_video
 from generation.options import GenerationOptions
 from inference.boxes import located
@@ -350,7 +351,8 @@ async def asked_chat(request: Request, api: Api, record: Record, asked: ChatRequ
     """What is asked, as a question to the engine. Raises Refused and ImageError."""
     record.model, options = api.listed(asked.model)["id"], options_of(api, asked)
     messages = await opened(api, asked, record)
-    prepare = partial(prepare_messages, messages, options, thinks_by=asked.thinks_by)
+    tools = asked.shown_tools
+    prepare = partial(prepare_messages, messages, options, thinks_by=asked.thinks_by, tools=tools)
     return submitted(request, api, record, asked, prepare)
 
 
@@ -367,7 +369,7 @@ def submitted(
 ) -> Answer:
     client = client_of(request.scope)
     question = EngineRequest(
-        api.names[asked.model], prepare, asked.n, tuple(asked.stop), asked.top, client, asked.grammar
+        api.names[asked.model], prepare, asked.n, tuple(asked.stop), asked.top, client, asked.held_to
     )
     record.tickets.append(api.engine.submit(question))
     return Answer(api.engine, record.tickets[-1], asked)
@@ -389,6 +391,8 @@ async def opened(api: Api, asked: ChatRequest, record: Record) -> list[chat.Mess
                 ("text", part.text) if part.shown is None else (part.type.removesuffix("_url"), next(images))
                 for part in message.content or ()
             ),
+            message.calls,
+            message.tool_call_id or "",
         )
         for message in asked.messages
     ]
@@ -531,22 +535,30 @@ class Answer:
         ]
         return {"content": content, "refusal": None}
 
+    def _reason(self, index: int, calls: bool) -> str:
+        """Why an answer ended. One that was cut is not said to have called, if it has."""
+        reason = self.ticket.finish_reasons[index]
+        return "tool_calls" if calls and reason == "stop" else reason
+
     async def whole(self) -> dict[str, Any]:
         texts, tokens = [""] * self.asked.n, [list[Any]() for _ in range(self.asked.n)]
-        thoughts = [""] * self.asked.n
+        thoughts, made = [""] * self.asked.n, [list[CallPiece]() for _ in range(self.asked.n)]
         async for piece in self.ticket:
             texts[piece.answer] += piece.text
+            made[piece.answer] += piece.calls
             thoughts[piece.answer] += piece.thought
             tokens[piece.answer] += (self._logprobs(piece) or {"content": []})["content"]
         choices = []
         for index, (text, content) in enumerate(zip(texts, tokens)):
-            said = {"content": self._pixels().whole(text), **self._located(text)}
+            calls = [_call(call.id, call.name, call.arguments) for call in whole_calls(made[index])]
+            shown = None if made[index] and not text else self._pixels().whole(text)
+            said = {"content": shown, **self._located(text)} | ({"tool_calls": calls} if calls else {})
             message = {"role": "assistant", **said, "refusal": None, **self.ticket.decided[index]}
             if thoughts[index]:
                 message["reasoning_content"] = thoughts[index]
             logprobs = {"content": content, "refusal": None} if self.asked.logprobs else None
             choice = {"index": index, "message": message, "logprobs": logprobs}
-            choices.append(choice | {"finish_reason": self.ticket.finish_reasons[index]})
+            choices.append(choice | {"finish_reason": self._reason(index, bool(calls))})
         return self._object("chat.completion", choices, usage=self._usage())
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
@@ -565,7 +577,7 @@ class Answer:
             silent.discard(index)
             return chunk(index, {"role": "assistant", "content": ""})
 
-        texts, pixels = [""] * self.asked.n, dict[int, PixelText]()
+        texts, pixels, calls = [""] * self.asked.n, dict[int, PixelText](), set[int]()
         async for piece in self.ticket:
             logprobs = self._logprobs(piece)
             if piece.answer in silent:
@@ -577,14 +589,26 @@ class Answer:
             shown = pixels[piece.answer].put(piece.text)
             if shown or (logprobs and logprobs["content"]):
                 yield chunk(piece.answer, {"content": shown}, logprobs)
+            for call in piece.calls:
+                calls.add(piece.answer)
+                more = {"function": {"arguments": call.arguments}}
+                about = _call(call.id, call.name, "") if call.name else more
+                if call.name or call.arguments:
+                    yield chunk(piece.answer, {"tool_calls": [{"index": call.index, **about}]})
         for index in sorted(silent):
             yield role(index)
-        for index, reason in enumerate(self.ticket.finish_reasons):
+        for index in range(self.asked.n):
             if index in pixels and (left := pixels[index].finish()):
                 yield chunk(index, {"content": left})
-            yield chunk(index, self._located(texts[index]) | self.ticket.decided[index], finish=reason)
+            about = self._located(texts[index]) | self.ticket.decided[index]
+            yield chunk(index, about, finish=self._reason(index, index in calls))
         if extra:
             yield self._object("chat.completion.chunk", [], usage=self._usage())
+
+
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call of a tool in the protocol's form."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 # --------------------------------------------------------------------------------------------------- the app

@@ -40,6 +40,7 @@ from data.chat import Message
 from data.images import ImageLimits, load_image
 from data.processor import EncodedConversation
 from data.tiles import Sizes
+from data.tools import CallPiece, Tool, ToolUse
 from data.video import open_video
 from generation.decoding import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
@@ -125,7 +126,7 @@ class EngineRequest:
 
     prepare: makes the prompt for a checkpoint, in a worker thread.
     answers: how many; `num_return_sequences` of the options that are prepared.
-    grammar: what answers are held to (see `inference.grammar`); None for anything.
+    grammar: what answers are held to (see `Checkpoint.constraint`); None for anything.
     stop: texts before which an answer ends; they are not shown.
     logprobs: see `GenerationOptions`.
     client: who takes turns with the others.
@@ -137,7 +138,7 @@ class EngineRequest:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     client: str = ""
-    grammar: str | None = None
+    grammar: str | ToolUse | None = None
 
 
 @dataclass
@@ -154,7 +155,8 @@ class EngineStats:
 
 class Piece(NamedTuple):
     """More of an answer: its text may lag behind the tokens, where it would be cut in the middle. `thought`
-    is what was thought before it: the first `thinking` of the tokens, which have no logprobs."""
+    is what was thought before it: the first `thinking` of the tokens, which have no logprobs. `calls` are of
+    tools, beside the text."""
 
     answer: int
     text: str
@@ -163,6 +165,7 @@ class Piece(NamedTuple):
     thought: str = ""
     thinking: int = 0
     made: Any = None
+    calls: Sequence[CallPiece] = ()
 
 
 class Ticket:
@@ -297,7 +300,7 @@ class _Text:
             ready.append(self._tokens.popleft())
         entries = None if logprobs is None else [one for *_, one in ready if one is not None]
         ids = [token_id for _, token_id, _ in ready]
-        return Piece(number, shown, ids, entries, self._text.thought(), thinking)
+        return Piece(number, shown, ids, entries, self._text.thought(), thinking, calls=self._text.calls())
 
 
 class _Queue:
@@ -863,10 +866,12 @@ def prepare_messages(
     options: GenerationOptions,
     checkpoint: Checkpoint,
     thinks_by: str = "thinking",
+    tools: Sequence[Tool] = (),
 ) -> Prepared:
     """The prompt of a conversation. Images have been looked at by whoever accepted them. Earlier answers say
     pixels, as they were shown (see `PixelText`), and are read by the model in its own numbers. `thinks_by`:
-    what a model without thinking is to be asked without."""
+    what a model without thinking is to be asked without. `tools`: that the prompt speaks of, unless the model
+    did not learn to write what calls hold."""
     think = isinstance(options.constraint, Think)
     if think:
         checkpoint.processor.chat.check_thinking(thinks_by)
@@ -884,11 +889,10 @@ def prepare_messages(
         if message.role == "assistant" and form is not None and size is not None:
             parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
         content = [{"type": kind, kind: value} for kind, value in parts]
-        conversation.append({"role": message.role, "content": content})
-    return Prepared(
-        processor.encode_conversation(conversation, True, think=think),
-        options,
-    )
+        about = {"tool_calls": message.calls, "tool_call_id": message.call_id}
+        conversation.append({"role": message.role, "content": content} | about)
+    tools = tools if checkpoint.writes_json else ()
+    return Prepared(processor.encode_conversation(conversation, True, think=think, tools=tools), options)
 
 
 def prepare_text(text: str, options: GenerationOptions, checkpoint: Checkpoint) -> Prepared:

@@ -79,8 +79,7 @@ def refusal(error: Exception, about_models: bool = False) -> Refused:
     if of_models or isinstance(error, OSError) or not isinstance(error, user_errors()):
         return Refused(500, _FAULT)
     param = "messages" if isinstance(error, ImageError) else None
-    param = "response_format" if isinstance(error, FormError) else param
-    param = error.option if isinstance(error, ThinkingError) else param
+    param = error.option if isinstance(error, FormError | ThinkingError) else param
     too_long = isinstance(error, ContextFullError | PromptTooLong)
     code = "context_length_exceeded" if too_long else "invalid_value"
     return Refused(400, _FOR_PROGRAMS.sub("", one_line(error)), param, code)

@@ -8,6 +8,7 @@ Whatever is refused is a `Refused`: what was wrong, in which field.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from pydantic import (
 from pydantic_core import from_json
 
 from data.chat import LONGEST_TEXT
+from data.tools import Tool, ToolCall, ToolUse
 from generation.options import MAX_SEED, GenerationOptions, SamplingParams
 from inference.errors import RequestError
 from inference.grammar import choice_grammar, response_grammar
@@ -36,18 +38,18 @@ from web.errors import Refused, unsupported
 
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
 MOST_CHOICES = 128  # all are looked at together, which holds everybody up
+MOST_TOOLS = 128
 MOST_VALUES = 50_000  # of a body: looking at them holds everybody up
 # OpenAI's fields that change no answer here.
 HARMLESS = frozenset((
-    "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "service_tier", "store", "user",
 ))  # fmt: skip
 # OpenAI's fields that ask for nothing with these values, and for what does not exist here with any other.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (), "frequency_penalty": (0,), "function_call": ("none", "auto"), "functions": ([],),
     "logit_bias": ({},), "modalities": (["text"],), "moderation": (), "prediction": (),
-    "presence_penalty": (0,), "tool_choice": ("none", "auto"), "tools": ([],),
-    "verbosity": ("medium",), "web_search_options": (),
+    "presence_penalty": (0,), "verbosity": ("medium",), "web_search_options": (),
 }  # fmt: skip
 HINTS = frozenset(("verbosity",))  # of these, which ask for no particular answer
 # Most tokens of thinking: OpenAI's and its clients' words; "none" is no thinking.
@@ -65,7 +67,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
 }  # fmt: skip
 # Likewise in a message, part or format of answers: what else stands there is about other things.
-NEVER = frozenset(("audio", "function_call", "images", "input_audio", "schema", "tool_calls"))
+NEVER = frozenset(("audio", "function_call", "images", "input_audio", "schema"))
 SLIP = 0.81  # likeness of a mistyped name: top_a is none of top_k
 # What bodies may ask of sampling, where `generate` takes something else; -1 is vLLM's word for no top_k.
 BOUNDS: dict[str, dict[str, Any]] = {
@@ -114,17 +116,40 @@ class Part(Strict):
         return self
 
 
+class CalledFunction(Strict):
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class Called(Strict):
+    """A call of an earlier answer."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    @property
+    def call(self) -> ToolCall:
+        """Raises ValueError for arguments that are no JSON object."""
+        given = self.function.arguments or "{}"
+        value = from_json(given) if isinstance(given, str) else given
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
+        return ToolCall(self.id, self.function.name, json.dumps(value, ensure_ascii=False))
+
+
 class ChatMessage(Strict):
-    """The last three are what a client's own record of an answer holds besides, `null` in any field, and what
+    """The last two are what a client's own record of an answer holds besides, `null` in any field, and what
     `completion` has of its own."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
         Annotated[list[Part], Field(fail_fast=True)] | None,
         BeforeValidator(lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value),
     ] = None
     name: str | None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] = []
+    tool_calls: Annotated[list[Called], Field(max_length=MOST_TOOLS)] = []
+    tool_call_id: str | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] = []
     provider_specific_fields: dict[str, Any] = {}  # LiteLLM's
 
@@ -139,9 +164,19 @@ class ChatMessage(Strict):
     def _has_content(self) -> ChatMessage:
         if self.content is None and self.role != "assistant":
             raise ValueError("expected content in a message")
-        if self.role != "user" and any(part.type != "text" for part in self.content or ()):
-            raise ValueError("expected images in the messages of the user only")
+        if self.role not in ("user", "tool") and any(part.type != "text" for part in self.content or ()):
+            raise ValueError("expected images in the messages of the user and in results of tools only")
+        if (self.tool_calls and self.role != "assistant") or (self.tool_call_id and self.role != "tool"):
+            raise ValueError("expected tool_calls in an assistant's message, tool_call_id in that of a tool")
+        try:
+            assert all(one.call for one in self.tool_calls), "a call is no less than true"
+        except ValueError:
+            raise ValueError("tool_calls: expected arguments that are JSON of an object, as text") from None
         return self
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return tuple(one.call for one in self.tool_calls)
 
 
 class JsonSchema(Strict):
@@ -170,6 +205,45 @@ class StructuredOutputs(Strict):
     """vLLM's, of which there are the choices."""
 
     choice: Annotated[list[str], Field(max_length=MOST_CHOICES)]
+
+
+class FunctionDefinition(Strict):
+    """`strict` changes nothing: arguments always fit the schema."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_an_object(self) -> FunctionDefinition:
+        if (self.parameters or {}).get("type", "object") != "object":
+            raise ValueError("expected parameters of type 'object'")
+        return self
+
+
+class ToolDefinition(Strict):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ChosenFunction(Strict):
+    name: str
+
+
+class ChosenTool(Strict):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class AllowedTools(Strict):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MOST_TOOLS)]
+
+
+class AllowedChoice(Strict):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
 
 
 class TemplateSwitches(Strict):
@@ -215,6 +289,9 @@ class ChatRequest(Sampled, Strict):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_choice: Annotated[list[str], Field(max_length=MOST_CHOICES)] = []  # vLLM's older name of them
+    tools: Annotated[list[ToolDefinition], Field(max_length=MOST_TOOLS)] = []
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedChoice = "auto"
+    parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     thinking_token_budget: Annotated[int | None, Field(ge=1)] = None  # vLLM's
     chat_template_kwargs: TemplateSwitches | None = None
@@ -232,7 +309,29 @@ class ChatRequest(Sampled, Strict):
         length = sum(len(part.text or "") for one in self.messages for part in one.content or ())
         if length > LONGEST_TEXT:
             raise ValueError(f"messages: expected at most {LONGEST_TEXT:,} characters, got {length:,}")
+        names, (_, _, chosen) = [tool.function.name for tool in self.tools], self._choice
+        if len(set(names)) < len(names):
+            raise ValueError("tools: expected different names")
+        if not chosen <= set(names) or (self.tool_choice == "required" and not names):
+            raise ValueError("tool_choice: expected tools that are among tools")
         return self
+
+    @property
+    def _choice(self) -> tuple[bool, bool, set[str]]:
+        """(whether the answer must be a call, whether several are allowed, the names of those allowed)."""
+        choice, several = self.tool_choice, self.parallel_tool_calls
+        if isinstance(choice, ChosenTool):
+            return True, False, {choice.function.name}
+        if isinstance(choice, AllowedChoice):
+            allowed = choice.allowed_tools
+            return allowed.mode == "required", several, {one.function.name for one in allowed.tools}
+        return choice == "required", several, {one.function.name for one in self.tools if choice != "none"}
+
+    @property
+    def shown_tools(self) -> tuple[Tool, ...]:
+        """Those that the prompt speaks of."""
+        functions = [one.function for one in self.tools if self._choice[2]]
+        return tuple(Tool(one.name, one.description, one.parameters) for one in functions)
 
     @property
     def top(self) -> int | None:
@@ -240,8 +339,16 @@ class ChatRequest(Sampled, Strict):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def grammar(self) -> str | None:
+    def held_to(self) -> str | ToolUse | None:
         """What the answers are held to. Raises Refused."""
+        must, several, names = self._choice
+        tools = tuple(tool for tool in self.shown_tools if tool.name in names)
+        text = None if tools and must else self._grammar
+        return ToolUse(tools, must, several, text) if tools else text
+
+    @property
+    def _grammar(self) -> str | None:
+        """What answers in words are held to. Raises Refused."""
         form, choices = self.response_format, self.guided_choice or None
         field = "response_format" if choices is None else "guided_choice"
         if self.structured_outputs is not None:
@@ -345,8 +452,8 @@ def _asks_nothing(name: str, asked: Mapping[str, Any], strict: bool) -> bool:
     known = NEUTRAL if strict else NEUTRAL | OTHERS
     if name not in known:
         return False
-    switch = {"tools": "tool_choice", "functions": "function_call"}.get(name, "")
-    if asked[name] in known[name] or (not strict and asked.get(switch) == "none"):
+    none = name == "functions" and not strict and asked.get("function_call") == "none"
+    if none or asked[name] in known[name]:
         return True
     if name.startswith(("guided_", "structured_")) or name in ("format", "grammar", "json_schema"):
         message = f"{name}: expected response_format with type 'json_schema' for an answer of a form"
