@@ -323,10 +323,13 @@ class Paces:
 CROWD = Crowd()
 
 
-def with_threads(paces: Paces, amount: int, run: Callable[[int, float], tuple[float, float, float]]) -> None:
+def with_threads(
+    paces: Paces, amount: int, run: Callable[[int, float], tuple[float, float, float]], each: float = 1.0
+) -> None:
     """Make a pass in C over `amount` units. `run` takes the number of threads, and how many seconds they may
     wait for one another for each that they work. It gives the seconds that the pass took, that the leading
-    thread waited, and that it had no processor."""
+    thread waited, and that it had no processor. `each`: how much work a unit is, where that differs from pass
+    to pass: else one that has more to do would count as one that others have kept from a processor."""
     crowd, pace, now = paces.crowd, paces.of(amount), time.perf_counter()
     most = crowd.most()
     threads, worth = pace.plan(most, now)
@@ -339,7 +342,7 @@ def with_threads(paces: Paces, amount: int, run: Callable[[int, float], tuple[fl
     finally:
         if team:
             crowd.team.release()
-    pace.settle(threads, amount, seconds, time.perf_counter(), waited, off)
+    pace.settle(threads, amount * each, seconds, time.perf_counter(), waited, off)
 
 
 _watched: WeakKeyDictionary[nn.Module, Paces] = WeakKeyDictionary()

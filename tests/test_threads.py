@@ -26,7 +26,7 @@ from generation.fast.native.build import put_rounded
 from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
-from generation.threads import Crowd, Pace, choose, quota, watch
+from generation.threads import Crowd, Pace, Paces, choose, quota, watch, with_threads
 from inference.checkpoint import open_checkpoint
 from inference.cli import generate_parser
 from tests.test_fast_decode import make_model
@@ -224,12 +224,28 @@ def test_of_many_threads_half_go_on_and_come_back_step_by_step():
     assert set(machine.run(0.5)) == {16}
 
 
+def test_a_pass_that_has_more_to_do_is_not_one_that_others_have_held_up():
+    """Long contexts after short ones: a step at 8,000 positions took one thread, 1.7 times as long as two."""
+    crowd, counts = Crowd(), []
+    crowd.choose(2)
+    paces = Paces(crowd)
+    for passed in range(64):
+        each = 1.0 if passed < 32 else 5.0
+
+        def run(threads, worth, each=each):
+            counts.append(threads)
+            return each * 0.03 / threads, 0.0, 0.0
+
+        with_threads(paces, 1, run, each)
+    assert counts.count(1) <= 1, "one pass finds out how long it takes with fewer"
+
+
 # ------------------------------------------------------------------------------------ the same results
 def leaving(stake: float):
     """`build.make_pass`, in which half of the threads leave as soon as they have waited for so many seconds,
     and half of the rest after as many more; with less than nothing, wherever they meet."""
 
-    def make_pass(paces, amount, call):
+    def make_pass(paces, amount, call, each=1.0):
         call(build.Pass(torch.get_num_threads(), stake, 0.0))
 
     return make_pass

@@ -197,15 +197,15 @@ class Pass(ctypes.Structure):
     )
 
 
-def make_pass(paces: Paces, amount: int, call: Callable[[Pass], None]) -> None:
-    """Call C, which works on `amount` units, with as many threads as pay."""
+def make_pass(paces: Paces, amount: int, call: Callable[[Pass], None], each: float = 1.0) -> None:
+    """Call C, which works on `amount` units, with as many threads as pay. each: see `with_threads`."""
 
     def run(threads: int, worth: float) -> tuple[float, float, float]:
         made = Pass(threads, STAKE, worth)
         call(made)
         return made.seconds, made.waited, made.off
 
-    with_threads(paces, amount, run)
+    with_threads(paces, amount, run, each)
 
 
 class Matrix(ctypes.Structure):

@@ -36,7 +36,7 @@ from generation.fast.native.build import (
     to_panels,
     unfit,
 )
-from generation.kv_cache import STATES, KVCache, geometry
+from generation.kv_cache import STATES, KVCache, geometry, numbers_per_token
 from generation.steps import Step
 from generation.threads import CROWD, Paces, Turns
 
@@ -230,6 +230,11 @@ class NativeStep(Step):
             axis=None if self._axis is None else self._axis.data_ptr(),
             layer=self._layers,
         )
+        # Of a position in a cache, the bytes that a token reads, as a share of those of the weights.
+        attention = [layer for layer in config.cache_layout if "key" in layer]
+        weights = {tensor.data_ptr(): tensor.nbytes for tensor in self._kept}
+        cached = numbers_per_token(attention) * language_model.cache_dtype.itemsize
+        self._position_share = cached / sum(weights.values())
         self._scratch = torch.empty(0)
         self._turns = Turns()  # for the cache's addresses and the scratch memory
         self._paces = Paces(CROWD)
@@ -394,7 +399,8 @@ class NativeStep(Step):
                 if isinstance(given, Tensor):
                     part.deep = given.shape[1] // self._description.width - 1
                 to = logits[done:].data_ptr()
-                make_pass(self._paces, part.count, partial(self._pass, library, part, head_stride, to))
+                each = 1 + sum(at) / part.count * self._position_share
+                make_pass(self._paces, part.count, partial(self._pass, library, part, head_stride, to), each)
                 done += len(here)
 
     def _pass(self, library: ctypes.CDLL, part: _Tokens, capacity: int, logits: int, made: Pass) -> None:
