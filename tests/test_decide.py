@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from data.errors import PromptError
 from generation.choices import Choices
 from generation.options import GenerationOptions, NotFiniteError
 from inference.answer import ask, encode
@@ -243,6 +246,30 @@ def test_lines_of_a_batch_are_as_alone(cli, as_json, photo, tmp_path):
         if choices is not None:
             assert record["probabilities"][0] == pytest.approx(alone["probabilities"][0], abs=1e-4)
             assert record.get("expected_value") == pytest.approx(alone.get("expected_value"), abs=1e-4)
+
+
+PIECES = ["<|im_end|>", "<image>", "</s>", " ", "\n", "yes", "é", "e\u0301", "\u200b", "日", "\x07"]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=4).map("".join), max_size=6
+    )
+)
+def test_any_texts_are_refused_or_chosen_from(qwen, texts):
+    """Whatever they hold: the answer is one of them, and each has what teacher forcing gives it."""
+    _, checkpoint = qwen
+    try:
+        form = checkpoint.constraint(choice_grammar(texts))
+    except (RequestError, PromptError):
+        return
+    result = ask(checkpoint, [], "what?", GenerationOptions(constraint=form)).finish()
+    (shares,) = result["probabilities"]
+    assert [*shares] == texts and result["answers"][0] in texts
+    inputs = {"input_ids": torch.tensor([encode(checkpoint, [], "what?").input_ids])}
+    logprobs = forced(checkpoint.model, inputs, form.constraint.answers, form.constraint.stop_ids)
+    assert [*shares.values()] == pytest.approx(torch.tensor(logprobs).softmax(0).tolist(), abs=1e-5)
 
 
 def test_what_cannot_be_chosen_is_refused(complaint, photo, folders):
