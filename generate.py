@@ -91,6 +91,7 @@ def load(args: argparse.Namespace, options: GenerationOptions, long: bool = Fals
     with cli.log_if_slow("generate.py", args.model):
         machine = (args.device, args.dtype, args.threads, args.max_pixels)
         checkpoint = open_checkpoint(args.model, args.revision, *machine)
+    checkpoint.processor.choose_frames(args.fps, args.max_frames)
     if args.compile != "off" and args.cache:
         compiling = args.compile == "on" or worth_compiling(checkpoint.model, long)
         checkpoint = checkpoint.compiled(compiling)

@@ -317,6 +317,11 @@ class Processor:
         opened = [self.cut(value) for _, value in self._opened(kind_of(shown), shown)]
         return [replace(one, name=describe(source)) for one in opened] if shown is not source else opened
 
+    def choose_frames(self, fps: float | None = None, most: int | None = None) -> None:
+        """Have videos show so many frames a second, and of each no more than `most`; None changes nothing."""
+        if (videos := self.images.videos) is not None:
+            videos.fps, videos.most = fps or videos.fps, min(most or videos.most, videos.most)
+
     def plan(self, shown: Image.Image | Clip) -> Visual:
         """What `cut` makes of it, with pixels on the meta device."""
         if isinstance(shown, Clip) and self.images.videos is not None:

@@ -265,6 +265,8 @@ class Videos(Protocol):
 
     token: str  # what its template writes for a video, special to the tokenizer or not
     template: str | None  # for conversations with videos, where it is not the checkpoint's own
+    fps: float  # frames that are shown of a second
+    most: int  # and of a video
 
     def plan(self, clip: Clip) -> Visual:
         """What `cut` makes of a video, with pixels on the meta device."""

@@ -73,6 +73,7 @@ _BELONG = {
     "think": {"think_tokens"},
     "show_attention": {"method", "layers", "heads", "window"},
 }
+_IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames")  # of a batch's options
 _MANY_TOGETHER, _MOST_TOGETHER = 4, 256  # images in one question: a hint beyond, and an error
 MOST_SHOWN = 5  # failures of a batch on stderr; the results have all
 _ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
@@ -150,6 +151,14 @@ def schema(name: str) -> str:
 def choices(text: str) -> str:
     """The grammar of what `read_choices` reads."""
     return choice_grammar(read_choices(text))
+
+
+@option
+def frames_a_second(text: str) -> float:
+    """A number above 0, up to 1000."""
+    if not 0 < float(text) <= 1000:
+        raise ValueError(f"expected more than 0 and at most 1000, got {text}")
+    return float(text)
 
 
 device = option(check_device)  # the name of a kind of device, with or without an index
@@ -292,6 +301,9 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--compile", default="auto", choices=when, help=compiled)
     add_threads(add)
     add_max_pixels(add)
+    second = "frames of a second of a video that are shown (default: as many as the checkpoint says)"
+    add("--fps", type=frames_a_second, metavar="N", help=second)
+    add("--max-frames", **number, help="maximum of frames of a video (default: the checkpoint's)")
 
     add_group = parser.add_argument_group("answer")
     add = add_group.add_argument
@@ -555,6 +567,8 @@ def log_sizes(
     rule = checkpoint.processor.images
     if args.max_pixels is not None and rule.budget is None:
         log("--max-pixels has no effect on a model whose images are cut into tiles")
+    if (args.fps or args.max_frames) and rule.videos is None:
+        log("--fps and --max-frames have no effect on a model that sees videos as images")
     for name, image in dict(() if args.json else zip(names, images, strict=True)).items():
         if seen := seen_at(rule, checkpoint.processor.plan(image)):
             log(f"{name}: {seen}")
@@ -683,7 +697,7 @@ def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], 
     # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
     names = ["revision", "system", "max_new_tokens", "num_answers"]
     names += [field.name for field in fields(SamplingParams)]
-    names += [name for name in ("grammar", "box_format", "think", "think_tokens") if vars(args)[name]]
+    names += [name for name in _IF_GIVEN if vars(args)[name]]
     check_model(args.model, args.revision)
     log_unused(args, log)
     with only_writer(args.out, "--out"):

@@ -93,7 +93,7 @@ MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 # commit's message what went elsewhere for it: what is added should displace something. The second number is
 # what the room should come down to.
 BUDGETS = {
-    "*.py": (992, 850),  # the entry points, and what errors say
+    "*.py": (993, 850),  # the entry points, and what errors say
     "models": (2_545, 1_900),
     "models/checkpoints": (3_452, 1_400),
     "families": (2_513, 2_000),
@@ -101,14 +101,14 @@ BUDGETS = {
     "generation/fast": (5_654, 4_300),
     "tools": (944, 600),
     "data": (7_375, 4_900),
-    "inference": (6_055, 3_100),
+    "inference": (6_060, 3_100),
     "web": (5_400, 3_000),
     "training": (3_326, 3_100),
     "shapes": (2_112, 1_700),
     "eval": (3_875, 3_400),
     "benchmarks": (2_525, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (35_679, 20_000),
+    "tests": (35_713, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

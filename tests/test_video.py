@@ -29,10 +29,13 @@ from families import idefics3
 from families.idefics3 import IdeficsImages
 from families.qwen_images import QwenImages
 from families.videos import QwenVideos, SmolVideos, number_words
+from generate import DEFAULT_MODEL
+from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.session import Session
 from inference.answer import answer_text
 from inference.checkpoint import open_checkpoint
+from inference.conversation import Conversation
 from models import VisionLanguageModel
 from models.packed_vision_transformer import patches_of
 from tests import tiny
@@ -473,3 +476,34 @@ def test_a_page_is_shown_videos(tmp_path):
 
 async def all_views(service, request: AskRequest) -> list:
     return [view async for view in service.ask(Visitor(), request)]
+
+
+# ------------------------------------------------------------------------------------------- the command line
+def test_the_command_line_is_asked_about_videos(tmp_path, cli, as_json, complaint):
+    """A file, a folder, fewer frames, a batch and a conversation; boxes, and a model of one image, say no."""
+    save_hf("qwen3_vl", tmp_path / "model")
+    gif, frames = write_animation(tmp_path / "clip.gif", noise(12, 64, 48), 250), tmp_path / "frames"
+    frames.mkdir()
+    for number, frame in enumerate(noise(6, 64, 48)):
+        Image.fromarray(frame).save(frames / f"{number}.png")
+    words, asked = ["-q", "how many", "--max-new-tokens", 3], {"model": tmp_path / "model"}
+    for shown, fps, most in ((gif, None, None), (gif, None, 4), (gif, 4.0, None), (frames, None, None)):
+        processor = Processor.from_pretrained(tmp_path / "model")
+        processor.choose_frames(fps, most)
+        expected = processor.ask(open_video(shown), "how many")["input_ids"].shape[1]
+        more = [*(["--fps", fps] if fps else []), *(["--max-frames", most] if most else [])]
+        (result,) = as_json(shown, *words, *more, **asked)
+        assert result["prompt_tokens"] == expected and result["images"] == [str(shown)]
+    assert "video" in complaint(gif, "--detect", "circle", "--box-format", "qwen3-vl", **asked)
+    assert "one image" in complaint(gif, *words, model=DEFAULT_MODEL)
+    save_rows(tmp_path / "questions.jsonl", [{"image": "clip.gif", "question": "how many"}])
+    out, batch = tmp_path / "answers.jsonl", ["--batch", tmp_path / "questions.jsonl", "--max-frames", 4]
+    status, _, err = cli(*batch, "--out", out, "--max-new-tokens", 3, **asked)
+    assert status == 0, err
+    (answer,) = map(json.loads, out.read_text().splitlines())
+    conversation = Conversation(open_checkpoint(tmp_path / "model"))
+    turn = conversation.send("how many", [gif], GenerationOptions(max_new_tokens=3))
+    assert turn.finish()["prompt_tokens"] > answer["prompt_tokens"]
+    assert conversation.turns[0].images[0].times
+    again = conversation.send("how many red", [], GenerationOptions(max_new_tokens=3)).finish()
+    assert again["reused_tokens"] > 0 and again["tiles_encoded"] == 0
