@@ -313,9 +313,10 @@ class Processor:
         """`cut` of what `open_visual` takes: an image, a video, or the frames that stand for one."""
         if isinstance(source, Visual):
             return [source]
-        shown = open_visual(source, self.limits)
-        opened = [self.cut(value) for _, value in self._opened(kind_of(shown), shown)]
-        return [replace(one, name=describe(source)) for one in opened] if shown is not source else opened
+        shown, name, most = open_visual(source, self.limits), describe(source), self.limits.max_tiles
+        if isinstance(shown, Image.Image):
+            return [cut_image(self.images, shown, name, most)]
+        return [replace(self.cut(one), name=shown.name) for _, one in self._opened("video", shown)]
 
     def choose_frames(self, fps: float | None = None, most: int | None = None) -> None:
         """Have videos show so many frames a second, and of each no more than `most`; None changes nothing."""

@@ -230,7 +230,8 @@ def _of_folder(folder: Path, limits: ImageLimits, name: str) -> Clip:
         return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)]
 
     try:
-        kinds = [(mimetypes.guess_type(path)[0] or "", path) for path in folder.iterdir()]
+        shown = (path for path in folder.iterdir() if not path.name.startswith("."))
+        kinds = [(mimetypes.guess_type(path)[0] or "", path) for path in shown]
     except OSError as error:
         raise ImageError(f"{name}: the folder cannot be read ({one_line(error, 200)})") from error
     files = sorted((path for kind, path in kinds if kind.startswith("image/")), key=number)

@@ -151,7 +151,7 @@ def test_images_are_read_when_their_turn_comes(photos, run, monkeypatch):
         ahead.append(len(opened) - written)
         return load_image(source, *limits)
 
-    monkeypatch.setattr("data.processor.load_image", noted)
+    monkeypatch.setattr("data.video.load_image", noted)
     records, _ = run("photos", *ASK, "--batch-size", 2)
     assert len(records) == len(opened) == 46 and max(ahead) <= 5
 
@@ -274,7 +274,6 @@ def test_things_are_located_in_each_image(photos, run, as_json, boxes_folder, co
         ("--batch photos -q x --out o --shard 9/8", "--shard"),
         ("--batch photos -q x --out o --shard 1/2 --temperature 1", "--seed"),
         ("photos --batch photos -q x --out o", "IMAGE"),
-        ("photos -q x", "--batch photos"),
     ],
 )
 def test_mistakes(photos, complaint, arguments, named):
