@@ -32,6 +32,7 @@ from tests.test_serve import (
     running,
 )
 from tests.test_thinking import QUESTION, save
+from tests.tool_checkpoints import save as save_caller
 from tests.waiting import wait_for
 from web import anthropic, responses
 from web.errors import Refused
@@ -48,8 +49,10 @@ def thinking(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def here(thinking) -> Iterator[Running]:
-    with running(Models([str(FOLDER), str(thinking)], device="cpu"), max_new_tokens=300) as served:
+def here(thinking, tmp_path_factory) -> Iterator[Running]:
+    caller = save_caller(tmp_path_factory.mktemp("protocols") / "hermes", "hermes")
+    models = Models([str(FOLDER), str(thinking), str(caller)], device="cpu")
+    with running(models, max_new_tokens=300) as served:
         yield served
 
 
@@ -352,6 +355,42 @@ def test_calls_are_items_and_come_back_as_one_message():
     assert tool["function"]["name"] == "weather" and tool["type"] == "function"
 
 
+SCHEMA = {"type": "object", "properties": {"to": {"enum": ["left", "right"]}}, "required": ["to"]}
+SCHEMA |= {"additionalProperties": False}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_functions_are_called_in_each_protocol_and_their_results_seen(here, stream):
+    function = {"name": "move", "description": "Moves.", "parameters": SCHEMA}
+    fields = {"model": "hermes", "stream": stream, "parallel_tool_calls": False}
+    message = {"role": "user", "content": "go"}
+    chat = {"model": "hermes", "messages": [message], "tools": [{"type": "function", "function": function}]}
+    chat |= {"tool_choice": "required", "parallel_tool_calls": False}
+    (plain,) = here.send("POST", json=chat).json()["choices"][0]["message"]["tool_calls"]
+    body = fields | {"input": "go", "tools": [{"type": "function", **function}], "tool_choice": "required"}
+    made = read(here.send("POST", RESPONSES, json=body))
+    (call,) = made.output
+    assert (call.name, call.arguments) == ("move", plain["function"]["arguments"])
+    parts = [{"type": "input_image", "image_url": data_url(CUP), "detail": "auto"}]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": parts}
+    follow = body | {"input": [result], "previous_response_id": made.id}
+    seen = read(here.send("POST", RESPONSES, json=follow))
+    result["output"] = "done"
+    told = read(here.send("POST", RESPONSES, json=follow))
+    assert seen.usage.input_tokens > told.usage.input_tokens > made.usage.input_tokens
+    tool = {"name": "move", "description": "Moves.", "input_schema": SCHEMA}
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    body = {"model": "hermes", "max_tokens": 200, "messages": [message], "tools": [tool], "stream": stream}
+    said = read_message(here.send("POST", MESSAGES, json=body | {"tool_choice": choice}))
+    (block,) = said["content"]
+    assert block["name"] == "move" and said["stop_reason"] == "tool_use"
+    assert block["input"] == json.loads(plain["function"]["arguments"])
+    content = [{"type": "tool_result", "tool_use_id": block["id"], "content": "done"}]
+    talk = [message, {"role": "assistant", "content": [block]}, {"role": "user", "content": content}]
+    usage = read_message(here.send("POST", MESSAGES, json=body | {"messages": talk}))["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == told.usage.input_tokens
+
+
 # ------------------------------------------------------------------------------------- Anthropic's messages
 def told(question: str = STAR, image: Path = EXAMPLE, **fields) -> dict:
     data = data_url(image).partition(",")[2]
@@ -374,8 +413,10 @@ def read_message(answer: httpx.Response) -> dict:
             content.append(event["content_block"])
         elif event["type"] == "content_block_delta":
             delta, block = event["delta"], content[event["index"]]
-            for name in ("text", "thinking"):
-                block |= {name: block[name] + delta[name]} if name in delta else {}
+            for name in ("text", "thinking", "partial_json"):
+                block |= {name: block.get(name, "") + delta[name]} if name in delta else {}
+        elif "partial_json" in (block := content[event["index"]]):
+            block["input"] = json.loads(block.pop("partial_json"))
     return made | ended["delta"] | {"usage": ended["usage"], "content": content}
 
 

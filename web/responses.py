@@ -230,7 +230,7 @@ class Made:
         if change.what == "more":
             return [self.event(f"{name}.delta", delta=change.text, **logged, **texts)]
         self.output.append(item)
-        whole = {"arguments" if block.kind == "call" else "text": block.text}
+        whole = {"arguments": block.text, "name": block.name} if part is None else {"text": block.text}
         logged = {"logprobs": _logged(block.logprobs)} if logged else {}
         done = [self.event(f"{name}.done", **whole, **logged, **texts)]
         done += [self.event(f"{of_part}.done", part=part, **texts)] if part else []
