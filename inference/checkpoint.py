@@ -366,12 +366,13 @@ def open_checkpoint(
         kept = KeptWeights(source, revision) if dtype == "int4" else None
         put = kept.put if kept else put_int8 if dtype == "int8" else put_parameter
         place = "cpu" if kept else chosen  # where C rounds
-        model = VisionLanguageModel.from_pretrained(source, revision, loading_dtype(dtype), place, put)
+        load = partial(
+            VisionLanguageModel.from_pretrained, source, revision, loading_dtype(dtype), place, put
+        )
+        model = kept.load(load) if kept else load()
         assert model.origin is not None, "a loaded model knows where it came from"
-        if kept is not None:
-            kept.keep(model)
-            if chosen.type != "cpu":
-                to_rows(model, chosen)
+        if kept and chosen.type != "cpu":
+            to_rows(model, chosen)
         # The commit of the weights: the branch may have moved on meanwhile.
         folder = snapshot(source, model.origin.commit or revision)
         return model, Processor.from_pretrained(folder, config=model.config, max_pixels=pixels)

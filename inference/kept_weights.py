@@ -1,9 +1,10 @@
 """Weights in four bits, kept in the cache folder: what was rounded once is only mapped the next time.
 
     kept = KeptWeights("Qwen/Qwen3-VL-2B-Instruct", None)
-    model = VisionLanguageModel.from_pretrained("Qwen/Qwen3-VL-2B-Instruct", put=kept.put)
-    kept.keep(model)                             # where it was not kept before
+    model = kept.load(lambda: VisionLanguageModel.from_pretrained("Qwen/Qwen3-VL-2B-Instruct", put=kept.put))
 
+What is not kept yet is rounded twice: errors of the second time count by how large the inputs are that meet
+them, of which the model that was rounded first tells.
 A file holds what rounding made of all tensors. Its name is a digest of what that depends on: the checkpoint's
 files, this repository's code, and how wide a panel is on this processor. It is used only if it is a file of
 this user to which nobody else may write, and its last bytes are the checksum of all others. Else it is
@@ -38,6 +39,7 @@ from generation.fast.native.build import (
     cache_folder,
     load_panels,
     put_rounded,
+    second_moments,
 )
 from models.checkpoints.hub import CheckpointError, describe
 from models.checkpoints.weights import memory_of
@@ -56,6 +58,7 @@ class KeptWeights:
         self._place = source, revision
         self._identity = self._identify()
         self.tensors: dict[str, Tensor] = {}  # mapped, or empty: nothing is kept
+        self._moments: dict[str, Tensor] = {}  # of the inputs of matrices, by name
         if self._identity:
             with suppress(OSError, ValueError):
                 self.tensors = _mapped(self._path, self._identity)
@@ -75,10 +78,23 @@ class KeptWeights:
         parts = known, files.config, code_digest(), load_panels(4).ocelli_panel()
         return hashlib.sha256(repr(parts).encode()).hexdigest() if known else ""
 
+    def load(self, read: Callable[[], Any]) -> Any:
+        """The VisionLanguageModel that `read` loads with `put`, and keep it where it was not."""
+        model = read()
+        if not self.tensors:
+            self._moments = second_moments(model.language_model)
+            del model.language_model  # before the next one comes
+            memory.give_back()
+            model.language_model = read().language_model
+            self._moments = {}
+            self.keep(model)
+        return model
+
     def put(self, model: nn.Module, names: Sequence[str], read: Callable[[], Tensor]) -> None:
         """Give a model a tensor, under the names of all that share it: what is kept of it, or rounded now."""
         if not self.tensors:
-            put_rounded("int4", model, names, read())
+            if not self._moments or names[0].startswith("language_model."):  # else it is there already
+                put_rounded("int4", model, names, read(), self._moments)
             return
         kept = self.tensors[names[0]]
         for name in names:

@@ -24,7 +24,9 @@ static Matrix matrix(int64_t rows, int64_t columns) {
     int32_t *sum = calloc(padded, 4);
     Pass pass = {.threads = 2, .stake = 1};
 #if WEIGHT_BITS == 4
-    ocelli_quantize(weight, rows, columns, panels, scale, &pass);
+    float importance[columns + 64];
+    for (int64_t i = 0; i < columns + 64; i++) importance[i] = 0.5f + i % 5 / 4.0f;
+    ocelli_quantize(weight, importance, rows, columns, panels, scale, &pass);
 #elif WEIGHT_BITS == 8
     int8_t *codes = malloc(rows * columns);
     for (int64_t r = 0; r < rows; r++) {

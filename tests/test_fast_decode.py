@@ -7,6 +7,7 @@ import copy
 import random
 import threading
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +18,13 @@ from generation.decoding import prefill
 from generation.fast import quantized
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native import build
-from generation.fast.native.build import PanelLinear, PanelWeight, put_rounded, to_rows
+from generation.fast.native.build import (
+    PanelLinear,
+    PanelWeight,
+    put_rounded,
+    second_moments,
+    to_rows,
+)
 from generation.fast.native.step import NativeStep, unsupported
 from generation.fast.quantized import PackedLinear, pack, quantize_rows
 from generation.fast.tower import FastTower
@@ -402,6 +409,20 @@ def test_rows_for_a_gpu_hold_the_numbers_of_the_panels(tied, monkeypatch):
     assert (lm.lm_head.weight is lm.embed_tokens.weight) == tied
 
 
+@torch.no_grad()
+def test_four_bits_count_errors_by_what_meets_them():
+    """A network whose channels differ as those of trained ones do, which no weight shows."""
+    generator = torch.Generator().manual_seed(0)
+    weight, large = torch.randn(96, 256, generator=generator), torch.ones(256)
+    large[::50] = 30
+    x = torch.randn(64, 256, generator=generator) * large
+    alike, weighted = (PanelLinear(weight, bits=4, moments=moments) for moments in (None, large.square()))
+    off = [(F.linear(x, one.unpacked()) - F.linear(x, weight)).square().mean() for one in (alike, weighted)]
+    assert off[1] < off[0] / 2
+    for strange in (large * 0, large * torch.nan, large * torch.inf):
+        assert PanelLinear(weight, bits=4, moments=strange).unpacked().isfinite().all()
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("loaded", ["float32", "bfloat16"])
 def test_rearranged_weights_are_saved_as_they_were_loaded(loaded, tied, tmp_path):
@@ -426,9 +447,12 @@ def test_rearranged_weights_are_saved_as_they_were_loaded(loaded, tied, tmp_path
 @pytest.mark.parametrize("seed", [0, 2])  # head and embedding are one, or two
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_rounded_weights_are_opened_without_a_copy_of_all(tmp_path, monkeypatch, seed, precision):
-    """What was read is gone before the next tensor comes; the weights are those of a model that is packed."""
+    """What was read is gone before the next tensor comes; the weights are those of a model that is packed, of
+    four bits for the second time."""
     save_hf("qwen3_vl", tmp_path, seed)
-    packed = pack(VisionLanguageModel.from_pretrained(tmp_path), precision, put_rounded).state_dict()
+    first = pack(VisionLanguageModel.from_pretrained(tmp_path), precision, put_rounded)
+    put = partial(put_rounded, moments=second_moments(first.language_model))
+    packed = pack(VisionLanguageModel.from_pretrained(tmp_path), precision, put).state_dict()
     read, held = [], []
 
     def watched(*arguments):

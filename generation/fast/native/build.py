@@ -38,6 +38,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  #
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 STAKE = 2e-4  # seconds that threads may wait for one another in a pass, whatever that brings
 _SUMMED = 4_096  # rows
+NOTED = 256  # tokens by which second moments are known
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 _packing, _multiplying = Paces(CROWD), Paces(CROWD)
 # Sums are vectorised by hand and stay as they are written, so that a row's result is the same in any batch.
 # NaN and infinity keep their meaning.
@@ -234,7 +237,7 @@ def _declare_panels(opened: ctypes.CDLL) -> None:
         "embed": (None, (matrix, _POINTER, _LONG, _POINTER)),
     }
     if hasattr(opened, "ocelli_quantize"):  # four bits
-        functions["quantize"] = (None, (_POINTER, _LONG, _LONG, _POINTER, _POINTER, made))
+        functions["quantize"] = (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, made))
     else:
         functions["pack"] = (None, (_POINTER, _LONG, _LONG, _POINTER, made))
     for name, (result, arguments) in functions.items():
@@ -264,6 +267,7 @@ class PanelWeight(nn.Module):
 
     Args:
         bits: 4 rounds a float matrix, part by part (`quantize.h`); None leaves it as it is.
+        moments: (in,) mean squares of its inputs (`second_moments`), by which errors of four bits count.
     """
 
     weight: Tensor  # (panels, units, weights of a unit of each output)
@@ -272,7 +276,12 @@ class PanelWeight(nn.Module):
     bias: Tensor | None
 
     def __init__(
-        self, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, bits: int | None = None
+        self,
+        weight: Tensor,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        bits: int | None = None,
+        moments: Tensor | None = None,
     ):
         super().__init__()
         self.out_features, self.in_features = weight.shape
@@ -283,10 +292,12 @@ class PanelWeight(nn.Module):
         if bits == 4:
             panels = torch.empty(count, units, panel, dtype=torch.int32)
             scale = torch.empty(self.out_features + padding)
+            importance = _importance(moments, self.in_features)
             at = 0
             for rows in weight.split(max(1, PARTIAL_FLOATS // self.in_features // panel) * panel):
                 part, codes, scales = rows.float().contiguous(), panels[at // panel :], scale[at:]
-                arguments = (part.data_ptr(), *part.shape, codes.data_ptr(), scales.data_ptr())
+                where = part.data_ptr(), importance.data_ptr()
+                arguments = (*where, *part.shape, codes.data_ptr(), scales.data_ptr())
                 kibibytes = 64 * part.nbytes // 1024 + 1  # each number is looked at so much longer
                 make_pass(_packing, kibibytes, partial(library.ocelli_quantize, *arguments))
                 at += len(part)
@@ -432,9 +443,15 @@ def to_panels(model: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def put_rounded(precision: str, model: nn.Module, names: Sequence[str], tensor: Tensor) -> None:
+def put_rounded(
+    precision: str,
+    model: nn.Module,
+    names: Sequence[str],
+    tensor: Tensor,
+    moments: Mapping[str, Tensor] = NOTHING,
+) -> None:
     """`put_packed`, and for int4 into panels: the matrices and the token embedding of the language model with
-    four bits, those of all else as int8. Raises NoCompiler."""
+    four bits (`moments`: of their inputs, by name), those of all else as int8. Raises NoCompiler."""
     if precision != "int4":
         return put_packed(precision, model, names, tensor)
     first: PanelWeight | None = None
@@ -448,7 +465,8 @@ def put_rounded(precision: str, model: nn.Module, names: Sequence[str], tensor: 
             if first is not None:
                 made = kind.sharing(first)
             elif has_four_bits(precision, name):
-                made = kind(tensor, None, bias, bits=4)
+                known = next((moments[one] for one in names if one in moments), None)
+                made = kind(tensor, None, bias, bits=4, moments=known)
             else:
                 made = kind(*quantize_rows(tensor), bias)
             first = first or made
@@ -480,6 +498,40 @@ def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
         path, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(path), leaf, nn.Parameter(parameter.to(device, dtype)))
     return model
+
+
+@torch.no_grad()
+def second_moments(language_model) -> dict[str, Tensor]:
+    """The mean square of each input of the linear layers of a language model, by their names in a whole
+    model: (in,) each, over tokens drawn at random. Some channels are hundreds of times as large as others,
+    whatever the text."""
+    moments: dict[str, Tensor] = {}
+
+    def note(name: str, x: Tensor) -> None:
+        moments[f"language_model.{name}.weight"] = x.float().square().flatten(0, -2).mean(0)
+
+    layers = [(name, one) for name, one in language_model.named_modules() if isinstance(one, LINEAR)]
+    hooks = [one.register_forward_pre_hook(lambda _, x, name=name: note(name, x[0])) for name, one in layers]
+    config = language_model.config
+    count, generator = min(NOTED, config.max_position_embeddings), torch.Generator().manual_seed(0)
+    ids = torch.randint(config.vocab_size, (1, count), generator=generator)
+    try:
+        hidden, _ = language_model(language_model.embed(ids))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    note("lm_head", hidden)
+    return moments
+
+
+def _importance(moments: Tensor | None, columns: int) -> Tensor:
+    """(columns,) mean squares, padded to whole blocks and divided by the mean of their group of 32. What is
+    never used, and what is not a number, is as good as any other."""
+    if moments is None:
+        return torch.ones(-(-columns // 64) * 64)
+    groups = F.pad(moments, (0, -columns % 64)).view(-1, 32)
+    groups = groups / groups.mean(1, keepdim=True)
+    return groups.nan_to_num(1.0, 1.0).clamp_(min=1e-4).flatten()
 
 
 LINEAR = (nn.Linear, PackedLinear, PanelLinear)

@@ -45,15 +45,15 @@ static inline __attribute__((always_inline)) Fit improve(Numbers n, vec inverse,
     return best;
 }
 
-/* The best scale and zero of a group x (GROUP,) of each lane. Large numbers count for more, as they are often those of
- * channels that are large themselves. */
-static Fit search(const vec *x) {
+/* The best scale and zero of a group x (GROUP,) of each lane. A number counts by its input's importance (GROUP,), and
+ * large ones for more, as they are often those of inputs that are large themselves. */
+static Fit search(const vec *x, const float *importance) {
     vec low = {0}, high = {0}, squared = {0}, share[GROUP], zero[PHASES];
     Numbers n = {x, share, {0}, {0}};
     for (int i = 0; i < GROUP; i++) low = at_most(low, x[i]), high = at_least(high, x[i]), squared += x[i] * x[i];
     for (int lane = 0; lane < LANES; lane++) squared[lane] = sqrtf(squared[lane] / GROUP);
     for (int i = 0; i < GROUP; i++) {
-        share[i] = squared + at_least(x[i], -x[i]) + all(1e-12f);
+        share[i] = (squared + at_least(x[i], -x[i]) + all(1e-12f)) * all(importance[i]);
         n.count += share[i];
         n.sum += share[i] * x[i];
     }
@@ -67,8 +67,10 @@ static Fit search(const vec *x) {
     return improve(n, all(1.0f) / best.scale, zero, 1, best);
 }
 
-/* weight (rows, columns) -> panels, and the scale of each row: see Matrix. */
-static void quantize(const float *weight, int64_t rows, int64_t columns, uint32_t *panels, float *scale, Member *me) {
+/* weight (rows, columns) -> panels, and the scale of each row: see Matrix. importance: of inputs (columns, padded to
+ * BLOCK_COLUMNS), about 1 in each group. */
+static void quantize(const float *weight, const float *importance, int64_t rows, int64_t columns, uint32_t *panels,
+                     float *scale, Member *me) {
     int64_t units = units_of(columns), pieces = (rows + PANEL - 1) / PANEL * 2;
     for (int64_t piece; (piece = next_unit(me, pieces)) >= 0;) {
         uint32_t *out = panels + piece / 2 * units * PANEL + piece % 2 * LANES;
@@ -87,7 +89,7 @@ static void quantize(const float *weight, int64_t rows, int64_t columns, uint32_
                 int64_t count = inverse[lane] > 0 ? columns - from < GROUP ? columns - from : GROUP : 0;
                 for (int64_t i = 0; i < count; i++) ((float *)(x + i))[lane] = own[i] * inverse[lane];
             }
-            Fit best = search(x);
+            Fit best = search(x, importance + from);
             uvec first = encoded(best.scale) | (uvec)__builtin_convertvector(best.zero * all(8.0f), ivec) << 9;
             if (half) *(uvec *)(out - 5 * PANEL) |= first << 16;
             else *(uvec *)out = first, out += PANEL;
@@ -103,6 +105,7 @@ static void quantize(const float *weight, int64_t rows, int64_t columns, uint32_
         }
     }
 }
-void ocelli_quantize(const float *weight, int64_t rows, int64_t columns, uint32_t *panels, float *scale, Pass *pass) {
-    WITH_TEAM(pass, quantize(weight, rows, columns, panels, scale, &me))
+void ocelli_quantize(const float *weight, const float *importance, int64_t rows, int64_t columns, uint32_t *panels,
+                     float *scale, Pass *pass) {
+    WITH_TEAM(pass, quantize(weight, importance, rows, columns, panels, scale, &me))
 }
