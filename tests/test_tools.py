@@ -483,11 +483,14 @@ def test_any_call_over_the_wire_can_be_read_and_fits_its_schema(served, model):
     client, made = served.client(), 0
     for seed in range(CALLS // 8):
         chance = random.Random(seed)
-        tools = [random_tool(chance, number) for number in range(chance.randint(1, 3))]
+        most = 3 if model == NAME else 1  # the contexts of the others are small
+        tools = [random_tool(chance, number) for number in range(chance.randint(1, most))]
         wanted = asked(
             model, tools=[tool.shown for tool in tools], seed=seed, temperature=chance.choice([0, 1, 2])
         )
         wanted |= {"tool_choice": "required", "parallel_tool_calls": chance.random() < 0.5, "max_tokens": 600}
+        if model != NAME:
+            wanted["messages"] = [{"role": "user", "content": STAR}]
         if chance.random() < 0.5:
             _, sent, reason = streamed(client, **wanted)
             calls = [ToolCall(one["id"], one["name"], one["arguments"]) for one in sent]
