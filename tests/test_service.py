@@ -172,8 +172,9 @@ def test_an_image_may_be_as_large_as_on_the_command_line(service, tmp_path):
     assert service.load(str(large)).size == load_image(large).size == (8000, 5000)
     notice = views(service, replace(STAR, images=(str(huge),)))[-1].notice
     assert "pixels" in notice and "ImageLimits" not in notice
-    with pytest.raises(ImageError):
-        load_image(huge)
+    for load in (load_image, service.load):
+        with pytest.raises(ImageError):
+            load(str(huge))
 
 
 def test_what_a_model_makes_of_several_images_is_said_to_whom_shows_them(service, model_folder):
