@@ -296,8 +296,8 @@ class PanelWeight(nn.Module):
             at = 0
             for rows in weight.split(max(1, PARTIAL_FLOATS // self.in_features // panel) * panel):
                 part, codes, scales = rows.float().contiguous(), panels[at // panel :], scale[at:]
-                where = part.data_ptr(), importance.data_ptr()
-                arguments = (*where, *part.shape, codes.data_ptr(), scales.data_ptr())
+                given = part.data_ptr(), importance.data_ptr()
+                arguments = (*given, *part.shape, codes.data_ptr(), scales.data_ptr())
                 kibibytes = 64 * part.nbytes // 1024 + 1  # each number is looked at so much longer
                 make_pass(_packing, kibibytes, partial(library.ocelli_quantize, *arguments))
                 at += len(part)
