@@ -52,6 +52,7 @@ SCHEMA_WORDS = {
     *("array", "boolean", "default", "description", "enum", "function", "integer", "items", "name", "null"),
     *("nullable", "number", "object", "parameters", "properties", "required", "string", "type"),
 }
+LONGEST_REMEMBERED = 65_536  # characters of what a template was rendered with
 LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
 
 SMOLVLM_CHAT_TEMPLATE = (
@@ -294,7 +295,9 @@ def render_bounded(template: str, variables: Mapping[str, Any]) -> str:
     """`render` for a stranger's template, in a child that has `MEMORY` and `SECONDS` for it."""
     if len(template) > LONGEST_TEMPLATE:
         raise TemplateRefused(f"it has {len(template)} characters, at most {LONGEST_TEMPLATE} are read")
-    text, refusal = _of_child(template, json.dumps(variables), date.today())  # a template sees keys in order
+    said = json.dumps(variables)  # a template sees keys in order
+    rendered = _of_child if len(said) <= LONGEST_REMEMBERED else _of_child.__wrapped__
+    text, refusal = rendered(template, said, date.today())
     if refusal:
         raise TemplateRefused(refusal)
     return text

@@ -163,9 +163,10 @@ def named_parameters(schema: Mapping[str, Any]) -> list[Named] | None:
 def alternatives(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The schemas one of which a value has to fit, as far as they stand side by side."""
     keys, kinds = schema.keys() - ABOUT, schema.get("type")
-    if keys == {"anyOf"} and all(isinstance(one, dict) for one in schema["anyOf"]):
+    listed = schema.get("anyOf")
+    if keys == {"anyOf"} and isinstance(listed, list) and all(isinstance(one, dict) for one in listed):
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        return [one for inner in schema["anyOf"] for one in alternatives({**shared, **inner})]
+        return [one for inner in listed for one in alternatives({**shared, **inner})]
     if isinstance(kinds, list) and "enum" not in keys and "const" not in keys:
         return [dict(schema, type=kind) for kind in kinds]
     return [dict(schema)]
@@ -184,7 +185,8 @@ def kinds_of(schema: Mapping[str, Any]) -> set[str]:
     def kind(one: Mapping[str, Any]) -> str:
         if one.get("type") == "string" or texts_of(one) is not None:
             return "text"
-        plain = one.keys() - ABOUT == {"type"} and one["type"] in _SCALARS
+        named = isinstance(one.get("type"), str)  # else the library that holds answers to it refuses it
+        plain = named and one.keys() - ABOUT == {"type"} and one["type"] in _SCALARS
         return str(one["type"]) if plain else "json"
 
     return {kind(one) for one in alternatives(schema)}

@@ -75,7 +75,8 @@ class KeptWeights:
         except CheckpointError:
             return ""
         known = [state_of(path) for path in sorted(files.weights)]
-        parts = known, files.config, code_digest(), load_panels(4).ocelli_panel()
+        code = code_digest(), Path(__file__).read_bytes(), torch.__version__
+        parts = known, files.config, code, load_panels(4).ocelli_panel()
         return hashlib.sha256(repr(parts).encode()).hexdigest() if known else ""
 
     def load(self, read: Callable[[], Any]) -> Any:
@@ -85,7 +86,10 @@ class KeptWeights:
             self._moments = second_moments(model.language_model)
             del model.language_model  # before the next one comes
             memory.give_back()
-            model.language_model = read().language_model
+            again = read()
+            if again.origin != model.origin:
+                raise CheckpointError(f"{self._place[0]}: it changed while it was read: load it again")
+            model.language_model = again.language_model
             self._moments = {}
             self.keep(model)
         return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 
@@ -13,6 +14,7 @@ from generation.memory import promised_bytes
 from inference import checkpoint as checkpoint_module
 from inference import kept_weights
 from inference.checkpoint import open_checkpoint
+from models.checkpoints.hub import CheckpointError
 from tests.qwen_checkpoints import save_hf
 from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 
@@ -146,3 +148,15 @@ def test_a_full_folder_forgets_what_was_used_longest_ago_and_a_full_disk_nothing
 
     monkeypatch.setattr(kept_weights, "write_whole", fail)
     assert same(open_again()[0], state)
+
+
+def test_a_checkpoint_that_changes_between_its_two_readings_is_refused(opened, monkeypatch):
+    """Its tower would be of one commit, and its language model of another."""
+    _, folder, kept, _ = opened
+    kept.unlink()
+    weights = kept_weights.KeptWeights(folder, None)
+    models = [open_checkpoint(folder, dtype="bfloat16").model for _ in range(2)]
+    models[1].origin = dataclasses.replace(models[1].origin, commit="b" * 40)
+    with pytest.raises(CheckpointError):
+        weights.load(iter(models).__next__)
+    assert not kept.exists()

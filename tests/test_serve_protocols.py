@@ -188,6 +188,7 @@ def test_the_latest_responses_are_kept_in_bounded_memory():
     with pytest.raises(Refused):
         store.get("b")
     store.put(responses.Stored({"id": "far too much"}, [], 101))
+    assert store.get("a")
     store.put(responses.Stored({"id": "d"}, [], 100))
     assert store.get("d")
 
@@ -230,6 +231,8 @@ TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"},
         ({"input": "x" * 1_000_001}, "input"),
         ({"messages": [{}]}, "input"),
         ({"n": 2}, "n"),
+        ({"stream": "false"}, "stream"),
+        ({"previous_response_id": 5}, "previous_response_id"),
         ({"model": "gpt-6"}, "model"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
@@ -371,6 +374,10 @@ def test_functions_are_called_in_each_protocol_and_their_results_seen(here, stre
     made = read(here.send("POST", RESPONSES, json=body))
     (call,) = made.output
     assert (call.name, call.arguments) == ("move", plain["function"]["arguments"])
+    logged = body | {"include": ["message.output_text.logprobs"]}
+    assert [one.arguments for one in read(here.send("POST", RESPONSES, json=logged)).output] == [
+        call.arguments
+    ]
     parts = [{"type": "input_image", "image_url": data_url(CUP), "detail": "auto"}]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": parts}
     follow = body | {"input": [result], "previous_response_id": made.id}
@@ -474,6 +481,10 @@ def test_calls_and_results_of_a_message():
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
+        ({"thinking": {"type": []}}, "thinking.type"),
+        ({"tool_choice": {"type": []}}, "tool_choice.type"),
+        ({"n": 2}, "n"),
+        ({"stream": "false"}, "stream"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
         ({"output_config": {"format": {"schema": {"type": "no"}}}}, "output_config.format"),
     ],
@@ -549,6 +560,8 @@ def test_several_prompts_several_answers_echo_and_a_stream(here):
         ({"prompt": "x" * 1_000_001}, "prompt"),
         ({"prompt": "What is <image>?"}, None),
         ({"suffix": "."}, "suffix"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"stream_options": "x"}, "stream_options"),
         ({"best_of": 3}, "best_of"),
         ({"echo": True, "logprobs": 1}, "logprobs"),
         ({"logprobs": 21}, "logprobs"),

@@ -276,6 +276,24 @@ def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
             assert torch.equal(one, other), f"after {stake} s"
 
 
+def test_a_step_says_how_much_more_it_reads_in_longer_contexts_and_of_more_rows(compiler, monkeypatch):
+    """Weights once, and the cache of each row."""
+    lm, said = make_model().language_model, []
+    step, make_pass = NativeStep(lm), build.make_pass
+
+    def noted(paces, amount, call, each):
+        said.append(each - 1)
+        make_pass(paces, amount, call, each)
+
+    monkeypatch.setattr(native_step, "make_pass", noted)
+    for rows, position in ((1, 20), (1, 40), (3, 40)):
+        cache = kv.allocate_for(lm.config, rows, 80, torch.empty(0), lm.cache_dtype)
+        step(torch.full((rows, 1), 5), cache, position)
+    step.prefill(torch.zeros(1, 41, lm.config.hidden_size), [41], cache[:], 20)  # 20 ... 60
+    once, longer, rows, prompt = said
+    assert longer == pytest.approx(2 * once) and rows == pytest.approx(3 * longer) and prompt == longer
+
+
 def alone_on_one_processor(say) -> None:
     """Of a process of its own: whether tokens are those of one thread where helpers come too late to help."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before there are other threads

@@ -27,6 +27,7 @@ from data.tools import (
     Tool,
     ToolCall,
     ToolUse,
+    kinds_of,
     read_calls,
     whole_calls,
 )
@@ -507,6 +508,11 @@ def test_any_call_over_the_wire_can_be_read_and_fits_its_schema(served, model):
         assert calls or reason == "length", seed
         made += len(calls)
     assert made > CALLS // 16
+
+
+@pytest.mark.parametrize("schema", [{"anyOf": 5}, {"type": {}}, {"type": ["string", {}]}])
+def test_schemas_of_wrong_types_are_left_to_the_library_that_refuses_them(schema):
+    assert "json" in kinds_of(schema)
 
 
 def test_json_of_any_form(served):

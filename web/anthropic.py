@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from web.blocks import STREAMED, Block, Ending, changes, piece_of
-from web.errors import Refused
+from web.errors import Refused, unsupported
 
 # Fields of this protocol that are others, or in another place, in chat completions.
 NAMES = ("system", "stop_sequences", "thinking", "output_config", "tools", "tool_choice", "messages")
@@ -29,9 +29,14 @@ def chat_body(asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked.get("max_tokens") is None:
         expected = "max_tokens: expected this field, found none"
         raise Refused(400, expected, "max_tokens", "missing_required_parameter")
+    for name in ("n", "logprobs", "top_logprobs"):
+        if asked.get(name):
+            raise unsupported(name)
+    piece_of(asked, "stream", bool)
     choice, thinking = piece_of(asked, "tool_choice", dict) or {}, piece_of(asked, "thinking", dict) or {}
     output = piece_of(asked, "output_config", dict) or {}
-    effort = {None: None, "disabled": "none"}.get(thinking.get("type"), output.get("effort", "medium"))
+    kind = piece_of(thinking, "type", str, "thinking.")
+    effort = {None: None, "disabled": "none"}.get(kind, output.get("effort", "medium"))
     form = piece_of(output, "format", dict, "output_config.")
     messages: list[dict[str, Any]] = []
     if (system := asked.get("system")) is not None:
@@ -65,7 +70,8 @@ def _tool(tool: Any, place: str) -> dict[str, Any]:
 def _choice(choice: Mapping[str, Any]) -> Any:
     if choice.get("type") == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}
-    return {"any": "required"}.get(choice.get("type", ""), choice.get("type"))
+    kind = piece_of(choice, "type", str, "tool_choice.")
+    return {"any": "required"}.get(kind, kind)
 
 
 def _messages(message: Any, place: str) -> list[dict[str, Any]]:

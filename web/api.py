@@ -51,6 +51,7 @@ from inference.checkpoint import Checkpoint, PixelText
 from messages import printable
 from models import __version__
 from web import anthropic, completions, responses
+from web.blocks import piece_of
 from web.connections import BoundedServer
 from web.engine import Engine, EngineRequest, Piece, Prepared, Ticket, prepare_messages, prepare_text
 from web.errors import Refused, log_fault, refusal
@@ -153,13 +154,15 @@ class Images:
         self._limits = replace(image, allow_urls=limits.allow_urls, allow_paths=False)
         self._of_videos = replace(self._limits, max_bytes=limits.max_body)
         self._decoding = ThreadPoolExecutor(2, thread_name_prefix="images")
+        self._films = ThreadPoolExecutor(1, thread_name_prefix="videos")  # images need not wait for them
         self._fetching = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetches")  # waits, mostly
 
     async def open(self, url: str, name: str) -> bytes:
         """The bytes of an image whose header is within the limits, or of a video, whose name says that it is
         one. Raises ImageError."""
         remote = url[:8].lower().startswith(("http://", "https://"))
-        pool = self._fetching if remote else self._decoding
+        local = self._films if name.startswith("video") else self._decoding
+        pool = self._fetching if remote else local
         return await asyncio.get_running_loop().run_in_executor(pool, self._open, url, name)
 
     def _open(self, url: str, name: str) -> bytes:
@@ -304,7 +307,10 @@ async def chat_completions(request: Request, api: Shared, record: Logged, body: 
 @router.post(RESPONSES, summary="The same in the protocol of OpenAI's Responses")
 async def create_response(request: Request, api: Shared, record: Logged, body: Body) -> Response:
     record.names, asked = responses.BACK, read_object(body)
-    before = api.store.before(asked.get("previous_response_id"))
+    before = api.store.before(piece_of(asked, "previous_response_id", str))
+    if before.size + len(body) > api.limits.max_body:
+        message = f"expected at most {api.limits.max_body:,} bytes with the responses before, got more"
+        raise Refused(413, f"previous_response_id: {message}", "previous_response_id")
     chat = responses.chat_body(asked, before.messages)
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
     made = responses.Made(asked, checked, chat["messages"], api.store, before.size + len(body))

@@ -62,6 +62,7 @@ class Ending:
 async def changes(chunks: AsyncIterator[dict[str, Any]], ending: Ending) -> AsyncIterator[Change]:
     """The changes of one answer's blocks, at least one of them; `ending` is filled in before the last."""
     block: Block | None = None
+    waiting: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is yet to come
     async for chunk in chunks:
         ending.usage = chunk.get("usage") or ending.usage
         if not chunk["choices"]:
@@ -75,11 +76,13 @@ async def changes(chunks: AsyncIterator[dict[str, Any]], ending: Ending) -> Asyn
         for call in delta.get("tool_calls") or ():
             function = call["function"]
             parts.append(("call", call.get("id", ""), function.get("name", ""), function.get("arguments")))
-        logprobs = (choice["logprobs"] or {}).get("content") or []
+        waiting += (choice["logprobs"] or {}).get("content") or []
         for kind, call_id, name, text in parts:
-            logged = logprobs if kind == "text" else []
-            if not (text or call_id or logged):
+            if kind == "call":
+                waiting = []  # those of a call's tokens have no place
+            if not (text or call_id):
                 continue
+            logged, waiting = (waiting, []) if kind == "text" else ([], waiting)
             if block is None or block.kind != kind or (call_id and block.call != call_id):
                 if block is not None:
                     yield Change("ends", block)
@@ -87,13 +90,16 @@ async def changes(chunks: AsyncIterator[dict[str, Any]], ending: Ending) -> Asyn
                 yield Change("begins", block)
             block.text += text or ""
             block.logprobs += logged
-            if text or logged:
-                yield Change("more", block, text or "", logged)
+            if text:
+                yield Change("more", block, text, logged)
         if choice["finish_reason"]:
             if block is None:
                 block = Block("text")
                 yield Change("begins", block)
             if block.kind == "text":
+                if waiting:  # of tokens that show nothing
+                    block.logprobs += waiting
+                    yield Change("more", block, "", waiting)
                 block.located = {name: delta[name] for name in LOCATED if name in delta}
     if block is not None:
         yield Change("ends", block)

@@ -17,6 +17,8 @@ from web.errors import Refused, unsupported
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's own
 NAMES = ("prompt", "echo", "logprobs", "max_tokens", "stream_options", "stream")
+# Without a template there are neither calls nor thinking.
+ABSENT = ("suffix", "tools", "reasoning_effort", "thinking_token_budget", "chat_template_kwargs")
 BACK = {"messages": "prompt", "top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
 
 
@@ -27,8 +29,11 @@ def chat_body(asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if not prompts or not all(isinstance(one, str) and one for one in prompts):
         message = "prompt: expected a text, or a list of texts that are not empty"
         raise Refused(400, message, "prompt", "invalid_type")
-    if asked.get("suffix") is not None:
-        raise unsupported("suffix")
+    for name in ABSENT:
+        if asked.get(name):
+            raise unsupported(name)
+    piece_of(asked, "stream", bool)
+    piece_of(asked, "stream_options", dict)
     top = asked.get("logprobs")
     if top is not None and piece_of(asked, "echo", bool):
         message = "logprobs: expected without echo: those of a prompt are not computed here"

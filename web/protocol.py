@@ -307,6 +307,9 @@ class ChatRequest(Sampled, Strict):
         if formed + (self.structured_outputs is not None) + bool(self.guided_choice) > 1:
             raise ValueError("response_format: expected one form of the answer, got choices as well")
         length = sum(len(part.text or "") for one in self.messages for part in one.content or ())
+        calls = [call.call for one in self.messages for call in one.tool_calls]
+        length += sum(len(call.name) + len(call.arguments) for call in calls)
+        length += sum(len(tool.model_dump_json()) for tool in self.tools)
         if length > LONGEST_TEXT:
             raise ValueError(f"messages: expected at most {LONGEST_TEXT:,} characters, got {length:,}")
         names, (_, _, chosen) = [tool.function.name for tool in self.tools], self._choice

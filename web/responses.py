@@ -9,6 +9,7 @@ What was answered is kept for whoever goes on from it (`previous_response_id`): 
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections import OrderedDict
@@ -47,6 +48,7 @@ def chat_body(asked: Mapping[str, Any], before: Sequence[dict[str, Any]] = ()) -
     for name in ABSENT:
         if asked.get(name):
             raise unsupported(name)
+    piece_of(asked, "stream", bool)
     text, reasoning = piece_of(asked, "text", dict) or {}, piece_of(asked, "reasoning", dict) or {}
     include = piece_of(asked, "include", list) or []
     tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(piece_of(asked, "tools", list) or ())]
@@ -204,7 +206,9 @@ class Made:
         self.whole = self.response(status)
         if self._store is not None:
             said = [*self._said, assistant_message(self.blocks)]
-            self._store.put(Stored(self.whole, said, self._size))
+            # As objects they take some ten times the bytes that they are written in.
+            size = self._size + 10 * len(json.dumps(self.whole))
+            self._store.put(Stored(self.whole, said, size))
         yield self.event(status, response=self.whole)
 
     def _of(self, change: Change) -> list[dict[str, Any]]:
@@ -285,7 +289,8 @@ class Stored(NamedTuple):
 
 
 class Store:
-    """The latest responses, of at most `most` bytes of requests: the first to have been used go."""
+    """The latest responses, of at most `most` bytes with the requests that they answer: the first to have
+    been used go. What is larger by itself is not kept."""
 
     def __init__(self, most: int = KEPT_BYTES):
         self._most, self._size, self._kept = most, 0, OrderedDict[str, Stored]()
@@ -307,6 +312,8 @@ class Store:
             raise Refused(400, str(error), "previous_response_id", code) from None
 
     def put(self, stored: Stored) -> None:
+        if stored.size > self._most:
+            return
         self._kept[stored.response["id"]] = stored
         self._size += stored.size
         while self._size > self._most:

@@ -385,10 +385,10 @@ class NativeStep(Step):
                 end = min(first + MOST_TOKENS, len(rows))
                 here = [token - first for token in wanted if first <= token < end]
                 given, kind = tokens[first:end], "embedding" if isinstance(tokens, Tensor) else "id"
-                at = _longs(positions[first:end])
+                at, part_rows = _longs(positions[first:end]), rows[first:end]
                 part = _Tokens(
                     count=end - first,
-                    row=_longs(rows[first:end]),
+                    row=_longs(part_rows),
                     position=at,
                     axes=axes,
                     place=at if places is None else _longs(places[first * axes : end * axes]),
@@ -399,7 +399,8 @@ class NativeStep(Step):
                 if isinstance(given, Tensor):
                     part.deep = given.shape[1] // self._description.width - 1
                 to = logits[done:].data_ptr()
-                each = 1 + sum(at) / part.count * self._position_share
+                # Weights are read once, and the cache of each row.
+                each = 1 + sum(at) * len({*part_rows}) / part.count * self._position_share
                 make_pass(self._paces, part.count, partial(self._pass, library, part, head_stride, to), each)
                 done += len(here)
 
