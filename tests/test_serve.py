@@ -438,6 +438,7 @@ def text_only(text: object) -> dict:
         ({"structured_outputs": {"choice": ["a"]}, "guided_choice": ["b"]}, 400, "response_format"),
         ({"guided_choice": ["red", "red"]}, 400, "guided_choice"),
         ({"guided_choice": [str(number) for number in range(999)]}, 400, "guided_choice"),
+        ({"guided_choice": [f"{number} " * 50 for number in range(90)]}, 400, "guided_choice"),
         ({"guided_choice": ["red", "re" * 3000]}, 400, None),  # longer than the context
         ({"format": "json"}, 400, "format"),  # Ollama's
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "messages[0].images"),

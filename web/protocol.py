@@ -17,6 +17,7 @@ from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -38,6 +39,7 @@ from web.errors import Refused, unsupported
 
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
 MOST_CHOICES = 128  # all are looked at together, which holds everybody up
+LONGEST_CHOICES = 8_192  # characters of them together
 MOST_TOOLS = 128
 MOST_VALUES = 50_000  # of a body: looking at them holds everybody up
 # OpenAI's fields that change no answer here.
@@ -201,10 +203,19 @@ class ResponseFormat(Strict):
         return self
 
 
+def _short(texts: list[str]) -> list[str]:
+    if (length := sum(map(len, texts))) > LONGEST_CHOICES:
+        raise ValueError(f"expected at most {LONGEST_CHOICES:,} characters in all, got {length:,}")
+    return texts
+
+
+Choices = Annotated[list[str], Field(max_length=MOST_CHOICES), AfterValidator(_short)]
+
+
 class StructuredOutputs(Strict):
     """vLLM's, of which there are the choices."""
 
-    choice: Annotated[list[str], Field(max_length=MOST_CHOICES)]
+    choice: Choices
 
 
 class FunctionDefinition(Strict):
@@ -288,7 +299,7 @@ class ChatRequest(Sampled, Strict):
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_choice: Annotated[list[str], Field(max_length=MOST_CHOICES)] = []  # vLLM's older name of them
+    guided_choice: Choices = []  # vLLM's older name of them
     tools: Annotated[list[ToolDefinition], Field(max_length=MOST_TOOLS)] = []
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedChoice = "auto"
     parallel_tool_calls: bool = True
