@@ -78,8 +78,7 @@ def bytes_read(language_model) -> int:
 
 def cache_bytes(shape: str, dtype: torch.dtype | None) -> int:
     """Of a position in a cache of that type, as far as each step reads it; 0 without one."""
-    layout = [layer for layer in SHAPES[shape].text.cache_layout if "key" in layer]
-    return kv.numbers_per_token(layout) * dtype.itemsize if dtype else 0
+    return kv.attended_numbers(SHAPES[shape].text.cache_layout) * dtype.itemsize if dtype else 0
 
 
 # ---------------------------------------------------------------------------------------------- Ocelli

@@ -577,8 +577,7 @@ class CallReader:
 
     def _after(self, tail: str, ways: Sequence[str]) -> str | None:
         """Which of the ways text goes on after a call; None as long as it is open."""
-        found = [way for way in ways if self._held.startswith(tail + way)]
-        return found[0] if found else None
+        return next((way for way in ways if self._held.startswith(tail + way)), None)
 
     def _may_open(self) -> int:
         """How many of the last characters may belong to a call: the beginning of a mark, and space."""
@@ -616,6 +615,4 @@ def list_of(tools: Sequence[Tool]) -> str:
 
 def call_text(call: ToolCall) -> str:
     """A call as the plain form writes it."""
-    arguments = json.dumps(json.loads(call.arguments), ensure_ascii=False)
-    head = f'{{"name": {quoted(call.name)}, "arguments": {arguments}}}'
-    return f"{PLAIN.opens}\n{head}\n{PLAIN.closes}"
+    return PLAIN.written(Tool(call.name), json.dumps(json.loads(call.arguments), ensure_ascii=False))

@@ -110,6 +110,11 @@ def numbers_per_token(layout: Layout) -> int:
     return sum(heads * width for layer in layout for heads, width, count in layer.values() if not count)
 
 
+def attended_numbers(layout: Layout) -> int:
+    """Those of them that each token reads: keys and values. A convolution reads the last positions alone."""
+    return numbers_per_token([layer for layer in layout if "key" in layer])
+
+
 def bytes_per_row(layout: Layout) -> int:
     """Bytes that all layers keep of a row however long it is."""
     return sum(4 * heads * width * (count or 0) for layer in layout for heads, width, count in layer.values())

@@ -172,7 +172,7 @@ class Checkpoint:
             as_it_stands = self._constraints(grammar)  # first: what cannot be used is refused by every model
         plain, write = self._plain(grammar)
         if (choices := choices_of(plain)) is not None:
-            form = self._choices.get(plain)
+            form = self._choices.pop(plain, None)  # and to the end: the first to have been asked for goes
             if form is None:
                 size = self.model.config.text.vocab_size
                 form = choices_form(self.processor, size, self.stop_token_ids, choices)

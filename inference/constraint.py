@@ -202,8 +202,13 @@ class CallsMayFollow:
 
     thinking = full = False
 
-    def __init__(self, vocabulary: Vocabulary, opens: bytes, several: bool, 
-                 calls: Callable[[bytes], Constraint | None]):  # fmt: skip
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        opens: bytes,
+        several: bool,
+        calls: Callable[[bytes], Constraint | None],
+    ):
         self._vocabulary, self._opens, self._several, self._calls = vocabulary, opens, several, calls
         self._tail, self._over = b"", False
         self._held: Constraint | None = None

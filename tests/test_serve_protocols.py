@@ -191,6 +191,10 @@ def test_the_latest_responses_are_kept_in_bounded_memory():
     assert store.get("a")
     store.put(responses.Stored({"id": "d"}, [], 100))
     assert store.get("d")
+    store.put(responses.Stored({"id": "e"}, [], 10, own=90))
+    assert store.before("e").size == 10  # what a request that goes on from it is charged with
+    with pytest.raises(Refused):
+        store.get("d")
 
 
 class Count(BaseModel):

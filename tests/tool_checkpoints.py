@@ -16,6 +16,14 @@ _PARTS = """\
 {%- endif %}
 {%- endmacro %}
 """
+_SAID = """\
+{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\\n' + said(messages[0]) + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{- '<|im_start|>user\\n' + said(message) + '<|im_end|>\\n' }}
+{%- elif message.role == 'assistant' %}
+"""
 _RESULT = """\
 {%- elif message.role == 'tool' %}
 {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{% endif %}
@@ -34,12 +42,9 @@ HERMES = (
 {{- 'Functions:\\n<tools>' }}
 {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{% endfor %}
 {{- '\\n</tools>\\nA call:\\n<tool_call>\\n{"name": NAME, "arguments": {}}\\n</tool_call><|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}
-{{- '<|im_start|>system\\n' + said(messages[0]) + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message.role == 'user' %}{{- '<|im_start|>user\\n' + said(message) + '<|im_end|>\\n' }}
-{%- elif message.role == 'assistant' %}
+"""
+    + _SAID
+    + """\
 {{- '<|im_start|>assistant\\n' + said(message) }}
 {%- for call in message.tool_calls or [] %}
 {%- if (loop.first and message.content) or not loop.first %}{{- '\\n' }}{% endif %}
@@ -64,12 +69,9 @@ XML = (
 {{- '</function>\\n</tool_call>' }}
 {%- if messages[0].role == 'system' %}{{- '\\n\\n' + said(messages[0]) | trim }}{% endif %}
 {{- '<|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}
-{{- '<|im_start|>system\\n' + said(messages[0]) + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message.role == 'user' %}{{- '<|im_start|>user\\n' + said(message) + '<|im_end|>\\n' }}
-{%- elif message.role == 'assistant' %}
+"""
+    + _SAID
+    + """\
 {{- '<|im_start|>assistant\\n' + said(message) | trim }}
 {%- for call in message.tool_calls or [] %}
 {{- '\\n\\n' if loop.first and said(message) | trim else '' if loop.first else '\\n' }}

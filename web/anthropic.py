@@ -12,13 +12,14 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from web.blocks import STREAMED, Block, Ending, changes, piece_of
-from web.errors import Refused, unsupported
+from web.blocks import STREAMED, Block, Ending, changes, check_fields, parts_of, piece_of
+from web.errors import Refused, unexpected
 
 # Fields of this protocol that are others, or in another place, in chat completions.
 NAMES = ("system", "stop_sequences", "thinking", "output_config", "tools", "tool_choice", "messages")
 BACK = {"stop": "stop_sequences", "response_format": "output_config.format", "reasoning_effort": "thinking"}
 BACK |= {"thinking_token_budget": "thinking.budget_tokens"}
+ABSENT = ("n", "logprobs", "top_logprobs")
 ENDINGS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -29,10 +30,7 @@ def chat_body(asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked.get("max_tokens") is None:
         expected = "max_tokens: expected this field, found none"
         raise Refused(400, expected, "max_tokens", "missing_required_parameter")
-    for name in ("n", "logprobs", "top_logprobs"):
-        if asked.get(name):
-            raise unsupported(name)
-    piece_of(asked, "stream", bool)
+    check_fields(asked, ABSENT)
     choice, thinking = piece_of(asked, "tool_choice", dict) or {}, piece_of(asked, "thinking", dict) or {}
     output = piece_of(asked, "output_config", dict) or {}
     kind = piece_of(thinking, "type", str, "thinking.")
@@ -64,13 +62,13 @@ def _tool(tool: Any, place: str) -> dict[str, Any]:
             about = {} if tool.get("description") is None else {"description": tool["description"]}
             return {"type": "function", "function": {"name": name, "parameters": schema} | about}
     expected = "a tool with name and input_schema: Anthropic's own tools do not exist here"
-    raise Refused(400, f"{place}: expected {expected}", place, "invalid_value")
+    raise unexpected(place, expected)
 
 
 def _choice(choice: Mapping[str, Any]) -> Any:
-    if choice.get("type") == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}
     kind = piece_of(choice, "type", str, "tool_choice.")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
     return {"any": "required"}.get(kind, kind)
 
 
@@ -82,8 +80,7 @@ def _messages(message: Any, place: str) -> list[dict[str, Any]]:
         case {"role": role, "content": [*blocks]}:
             pass
         case _:
-            expected = "a role, and content as a text or a list of blocks"
-            raise Refused(400, f"{place}: expected {expected}", place, "invalid_value")
+            raise unexpected(place, "a role, and content as a text or a list of blocks")
     results, calls, rest = list[dict[str, Any]](), list[dict[str, Any]](), list[Any]()
     for at, block in enumerate(blocks):
         match block:
@@ -104,22 +101,18 @@ def _messages(message: Any, place: str) -> list[dict[str, Any]]:
 
 
 def _content(content: Any, place: str) -> Any:
-    if not isinstance(content, list):
-        return content
-    parts: list[dict[str, Any]] = []
-    for at, block in enumerate(content):
-        match block:
-            case {"type": "text", "text": text}:
-                parts.append({"type": "text", "text": text})
-            case {"type": "image", "source": {"type": "base64", "data": data, "media_type": kind}}:
-                parts.append({"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}})
-            case {"type": "image", "source": {"type": "url", "url": url}}:
-                parts.append({"type": "image_url", "image_url": {"url": url}})
-            case _:
-                where = f"{place}[{at}]"
-                expected = "a block of text, or an image whose source is base64 or a url"
-                raise Refused(400, f"{where}: expected {expected}", where, "invalid_value")
-    return parts
+    return parts_of(content, place, _part, "a block of text, or an image whose source is base64 or a url")
+
+
+def _part(block: Any) -> dict[str, Any] | None:
+    match block:
+        case {"type": "text", "text": text}:
+            return {"type": "text", "text": text}
+        case {"type": "image", "source": {"type": "base64", "data": data, "media_type": kind}}:
+            return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+        case {"type": "image", "source": {"type": "url", "url": url}}:
+            return {"type": "image_url", "image_url": {"url": url}}
+    return None
 
 
 # ------------------------------------------------------------------------------------------- what is answered
@@ -157,8 +150,7 @@ class Made:
             else:
                 fields = {}
             kind = {"begins": "start", "more": "delta", "ends": "stop"}[what]
-            if what != "more" or text:
-                yield {"type": f"content_block_{kind}", "index": len(self.blocks) - 1, **fields}
+            yield {"type": f"content_block_{kind}", "index": len(self.blocks) - 1, **fields}
         yield {"type": "message_delta", "delta": self._end(), "usage": self._usage()}
         yield {"type": "message_stop"}
 

@@ -6,13 +6,13 @@ Other protocols than chat completions are written from these: each is one conver
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
-from web.errors import Refused
+from web.errors import Refused, unexpected, unsupported
 from web.protocol import OURS
 
 Kind = Literal["thought", "text", "call"]
@@ -114,6 +114,27 @@ def assistant_message(blocks: list[Block]) -> dict[str, Any]:
     ]
     text = "".join(one.text for one in blocks if one.kind == "text")
     return {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+
+
+def check_fields(asked: Mapping[str, Any], absent: Iterable[str]) -> None:
+    """What a protocol does not have here must not be asked for. Raises Refused."""
+    for name in absent:
+        if asked.get(name):
+            raise unsupported(name)
+    piece_of(asked, "stream", bool)
+
+
+def parts_of(content: Any, place: str, part_of: Callable[[Any], dict[str, Any] | None], expected: str) -> Any:
+    """What a message says, as chat completions have it: `part_of` makes each part, or None of what it does
+    not know. Raises Refused."""
+    if not isinstance(content, list):
+        return content
+    parts = []
+    for at, given in enumerate(content):
+        if (part := part_of(given)) is None:
+            raise unexpected(f"{place}[{at}]", expected)
+        parts.append(part)
+    return parts
 
 
 def piece_of(asked: Mapping[str, Any], name: str, kind: type, place: str = "") -> Any:

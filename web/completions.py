@@ -12,8 +12,8 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from web.blocks import STREAMED, piece_of
-from web.errors import Refused, unsupported
+from web.blocks import STREAMED, check_fields, piece_of
+from web.errors import Refused
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's own
 NAMES = ("prompt", "echo", "logprobs", "max_tokens", "stream_options", "stream")
@@ -29,10 +29,7 @@ def chat_body(asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if not prompts or not all(isinstance(one, str) and one for one in prompts):
         message = "prompt: expected a text, or a list of texts that are not empty"
         raise Refused(400, message, "prompt", "invalid_type")
-    for name in ABSENT:
-        if asked.get(name):
-            raise unsupported(name)
-    piece_of(asked, "stream", bool)
+    check_fields(asked, ABSENT)
     piece_of(asked, "stream_options", dict)
     top = asked.get("logprobs")
     if top is not None and piece_of(asked, "echo", bool):

@@ -58,6 +58,11 @@ def unsupported(name: str) -> Refused:
     return Refused(400, f"{name}: not supported by this server; remove it", name, "unsupported_parameter")
 
 
+def unexpected(place: str, expected: str) -> Refused:
+    """Of what stands at that place in a request."""
+    return Refused(400, f"{place}: expected {expected}", place, "invalid_value")
+
+
 def refusal(error: Exception, about_models: bool = False) -> Refused:
     """What a client is told of an error. Our own faults stay here, and so do paths of this machine; what is
     wrong with a model is said to those alone who may name any (`about_models`)."""

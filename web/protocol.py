@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field as Field_
 from dataclasses import fields
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -130,7 +131,7 @@ class Called(Strict):
     type: Literal["function"] = "function"
     function: CalledFunction
 
-    @property
+    @cached_property
     def call(self) -> ToolCall:
         """Raises ValueError for arguments that are no JSON object."""
         given = self.function.arguments or "{}"

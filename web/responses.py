@@ -17,11 +17,21 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from messages import did_you_mean
-from web.blocks import STREAMED, Block, Change, Ending, assistant_message, changes, piece_of
-from web.errors import Refused, unsupported
+from web.blocks import (
+    STREAMED,
+    Block,
+    Change,
+    Ending,
+    assistant_message,
+    changes,
+    check_fields,
+    parts_of,
+    piece_of,
+)
+from web.errors import Refused, unexpected
 from web.protocol import SLIP, ChatRequest
 
-KEPT_BYTES = 2**28  # of requests whose responses are kept
+KEPT_BYTES = 2**28  # of responses with their requests
 # Fields of this protocol, by what chat completions call them; "" for those that say nothing there.
 NAMES = {
     "input": "messages", "instructions": "", "text": "response_format", "reasoning": "reasoning_effort",
@@ -45,10 +55,7 @@ def chat_body(asked: Mapping[str, Any], before: Sequence[dict[str, Any]] = ()) -
             raise Refused(400, f"{own}: expected it in place of {name}", own, "unsupported_parameter")
         if name not in NAMES and (hint := did_you_mean(name, NAMES, SLIP)):
             raise Refused(400, f"unknown field {name!r}{hint}", name, "unknown_parameter")
-    for name in ABSENT:
-        if asked.get(name):
-            raise unsupported(name)
-    piece_of(asked, "stream", bool)
+    check_fields(asked, ABSENT)
     text, reasoning = piece_of(asked, "text", dict) or {}, piece_of(asked, "reasoning", dict) or {}
     include = piece_of(asked, "include", list) or []
     tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(piece_of(asked, "tools", list) or ())]
@@ -80,8 +87,7 @@ def _format(asked: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _tool(tool: Any, place: str) -> dict[str, Any]:
     if not isinstance(tool, dict) or tool.get("type") != "function":
-        expected = f"{place}.type: expected 'function': other tools do not exist here"
-        raise Refused(400, expected, f"{place}.type", "invalid_value")
+        raise unexpected(f"{place}.type", "'function': other tools do not exist here")
     function = {k: v for k, v in tool.items() if k in ("name", "description", "parameters", "strict")}
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
 
@@ -122,27 +128,24 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
                 made.append({"role": role, "content": _content(content, f"{place}.content")})
             case _:
                 expected = "a message, function_call, function_call_output or reasoning, with all its fields"
-                raise Refused(400, f"{place}: expected {expected}", place, "invalid_value")
+                raise unexpected(place, expected)
     return made
 
 
 def _content(content: Any, place: str) -> Any:
-    if not isinstance(content, list):
-        return content
-    parts: list[dict[str, Any]] = []
-    for at, part in enumerate(content):
-        match part:
-            case {"type": "input_text" | "output_text" | "text", "text": text}:
-                parts.append({"type": "text", "text": text})
-            case {"type": "refusal", "refusal": text}:
-                parts.append({"type": "text", "text": text})
-            case {"type": "input_image", "image_url": url} if url is not None:
-                parts.append({"type": "image_url", "image_url": {"url": url, "detail": part.get("detail")}})
-            case _:
-                where = f"{place}[{at}]"
-                expected = "input_text or output_text with text, or input_image with image_url"
-                raise Refused(400, f"{where}: expected {expected}", where, "invalid_value")
-    return parts
+    expected = "input_text or output_text with text, or input_image with image_url"
+    return parts_of(content, place, _part, expected)
+
+
+def _part(part: Any) -> dict[str, Any] | None:
+    match part:
+        case {"type": "input_text" | "output_text" | "text", "text": text}:
+            return {"type": "text", "text": text}
+        case {"type": "refusal", "refusal": text}:
+            return {"type": "text", "text": text}
+        case {"type": "input_image", "image_url": url} if url is not None:
+            return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail")}}
+    return None
 
 
 # ------------------------------------------------------------------------------------------- what is answered
@@ -207,8 +210,7 @@ class Made:
         if self._store is not None:
             said = [*self._said, assistant_message(self.blocks)]
             # As objects they take some ten times the bytes that they are written in.
-            size = self._size + 10 * len(json.dumps(self.whole))
-            self._store.put(Stored(self.whole, said, size))
+            self._store.put(Stored(self.whole, said, self._size, 10 * len(json.dumps(self.whole))))
         yield self.event(status, response=self.whole)
 
     def _of(self, change: Change) -> list[dict[str, Any]]:
@@ -285,7 +287,12 @@ def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:
 class Stored(NamedTuple):
     response: dict[str, Any]
     messages: list[dict[str, Any]]
-    size: int = 0  # bytes of the requests that it is of
+    size: int = 0  # bytes of the requests that it goes on from, and of its own
+    own: int = 0  # that the response itself takes
+
+    @property
+    def bytes(self) -> int:
+        return self.size + self.own
 
 
 class Store:
@@ -312,13 +319,13 @@ class Store:
             raise Refused(400, str(error), "previous_response_id", code) from None
 
     def put(self, stored: Stored) -> None:
-        if stored.size > self._most:
+        if stored.bytes > self._most:
             return
         self._kept[stored.response["id"]] = stored
-        self._size += stored.size
+        self._size += stored.bytes
         while self._size > self._most:
-            self._size -= self._kept.popitem(last=False)[1].size
+            self._size -= self._kept.popitem(last=False)[1].bytes
 
     def drop(self, name: str) -> None:
-        self._size -= self.get(name).size
+        self._size -= self.get(name).bytes
         del self._kept[name]

@@ -36,7 +36,7 @@ from generation.fast.native.build import (
     to_panels,
     unfit,
 )
-from generation.kv_cache import STATES, KVCache, geometry, numbers_per_token
+from generation.kv_cache import STATES, KVCache, attended_numbers, geometry
 from generation.steps import Step
 from generation.threads import CROWD, Paces, Turns
 
@@ -231,9 +231,8 @@ class NativeStep(Step):
             layer=self._layers,
         )
         # Of a position in a cache, the bytes that a token reads, as a share of those of the weights.
-        attention = [layer for layer in config.cache_layout if "key" in layer]
         weights = {tensor.data_ptr(): tensor.nbytes for tensor in self._kept}
-        cached = numbers_per_token(attention) * language_model.cache_dtype.itemsize
+        cached = attended_numbers(config.cache_layout) * language_model.cache_dtype.itemsize
         self._position_share = cached / sum(weights.values())
         self._scratch = torch.empty(0)
         self._turns = Turns()  # for the cache's addresses and the scratch memory
