@@ -77,7 +77,8 @@ def choice_grammar(choices: Sequence[str]) -> str:
     if any(one != one.strip() or not one or "\0" in one for one in choices):
         raise RequestError("choices: expected texts that are not empty and have no space around them")
     if not 1 <= len(choices) <= MOST_CHOICES or len(set(choices)) < len(choices):
-        raise RequestError(f"choices: expected 1 to {MOST_CHOICES} different texts, got {len(choices)}")
+        got = f"{len(choices)}, {len(set(choices))} of them different"
+        raise RequestError(f"choices: expected 1 to {MOST_CHOICES} different texts, got {got}")
     _check_size("choices", "".join(choices))
     return _CHOICES + json.dumps(choices)
 
