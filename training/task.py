@@ -16,6 +16,7 @@ from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks
 from training.flops import Amounts, amounts_of
+from training.rewards import plain
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,11 @@ class Answered:
     def right(self) -> bool:
         """Whether the answer is a target but for case, space and a final dot."""
         targets = (self.question.target, *self.question.accept)
-        return _plain(self.answer) in {_plain(target) for target in targets}
+        return plain(self.answer) in {plain(target) for target in targets}
 
     @property
     def caption(self) -> str:
         return f"{self.question.text} -> {self.answer} (expected: {self.question.target})"
-
-
-def _plain(text: str) -> str:
-    return text.strip().lower().removesuffix(".").strip()
 
 
 class Task:
