@@ -10,7 +10,8 @@ which of the waiting samples go together is an exact knapsack.
 
 `segment_ids` (B, T) number the samples of a sequence from 1. Two numbers are special: -1 is padding, which
 sees only itself so that no softmax runs over nothing, and 0 is a prefix that all segments of the sequence
-see, as plain drawings pack their questions (`shapes/stream.py`).
+see, as plain drawings pack their questions (`shapes/stream.py`), and `pack_answers` packs answers to one
+prompt.
 """
 
 from __future__ import annotations
@@ -223,6 +224,35 @@ def pack(
         Parts.cat(images) if images else None,
         tuple(sample.sample_id for sample in samples),
         sum(len(sample.images) for sample in samples),
+    )
+
+
+def pack_answers(
+    samples: Sequence[Sample], tiles: Parts | None, config: VLMConfig | None = None
+) -> PackedSequence:
+    """Join answers to one prompt: samples that are alike before their first labels, images included, which
+    are not repeated. The prompt is segment 0, which all answers see, and answer k segment k. Each answer
+    begins with the prompt's last token, at its place, so that here, too, a label is predicted from the
+    position before it.
+
+    Where layers keep states or windows, which no prefix can share, each answer has the prompt in its segment.
+    """
+    if config is not None and config.text.layer_types:
+        return pack(samples, [tiles] * len(samples), config)
+    prompt = min(next(i for i, label in enumerate(one.labels) if label != IGNORE_INDEX) for one in samples)
+    shared, first = prompt - 1, samples[0].input_ids[:prompt]
+    if shared < 0 or any(one.input_ids[:prompt] != first for one in samples):
+        raise ValueError("answers: expected samples of one prompt of at least one token")
+    places = [_places(sample, config) for sample in samples]
+    answers = [sample.input_ids[shared:] for sample in samples]
+    return PackedSequence(
+        np.array([*first[:shared], *(token for answer in answers for token in answer)]),
+        np.array([IGNORE_INDEX] * shared + [label for one in samples for label in one.labels[shared:]]),
+        np.concatenate([places[0][..., :shared], *(one[..., shared:] for one in places)], axis=-1),
+        np.repeat(np.arange(len(samples) + 1), [shared, *map(len, answers)]),
+        tiles,
+        tuple(sample.sample_id for sample in samples),
+        len(samples[0].images),
     )
 
 

@@ -56,20 +56,29 @@ def summed_cross_entropy(
         autocast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
         return _LinearHeadLoss.apply(hidden, head.weight, targets, chunk, dtype)
-    losses = [
-        checkpoint(_chunk_loss, head, rows, wanted, use_reentrant=False)
+    return -log_probabilities(hidden, targets, head, chunk).sum()
+
+
+def log_probabilities(
+    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], chunk: int | None = None
+) -> Tensor:
+    """(N,) log-probabilities of targets, each of which may be weighted by itself; arguments, chunks and
+    precision as of `summed_cross_entropy`. The head runs again in backward."""
+    chunk = chunk or chunk_positions(getattr(head, "out_features", 2**16), hidden.device.type)
+    parts = [
+        checkpoint(_chunk_log_probabilities, head, rows, wanted, use_reentrant=False)
         for rows, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True)
     ]
-    return torch.stack(losses).sum()
+    return torch.cat(parts)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _chunk_loss(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor) -> Tensor:
+def _chunk_log_probabilities(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor) -> Tensor:
     logits = head(hidden)
-    return F.cross_entropy(logits.to(_wide(logits.dtype)), targets, reduction="sum")
+    return -F.cross_entropy(logits.to(_wide(logits.dtype)), targets, reduction="none")
 
 
 class _LinearHeadLoss(torch.autograd.Function):

@@ -94,13 +94,13 @@ MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 # what the room should come down to.
 BUDGETS = {
     "*.py": (993, 850),  # the entry points, and what errors say
-    "models": (2_545, 1_900),
+    "models": (2_556, 1_900),
     "models/checkpoints": (3_452, 1_400),
     "families": (2_513, 2_000),
     "generation": (4_853, 2_700),
     "generation/fast": (5_709, 4_300),
     "tools": (944, 600),
-    "data": (7_379, 4_900),
+    "data": (7_406, 4_900),
     "inference": (6_087, 3_100),
     "web": (5_461, 3_000),
     "training": (4_000, 3_100),

@@ -20,6 +20,7 @@ from data.packing import (
     collate,
     dense_mask,
     pack,
+    pack_answers,
     pack_indices,
     segment_mask,
 )
@@ -153,6 +154,24 @@ def test_the_first_token_of_a_document_is_never_predicted_from_the_one_before():
     assert batch["labels"].tolist() == [[IGNORE_INDEX, 6, 7, IGNORE_INDEX, 6, 7]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2]]
     assert batch["segment_ids"].tolist() == [[1, 1, 1, 2, 2, 2]]
+
+
+def test_answers_share_their_prompt():
+    """Each is scored as if it were alone after it; with another prompt they are refused."""
+    model = tiny_vlm()
+    (sample, tiles), said = document(1, 5, 3, 2), (words(7, 4), words(8, 1), words(9, 6))
+    prompt = sample.input_ids[:-3]
+    answers = [
+        replace(sample, input_ids=prompt + one, labels=[IGNORE_INDEX] * len(prompt) + one) for one in said
+    ]
+    batch = collate([pack_answers(answers, tiles)], PAD).to("cpu")
+    assert batch["input_ids"].shape[1] == len(prompt) - 1 + sum(1 + len(one) for one in said)
+    with torch.no_grad():
+        for number, one in enumerate(answers, 1):
+            expected = mean_loss(model, batch_of([(one, tiles)]))
+            torch.testing.assert_close(mean_loss(model, batch, 0, number), expected, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="one prompt"):
+        pack_answers([answers[0], replace(answers[1], input_ids=[3, *answers[1].input_ids[1:]])], tiles)
 
 
 # -------------------------------------------------------------------------------------------------- masks

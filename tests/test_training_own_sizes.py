@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForImageTextToText
 
 import train
-from data.packing import Batch
+from data.packing import Batch, SampleEncoder, collate, pack, pack_answers
 from data.processor import Processor
 from families import FAMILIES
 from models import VisionLanguageModel
@@ -121,6 +121,32 @@ def test_every_gradient_is_theirs_padded_or_packed(opened, monkeypatch):
     # Recomputed activations change nothing.
     prepare_blocks(ours, recompute=True, compiled=False)
     compare(gradients(ours, lambda model: ours_on(packed, model)), (loss, expected))
+
+
+def test_answers_to_one_prompt_learn_what_they_learn_alone(opened):
+    """The prompt and its images are once in the row, unless layers keep states or windows."""
+    _, model, processor = opened
+    encoder, row = SampleEncoder(processor, 400), examples()[2]
+    asked = [{"type": "image", "image": image} for image in row["images"]]
+    asked += [{"type": "text", "text": row["question"]}]
+    samples = [
+        encoder.encode(
+            [
+                {"role": "user", "content": asked},
+                {"role": "assistant", "content": [{"type": "text", "text": said}]},
+            ],
+            ("toy", number),
+        )
+        for number, said in enumerate(("three of them", "two", "red squares and two circles"))
+    ]
+    tiles, config, image_id = encoder.tiles(samples[0]), model.config, processor.image_token_id
+    together = pack_answers(samples, tiles, config)
+    assert bool(config.text.layer_types) == (len(together.input_ids) > 2 * samples[0].tokens)
+    alone = collate([pack([sample], [tiles], config) for sample in samples], 0, None, image_id)
+    expected = gradients(model, lambda model: ours_on([alone], model))
+    compare(
+        gradients(model, lambda model: ours_on([collate([together], 0, None, image_id)], model)), expected
+    )
 
 
 @pytest.mark.parametrize("kind", SAVE)
