@@ -713,16 +713,25 @@ class BoxRows:
                 raise BadRow("broken image", str(error)) from error
             image, groups = augmented(opened, groups, seed, self.flip)
             size = image.size
-        form = self.coordinates(size, form_for)
-        kind = "detect" if form.detect else "point"
         messages: list[Mapping[str, Any]] = []
-        for name, boxes in groups.items():
-            things = boxes if kind == "detect" else [centre(box) for box in boxes]
+        for fields, said in self.asked(groups, size, form_for):
             messages += [
-                {"role": "user", "content": form.question(kind, name)},
-                {"role": "assistant", "content": form.write(things, size)},
+                {"role": "user", "content": fields["question"]},
+                {"role": "assistant", "content": said},
             ]
         return messages, image
+
+    def asked(
+        self, groups: Groups, size: Size, form_for: FormFor, points: bool = False
+    ) -> Iterator[tuple[dict[str, Any], str]]:
+        """For each name with its boxes in an image of `size`: the question and what scores its answers
+        ({question, thing, size, form, boxes: their corners}), and the right answer. Raises BadRow."""
+        form = self.coordinates(size, form_for)
+        kind = "point" if points or not form.detect else "detect"
+        for thing, boxes in groups.items():
+            fields = {"question": form.question(kind, thing), "thing": thing, "size": size, "form": form}
+            things = [centre(box) for box in boxes] if kind == "point" else boxes
+            yield fields | {"boxes": [box.box for box in boxes]}, form.write(things, size)
 
     def measure(self, image: Any) -> tuple[tuple[int, int], Any]:
         """See `data.images.measure`."""
@@ -731,7 +740,7 @@ class BoxRows:
         except (ImageError, OSError) as error:
             raise BadRow("broken image", str(error)) from error
 
-    def groups(self, row: Mapping[str, Any], size: tuple[int, int]) -> dict[str, list[Box]]:
+    def groups(self, row: Mapping[str, Any], size: Size) -> Groups:
         """Name -> its boxes in an image of `size`, none where it is not there. Raises BadRow."""
         found: dict[str, list[Box]] = {}
         for name, numbers in _pairs(row):

@@ -69,12 +69,16 @@ def ious(boxes: Sequence[Corners], others: Sequence[Corners]) -> np.ndarray:
     return np.divide(common, together, out=np.zeros_like(common), where=common > 0)
 
 
-def hits(asked: Asked, points: bool = False) -> int:
-    """How many of what was found have a target of their own, one to one, as many as can be."""
+def matched(worth: np.ndarray) -> float:
+    """The most that pairs of (found, targets), one to one, are worth together."""
     from scipy.optimize import linear_sum_assignment  # half a second, which --help does without
 
-    fits = asked.fits(points)
-    return int(fits[linear_sum_assignment(fits, maximize=True)].sum())
+    return float(worth[linear_sum_assignment(worth, maximize=True)].sum())
+
+
+def hits(asked: Asked, points: bool = False) -> int:
+    """How many of what was found have a target of their own, one to one, as many as can be."""
+    return int(matched(asked.fits(points)))
 
 
 def score_of(asked: Asked, points: bool = False) -> float:

@@ -340,24 +340,26 @@ def rouge_l(stem: bool = False) -> Metric:
 BOX_FIELDS = ("thing", "boxes", "size", "form")
 
 
+def asked_of(answer: str, fields: Fields) -> Asked:
+    """What a row asks for, and what an answer locates."""
+    if any(name not in fields for name in BOX_FIELDS):
+        raise MetricError("boxes: expected rows with ref and bbox, or objects, and an image")
+    found = fields["form"].read(answer, tuple(fields["size"]), fields["thing"])
+    return Asked(fields["thing"], tuple(map(tuple, fields["boxes"])), found)
+
+
 def boxes(
     form: str = "qwen3-vl", points: bool = False, corners: bool = False, looked: bool = False
 ) -> Metric:
     """`corners` is how rows give boxes; see `data.boxes`. `looked` adds where the model did look, as means
     of what `inference.attribution.agreement` says of each answer."""
 
-    def asked(answer: str, fields: Fields) -> Asked:
-        if any(name not in fields for name in BOX_FIELDS):
-            raise MetricError("boxes: expected rows with ref and bbox, or objects, and an image")
-        found = fields["form"].read(answer, tuple(fields["size"]), fields["thing"])
-        return Asked(fields["thing"], tuple(map(tuple, fields["boxes"])), found)
-
     def summarise(samples: Sequence[Scored]) -> dict[str, float]:
         seen = [one.fields["looked"] for one in samples if one.fields.get("looked")]
         means = {
             f"looked_{key}": math.fsum(one[key] for one in seen) / len(seen) for key in (seen or [{}])[0]
         }
-        found = figures([asked(one.answer, one.fields) for one in samples], points)
+        found = figures([asked_of(one.answer, one.fields) for one in samples], points)
         return mean_score(samples) | found | means
 
     kind = "its first point lies in the box" if points else "its first box has an IoU of 0.5 or more"
@@ -367,7 +369,7 @@ def boxes(
         "one-to-one hits where several are asked for, and 1 for a thing that is not there where the answer "
         "has no coordinates (Yu et al. 2016; Lin et al. 2014)."
         f"{' Attention is compared with the box of single things.' if looked else ''}",
-        lambda answer, targets, fields: score_of(asked(answer, fields), points),
+        lambda answer, targets, fields: score_of(asked_of(answer, fields), points),
         summarise,
     )
 

@@ -35,7 +35,7 @@ from pkgutil import resolve_name
 from string import Formatter, ascii_uppercase
 from typing import Any
 
-from data.boxes import CATEGORIES, BoxRows, FormFor, by_name, centre
+from data.boxes import CATEGORIES, BoxRows, FormFor, by_name
 from data.errors import ADDRESS, BadRow, DatasetError
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
@@ -435,19 +435,14 @@ class _Reader:
         if len(images) != 1:
             raise _bad(f"expected one image with its boxes, got {len(images)}")
         size, _ = rows.measure(images[0])
-        form = rows.coordinates(size, self.config.form_for)
         own = {name: row[column] for name, column in self.box_names.items() if column in row}
-        kind = "point" if self.config.points else "detect"
         given = row.get(self.names["id"])
         name = str(number + 1 if given is None else given)
         held = [row.get(self.names[key]) for key in ("images", "image")]
-        groups = rows.groups(own, size)
-        for place, (thing, boxes) in enumerate(groups.items(), 1):
-            fields = {"question": form.question(kind, thing), "thing": thing, "size": size, "form": form}
-            fields["boxes"] = [box.box for box in boxes]
-            things = [centre(box) for box in boxes] if self.config.points else boxes
-            full = f"{name}.{place}" if len(groups) > 1 else name
-            yield full, fields, form.write(things, size), partial(self._images_of_row, number), held
+        asked = [*rows.asked(rows.groups(own, size), size, self.config.form_for, self.config.points)]
+        for place, (fields, target) in enumerate(asked, 1):
+            full = f"{name}.{place}" if len(asked) > 1 else name
+            yield full, fields, target, partial(self._images_of_row, number), held
 
     def _images_of_row(self, number: int) -> list[Any]:
         return self.schema.column_images(self.rows[number])

@@ -1,27 +1,62 @@
 """Rewards: numbers that say how good answers are, by name or by a Python function of one's own.
 
-    rewards = Rewards({"exact": 1.0, "my_rewards:brevity": 0.1})    # weights, as a recipe has them
-    given = rewards(["three", "4"], row)     # {"exact": [1.0, 0.0], "my_rewards:brevity": [0.2, 0.9]}
+    rewards = Rewards({"exact": 1.0, "my_rewards.py:brevity": 0.1})    # weights, as a recipe has them
+    given = rewards(["three", "4"], row)     # {"exact": [1.0, 0.0], "my_rewards.py:brevity": [0.2, 0.9]}
     totals = rewards.totals(given)           # [1.02, 0.09]
 
+| name | is |
+|---|---|
+| `exact` | 1 for a target, but for case, space and a final dot |
+| `number` | 1 where the last number in the answer is within `tolerance` of the target's |
+| `iou` | IoU with the box that is asked for, of several the F1 of IoUs matched one to one |
+| `point_in_box` | 1 where the first point, or the first box's centre, lies in its box; of several the F1 |
+| `f1` | F1 of the answer's items with the target's: a JSON list, or parts between commas, lines, "and" |
+| `json` | 1 for JSON, after Markdown's fence if there is one, that fits a `schema` (text, or a file's name) |
+| `length` | 1 from `least` to `most` characters, outside of which it falls to 0 at none and at twice `most` |
+| each metric of `eval.metrics` | its score, with its options |
+
+Options stand beside the weight: {"number": {"weight": 0.5, "tolerance": 0.1}}.
+
 A reward is called with the answers to one question, as texts, and with that question's row: its columns by
-name, without images, and `target`, the answer that the row holds. It returns a number for each answer.
+name, without images, and `target`, the answer that the row holds (`accept`: others that are as good). A row
+of boxes has what `data.boxes.BoxRows.asked` says. It returns a number for each answer. One's own is named
+`module:function` or `FILE.py:function`, and gets options by name.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+import json as json_text
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
-from messages import did_you_mean
+import jsonschema
+
+from eval.boxes import ious, matched
+from eval.metrics import METRICS, Metric, asked_of, find_metric
+from messages import did_you_mean, one_line
+
+Row = Mapping[str, Any]
+_NUMBER = re.compile(
+    r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII
+)
+_BETWEEN = re.compile(r"[,;\n]|\band\b")  # items of a list
+_FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
 
 
 class Reward(Protocol):
     """See the module's docstring."""
 
-    def __call__(self, answers: list[str], row: Mapping[str, Any], **more: Any) -> list[float]: ...
+    def __call__(self, answers: list[str], row: Row, **options: Any) -> Iterable[float]: ...
 
 
 def plain(text: str) -> str:
@@ -29,46 +64,191 @@ def plain(text: str) -> str:
     return text.strip().lower().removesuffix(".").strip()
 
 
-def exact(answers: list[str], row: Mapping[str, Any], **more: Any) -> list[float]:
-    """1 for the target, but for case, space and a final dot; else 0."""
-    return [float(plain(answer) == plain(str(row["target"]))) for answer in answers]
+def targets_of(row: Row) -> list[str]:
+    return [str(row["target"]), *map(str, row.get("accept") or ())]
 
 
-REWARDS: dict[str, Callable[..., list[float]]] = {"exact": exact}
+def exact(answers: list[str], row: Row) -> list[float]:
+    wanted = {plain(target) for target in targets_of(row)}
+    return [float(plain(answer) in wanted) for answer in answers]
 
 
-def find_reward(name: str) -> Reward:
-    """A reward by its name, or the function that `module:function` names; a ValueError says what is wrong."""
-    if name in REWARDS:
-        return REWARDS[name]
-    if ":" not in name:
-        near = did_you_mean(name, REWARDS)
-        raise ValueError(f"rewards: expected {', '.join(REWARDS)} or module:function, got {name!r}{near}")
+def number(answers: list[str], row: Row, *, tolerance: float = 0.0) -> list[float]:
+    wanted = [value for target in targets_of(row) if (value := _last_number(target)) is not None]
+    if not wanted:
+        raise ValueError(f"reward number: expected a target with a number, got {row['target']!r:.80}")
+
+    def right(value: float | None) -> bool:
+        return value is not None and any(abs(value - one) <= tolerance for one in wanted)
+
+    return [float(right(_last_number(answer))) for answer in answers]
+
+
+def _last_number(text: str) -> float | None:
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def iou(answers: list[str], row: Row) -> list[float]:
+    return [_iou(answer, row) for answer in answers]
+
+
+def _iou(answer: str, row: Row) -> float:
+    asked = asked_of(answer, row)
+    if not asked.targets:
+        return float(asked.refused)
+    return 2 * matched(ious(asked.boxes, asked.targets)) / (len(asked.boxes) + len(asked.targets))
+
+
+def f1(answers: list[str], row: Row) -> list[float]:
+    wanted = [_items(target) for target in targets_of(row)]
+
+    def score(items: Counter[str]) -> float:
+        sizes = [(2 * (items & one).total(), items.total() + one.total()) for one in wanted]
+        return max(common / both if both else 1.0 for common, both in sizes)
+
+    return [score(_items(answer)) for answer in answers]
+
+
+def _items(text: str) -> Counter[str]:
     try:
-        found = resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"rewards: {name!r} cannot be imported: {error}") from None
+        read = json_text.loads(text)
+    except ValueError:
+        read = None
+    items = map(str, read) if isinstance(read, list) else _BETWEEN.split(text)
+    return Counter(item for one in items if (item := plain(one)))
+
+
+def json(answers: list[str], row: Row, *, schema: Any) -> list[float]:
+    validator = jsonschema.Draft202012Validator(schema)
+
+    def fits(answer: str) -> bool:
+        fenced = _FENCE.fullmatch(answer)
+        try:
+            return validator.is_valid(json_text.loads(fenced[1] if fenced else answer))
+        except (ValueError, RecursionError):  # no JSON, or deeper than Python goes
+            return False
+
+    return [float(fits(answer)) for answer in answers]
+
+
+def _read_schema(given: Any) -> Any:
+    """A schema as a mapping, JSON text or a file's name. Raises ValueError."""
+    try:
+        if isinstance(given, str):
+            begins = given.lstrip().startswith(("{", "true", "false"))
+            given = json_text.loads(given if begins else Path(given).read_text(encoding="utf-8"))
+        jsonschema.Draft202012Validator.check_schema(given)
+    except (OSError, ValueError, jsonschema.SchemaError) as error:
+        raise ValueError(f"reward json: schema: {one_line(getattr(error, 'message', error), 200)}") from None
+    return given
+
+
+def length(answers: list[str], row: Row, *, most: float = 1000, least: float = 0) -> list[float]:
+    def score(size: float) -> float:
+        return size / least if size < least else min(1.0, max(0.0, 2 - size / max(most, 1)))
+
+    return [score(len(answer.strip())) for answer in answers]
+
+
+def _by_metric(metric: Metric, answers: list[str], row: Row) -> list[float]:
+    return [metric.score(answer, targets_of(row), row) for answer in answers]
+
+
+REWARDS: dict[str, Callable[..., list[float]]] = {
+    reward.__name__: reward for reward in (exact, number, iou, f1, json, length)
+} | {"point_in_box": partial(_by_metric, find_metric("boxes", points=True))}
+
+
+@contextmanager
+def _code_of(name: str) -> Iterator[None]:
+    """Whatever a person's function raises becomes a ValueError that says where."""
+    try:
+        yield
+    except Exception as error:  # of code that is not ours
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {one_line(error, 200)}"
+        raise ValueError(f"reward {name}: {said} ({frame.filename}, line {frame.lineno})") from error
+
+
+def find_reward(name: str, options: Mapping[str, Any] | None = None) -> Reward:
+    """A reward by its name, or a person's own, with its options; a ValueError says what is wrong."""
+    options = dict(options or {})
+    if name in METRICS:
+        return partial(_by_metric, find_metric(name, **options))
+    if name == "json" and "schema" in options:
+        options["schema"] = _read_schema(options["schema"])
+    found = REWARDS[name] if name in REWARDS else _own(name)
+    try:
+        inspect.signature(found).bind([], {}, **options)
+    except TypeError as error:
+        raise ValueError(f"reward {name}: options {', '.join(options) or 'none'}: {error}") from None
+    for option, value in options.items() if name in REWARDS and name != "json" else ():
+        if _number(f"reward {name}: {option}", value) < 0:
+            raise ValueError(f"reward {name}: expected {option} of at least 0, got {value}")
+    return partial(found, **options)
+
+
+def _number(where: str, given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        raise ValueError(f"{where}: expected a finite number, got {given!r:.80}")
+    return float(given)
+
+
+def _own(name: str) -> Reward:
+    place, colon, function = name.rpartition(":")
+    if not colon:
+        known = [*REWARDS, *METRICS]
+        raise ValueError(
+            f"rewards: expected {', '.join(known)} or module:function, got {name!r}"
+            f"{did_you_mean(name, known)}"
+        )
+    with _code_of(name):
+        if place.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+            assert spec is not None and spec.loader is not None, "a file of Python"
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            found = getattr(module, function)
+        else:
+            found = resolve_name(name)
     if not callable(found):
-        raise ValueError(f"rewards: {name!r}: expected a function, got {type(found).__name__}")
+        raise ValueError(f"reward {name}: expected a function, got {type(found).__name__}")
     return found
 
 
 class Rewards:
-    """Several rewards with their weights. Raises ValueError for a name that is not known."""
+    """Several rewards with their weights, or mappings of `weight` and options. Raises ValueError for a name
+    or an option that is not known."""
 
-    def __init__(self, weights: Mapping[str, float]):
-        self.weights = dict(weights)
-        self._rewards = {name: find_reward(name) for name in weights}
+    def __init__(self, weights: Mapping[str, Any]):
+        given = {name: one if isinstance(one, Mapping) else {"weight": one} for name, one in weights.items()}
+        self.weights = {
+            name: _number(f"reward {name}: weight", one.get("weight", 1.0)) for name, one in given.items()
+        }
+        self._rewards = {
+            name: find_reward(name, {key: value for key, value in one.items() if key != "weight"})
+            for name, one in given.items()
+        }
 
-    def __call__(self, answers: list[str], row: Mapping[str, Any]) -> dict[str, list[float]]:
+    def __call__(self, answers: list[str], row: Row) -> dict[str, list[float]]:
         """What each gives to the answers to one question; ValueError unless that is a finite number each."""
-        given = {name: list(map(float, reward(answers, row))) for name, reward in self._rewards.items()}
-        for name, values in given.items():
-            if len(values) != len(answers) or not all(map(math.isfinite, values)):
-                raise ValueError(
-                    f"reward {name}: expected {len(answers)} finite numbers, got {values!r:.200}"
-                )
-        return given
+        return {name: self._given(name, answers, row) for name, reward in self._rewards.items()}
+
+    def _given(self, name: str, answers: list[str], row: Row) -> list[float]:
+        reward = self._rewards[name]
+        if ":" not in name:
+            return list(reward(answers, row))
+        with _code_of(name):
+            given = reward(list(answers), row)
+            values = None if isinstance(given, str | Mapping) else [*given]
+        if values is None or any(isinstance(one, str) for one in values):
+            raise ValueError(f"reward {name}: expected a list of numbers, got {given!r:.200}")
+        with _code_of(name):
+            numbers = [float(one) for one in values]
+        if len(numbers) != len(answers) or not all(map(math.isfinite, numbers)):
+            raise ValueError(f"reward {name}: expected {len(answers)} finite numbers, got {numbers!r:.200}")
+        return numbers
 
     def totals(self, given: Mapping[str, Sequence[float]]) -> list[float]:
         """The weighted sum for each answer."""
