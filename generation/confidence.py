@@ -21,7 +21,8 @@ from torch import Tensor
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural logarithms of probabilities that the model itself gives, before temperature and filters.
+    """Natural logarithms of probabilities that the model itself gives, before temperature and filters; with
+    `logprobs_mode="sampler"` after them.
 
     logprob: of the token; None for one that a constraint forced, about which the model was not asked.
     top: (token id, logarithm) of the likeliest tokens, the likeliest first.

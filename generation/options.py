@@ -176,6 +176,7 @@ class GenerationOptions(SamplingParams):
     confidence: also say how sure the model was of each answer (see `generation.confidence`).
     logprobs: also give each token's log-probability, and those of so many likeliest tokens beside it (see
         `generation.confidence`); None gives none.
+    logprobs_mode: "model", or "sampler": after temperature and filters, as the token was drawn.
     use_cache: False recomputes everything for every token: the slow reference.
     decode_step: replaces the eager step (see `generation.steps`).
     prefill_chunk: positions of a prompt that are computed at a time, which bounds the memory of activations;
@@ -192,6 +193,7 @@ class GenerationOptions(SamplingParams):
     num_return_sequences: int = 1
     confidence: bool = False
     logprobs: int | None = None
+    logprobs_mode: str = "model"
     use_cache: bool = True
     decode_step: Callable | None = None
     prefill_chunk: int | None = None
@@ -207,6 +209,10 @@ class GenerationOptions(SamplingParams):
                 check_integer(name, getattr(self, name), low=least)
         if self.decode_step is not None and not self.use_cache:
             raise ValueError("decode_step replaces the cached step: it cannot go with use_cache=False")
+        if self.logprobs_mode not in ("model", "sampler"):
+            raise ValueError(f"logprobs_mode: expected 'model' or 'sampler', got {self.logprobs_mode!r}")
+        if self.logprobs_mode == "sampler" and self.repetition_penalty != 1:
+            raise ValueError("logprobs_mode: 'sampler' cannot go with a repetition_penalty")
         if self.lookup not in ("auto", "on", "off"):
             raise ValueError(f"lookup: expected 'auto', 'on' or 'off', got {self.lookup!r}")
         if self.lookup == "on" and not self.use_cache:

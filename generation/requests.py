@@ -70,6 +70,7 @@ class RequestOutput:
     reused_tokens: how many of them were copied from another prompt.
     confidence: see `generation.confidence`; None where the options did not ask for it.
     decision: see `generation.choices`; None for an answer that is no choice.
+    logprobs: of each token, where the options ask for them.
     error: what was wrong with this request, or None.
     """
 
@@ -80,6 +81,7 @@ class RequestOutput:
     reused_tokens: int = 0
     confidence: float | None = None
     decision: Decision | None = None
+    logprobs: list[TokenLogprobs] | None = None
     error: Exception | None = None
 
 

@@ -16,8 +16,9 @@ in any batch, without a generator's state, and all rows in one call. What filter
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -205,15 +206,16 @@ class Row:
 class Chosen:
     """Tokens (k, 1) of k rows, on the device, and what is read of them: `ids` (k,), and the largest logits
     (k,), or None where ids are `BAD` if these are not finite; `chosen_logprobs` (2, k) where a row asks for
-    its confidence; the likeliest tokens of rows that report them, by their number, None for a token that was
-    forced."""
+    its confidence; `likeliest` of the rows that report it, and the numbers of those whose token was forced.
+    """
 
     rows: Sequence[Row]
     token: Tensor
     ids: Tensor
     largest: Tensor | None = None
     chosen: Tensor | None = None
-    reports: dict[int, tuple[Tensor, Tensor] | None] = field(default_factory=dict)
+    reports: list[tuple[list[int], Tensor, Tensor]] = field(default_factory=list)
+    forced: list[int] = field(default_factory=list)
     copied: torch.cuda.Event | None = None
 
     def __post_init__(self):
@@ -226,10 +228,7 @@ class Chosen:
             self.ids = _sent(self.ids)
             self.largest = None if self.largest is None else _sent(self.largest)
             self.chosen = None if self.chosen is None else _sent(self.chosen)
-            self.reports = {
-                number: None if report is None else (_sent(report[0]), _sent(report[1]))
-                for number, report in self.reports.items()
-            }
+            self.reports = [(numbers, _sent(values), _sent(top)) for numbers, values, top in self.reports]
             self.copied = torch.cuda.Event()
             self.copied.record(torch.cuda.current_stream(device))
         return self
@@ -243,15 +242,12 @@ class Chosen:
             # The maximum is NaN or +inf if any logit is; -inf alone is a banned token.
             ids = [one if math.isfinite(top) else BAD for one, top in zip(ids, self.largest.tolist())]
         chosen = None if self.chosen is None else self.chosen.T.tolist()
+        reports = {number: TokenLogprobs(None, []) for number in self.forced}
+        for numbers, *likely in self.reports:
+            reports |= zip(numbers, map(token_logprobs, *(one.tolist() for one in likely)))
         for number, row in enumerate(self.rows):
-            if row.stop_reason:
-                continue
-            report = None
-            if number in self.reports:
-                likely = self.reports[number]
-                none = TokenLogprobs(None, [])
-                report = none if likely is None else token_logprobs(*(one.tolist() for one in likely))
-            row.take(ids[number], None if chosen is None else chosen[number], report)
+            if not row.stop_reason:
+                row.take(ids[number], None if chosen is None else chosen[number], reports.get(number))
         return ids
 
 
@@ -267,19 +263,19 @@ def choose(rows: Sequence[Row], logits: Tensor) -> Chosen:
     for number, row in constrained:
         assert row.constraint is not None
         row.constraint.close(logits[number], row)
-    logprobs_of = {
-        number: logits[number : number + 1].float().log_softmax(-1)
-        for number, row in enumerate(rows)
-        if row.options.logprobs is not None and not row.stop_reason
-    }
-    reports: dict[int, tuple[Tensor, Tensor] | None] = {}
+    asked = [n for n, row in enumerate(rows) if row.options.logprobs is not None and not row.stop_reason]
+    forced = [
+        number
+        for number, row in constrained
+        if number in asked and row.tokens and row.constraint is not None and row.constraint.forced()
+    ]
+    asked = [number for number in asked if number not in forced]
+    own = [number for number in asked if rows[number].options.logprobs_mode == "model"]
+    logprobs = _rows_of(logits, own).float().log_softmax(-1) if own else logits  # masks change logits
     if constrained:
         best = logits.argmax(-1).tolist()
     for number, row in constrained:
         assert row.constraint is not None
-        if number in logprobs_of and row.tokens and row.constraint.forced():
-            del logprobs_of[number]
-            reports[number] = None
         try:
             # Confidences are among what is allowed. Else a mask that allows the likeliest changes nothing.
             argmax_only = row.params.likeliest and not row.options.confidence
@@ -289,12 +285,19 @@ def choose(rows: Sequence[Row], logits: Tensor) -> Chosen:
             row.error = error
             logits[number] = math.nan
     token = draw_each(rows, logits)
-    for number, logprobs in logprobs_of.items():
-        values, ids = likeliest(logprobs, token[number : number + 1], rows[number].options.logprobs or 0)
-        reports[number] = values[0], ids[0]
+    reports = []
+    for count, members in _alike(own, lambda number: rows[number].options.logprobs).items():
+        places = [own.index(number) for number in members]
+        found = likeliest(_rows_of(logprobs, places), _rows_of(token, members), count or 0)
+        reports.append((members, *found))
+    sampled = [number for number in asked if rows[number].options.logprobs_mode == "sampler"]
+    for params, members in _alike(sampled, lambda number: rows[number].params).items():
+        logprobs = adjusted_scores(_rows_of(logits, members), params).log_softmax(-1)
+        most = max(rows[number].options.logprobs or 0 for number in members)
+        reports.append((members, *likeliest(logprobs, _rows_of(token, members), most)))
     confident = any(row.options.confidence for row in rows)
     chosen = chosen_logprobs(logits, token) if confident else None
-    return Chosen(rows, token, token[:, 0], logits.amax(-1), chosen, reports)
+    return Chosen(rows, token, token[:, 0], logits.amax(-1), chosen, reports, forced)
 
 
 def recordable(
@@ -324,14 +327,24 @@ def draw_each(rows: Sequence[Row], logits: Tensor) -> Tensor:
     """One token for each row, which may want different things: (k, V) -> (k, 1)."""
     if all(row.params == rows[0].params for row in rows):  # no copy of the logits
         return _draw_alike(rows, logits)
-    alike: dict[SamplingParams, list[int]] = {}
-    for number, row in enumerate(rows):
-        alike.setdefault(row.params, []).append(number)
     token = torch.empty(len(rows), 1, dtype=torch.int64, device=logits.device)
-    for members in alike.values():
+    for members in _alike(range(len(rows)), lambda number: rows[number].params).values():
         index = to_device(torch.tensor(members), logits.device)
         token[index] = _draw_alike([rows[member] for member in members], logits[index])
     return token
+
+
+def _alike(numbers: Iterable[int], kind: Callable[[int], Any]) -> dict[Any, list[int]]:
+    """Numbers of rows by what they have in common."""
+    alike: dict[Any, list[int]] = {}
+    for number in numbers:
+        alike.setdefault(kind(number), []).append(number)
+    return alike
+
+
+def _rows_of(x: Tensor, numbers: list[int]) -> Tensor:
+    """These rows of x, without a copy where they are all."""
+    return x if numbers == list(range(len(x))) else x[to_device(torch.tensor(numbers), x.device)]
 
 
 def _draw_alike(rows: Sequence[Row], logits: Tensor) -> Tensor:

@@ -719,7 +719,10 @@ class Scheduler:
             self.stats.new_tokens += len(row.tokens)
             confidence = row.confidence if row.options.confidence else None
             counts = row.stop_reason, row.length, row.reused
-            self._events.append(RequestOutput(row.key, row.tokens, *counts, confidence, row.decision))
+            reports = None if row.options.logprobs is None else row.reports
+            self._events.append(
+                RequestOutput(row.key, row.tokens, *counts, confidence, row.decision, reports)
+            )
 
     def _leave(self, row: SlotRow, kept: bool = True) -> None:
         """Give a row's slot to others, with what was computed for it."""

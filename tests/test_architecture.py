@@ -99,7 +99,7 @@ BUDGETS = {
     "models": (2_556, 1_900),
     "models/checkpoints": (3_452, 1_400),
     "families": (2_513, 2_000),
-    "generation": (4_853, 2_700),
+    "generation": (4_880, 2_700),
     "generation/fast": (5_709, 4_300),
     "tools": (944, 600),
     "data": (7_413, 4_900),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from generation.fast.cuda import graph
 from generation.fast.cuda.graph import Graphs
-from generation.options import GenerationOptions
+from generation.options import GenerationOptions, adjusted_scores
 from generation.requests import NewTokens, Request, RequestOutput
 from generation.scheduler import Scheduler
 from tests import invariants
@@ -79,6 +80,32 @@ def test_every_way_to_an_answer_tells_how_likely_it_is(entrance, sampling):
             assert_told(answer.logprobs, answer.token_ids, expected, free)
     unasked = invariants.details(vlm, entrance, rows, **options)
     assert all(one.confidence is None and one.logprobs is None for one in unasked)
+
+
+def test_the_sampler_tells_what_it_drew_by():
+    """After temperature and filters, beside rows that ask for the model's own; an answer's tokens are those
+    that it has without."""
+    vlm, rows = tiny_vlm(), some_rows(2)
+    own = GenerationOptions(
+        max_new_tokens=8, temperature=1.7, top_k=5, top_p=0.8, seed=3, logprobs=1, **NO_STOP
+    )
+    modes = {"sampler": replace(own, logprobs_mode="sampler"), "model": own}
+    requests = [
+        Request(row["input_ids"][0], row.get("pixel_values"), options=options, key=(number, mode))
+        for number, row in enumerate(rows)
+        for mode, options in modes.items()
+    ]
+    found = {output.key: output for output in Scheduler(vlm, 3).run(requests)}
+    for number, inputs in enumerate(rows):
+        drawn, plain = found[number, "sampler"], found[number, "model"]
+        assert drawn.token_ids == plain.token_ids
+        logprobs = logprobs_of(vlm, inputs, drawn.token_ids)[0]
+        expected = adjusted_scores(logprobs, own).log_softmax(-1)
+        for report, model, token_id, row in zip(drawn.logprobs, plain.logprobs, drawn.token_ids, expected):
+            assert report.logprob == pytest.approx(row[token_id].item(), **CLOSE)
+            assert report.top[0] == (model.top[0][0], pytest.approx(row.max().item(), **CLOSE))
+    with pytest.raises(ValueError, match="logprobs_mode"):
+        replace(modes["sampler"], repetition_penalty=1.1)
 
 
 @pytest.mark.parametrize("constraint", [None, Pattern])
