@@ -659,7 +659,7 @@ def form_of(said: Any, name: str | None = None) -> CoordinateForm | None:
 BAD_BOX = "bad box"
 CATEGORIES = ("objects", "ref")  # columns whose names may be numbers
 _SLACK = 1.0  # pixels by which annotations may leave their image, and are cut
-_BOXES, NAMES = ("bbox", "bboxes"), ("category", "categories", "classes", "label", "labels")
+_BOXES, NAMES = ("bbox", "bboxes"), ("category", "categories", "classes", "label", "labels", "category_id")
 
 
 FormFor: TypeAlias = Callable[[Size, str], CoordinateForm | None]  # `Processor.form`
@@ -680,7 +680,7 @@ class BoxRows:
     flip: with `augment`, they are flipped as well: no name and no image may be about left and right, or show
         what is written.
     detect, point: what is asked, with {thing} in it; "" are the form's own words.
-    names: of categories that are numbers, from 0.
+    names: of categories that are numbers.
     """
 
     form: str = ""
@@ -689,7 +689,7 @@ class BoxRows:
     flip: bool = False
     detect: str = ""
     point: str = ""
-    names: Sequence[str] = ()
+    names: Mapping[int, str] = field(default_factory=dict)
 
     def coordinates(self, size: Size, form_for: FormFor) -> CoordinateForm:
         """The form for an image of `size`. Raises BadRow where the model takes no such image."""
@@ -744,8 +744,7 @@ class BoxRows:
         """Name -> its boxes in an image of `size`, none where it is not there. Raises BadRow."""
         found: dict[str, list[Box]] = {}
         for name, numbers in _pairs(row):
-            if type(name) is int and 0 <= name < len(self.names):
-                name = self.names[name]
+            name = self.names.get(name, name) if type(name) is int else name
             if not isinstance(name, str) or not name.strip():
                 raise BadRow(BAD_BOX, f"expected the name of a thing, got {name!r:.80}")
             boxes = found.setdefault(name.strip(), [])

@@ -3,10 +3,14 @@
 | columns | known from |
 |---|---|
 | `messages`, `images` | TRL; {"type": "image"} parts take `images` in order |
+| `conversations` of {"from", "value"}, `image` | LLaVA, ShareGPT; `<image>` in a text takes the next image |
 | `prompt` and `completion`, `images` | TRL; messages as above, or the user's and the assistant's text |
 | `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
 | `ref` and `bbox`, or `objects`, with an image | RefCOCO, COCO, LVIS; see `data.boxes` |
 | `question`, `answer`, `image` or `images` | everything else |
+
+Texts of the user in any layout may hold `<image>` and `<video>`, once for each that the row has; where none
+does, images come first. A column `system` holds the text before a conversation.
 
 A column `video` or `videos` stands wherever `image` and `images` do, or beside them: then after these.
 
@@ -19,6 +23,8 @@ from __future__ import annotations
 import math
 import mimetypes
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +41,8 @@ BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
 COLUMNS = (
     *(
         "messages",
+        "conversations",
+        "system",
         "prompt",
         "completion",
         "texts",
@@ -47,12 +55,14 @@ COLUMNS = (
     ),
     *("ref", "bbox", "objects"),
 )
-_OF_BOXES = (("ref", "bbox"), ("objects",))
+OF_BOXES = (("ref", "bbox"), ("objects",))
 _TEXT_COLUMNS = (
-    *(("messages",), ("prompt", "completion"), ("texts",), _OF_BOXES[0], ("question", "answer")),
-    _OF_BOXES[1],
+    *(("messages",), ("conversations",), ("prompt", "completion"), ("texts",)),
+    *(OF_BOXES[0], ("question", "answer"), OF_BOXES[1]),
 )
 _ROLES = {"prompt": "user", "completion": "assistant"}  # of a column that holds text instead of messages
+_SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
+_SHOWN_HERE = re.compile(r"\n*<(image|video)>\n*")  # LLaVA has it in a line of its own
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,9 @@ class RowSchema:
 
     Args:
         text_columns: the columns that hold the text, one of `_TEXT_COLUMNS`.
-        columns: our name of a column -> the dataset's, where they differ.
+        columns: our name of a column -> the dataset's, where they differ; `json.question` is the question in
+            a column `json`.
+        constants: our name of a column -> what every row has in it.
         min_ratings: rating column -> the lowest rating that is trained on. A column with one number per row
             leaves out rows; one with a number for each of `texts` leaves out turns. What is unrated stays.
         folder: where relative image paths start; None refuses paths.
@@ -72,6 +84,7 @@ class RowSchema:
 
     text_columns: tuple[str, ...]
     columns: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
     min_ratings: Mapping[str, float] = field(default_factory=dict)
     folder: Path | None = None
     allow_urls: bool = False
@@ -90,20 +103,23 @@ class RowSchema:
         shown = self._shown(row)
         images = [value for kind, value in shown if kind == "image"]
         turns: list[Mapping[str, Any]] = []
-        if self.text_columns in _OF_BOXES:
+        if self.text_columns in OF_BOXES:
             if len(images) != 1:
                 raise BadRow(PLACEHOLDERS, f"expected one image with its boxes, got {len(images)}")
             own = {name: self._get(row, name) for name in self.text_columns}
             turns, image = self.boxes.turns(own, images[0], seed, form_for)
             shown = [("image", image)]
-        given = turns if self.text_columns in _OF_BOXES else self._given(row, kept)
+        given = turns if self.text_columns in OF_BOXES else self._given(row, kept)
+        if system := self._get(row, "system"):
+            given = [{"role": "system", "content": system}, *given]
         unplaced = {kind: iter([value for one, value in shown if one == kind]) for kind in ("image", "video")}
         messages = [
             {"role": message.get("role"), "content": list(self._parts(message.get("content"), unplaced))}
             for message in given
         ]
         if all(isinstance(message.get("content"), str) for message in given):
-            _put_images_first(messages, shown)
+            if not _put_where_marked(messages, shown, self.text_columns == ("conversations",)):
+                _put_images_first(messages, shown)
         elif left := sum(1 for values in unplaced.values() for _ in values):
             raise BadRow(PLACEHOLDERS, f"{len(shown)} images and videos for {len(shown) - left} parts")
         _check_texts(messages)
@@ -127,12 +143,12 @@ class RowSchema:
         for kind in ("image", "video"):
             value = self._get(row, f"{kind}s")
             value = self._get(row, kind) if value is None else value
-            values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+            values = value if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
             shown += [(kind, self._image(one)) for one in values]
         return shown
 
     def _get(self, row: Mapping[str, Any], name: str) -> Any:
-        return row.get(self.columns.get(name, name))
+        return self.constants[name] if name in self.constants else held(row, self.columns.get(name, name))
 
     def _turns_kept(self, row: Mapping[str, Any]) -> list[bool] | None:
         """Which of the `texts` have the ratings they need; None if the row has not."""
@@ -179,7 +195,8 @@ class RowSchema:
         """A row's messages, as the row holds them."""
         values = [self._get(row, name) for name in self.text_columns]
         if self.text_columns == ("question", "answer"):
-            return _turn(*values)
+            question, answer = values
+            return _turn(question, self.boxes.names.get(answer, answer) if type(answer) is int else answer)
         if self.text_columns == ("texts",):
             return _turns(values[0], kept)
         given: list[Any] = []
@@ -190,7 +207,7 @@ class RowSchema:
                 value = [value]
             if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
                 raise BadRow(BAD_CONVERSATION, f"{name}: expected a list of messages, got {_kind(value)}")
-            given += value
+            given += map(_message, value)
         return given
 
     def _parts(self, content: Any, unplaced: Mapping[str, Iterator[Any]]) -> Iterator[dict[str, Any]]:
@@ -214,21 +231,34 @@ class RowSchema:
 
 
 # ------------------------------------------------------------------------------------------- the columns
-def find_schema(columns: Sequence[str], renamed: Mapping[str, str], name: str) -> tuple[str, ...]:
+def held(row: Mapping[str, Any], column: str) -> Any:
+    """What a row has in a column, or within: `json.turns.0` is the first turn in `json`. None without."""
+    if column in row:
+        return row[column]
+    head, dot, rest = column.rpartition(".")
+    value = held(row, head) if dot else None
+    if isinstance(value, list | tuple):
+        value = {str(at): one for at, one in enumerate(value)}
+    return value.get(rest) if isinstance(value, Mapping) else None
+
+
+def find_schema(
+    columns: Sequence[str], renamed: Mapping[str, str], name: str, constants: Iterable[str] = ()
+) -> tuple[str, ...]:
     """Which columns of a dataset hold its text."""
-    if unknown := sorted(set(renamed) - set(COLUMNS)):
+    if unknown := sorted({*renamed, *constants} - set(COLUMNS)):
         known = ", ".join(COLUMNS)
         raise DatasetError(f"{name}: columns: expected names out of {known}, got {', '.join(unknown)}")
     has = f"it has {', '.join(columns) or 'none'}"
     if absent := sorted(set(renamed.values()) - set(columns)):
         raise DatasetError(f"{name}: no column {', '.join(absent)}; {has}")
-    have = set(renamed) | (set(columns) - set(renamed.values()))
+    have = {*renamed, *constants} | (set(columns) - set(renamed.values()))
     for needed in _TEXT_COLUMNS:
         if have.issuperset(needed):
             return needed
     raise DatasetError(
-        f"{name}: expected a column messages, or texts, or question and answer; {has}: name yours under "
-        "columns"
+        f"{name}: expected a column messages, conversations or texts, or question and answer; {has}: name "
+        "yours under columns, and what all rows have in common under constants"
     )
 
 
@@ -313,6 +343,38 @@ def _turn(question: Any, answer: Any) -> list[Mapping[str, Any]]:
         if text is None or isinstance(text, float) or (isinstance(text, str) and not text.strip()):
             raise BadRow(EMPTY_TEXT, f"{name}: expected some text, got {text!r}")
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """One with a role and content, also of {"from", "value"}."""
+    role, content = (
+        message.get(name) if message.get(name) is not None else message.get(other)
+        for name, other in (("role", "from"), ("content", "value"))
+    )
+    return {"role": _SPEAKERS.get(str(role), role), "content": content}
+
+
+def _put_where_marked(
+    messages: list[dict[str, Any]], shown: list[tuple[str, Any]], must_be_shown: bool
+) -> bool:
+    """Images and videos stand where texts of the user or the system mark them; False if no text does. In rows
+    without any, a mark is text, unless it `must_be_shown`. Each text is one part."""
+    asked = [message for message in messages if message["role"] != "assistant"]
+    cut = [_SHOWN_HERE.split(message["content"][0]["text"]) for message in asked]  # text, kind, text, ...
+    marked = Counter(kind for pieces in cut for kind in pieces[1::2])
+    if not marked or not (shown or must_be_shown):
+        return False
+    if marked != Counter(kind for kind, _ in shown):
+        said = ", ".join(f"{count} <{kind}>" for kind, count in marked.items())
+        raise BadRow(PLACEHOLDERS, f"{said} in texts for {len(shown)} images and videos")
+    values = {kind: iter([value for one, value in shown if one == kind]) for kind in marked}
+    for message, pieces in zip(asked, cut, strict=True):
+        message["content"] = [
+            {"type": one, one: next(values[one])} if at % 2 else {"type": "text", "text": one}
+            for at, one in enumerate(pieces)
+            if one
+        ]
+    return True
 
 
 def _put_images_first(messages: list[dict[str, Any]], shown: list[tuple[str, Any]]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import glob
 import json
+import logging
 import math
 import os
 import re
@@ -29,9 +30,18 @@ import numpy as np
 
 from data.boxes import CATEGORIES, COORDINATES, NAMES, BoxRows
 from data.errors import ADDRESS, DatasetError, check_rows_path
-from data.row_schemas import RowSchema, find_images, find_schema, no_images
+from data.row_schemas import (
+    COLUMNS,
+    OF_BOXES,
+    RowSchema,
+    find_images,
+    find_schema,
+    looks_like_image,
+    no_images,
+)
 from messages import one_line
 
+logger = logging.getLogger(__name__)
 TRAIN = "train"
 _METADATA = "metadata.jsonl"  # of an image folder; no other file beside it counts
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")  # in a `save_to_disk` folder
@@ -252,10 +262,11 @@ def columns_of(rows: Sequence[Any] | Stream, name: str) -> list[str]:
     return list(columns)
 
 
-def class_names(rows: Sequence[Any] | Stream, columns: Iterable[str]) -> tuple[str, ...]:
-    """What numbers in the first of these columns that has a `ClassLabel` mean; () where none has."""
+def class_names(rows: Sequence[Any] | Stream, columns: Iterable[str]) -> dict[int, str]:
+    """What numbers in the first of these columns that has a `ClassLabel` mean; {} where none has."""
     features = getattr(getattr(rows, "dataset", rows), "features", None) or {}
-    return next(filter(None, (_class_names(features.get(column)) for column in columns)), ())
+    names = next(filter(None, (_class_names(features.get(column)) for column in columns)), ())
+    return dict(enumerate(names))
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
@@ -265,6 +276,12 @@ def _class_names(feature: Any) -> tuple[str, ...]:
         return () if feature is None else tuple(feature.names)
     several = isinstance(feature, _library().List | _library().LargeList)
     return _class_names(feature.feature) if several else ()
+
+
+def _keys_within(rows: Sequence[Any] | Stream, column: str) -> list[str]:
+    """Keys of the objects in a column of the first rows."""
+    held = (row.get(column) for row in first_rows(rows) if isinstance(row, Mapping))
+    return list({str(key): None for one in held if isinstance(one, Mapping) for key in one})
 
 
 # ------------------------------------------------------------------------------------------ opening rows
@@ -519,7 +536,10 @@ class DatasetConfig:
         weight: its share of the rows that are read, relative to the other datasets'. By default its number of
             rows, so that every row is read equally often.
         streaming: read it from front to back, without downloading it first.
-        columns: our column names -> the dataset's, e.g. {"question": "query"}.
+        columns: our column names -> the dataset's, e.g. {"question": "query", "answer": "json.answer"}.
+        constants: our column names -> what every row has there, e.g. {"question": "Describe the image."}.
+        names: what numbers mean, as categories of boxes or as answers: a list from 0, or a mapping.
+        image_folder: where paths of images start that are not absolute; by default beside the rows.
         min_ratings: rating column -> the lowest rating that is trained on.
         allow_urls: rows may name images by URL, which are fetched during training.
         allow_outside: rows may name images outside of the dataset's folder.
@@ -536,7 +556,10 @@ class DatasetConfig:
     weight: float | int | None = None
     streaming: bool = False
     columns: Mapping = field(default_factory=dict)
+    constants: Mapping = field(default_factory=dict)
+    names: Mapping | list = field(default_factory=dict)
     min_ratings: Mapping = field(default_factory=dict)
+    image_folder: str = ""
     allow_urls: bool = False
     allow_outside: bool = False
     allow_text_only: bool = False
@@ -552,6 +575,11 @@ class DatasetConfig:
             raise DatasetError(f"dataset: boxes: expected {', '.join(kinds)}, got {dict(self.boxes)}")
         if (form := self.boxes.get("form", "")) not in ("", *COORDINATES):
             raise DatasetError(f"dataset: boxes: form: expected {', '.join(COORDINATES)}, got {form!r}")
+        try:
+            pairs = self.names.items() if isinstance(self.names, Mapping) else enumerate(self.names)
+            object.__setattr__(self, "names", {int(number): str(name) for number, name in pairs})
+        except ValueError as error:
+            raise DatasetError(f"dataset: names: expected numbers and their names ({error})") from error
         if not self.path:
             raise DatasetError("dataset: expected a path or Hub id, got none")
         if self.weight is not None and not 0 < self.weight < math.inf:
@@ -617,6 +645,7 @@ def open_datasets(entries: Sequence[DatasetConfig | Mapping[str, Any]]) -> Mixtu
     sources = []
     for config in configs:
         rows, folder = open_rows(config.path, config.subset, config.split, config.streaming, config.revision)
+        folder = Path(os.path.expanduser(config.image_folder)) if config.image_folder else folder
         if config.weight is None and isinstance(rows, Stream) and len(configs) > 1:
             raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")
         sources.append(open_source(rows, config, folder))
@@ -641,16 +670,31 @@ def open_source(rows: Any, config: DatasetConfig, folder: Path | None = None) ->
     if not any(True for _ in first_rows(rows)):
         raise DatasetError(f"{config.name}: split {config.split!r} has no rows")
     columns, renamed = columns_of(rows, config.name), dict(config.columns)
-    if "file_name" in columns and not {"image", "images"} & {*columns, *renamed}:
-        renamed["image"] = "file_name"  # an image folder's metadata
+    inside = [f"{column}.{key}" for column in columns for key in _keys_within(rows, column)]
+    own = {one.removeprefix("json.") for one in inside if one.startswith("json.")} & {*COLUMNS}
+    for name in own - {*columns, *renamed, *config.constants}:  # of a sample of WebDataset
+        renamed[name] = f"json.{name}"
+    if not {"image", "images", "video", "videos"} & {*columns, *renamed}:
+        # An image folder's metadata, or a sample of WebDataset.
+        image = next((one for one in columns if one == "file_name" or looks_like_image(f"x.{one}")), None)
+        renamed |= {"image": image} if image else {}
+    text_columns = find_schema([*columns, *inside], renamed, config.name, config.constants)
+    numbered = ["answer"] if text_columns == ("question", "answer") else CATEGORIES
+    names: Any = config.names or class_names(rows, [renamed.get(one, one) for one in numbered])
+    if text_columns not in OF_BOXES and (boxes := {"bbox", "objects"} & {*columns}):
+        logger.warning(
+            "%s: its column %s is not read, as its text is in %s; columns: {ref: ...} asks for boxes",
+            *(config.name, " and ".join(sorted(boxes)), " and ".join(text_columns)),
+        )
     schema = RowSchema(
-        find_schema(columns, renamed, config.name),
+        text_columns,
         columns=renamed,
+        constants=dict(config.constants),
         min_ratings=dict(config.min_ratings),
         folder=folder,
         allow_urls=config.allow_urls,
         allow_outside=config.allow_outside,
-        boxes=BoxRows(**config.boxes, names=class_names(rows, [renamed.get(one, one) for one in CATEGORIES])),
+        boxes=BoxRows(**config.boxes, names=names),
     )
     if absent := sorted(set(config.min_ratings) - set(columns)):
         has = ", ".join(columns)

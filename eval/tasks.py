@@ -353,7 +353,7 @@ class _Reader:
             self.boxes = replace(config.boxes, names=names)
             schema_columns |= of_schema
         elif not self.is_plain:
-            if not {"messages", "texts", "completion"} & theirs:
+            if not {"messages", "conversations", "texts", "completion"} & theirs:
                 missing = "answer or answers" if "question" in have else "question"
                 raise DatasetError(
                     f"{path}: no column {missing}; {has}: name yours with --columns OURS=YOURS"

@@ -68,6 +68,23 @@ def test_columns_become_questions(row, form):
         assert np.allclose(found.points[0].point, (65, 40), atol=1)
 
 
+@pytest.mark.parametrize("names", [["cat", "the block"], {"1": "the block"}])
+def test_coco_rows_with_numbers_have_the_names_of_the_entry(names):
+    config = DatasetConfig("rows", names=names, columns={"objects": "annotations"})
+    row = {"image": drawn(), "annotations": [{"bbox": [40, 20, 50, 40], "category_id": 1}]}
+    question, answer = open_source([row], config).schema.conversation(row)
+    assert "the block" in question["content"][1]["text"] and "the block" in answer["content"][0]["text"]
+
+
+def test_boxes_that_are_not_read_are_named(caplog):
+    row = {"image": drawn(), "question": "Where?", "answer": "There.", "bbox": [40, 20, 50, 40]}
+    open_source([row], DatasetConfig("mine"))
+    assert any(record.levelname == "WARNING" and "bbox" in record.args for record in caplog.records)
+    caplog.clear()
+    open_source([row], DatasetConfig("mine", columns={"ref": "question"}))
+    assert not caplog.records
+
+
 def test_what_is_asked_for():
     """Each kind of object once, what is not there too, and corners where the entry says so."""
     read = COORDINATES["qwen3-vl"].read

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from data.boxes import BoxRows
 from data.errors import BadRow
 from data.packing import IGNORE_INDEX, SampleEncoder
 from data.processor import Processor
@@ -22,7 +23,7 @@ from tests.processors import KINDS, draw_image, processor
 from tests.rows import png
 
 CHAT, TURNS, PLAIN = RowSchema(("messages",)), RowSchema(("texts",)), RowSchema(("question", "answer"))
-PAIR = RowSchema(("prompt", "completion"))
+PAIR, LLAVA = RowSchema(("prompt", "completion")), RowSchema(("conversations",))
 PNG = png()
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
@@ -45,6 +46,10 @@ PLAIN_TEXT = [{"role": "user", "content": "what?"}, {"role": "assistant", "conte
 ANSWER = said("assistant", text("b"))
 
 
+def human(words: str) -> list[dict]:
+    return [{"from": "human", "value": words}, {"from": "gpt", "value": "a star"}]
+
+
 @pytest.mark.parametrize(
     "schema, row",
     [
@@ -65,10 +70,35 @@ ANSWER = said("assistant", text("b"))
             RowSchema(("question", "answer"), {"question": "query", "answer": "label", "image": "png"}),
             {"png": PNG, "query": "what?", "label": "a star"},
         ),
+        (LLAVA, {"image": PNG, "conversations": human("<image>\nwhat?")}),
+        (LLAVA, {"images": [PNG], "conversations": human("what?")}),
+        (LLAVA, {"image": PNG, "conversations": PLAIN_TEXT}),
+        (CHAT, {"image": PNG, "messages": [{"role": "user", "content": "<image>\nwhat?"}, PLAIN_TEXT[1]]}),
+        (
+            RowSchema(("question", "answer"), {"answer": "json.a.1"}, {"question": "what?"}),
+            {"image": PNG, "json": {"a": ["a sun", "a star"]}, "question": "another"},
+        ),
+        (
+            RowSchema(("question", "answer"), boxes=BoxRows(names={7: "a star"})),
+            {"image": PNG, "question": "what?", "answer": 7},
+        ),
     ],
 )
 def test_every_schema_is_one_conversation(schema, row):
     assert schema.conversation(row) == EXPECTED
+
+
+def test_images_stand_where_the_text_marks_them():
+    """Over several turns, behind what the system says; rows of text need no mark, and may speak of one."""
+    other = png(seed=1)
+    turns = [{"from": "system", "value": "Be brief."}, *human("From <image>\n\nto <image>"), *human("why?")]
+    system, first, *_, last, _ = LLAVA.conversation({"image": [PNG, other], "conversations": turns})
+    assert system == said("system", text("Be brief."))
+    assert first["content"] == [text("From "), image(PNG), text("to "), image(other)]
+    assert last == said("user", text("why?"))
+    given = RowSchema(("question", "answer"), constants={"system": "Be brief."})
+    alone = given.conversation({"image": "", "question": "What does <image> mean?", "answer": "a picture"})
+    assert alone[:2] == [system, said("user", text("What does <image> mean?"))]
 
 
 @pytest.mark.parametrize("number", [0, 10**400, -2.5])
@@ -114,6 +144,10 @@ def asked(image) -> dict:
         (CHAT, {"messages": [said("user", text("a")), said("assistant", text("  "))]}, EMPTY_TEXT),
         (CHAT, {"messages": [said("user", {"type": "audio"}), ANSWER]}, BAD_CONVERSATION),
         (CHAT, {"images": [PNG], "messages": [said("user", text("a")), ANSWER]}, PLACEHOLDERS),
+        (LLAVA, {"image": [PNG, PNG], "conversations": human("<image>\na")}, PLACEHOLDERS),
+        (LLAVA, {"image": PNG, "conversations": human("<video>\na")}, PLACEHOLDERS),
+        (LLAVA, {"conversations": human("<image>\na")}, PLACEHOLDERS),
+        (LLAVA, {"conversations": [{"from": "human"}, ANSWER]}, BAD_CONVERSATION),
         (
             CHAT,
             {"images": [PNG], "messages": [said("user", {"type": "image"}, {"type": "image"}), ANSWER]},

@@ -164,6 +164,19 @@ def test_rows_that_lie_here_are_counted(layouts, monkeypatch, path, split, expec
     assert count_rows(path if expected is None else str(layouts / path), None, split) == expected
 
 
+def test_llavas_file_beside_a_folder_of_images(tmp_path):
+    """A list of conversations, some without an image, whose paths start somewhere else."""
+    (tmp_path / "coco").mkdir()
+    (tmp_path / "coco" / "1.png").write_bytes(png())
+    turns = [{"from": "human", "value": "<image>\nwhat?"}, {"from": "gpt", "value": "a star"}]
+    rows = [{"id": "a", "image": "1.png", "conversations": turns}]
+    rows += [{"id": "b", "conversations": [{"from": "human", "value": "hello"}, turns[1]]}]
+    (tmp_path / "llava.json").write_text(json.dumps(rows))
+    entry = {"path": str(tmp_path / "llava.json"), "image_folder": str(tmp_path / "coco")}
+    batches = [*loader(open_datasets([entry]), epochs=1, micro_batch_size=4)]
+    assert sum(batch.images for batch in batches) == 1 and sum(batch.num_labels for batch in batches) > 4
+
+
 def test_a_bad_line_of_a_stream_can_be_found(tmp_path):
     """A file has a million lines, of which one is to be mended."""
     lines = [json.dumps({"question": "what?", "answer": f"answer {i}"}) for i in range(40)]
@@ -294,6 +307,9 @@ GOOD = {"path": "{}/good.jsonl"}
         ([{"path": "{}/rows.jsonl"}], "caption.* columns"),
         ([GOOD | {"columns": {"text": "question"}}], "text"),
         ([GOOD | {"columns": "question"}], "columns"),
+        ([GOOD | {"constants": {"text": "a"}}], "text"),
+        ([GOOD | {"names": {"cat": "1"}}], "names"),
+        ([GOOD | {"columns": {"question": "question.a"}}], r"question\.a"),
         ([GOOD | {"min_ratings": {"score": 3}}], "score"),
         ([GOOD | {"split": "train[a:b]"}], "split"),
         ([GOOD | {"split": "train[:1]", "streaming": True}], "split"),

@@ -509,7 +509,8 @@ class _Parser(argparse.ArgumentParser):
 # ---------------------------------------------------------------------------------------- the recipe
 # YAML's loader leaves every value as the text that was written, because what it means depends on its field.
 # YAML itself would take the commit 7e8 for a number, the subset `no` for false, and the rate 1e-3 for text.
-_TEXT_KEYS = {"path", "name", "subset", "split", "revision", "columns"}  # of a dataset, whose values are text
+# Of a dataset, whose values are text.
+_TEXT_KEYS = {"path", "name", "subset", "split", "revision", "columns", "constants", "names", "image_folder"}
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
