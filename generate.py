@@ -6,6 +6,7 @@
     python generate.py a.png b.png -q "What differs?" --model smolvlm-256m
     python generate.py clip.mp4 "What happens?" --model smolvlm2-256m
     python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
+    python generate.py photo.jpg "How many boats are there?" --num-answers 8 --temperature 0.8 --pick vote
     python generate.py photo.jpg "Is it raining?" --choices yes,no
     python generate.py photo.jpg "Which boat is ahead?" --model runs/reasoning --think
     python generate.py photo.jpg -q "What is it?" --show-attention where.png --method occlusion
@@ -45,6 +46,7 @@ from inference.errors import user_errors, user_message
 from inference.results import to_json
 from inference.terminal import GreyText
 from inference.thinking import held_to
+from inference.votes import pick
 from models.checkpoints.hub import for_terminal
 
 # torch takes seconds to import, Pillow a tenth. What needs them is imported inside functions, after all
@@ -158,6 +160,12 @@ def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dic
     if locator is not None:
         result |= locator.locate(reply.checkpoint, about["question"], result)
     result["answers"] = [pixels().whole(answer) for answer in result["answers"]]
+    numbers = range(args.num_answers)
+    if args.pick:
+        picked = result["picked"] = pick(result["answers"], result["confidences"], args.pick)
+        numbers = range(picked["number"], picked["number"] + 1)
+        if not args.json:
+            cli.log_votes(picked, log)
     if draft := result.get("draft"):
         draft["text"] = pixels().whole(draft["text"])
     if args.json:
@@ -165,10 +173,11 @@ def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dic
     elif locator is not None:
         cli.say([locator.text(result["answers"][0])])
     elif args.num_answers > 1:
-        for number, answer in enumerate(result["answers"], 1):
-            if thought := "".join(result.get("thinking", ())[number - 1 : number]):
-                log(f"thinking {number}: {thought}")
-            cli.say([f"{number}. {answer}"])
+        for number in numbers:
+            if thought := "".join(result.get("thinking", ())[number : number + 1]):
+                log(f"thinking {number + 1}: {thought}")
+            answer = result["answers"][number]
+            cli.say([answer if args.pick else f"{number + 1}. {answer}"])
     if not args.json:
         cli.log_other_model(reply.checkpoint, result["answers"], log)
     return result

@@ -29,6 +29,7 @@ from inference.boxes import located
 from inference.checkpoint import PACKED, Checkpoint, RequestError, pick_device, pixel_budget
 from inference.grammar import grammar_of
 from inference.thinking import Think, held_to
+from inference.votes import pick
 from messages import one_line
 from models.checkpoints.hub import read_json, snapshot
 from models.checkpoints.load import resolve_dtype
@@ -83,9 +84,11 @@ def run_batch(
     batch_size: int,
     log: Callable[[str], None],
     box_format: str | None = None,
+    pick_by: str | None = None,
 ) -> Summary:
     """Answer the questions that have no answer yet, `batch_size` answers at a time. Boxes in answers are read
-    in the form called `box_format`, by default in the model's own.
+    in the form called `box_format`, by default in the model's own. Of several answers to each one is picked
+    by `pick_by` (see `inference.votes`).
 
     `log` gets one line about memory before any work. Raises RequestError if the memory does not suffice.
     """
@@ -104,7 +107,7 @@ def run_batch(
             """A request for each answer. Its question is read when the scheduler has room for it."""
             for key, place in files.missing:
                 ask = partial(files.source.read, place)
-                question = _Question(key, ask, files, checkpoint, options, system, tiled, box_format)
+                question = _Question(key, ask, files, checkpoint, options, system, tiled, box_format, pick_by)
                 for answer in range(options.num_return_sequences):
                     yield LazyRequest((question, answer), question.next_request)
 
@@ -144,6 +147,7 @@ class _Question:
     system: str | None
     tiled: Callable[[tuple[str, ...]], list[Visual]]
     box_format: str | None
+    pick_by: str | None
     value: dict[str, Any] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     ids: dict[int, list[int]] = field(default_factory=dict)
@@ -199,4 +203,8 @@ class _Question:
             answers["probabilities"] = [{text: round(one, 4) for text, one in of.items()} for of in choices]
         for name in {"probability_mass", "expected_value"} & answers.keys():
             answers[name] = [round(one, 4) for one in answers[name]]
-        return result | answers | {"confidences": confidences, "options": self.files.options_of(line)}
+        answers["confidences"] = confidences
+        if self.pick_by:
+            sure = [one or 0.0 for one in confidences]
+            answers["picked"] = pick(answers["answers"], sure, self.pick_by)
+        return result | answers | {"options": self.files.options_of(line)}

@@ -32,6 +32,7 @@ from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_gr
 from inference.locks import only_writer
 from inference.terminal import GREY, PLAIN, Lines, columns, wrapped, wrapped_lines
 from inference.thinking import THINK_TOKENS, Think
+from inference.votes import PICKS
 from messages import did_you_mean, one_line, printable
 from models import __version__
 from models.checkpoints.hub import check_has_config, describe, for_terminal, last_name, repository
@@ -70,10 +71,12 @@ _ALONE = {
 _BELONG = {
     "batch": {"out", "batch_size", "shard"},
     "json": {"logprobs"},
+    "num_answers": {"pick"},
     "think": {"think_tokens"},
     "show_attention": {"method", "layers", "heads", "window"},
 }
-_IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames")  # of a batch's options
+# Of a batch's options.
+_IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames", "pick")
 _MANY_TOGETHER, _MOST_TOGETHER = 4, 256  # images in one question: a hint beyond, and an error
 MOST_SHOWN = 5  # failures of a batch on stderr; the results have all
 _ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
@@ -310,6 +313,9 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--max-new-tokens", **number, default=256, help="maximum of tokens of the answer (default 256)")
     add_think(add)
     add("--num-answers", **number, default=1, help="answers to each question (default 1)")
+    best = "print one of them: the most frequent (but for case, white space and a dot at the end; of equals, "
+    best += "with the higher mean confidence), or that with the highest mean log-probability of its tokens"
+    add("--pick", choices=PICKS, help=best)
     for own in fields(SamplingParams):
         kind, about = float if isinstance(own.default, float) else int, own.metadata
         flag = {"type": kind, "default": own.default, "metavar": about["metavar"], "help": about["help"]}
@@ -531,7 +537,7 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
         return GenerationOptions(
             num_return_sequences=args.num_answers,
             constraint=Think(args.think_tokens or THINK_TOKENS) if args.think else None,
-            confidence=bool(args.json or args.stats or args.chat or args.batch),
+            confidence=bool(args.json or args.stats or args.chat or args.batch or args.pick),
             logprobs=args.logprobs,
             max_new_tokens=args.max_new_tokens,
             lookup=args.lookup,
@@ -555,6 +561,14 @@ def log_defaults(
         log(f"{', '.join(args.images) or ('no image' if args.no_image else image)}: {question}")
     if not args.json and args.num_answers > 1 and args.temperature == 0:
         log("all answers are the same, the most likely one: give a --temperature to get different ones")
+
+
+def log_votes(picked: dict[str, Any], log: Callable[[str], None]) -> None:
+    """How many answers say what, and how sure the model was of these."""
+    votes, most = picked["votes"], MOST_SHOWN
+    said = [f"{one['count']} x {printable(one['answer'], 60)} ({one['confidence']:.1%})" for one in votes]
+    more = f", and {len(votes) - most} others" if len(votes) > most else ""
+    log(f"{sum(one['count'] for one in votes)} answers, by {picked['by']}: {', '.join(said[:most])}{more}")
 
 
 MANY_POSITIONS = 1024  # of one image: some seconds to minutes on a CPU
@@ -718,7 +732,9 @@ def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], 
         if files.missing:
             checkpoint, options = load()
             size = args.batch_size or 8
-            summary = run_batch(files, checkpoint, options, args.system, size, log, args.box_format)
+            summary = run_batch(
+                files, checkpoint, options, args.system, size, log, args.box_format, args.pick
+            )
             step = f"; decode step: {checkpoint.fast.name}"
     for line in [*(f"not read: {one}" for one in unread), *summary.failures[:MOST_SHOWN]]:
         log(line)
