@@ -64,7 +64,8 @@ from training.lora import ADAPTER, add_adapters
 from training.metrics import Metrics, Throughput
 from training.optim import build_optimizers, freeze, rates, schedule, set_rates, update_average
 from training.plan import describe_plan
-from training.rows import RowsTask
+from training.preferences import PreferencesTask
+from training.rows import RowsTask, added
 from training.state import FOLDER, RunState, StopSignal, states
 from training.task import Task
 
@@ -102,6 +103,11 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
             ranks.close()
 
 
+def task_class(config: TrainConfig) -> type[Task]:
+    of_rows = PreferencesTask if config.task == "preferences" else RowsTask
+    return drawn_task(config) if config.is_drawn else of_rows
+
+
 def drawn_task(config: TrainConfig) -> type[ShapesTask]:
     """Of a run that draws its images: that of shapes, or of the package of recipes/ that `data` names."""
     return ShapesTask if config.data == SHAPES else resolve_name(f"{config.data}.training:TASK")
@@ -116,7 +122,7 @@ class Run:
         torch.manual_seed(config.seed)
         loaded = config.init_from or config.text_from
         with log_if_slow("train.py", loaded) if loaded and ranks.is_first else nullcontext():
-            self.task: Task = (drawn_task(config) if config.is_drawn else RowsTask)(config, ranks)
+            self.task: Task = task_class(config)(config, ranks)
         task = self.task
         self.held_out = HeldOutQuestions(config, task, ranks)
         self.feed, self.late = Feed(ranks.device), ranks.device.type == "cuda"
@@ -257,18 +263,19 @@ class Run:
 
     def backward(self, step: int, batches: list[Batch], count: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Gradients of (sum of the losses over micro-batches and ranks) / count. Returns this rank's sum, and
-        what the last micro-batch has to log."""
+        the sums of what micro-batches have to log."""
         device = self.ranks.device
         scale = gradient_scale(self.wrapped, self.ranks) / max(count, 1.0)
         autocast = torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
-        total, logged = torch.zeros((), device=device), {}
+        total, logged = torch.zeros((), device=device), dict[str, Tensor]()
         fed = self.feed(self.task.inputs(batch, step) for batch in batches)
         for number, inputs in enumerate(fed, 1):
             with accumulating(self.wrapped, last=number == len(batches)):
                 with autocast:
-                    loss, logged = self.wrapped(**inputs)
+                    loss, parts = self.wrapped(**inputs)
                 (loss * scale).backward()
             total += loss.detach()
+            logged = added(logged, parts)
             del inputs  # its memory is that of the next
         return total, logged
 
@@ -314,7 +321,8 @@ class Run:
         row["grad_norm"] = trained.norm.item()
         total, *sums = ranks.sum(trained.total.item(), *(value.item() for value in parts.values()))
         if parts:
-            means = (round(value / ranks.world_size, 5) for value in sums)
+            count = max(trained.labels, 1.0) if self.task.logs_sums else ranks.world_size
+            means = (round(value / count, 5) for value in sums)
             row |= dict(zip(parts, means, strict=True))
         else:
             row |= {"loss": total / max(trained.labels, 1.0), "labels": int(trained.labels)}
@@ -370,7 +378,7 @@ class Run:
 
 
 class Trained(NamedTuple):
-    """A step: this rank's batches and loss, what its last micro-batch has to log, and what all ranks have in
+    """A step: this rank's batches and loss, the sums of what it has to log, and what all ranks have in
     common. `norm`, of the gradient, is on the host once the GPU has `ended` the step."""
 
     step: int

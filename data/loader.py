@@ -261,9 +261,15 @@ class Shard:
         source = self.mixture.sources[read.source]
         try:
             seed, form_for = (read.number, *read.position), self.encoder.processor.form
-            if (conversation := source.schema.conversation(read.row, seed, form_for)) is None:
+            conversations = [schema.conversation(read.row, seed, form_for) for schema in source.schemas]
+            given = [one for one in conversations if one is not None]
+            if len(given) < len(conversations):
                 return False
-            sample = self.encoder.encode(conversation, (source.name, read.number))
+            sample_id = source.name, read.number
+            if len(given) == 1:
+                sample = self.encoder.encode(given[0], sample_id)
+            else:
+                sample = self.encoder.encode_answers(given, sample_id)
         except BadRow as error:
             self._dropped.append(_dropped(source, read.number, error))
             return False

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -49,7 +49,8 @@ class Sample:
 
     `labels` are the ids that the assistant says (its end of turn included), and IGNORE_INDEX elsewhere.
     `images` are what `load_image` takes, and clips, `image_shapes` what the parts of each are, (n, 3, H, W)
-    or (n, 3, F, H, W), in order, and `times` those of each part (`data.tiles.Part`).
+    or (n, 3, F, H, W), in order, and `times` those of each part (`data.tiles.Part`). `others` are other
+    answers to its prompt, for `pack_answers`, which do not hold the images once more.
     """
 
     sample_id: SampleId
@@ -58,6 +59,7 @@ class Sample:
     images: tuple[Any, ...] = ()
     image_shapes: tuple[tuple[int, ...], ...] = ()
     times: tuple[int | None, ...] = ()
+    others: tuple[Sample, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -108,6 +110,30 @@ class SampleEncoder:
         if sample.tokens > self.max_tokens:
             raise BadRow(TOO_LONG, f"expected at most {self.max_tokens} tokens, got {sample.tokens}")
         return sample
+
+    def encode_answers(
+        self, conversations: Sequence[Sequence[Mapping[str, Any]]], sample_id: SampleId
+    ) -> Sample:
+        """The first of conversations that part within what the assistant says, with the others; what it said
+        before that message has no labels."""
+        samples = [self.encode(conversation, sample_id) for conversation in conversations]
+        first, shapes = samples[0].labels, {sample.image_shapes for sample in samples}
+        columns = enumerate(zip(*(sample.input_ids for sample in samples), strict=False))
+        shortest = min(sample.tokens for sample in samples)
+        begin = next((place for place, ids in columns if len({*ids}) > 1), shortest)
+        parted = all(sample.labels[begin : begin + 1] not in ([], [IGNORE_INDEX]) for sample in samples)
+        if not parted or len(shapes) > 1:
+            raise BadRow(BAD_CONVERSATION, "expected different answers of the assistant to one prompt")
+        while first[begin - 1] != IGNORE_INDEX:
+            begin -= 1
+        samples = [
+            replace(sample, labels=[IGNORE_INDEX] * begin + sample.labels[begin:]) for sample in samples
+        ]
+        others = tuple(replace(sample, images=()) for sample in samples[1:])
+        row = pack_answers(samples, None, self.processor.config)
+        if (tokens := len(row.input_ids)) > self.max_tokens:
+            raise BadRow(TOO_LONG, f"expected at most {self.max_tokens} tokens of all answers, got {tokens}")
+        return replace(samples[0], others=others)
 
     def _plans(self, sources: list[Any]) -> tuple[list[Visual], list[Any]]:
         """Each image as it will be cut, from its header, and each clip; and what to open then."""
@@ -211,8 +237,11 @@ class PackedSequence:
 def pack(
     samples: Sequence[Sample], tiles: Sequence[Parts | None], config: VLMConfig | None = None
 ) -> PackedSequence:
-    """Join at least one sample, and the tiles of each, or None. `config`: of a model whose family says where
-    a sample's tokens have their rotary places."""
+    """Join at least one sample, and the tiles of each, or None; or one sample with its other answers.
+    `config`: of a model whose family says where a sample's tokens have their rotary places."""
+    if samples[0].others:
+        assert len(samples) == 1, "other answers are packed by themselves"
+        return pack_answers([replace(samples[0], others=()), *samples[0].others], tiles[0], config)
     # Nothing before a first token could predict it.
     labels = [label for sample in samples for label in (IGNORE_INDEX, *sample.labels[1:])]
     images = [image for image in tiles if image is not None]
@@ -251,7 +280,7 @@ def pack_answers(
         np.concatenate([places[0][..., :shared], *(one[..., shared:] for one in places)], axis=-1),
         np.repeat(np.arange(len(samples) + 1), [shared, *map(len, answers)]),
         tiles,
-        tuple(sample.sample_id for sample in samples),
+        tuple(dict.fromkeys(sample.sample_id for sample in samples)),
         len(samples[0].images),
     )
 

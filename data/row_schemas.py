@@ -8,6 +8,7 @@
 | `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
 | `ref` and `bbox`, or `objects`, with an image | RefCOCO, COCO, LVIS; see `data.boxes` |
 | `question`, `answer`, `image` or `images` | everything else |
+| `chosen`, `rejected`, after a `prompt`, `question` or conversation, or whole | TRL; see `find_pairs` |
 
 Texts of the user in any layout may hold `<image>` and `<video>`, once for each that the row has; where none
 does, images come first. A column `system` holds the text before a conversation.
@@ -38,6 +39,7 @@ BROKEN_IMAGE, EMPTY_TEXT, BAD_CONVERSATION = "broken image", "empty text", "bad 
 PLACEHOLDERS, TOO_MANY_TILES, TOO_LONG = "images and placeholders differ", "too many tiles", "too long"
 BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
 
+PAIR = ("chosen", "rejected")
 COLUMNS = (
     *(
         "messages",
@@ -54,12 +56,14 @@ COLUMNS = (
         "video",
     ),
     *("ref", "bbox", "objects"),
+    *PAIR,
 )
 OF_BOXES = (("ref", "bbox"), ("objects",))
 _TEXT_COLUMNS = (
     *(("messages",), ("conversations",), ("prompt", "completion"), ("texts",)),
     *(OF_BOXES[0], ("question", "answer"), OF_BOXES[1]),
 )
+_PROMPTS = ("prompt", "question", "conversations", "messages")  # before what was chosen and rejected
 _ROLES = {"prompt": "user", "completion": "assistant"}  # of a column that holds text instead of messages
 _SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 _SHOWN_HERE = re.compile(r"\n*<(image|video)>\n*")  # LLaVA has it in a line of its own
@@ -256,10 +260,35 @@ def find_schema(
     for needed in _TEXT_COLUMNS:
         if have.issuperset(needed):
             return needed
+    if have.issuperset(PAIR):
+        raise DatasetError(f"{name}: its chosen and rejected answers need --task preferences")
     raise DatasetError(
         f"{name}: expected a column messages, conversations or texts, or question and answer; {has}: name "
         "yours under columns, and what all rows have in common under constants"
     )
+
+
+def find_pairs(
+    columns: Sequence[str], renamed: Mapping[str, str], first: Any, name: str
+) -> tuple[tuple[str, ...], dict[str, str], dict[str, str]]:
+    """How rows of preferences are read, of which `first` is one: the text columns, and the names of columns
+    for what was chosen, and for what was rejected. Both are texts or messages that go on from the prompt, or
+    hold it as well."""
+    have, has = {*renamed, *columns}, f"it has {', '.join(columns) or 'none'}"
+    missing = [renamed.get(key, key) for key in PAIR if renamed.get(key, key) not in columns]
+    if missing:
+        raise DatasetError(
+            f"{name}: preferences need columns chosen and rejected; {has}: name yours under columns"
+        )
+    prompt = next((column for column in _PROMPTS if column in have), None)
+    said = first.get(renamed.get("chosen", "chosen")) if isinstance(first, Mapping) else None
+    begins = _message(said[0]) if isinstance(said, list) and said and isinstance(said[0], Mapping) else {}
+    others = {key: value for key, value in renamed.items() if key not in (*PAIR, *_PROMPTS)}
+    goes_on = prompt is not None and begins.get("role") not in ("user", "system")
+    text_columns = ("prompt", "completion") if goes_on else ("messages",)
+    names = others | ({"prompt": renamed.get(prompt, prompt)} if goes_on and prompt else {})
+    chosen, rejected = (names | {text_columns[-1]: renamed.get(key, key)} for key in PAIR)
+    return text_columns, chosen, rejected
 
 
 def find_images(

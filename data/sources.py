@@ -35,6 +35,7 @@ from data.row_schemas import (
     OF_BOXES,
     RowSchema,
     find_images,
+    find_pairs,
     find_schema,
     looks_like_image,
     no_images,
@@ -605,6 +606,12 @@ class Source:
     rows: Any
     schema: RowSchema
     weight: float
+    rejected: RowSchema | None = None  # of rows of preferences, where `schema` reads what was chosen
+
+    @property
+    def schemas(self) -> tuple[RowSchema, ...]:
+        """One for each conversation that a row holds."""
+        return (self.schema,) if self.rejected is None else (self.schema, self.rejected)
 
     @property
     def num_rows(self) -> int | None:
@@ -639,8 +646,8 @@ class Mixture:
         return None if None in counts else sum(count or 0 for count in counts)
 
 
-def open_datasets(entries: Sequence[DatasetConfig | Mapping[str, Any]]) -> Mixture:
-    """Open every dataset of a recipe and find out which columns hold what."""
+def open_datasets(entries: Sequence[DatasetConfig | Mapping[str, Any]], preferences: bool = False) -> Mixture:
+    """Open every dataset of a recipe, of `preferences` or not, and find out which columns hold what."""
     configs = [e if isinstance(e, DatasetConfig) else DatasetConfig.from_dict(e) for e in entries]
     sources = []
     for config in configs:
@@ -648,7 +655,7 @@ def open_datasets(entries: Sequence[DatasetConfig | Mapping[str, Any]]) -> Mixtu
         folder = Path(os.path.expanduser(config.image_folder)) if config.image_folder else folder
         if config.weight is None and isinstance(rows, Stream) and len(configs) > 1:
             raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")
-        sources.append(open_source(rows, config, folder))
+        sources.append(open_source(rows, config, folder, preferences))
     mixture = Mixture(sources)
     how = "columns: {image: COLUMN} in the dataset's entry, or allow_text_only: true for text alone"
     found = [  # of all datasets, so that each is looked at
@@ -661,7 +668,9 @@ def open_datasets(entries: Sequence[DatasetConfig | Mapping[str, Any]]) -> Mixtu
     return mixture
 
 
-def open_source(rows: Any, config: DatasetConfig, folder: Path | None = None) -> Source:
+def open_source(
+    rows: Any, config: DatasetConfig, folder: Path | None = None, preferences: bool = False
+) -> Source:
     """A source of rows that are already open: a list of dicts, or any other sequence or `Stream`.
 
     Args:
@@ -678,7 +687,12 @@ def open_source(rows: Any, config: DatasetConfig, folder: Path | None = None) ->
         # An image folder's metadata, or a sample of WebDataset.
         image = next((one for one in columns if one == "file_name" or looks_like_image(f"x.{one}")), None)
         renamed |= {"image": image} if image else {}
-    text_columns = find_schema([*columns, *inside], renamed, config.name, config.constants)
+    known = [*columns, *inside]
+    rejected, name = None, config.name
+    if preferences:
+        text_columns, renamed, rejected = find_pairs(known, renamed, next(first_rows(rows)), name)
+    else:
+        text_columns = find_schema(known, renamed, name, config.constants)
     numbered = ["answer"] if text_columns == ("question", "answer") else CATEGORIES
     names: Any = config.names or class_names(rows, [renamed.get(one, one) for one in numbered])
     if text_columns not in OF_BOXES and (boxes := {"bbox", "objects"} & {*columns}):
@@ -700,4 +714,5 @@ def open_source(rows: Any, config: DatasetConfig, folder: Path | None = None) ->
         has = ", ".join(columns)
         raise DatasetError(f"{config.name}: min_ratings: no column {', '.join(absent)}; it has {has}")
     weight = config.weight or (1 if isinstance(rows, Stream) else len(rows))
-    return Source(config.name, rows, schema, float(weight))
+    other = None if rejected is None else replace(schema, columns=rejected)
+    return Source(config.name, rows, schema, float(weight), other)

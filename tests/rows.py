@@ -56,8 +56,8 @@ class ListStream:
         return [len(rows) for rows in self.files]
 
 
-def source(data, name: str = "toy", **config) -> Source:
-    return open_source(data, DatasetConfig(name, **config))
+def source(data, name: str = "toy", preferences: bool = False, **config) -> Source:
+    return open_source(data, DatasetConfig(name, **config), preferences=preferences)
 
 
 def mixture(data, **config) -> Mixture:

@@ -95,14 +95,14 @@ MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 # commit's message what went elsewhere for it: what is added should displace something. The second number is
 # what the room should come down to.
 BUDGETS = {
-    "*.py": (1_002, 850),  # the entry points, and what errors say
+    "*.py": (1_010, 850),  # the entry points, and what errors say
     "models": (2_556, 1_900),
     "models/checkpoints": (3_452, 1_400),
     "families": (2_513, 2_000),
     "generation": (4_880, 2_700),
     "generation/fast": (5_709, 4_300),
     "tools": (944, 600),
-    "data": (7_520, 4_900),
+    "data": (7_597, 4_900),
     "inference": (6_183, 3_100),
     "web": (5_461, 3_000),
     "training": (4_180, 3_100),

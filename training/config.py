@@ -61,7 +61,11 @@ OF_STREAMS = Scope(
     "a dataset with streaming: true",
 )
 OF_ROWS = Scope(lambda config: not config.is_drawn, "--data with rows")
-OF_PACKING = Scope(lambda config: not config.is_drawn and config.packing, "--data with rows, and --packing")
+OF_PACKING = Scope(
+    lambda config: not config.is_drawn and config.packing and config.task == "answers",
+    "--data with rows, --packing, and --task answers",
+)
+OF_PREFERENCES = Scope(lambda config: config.task == "preferences", "--task preferences")
 # A checkpoint and backbones bring their own sizes.
 FROM_SCRATCH = Scope(
     lambda config: config.is_drawn and not config.init_from, "--data {drawn} without --init-from"
@@ -115,6 +119,10 @@ class TrainConfig:
     workers: int = setting(1, "processes per rank that read and decode, or draw, images", 0, 128)
 
     # data
+    task: str = setting(
+        "answers", "what is learnt of rows: their answers, or which of two is preferred (DPO)",
+        "answers", "preferences", scope=OF_ROWS,
+    )  # fmt: skip
     data: Data = setting(SHAPES, "shapes (drawn), or rows: a file, folder, Hub id, list of datasets")  # noqa: RUF009
     eval_data: Data = setting("", "held-out rows, like --data; shapes has its own", scope=OF_ROWS)  # noqa: RUF009
     batch_size: int = setting(16, "rows (for shapes: images) per step, over all ranks", 1, 65_536)
@@ -184,6 +192,17 @@ class TrainConfig:
     max_skipped: int = setting(0, "steps with a non-finite gradient to skip before the run stops", 0, _MANY)
     ema: float = setting(
         0.998, "decay of the weight average that is evaluated and saved; 0: none", 0, _BELOW_1
+    )
+
+    # preferences (DPO)
+    dpo_beta: float = setting(
+        0.1, "DPO: how closely answers keep to the first model", 1e-6, 1e3, scope=OF_PREFERENCES
+    )
+    dpo_smoothing: float = setting(
+        0.0, "DPO: share of pairs taken to be the wrong way round", 0, 0.5, scope=OF_PREFERENCES
+    )
+    dpo_sft: float = setting(
+        0.0, "DPO: weight of the chosen answer's loss per token", 0, 1e3, scope=OF_PREFERENCES
     )
 
     # low-rank adapters, through peft

@@ -174,7 +174,8 @@ def wrap(
     module: nn.Module, model: VisionLanguageModel, ranks: Ranks, parallel: str, dtype: torch.dtype
 ) -> nn.Module:
     """The module that computes the loss, as all ranks train it. With fsdp, its weights and those of the model
-    inside become sharded DTensors in place; gradients are reduced in float32, whatever `dtype` is.
+    inside become sharded DTensors in place, and those of its `reference`, a frozen module that is no part of
+    it, where it has one; gradients are reduced in float32, whatever `dtype` is.
     """
     if not ranks.together:
         return module
@@ -186,9 +187,11 @@ def wrap(
         )
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for block in blocks_of(model):
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(module, mesh=mesh, mp_policy=policy)
+    reference = getattr(module, "reference", None)
+    for whole, part in ((module, model), *([(reference, reference.model)] if reference else [])):
+        for block in blocks_of(part):
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(whole, mesh=mesh, mp_policy=policy)
     for part in module.modules():
         if isinstance(part, FSDPModule):  # a sum: the loss is divided by the global count already
             part.set_gradient_divide_factor(1.0)

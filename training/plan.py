@@ -383,7 +383,7 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
             "(--max-tiles), which a row holds"
         )
     samples = 1.0
-    if config.packing:
+    if config.packing and config.task == "answers":
         samples = max(1.0, min(_FILL * config.sequence_length / tokens, most / tiles if tiles else math.inf))
     rows = options.plan_rows or _rows_here(config)
     total = rows and rows * (config.epochs or 1)

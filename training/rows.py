@@ -45,46 +45,49 @@ class RowsLoss(nn.Module):
         super().__init__()
         self.model, self.blank = model, blank
 
-    def forward(
+    def forward(self, labels: Tensor, **inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        hidden, targets = self.predicting(**inputs), labels.flatten()[inputs["labelled"]]
+        return summed_cross_entropy(hidden, targets, self.model.language_model.loss_head), {}
+
+    def predicting(
         self,
         input_ids: Tensor,
-        labels: Tensor,
         position_ids: Tensor,
         segment_ids: Tensor,
         labelled: Tensor,
         placeholders: Tensor,
         pixel_values: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        features: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states (L, D) of the positions before labels, which predict them. `features` of images
+        (P, D), where they are known, stand for `pixel_values`."""
         language_model = self.model.language_model
-        features = None
         if pixel_values is not None:
-            features = torch.cat(tuple(self.model.encode_images(pixel_values)))  # (P, D)
+            features = self.features(pixel_values)
         x = self.model.place_features(input_ids, features, placeholders)  # (B, T, D), or wider
-        if pixel_values is None and self.blank:
+        if features is None and self.blank:
             # Before the language model, because sharded ranks gather weights in one order.
             vision = self.model.config.vision
             shape = (1, vision.num_channels, vision.least_side, vision.least_side)
             blank = torch.ones(shape, device=self.model.device, dtype=self.model.dtype)
-            x = x + 0.0 * torch.cat(tuple(self.model.encode_images(blank))).sum()
+            x = x + 0.0 * self.features(blank).sum()
         mask = segment_mask(segment_ids)  # (B, T, T), or blocks on CUDA
         hidden, _ = language_model(x, mask, position_ids=position_ids)
-        # The positions before labels predict them.
-        hidden, targets = hidden.flatten(0, 1).index_select(0, labelled - 1), labels.flatten()[labelled]
-        return summed_cross_entropy(hidden, targets, language_model.loss_head), {}
+        return hidden.flatten(0, 1).index_select(0, labelled - 1)
 
-
-def _open(config: TrainConfig) -> tuple[Mixture, Mixture | None]:
-    """The rows to train on, and the held-out ones, if any."""
-    rows = open_datasets(dataset_entries(config.data))
-    return rows, open_datasets(dataset_entries(config.eval_data)) if config.eval_data else None
+    def features(self, pixel_values: Tensor) -> Tensor:
+        """(P, D), or wider, of all placeholders."""
+        return torch.cat(tuple(self.model.encode_images(pixel_values)))
 
 
 class RowsTask(Task):
-    """See `training.task.Task`."""
+    """See `training.task.Task`. `preferences`: a row is a pair of answers (`training/preferences.py`)."""
+
+    preferences = False
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
         super().__init__(config, ranks)
-        self.mixture, self.held_out = ranks.first_then_others(lambda: _open(config))
+        self.mixture, self.held_out = ranks.first_then_others(self._open)
         self.model, self.processor = open_model(config, ranks.device)
         written(self.model.config)  # what cannot be saved is not trained
         self.check_context()
@@ -95,7 +98,7 @@ class RowsTask(Task):
             micro_batch_size=config.micro_batch_size or per_rank,
             sequence_length=config.sequence_length,
             max_tiles=config.max_tiles or None,
-            packing=config.packing,
+            packing=config.packing and not self.preferences,
             packing_buffer_size=config.packing_buffer,
             shuffle_buffer=config.shuffle_buffer,
             seed=config.seed,
@@ -107,9 +110,18 @@ class RowsTask(Task):
         self.loader = Loader(self.mixture, self.processor, self.loader_config, ranks.rank, ranks.world_size)
         self._before = self.loader.state  # where the latest step's batches begin
         sees = bool(config.learns & {"vision_model", "projector"})
-        self.module = RowsLoss(self.model, blank=sees or config.parallel == "fsdp")
+        self.module = self.new_loss(blank=sees or config.parallel == "fsdp")
         starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
         self.summary = f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
+
+    def _open(self) -> tuple[Mixture, Mixture | None]:
+        """The rows to train on, and the held-out ones, if any."""
+        data, held_out = self.config.data, self.config.eval_data
+        rows = open_datasets(dataset_entries(data), self.preferences)
+        return rows, open_datasets(dataset_entries(held_out), self.preferences) if held_out else None
+
+    def new_loss(self, blank: bool) -> RowsLoss:
+        return RowsLoss(self.model, blank)
 
     def _steps_of_epochs(self) -> int:
         """The first rank counts. Where it cannot count all rows, the run has the estimated number of steps,
@@ -184,14 +196,14 @@ class RowsTask(Task):
 
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
-        """Mean loss per labelled token of held-out rows, if there are any. All ranks raise a DatasetError if
-        no row is usable or reading them failed."""
+        """Mean loss per labelled token, or pair, of held-out rows, if there are any, and what else is logged.
+        All ranks raise a DatasetError if no row is usable or reading them failed."""
         if self.held_out is None or not self.config.eval_pictures:
             return {}
         self.model.eval()
         config = replace(self.loader_config, epochs=1, endless=False, seed=0)
         loader = Loader(self.held_out, self.processor, config, self.ranks.rank, self.ranks.world_size)
-        batches, losses, tokens = grouped(loader), [], 0.0
+        batches, losses, counted, logged = grouped(loader), [], 0.0, dict[str, Tensor]()
         for _ in range(math.ceil(self.config.eval_pictures / self.config.batch_size)):
             try:
                 group, failed = next(batches, None), None
@@ -203,13 +215,22 @@ class RowsTask(Task):
             if not having:
                 break
             for batch in group or loader.padding_step():
-                losses.append(wrapped(**batch.to(self.model.device))[0])
-                tokens += batch.num_labels
+                loss, parts = wrapped(**batch.to(self.model.device))
+                losses.append(loss)
+                logged = added(logged, parts)
+                counted += self.count([batch])
         self.model.train()
-        total, tokens = self.ranks.sum(sum(loss.item() for loss in losses), tokens)
-        if not tokens:
+        summed = (sum(loss.item() for loss in losses), *(value.item() for value in logged.values()))
+        counted, *sums = self.ranks.sum(counted, *summed)
+        if not counted:
             raise DatasetError("--eval-data: no row can be scored, on any rank")
-        return {"eval_loss": total / tokens}
+        names = ("loss", *logged)
+        return {f"eval_{name}": value / counted for name, value in zip(names, sums, strict=True)}
+
+
+def added(sums: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What micro-batches have to log, summed."""
+    return {name: value + sums[name] if name in sums else value for name, value in more.items()}
 
 
 def grouped(loader: Loader) -> Iterator[list[Batch]]:

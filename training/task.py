@@ -56,6 +56,7 @@ class Task:
     steps: length of the run; `is_estimate` says that it is about what was asked for.
     second_stage: the step at which a stage with new gradients begins and the rate warms up again; 0: none.
     best_by: the score that picks the best evaluation, and whether more of it is better.
+    logs_sums: what is logged are sums, to be divided by `count`; else each rank has its mean.
     summary: a sentence for the model card; license: of the weights, if the data decides it.
     """
 
@@ -67,6 +68,7 @@ class Task:
     is_estimate = False
     second_stage = 0
     best_by = ("eval_loss", False)
+    logs_sums = False
     license: str | None = None
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
