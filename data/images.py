@@ -146,6 +146,15 @@ def animation(data: bytes, limits: ImageLimits, name: str) -> Iterator[tuple[Ima
         yield _flatten(picture, name, own=True), shown
 
 
+def moves(data: bytes, limits: ImageLimits, name: str) -> bool:
+    """Whether it is an animated GIF, WebP or PNG, by the header and what follows the first frame."""
+    image, _ = _open_bytes(data, limits, name)
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception as error:  # see load_image
+        raise ImageError(f"{name}: the animation is damaged or cut off ({one_line(error, 200)})") from error
+
+
 def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> tuple[int, int]:
     """(width, height) of what `load_image` gives, from the header alone; refused as far as that shows."""
     name = name or describe(source)

@@ -27,7 +27,16 @@ from typing import Any, BinaryIO
 from PIL import Image
 
 from data.errors import ImageError
-from data.images import ImageLimits, NamedBytes, animation, check_size, describe, load_image, read_bytes
+from data.images import (
+    ImageLimits,
+    NamedBytes,
+    animation,
+    check_size,
+    describe,
+    load_image,
+    moves,
+    read_bytes,
+)
 from messages import one_line
 
 MOST_BYTES = 2**31  # of a file that is read piece by piece
@@ -88,6 +97,14 @@ def open_video(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
         kinds = "MP4, QuickTime, WebM, Matroska, AVI, an animated GIF, WebP or PNG, or a folder of images"
         raise ImageError(f"{name}: expected a video ({kinds}), got something else")
     return clip
+
+
+def is_video(data: bytes, limits: ImageLimits, name: str) -> bool:
+    """Whether `open_visual` would make a Clip of these bytes, without a look at more than a frame of them.
+    Raises ImageError for an animation that cannot be opened."""
+    return _container(data[:_HEAD]) is not None or (
+        _ANIMATED.match(data) is not None and moves(data, limits, name)
+    )
 
 
 def _open(source: Any, limits: ImageLimits, name: str) -> Any:

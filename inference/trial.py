@@ -63,29 +63,34 @@ class Trials:
             if reply := self._process.stdout.readline():
                 return reply
         if self._process is not None:
-            _end(self._process)
+            end_process(self._process)
         self._process = None
         return b""
 
     def _start(self) -> subprocess.Popen[bytes]:
-        environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
-            start_new_session=True,  # Ctrl-C is not for it
-        )
-        weakref.finalize(self, _end, process)
+        process = start_process(PROGRAM)
+        weakref.finalize(self, end_process, process)
         assert process.stdin is not None, "it is a pipe"
         process.stdin.write(json.dumps(self._tokenizer).encode() + b"\n")
         return process
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def start_process(program: str) -> subprocess.Popen[bytes]:
+    """One that runs this line of Python, with pipes to and from it, and nothing of this one's secrets."""
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+        start_new_session=True,  # Ctrl-C is not for it
+    )
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
     for pipe in (process.stdin, process.stdout):
         with suppress(OSError):
             pipe and pipe.close()
-    process.kill()
     process.wait()

@@ -286,14 +286,14 @@ def test_who_sends_many_new_forms_leaves_places_and_turns_to_others(models, chec
         return compiled(self, grammar)
 
     async def asked() -> None:
-        forms = [choice_grammar([f"no{number}"]) for number in range(engine_module.FORMS_EACH + 5)]
+        forms = [choice_grammar([f"no{number}"]) for number in range(engine_module.SLOW_EACH + 5)]
         many = [engine.submit(request(grammar=one, client="many")) for one in (forms[0], *forms, forms[1])]
         other = engine.submit(request(grammar=choice_grammar(["yes"]), client="other"))
         go_on.set()
         told = await asyncio.gather(*map(answers, many), answers(other), return_exceptions=True)
         refused = [isinstance(one, QueueFull) for one in told]
         assert told[-1] == ["yes"] and list(dict.fromkeys(order)).index(choice_grammar(["yes"])) <= 2
-        assert 1 <= sum(refused) <= 5 and not any(refused[: engine_module.FORMS_EACH]) and not refused[-2]
+        assert 1 <= sum(refused) <= 5 and not any(refused[: engine_module.SLOW_EACH]) and not refused[-2]
 
     monkeypatch.setattr(type(checkpoint), "constraint", constraint)
     try:

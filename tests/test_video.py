@@ -10,6 +10,10 @@ import json
 import os
 import random
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +28,7 @@ from data.loader import Loader, LoaderConfig
 from data.packing import SampleEncoder, pack
 from data.processor import Processor
 from data.sources import open_datasets
-from data.video import Clip, open_video, open_visual
+from data.video import Clip, is_video, open_video, open_visual
 from families import idefics3
 from families.idefics3 import IdeficsImages
 from families.qwen_images import QwenImages
@@ -36,6 +40,7 @@ from generation.session import Session
 from inference.answer import answer_text
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
+from inference.trial import start_process
 from models import VisionLanguageModel
 from models.packed_vision_transformer import patches_of
 from tests import tiny
@@ -45,9 +50,12 @@ from tests.pages import make_service
 from tests.processors import draw_image
 from tests.qwen_checkpoints import KINDS, TEMPLATE, image_settings, save_hf, tokenizer
 from tests.test_serve import refused, running
+from tests.waiting import PATIENCE, wait_for
 from training.rows import RowsLoss
+from web import engine, videos
 from web.models import Models
-from web.service import AskRequest, Visitor
+from web.service import OF_VISITORS, AskRequest, Visitor
+from web.videos import open_apart
 
 CLIPS = int(os.environ.get("OCELLI_CLIPS", 5))  # of each kind; the long run has 200
 SMOL = {
@@ -341,6 +349,46 @@ def test_videos_are_bounded(tmp_path, monkeypatch, limit, most):
         open_video(path)
 
 
+def endless(frames: int = 3000, side: int = 4000) -> bytes:
+    """A GIF of few bytes whose frames are large: each of them takes a tenth of a second."""
+    begin = b"GIF89a" + 2 * side.to_bytes(2, "little") + b"\x80\0\0" + b"\0\0\0\xff\xff\xff"
+    frame = b"\x21\xf9\x04\0\x0a\0\0\0" + b"\x2c" + bytes(4) + b"\1\0\1\0\0" + b"\2\2\x44\1\0"
+    return begin + frames * frame + b";"
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+def test_a_process_of_its_own_decodes_the_same_frames(tmp_path, suffix):
+    if suffix == ".mp4":
+        pytest.importorskip("av")
+    path = (write_animation if suffix == ".gif" else write_clip)(tmp_path / f"clip{suffix}", noise(9, 64, 48))
+    expected, data = open_video(path), path.read_bytes()
+    assert is_video(data, ImageLimits(), "clip")
+    with open_apart(data, ImageLimits(), "clip") as clip:
+        assert (clip.count, clip.rate, clip.size) == (expected.count, expected.rate, expected.size)
+        for chosen in ([0, 3, 8], [2]):
+            for got, wanted in zip(clip.frames(chosen), expected.frames(chosen), strict=True):
+                assert np.array_equal(got, wanted)
+
+
+def test_a_process_that_decodes_ends_with_its_time_its_memory_or_a_crash(tmp_path, monkeypatch):
+    data = endless()
+    assert is_video(data, ImageLimits(), "endless") and not is_video(b"\xff\xd8\xff", ImageLimits(), "JPEG")
+    started = []
+    monkeypatch.setattr(
+        videos, "start_process", lambda program: started.append(start_process(program)) or started[-1]
+    )
+    with pytest.raises(ImageError), open_apart(data, ImageLimits(max_seconds=0.5), "endless"):
+        pass
+    small = write_animation(tmp_path / "clip.gif", noise(4, 64, 48)).read_bytes()
+    with pytest.raises(ImageError), open_apart(small, ImageLimits(), "clip") as clip:
+        started[-1].kill()
+        list(clip.frames([0, 1]))
+    for bad in (b"GIF89a and no more", b"\0\0\0\x18ftypmp42", b"text"):
+        with pytest.raises(ImageError), open_apart(bad, ImageLimits(), "bad"):
+            pass
+    assert len(started) == 5 and all(process.returncode is not None for process in started)
+
+
 def test_videos_and_other_files_are_told_apart(tmp_path):
     """A playlist would have FFmpeg open what it names."""
     (tmp_path / "clip.mp4").write_bytes(b"#EXTM3U\n#EXTINF:1,\n/etc/passwd\n")
@@ -453,6 +501,42 @@ def test_a_server_is_asked_about_videos(tmp_path):
         refused(ask("image_url", b"\0\0\0\x18ftypmp42"), 400)
 
 
+def test_a_video_that_takes_long_holds_up_its_own_client_alone(tmp_path, monkeypatch):
+    """Neither others' questions nor others' videos; what a client has waiting is bounded."""
+    save_hf("qwen3_vl", tmp_path / "model")
+    gif = write_animation(tmp_path / "clip.gif", noise(6, 64, 48), 250).read_bytes()
+    begun, released = [], threading.Event()
+
+    @contextmanager
+    def held(data, limits, name):
+        if data == endless():
+            begun.append(name)
+            released.wait(PATIENCE)
+            data = gif
+        with open_apart(data, limits, name) as clip:
+            yield clip
+
+    monkeypatch.setattr(engine, "open_apart", held)
+    models = Models([str(tmp_path / "model")], device="cpu")
+    with running(models, proxies=["127.0.0.1"]) as served, ThreadPoolExecutor(engine.SLOW_EACH) as clients:
+
+        def ask(client: str, data: bytes = b""):
+            url = {"url": "data:video/any;base64," + base64.b64encode(data).decode()}
+            parts = [{"type": "text", "text": "how many"}]
+            parts += [{"type": "video_url", "video_url": url}] * bool(data)
+            asked = {"model": "model", "messages": [{"role": "user", "content": parts}], "max_tokens": 2}
+            return served.send("POST", json=asked, headers={"x-forwarded-for": client})
+
+        waiting = [clients.submit(ask, "9.9.9.9", endless()) for _ in range(engine.SLOW_EACH)]
+        assert wait_for(lambda: begun and served.engine.stats.waiting == engine.SLOW_EACH)
+        refused(ask("9.9.9.9", gif), 429)
+        for client, data in (("9.9.9.9", b""), ("8.8.8.8", b""), ("8.8.8.8", gif), ("7.7.7.7", gif)):
+            assert ask(client, data).status_code == 200
+        assert begun == ["video 1"] and not any(one.done() for one in waiting)
+        released.set()
+        assert {one.result().status_code for one in waiting} == {200}
+
+
 def test_a_page_is_shown_videos(tmp_path):
     save_hf("qwen3_vl", tmp_path / "model")
     gif = write_animation(tmp_path / "clip.gif", noise(6, 64, 48), 250)
@@ -470,6 +554,18 @@ def test_a_page_is_shown_videos(tmp_path):
         with pytest.raises(ImageError):
             service.take_in(str(tmp_path / "broken.gif"))
         assert not (tmp_path / "broken.gif").exists()
+    finally:
+        service.close()
+
+
+def test_a_page_decodes_a_video_where_no_other_visitor_waits_for_it(tmp_path):
+    (tmp_path / "endless.gif").write_bytes(endless())
+    service = make_service(image=replace(OF_VISITORS, max_seconds=0.5))
+    try:
+        path = service.take_in(str(tmp_path / "endless.gif"))
+        request = AskRequest((path,), "how many", service.models.default)
+        (*_, view) = asyncio.run(all_views(service, request))
+        assert view.failed and view.returned is request and "endless.gif" in view.notice
     finally:
         service.close()
 

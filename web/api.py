@@ -42,9 +42,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from data import chat
 from data.errors import ImageError
-from data.images import ImageLimits, image_size, read_bytes
+from data.images import ImageLimits, NamedBytes, image_size, read_bytes
 from data.tools import CallPiece, whole_calls
-from data.video import open_video
 from generation.options import GenerationOptions
 from inference.boxes import located
 from inference.checkpoint import Checkpoint, PixelText
@@ -147,22 +146,20 @@ class Metrics:
 
 # ----------------------------------------------------------------------------------------------------- images
 class Images:
-    """Opens what `image_url` and `video_url` name, in threads."""
+    """Reads what `image_url` and `video_url` name, in threads."""
 
     def __init__(self, limits: ApiLimits, image: ImageLimits):
         self._folder = limits.allow_paths
         self._limits = replace(image, allow_urls=limits.allow_urls, allow_paths=False)
         self._of_videos = replace(self._limits, max_bytes=limits.max_body)
         self._decoding = ThreadPoolExecutor(2, thread_name_prefix="images")
-        self._films = ThreadPoolExecutor(1, thread_name_prefix="videos")  # images need not wait for them
         self._fetching = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetches")  # waits, mostly
 
     async def open(self, url: str, name: str) -> bytes:
         """The bytes of an image whose header is within the limits, or of a video, whose name says that it is
-        one. Raises ImageError."""
+        one: what that holds is looked at where it takes time from nobody else. Raises ImageError."""
         remote = url[:8].lower().startswith(("http://", "https://"))
-        local = self._films if name.startswith("video") else self._decoding
-        pool = self._fetching if remote else local
+        pool = self._fetching if remote else self._decoding
         return await asyncio.get_running_loop().run_in_executor(pool, self._open, url, name)
 
     def _open(self, url: str, name: str) -> bytes:
@@ -174,10 +171,9 @@ class Images:
             if (source := self._file(self._folder, url)) is None:
                 raise ImageError(f"{name}: expected a file within the folder that this server may read")
         video = name.startswith("video")
-        data = read_bytes(source, self._of_videos if video else self._limits, name)
-        if video:
-            open_video(data, self._of_videos, name)
-        else:
+        data = NamedBytes(read_bytes(source, self._of_videos if video else self._limits, name))
+        data.name = name
+        if not video:
             image_size(data, self._limits, name)
         return data
 
@@ -374,9 +370,9 @@ def submitted(
     prepare: Callable[[Checkpoint], Prepared],
 ) -> Answer:
     client = client_of(request.scope)
-    question = EngineRequest(
-        api.names[asked.model], prepare, asked.n, tuple(asked.stop), asked.top, client, asked.held_to
-    )
+    video = any(part.video_url for message in asked.messages for part in message.content or ())
+    model, stop = api.names[asked.model], tuple(asked.stop)
+    question = EngineRequest(model, prepare, asked.n, stop, asked.top, client, asked.held_to, video)
     record.tickets.append(api.engine.submit(question))
     return Answer(api.engine, record.tickets[-1], asked)
 

@@ -12,7 +12,6 @@ import gradio as gr
 from PIL import Image
 
 from data.errors import ImageError
-from data.video import Clip
 from generation.decoding import GenerationOptions
 from inference.answer import answer_text, encode
 from inference.attribution import METHODS
@@ -155,7 +154,7 @@ class AttributionTab:
 
         def prepare(checkpoint: Checkpoint) -> Prepared:
             images = [self.service.load(image) for image in asked.images]
-            if any(isinstance(image, Clip) for image in images):
+            if any(isinstance(image, bytes) for image in images):
                 raise ImageError("Maps of where a model looked are drawn on images: leave the video out.")
             tiled = [one for image in asked.images for one in self.service.tiled(checkpoint, image)]
             row = encode(checkpoint, tiled, question)

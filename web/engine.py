@@ -25,9 +25,9 @@ import threading
 import time
 import traceback
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -37,11 +37,10 @@ from typing import Any, NamedTuple
 from torch import OutOfMemoryError
 
 from data.chat import Message
-from data.images import ImageLimits, load_image
+from data.images import ImageLimits, describe, load_image
 from data.processor import EncodedConversation
 from data.tiles import Sizes
 from data.tools import CallPiece, Tool, ToolUse
-from data.video import open_video
 from generation.decoding import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
@@ -56,9 +55,11 @@ from inference.prefix_files import own_folder, with_prefixes
 from inference.thinking import Think, held_to
 from inference.trial import SECONDS
 from web.models import GUEST, Models
+from web.videos import open_apart
 
 OPENERS = 2  # threads that open images and encode prompts
-FORMS_EACH = 8  # new ones of a client that wait: each may take a second
+DECODERS = 2  # of these, for prompts with videos: a client has one of them at a time
+SLOW_EACH = 8  # videos, and new forms, of a client that wait: each may take seconds
 LONGEST_WAIT = 60.0  # seconds that a refused client is asked to wait at most
 STORE_WAIT = 1.0  # seconds that questions wait for the prefixes of their model
 REST_AFTER = 60.0  # seconds without a request, after which memory is given back
@@ -130,6 +131,7 @@ class EngineRequest:
     stop: texts before which an answer ends; they are not shown.
     logprobs: see `GenerationOptions`.
     client: who takes turns with the others.
+    video: whether it shows one, which may take long to decode.
     """
 
     model: str
@@ -139,6 +141,7 @@ class EngineRequest:
     logprobs: int | None = None
     client: str = ""
     grammar: str | ToolUse | None = None
+    video: bool = False
 
 
 @dataclass
@@ -322,10 +325,11 @@ class _Queue:
     def put(self, ticket: Ticket) -> None:
         self._clients.setdefault(ticket.request.client, deque()).append(ticket)
 
-    def get(self) -> Ticket | None:
-        if not self._clients:
+    def get(self, without: Container[str] = ()) -> Ticket | None:
+        """The next one, but for these clients."""
+        if (client := next((one for one in self._clients if one not in without), None)) is None:
             return None
-        client, tickets = self._clients.popitem(last=False)
+        tickets = self._clients.pop(client)
         ticket = tickets.popleft()
         if tickets:
             self._clients[client] = tickets  # behind the others
@@ -416,8 +420,10 @@ class Engine:
         self.models, self.limits, self.stats = models, limits or EngineLimits(), EngineStats()
         models.closed = lambda checkpoint: self._wake.set()
         self._lock = threading.Lock()  # of all that follows, but the schedulers
-        # By the place of a model: those that wait, and how many prompts are being made.
-        self._queues, self._opening = dict[str, _Queue](), Counter[str]()
+        # By the place of a model, and whether there is a video: those that wait, and how many prompts are
+        # being made; the clients whose videos are decoded.
+        self._queues, self._opening = dict[tuple[str, bool], _Queue](), Counter[tuple[str, bool]]()
+        self._decoding: set[str] = set()
         self._forms, self._forming = _Queue(), False  # whose grammars are to be compiled first
         self._ready: deque[Ticket] = deque()
         self._tickets: set[Ticket] = set()  # not ended
@@ -425,6 +431,7 @@ class Engine:
         self._closed, self._draining = False, False
         self._wake = threading.Event()
         self._openers = ThreadPoolExecutor(OPENERS, thread_name_prefix="openers")
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoders")
         # A model that takes long to open, or never ends, takes none of their threads.
         self._doors = {place: ThreadPoolExecutor(1, f"door of {place}") for place in (*models.names, GUEST)}
         self._openings: dict[str, Future[Checkpoint]] = {}
@@ -456,6 +463,9 @@ class Engine:
             if waiting - max(0, self.limits.slots - running) >= self.limits.max_queue:
                 rounds = waiting / self.limits.slots
                 raise QueueFull(min(max(1.0, math.ceil(rounds * self._seconds)), LONGEST_WAIT))
+            videos = (one for one in self._tickets if one.request.video and one.started is None)
+            if request.video and sum(one.request.client == request.client for one in videos) >= SLOW_EACH:
+                raise QueueFull(SLOW_EACH)  # as of forms, below
             self._tickets.add(ticket)
             self.stats.requests += 1
             self.stats.waiting += 1
@@ -507,15 +517,18 @@ class Engine:
             ticket.checkpoint = checkpoint
             formed = request.grammar is None or ticket.form is not None
             forms = {request.grammar, *(one.request.grammar for one in self._forms.of(request.client))}
-            many = not formed and len(forms) > FORMS_EACH
+            many = not formed and len(forms) > SLOW_EACH
             if not many:
                 (self._queue_of(ticket) if formed else self._forms).put(ticket)
         if many:  # they would take the places of all others in the queue
-            self._end(ticket, QueueFull(FORMS_EACH * SECONDS))
+            self._end(ticket, QueueFull(SLOW_EACH * SECONDS))
         self._open_next()
 
+    def _kind(self, ticket: Ticket) -> tuple[str, bool]:
+        return self.models.place(ticket.request.model), ticket.request.video
+
     def _queue_of(self, ticket: Ticket) -> _Queue:
-        return self._queues.setdefault(self.models.place(ticket.request.model), _Queue())
+        return self._queues.setdefault(self._kind(ticket), _Queue())
 
     def place(self, ticket: Ticket) -> int:
         with self._lock:
@@ -539,13 +552,18 @@ class Engine:
         with self._lock:
             # Without those that may wait for the end of what follows other answers.
             ready = Counter(self.models.place(one.request.model) for one in self._ready if one.then is None)
-            for place, queue in self._queues.items():
+            for (place, video), queue in self._queues.items():
                 most = max(OPENERS, self.limits.slots)
-                while not self._closed and self._opening[place] + ready[place] < most:
-                    if (ticket := queue.get()) is None:
+                while not self._closed and self._opening[place, video] + ready[place] < most:
+                    if video and len(self._decoding) == DECODERS:
                         break
-                    self._opening[place] += 1
-                    self._openers.submit(self._prepare, ticket, self._encode, self._encoded)
+                    if (ticket := queue.get(self._decoding if video else ())) is None:
+                        break
+                    self._opening[place, video] += 1
+                    if video:
+                        self._decoding.add(ticket.request.client)
+                    pool = self._decoders if video else self._openers
+                    pool.submit(self._prepare, ticket, self._encode, self._encoded)
             if not self._closed and not self._forming and (ticket := self._forms.get()) is not None:
                 self._forming = True
                 self._former.submit(self._prepare, ticket, self._compile, self._compiled)
@@ -579,7 +597,9 @@ class Engine:
             self._queue_of(ticket).put(ticket)
 
     def _encoded(self, ticket: Ticket, goes_on: bool) -> None:
-        self._opening[self.models.place(ticket.request.model)] -= 1
+        self._opening[self._kind(ticket)] -= 1
+        if ticket.request.video:
+            self._decoding.discard(ticket.request.client)
         if goes_on:  # from here on it is the models' thread that ends it
             self._ready.append(ticket)
 
@@ -849,7 +869,7 @@ class Engine:
         with self._lock:  # what is taken in before is ended below, and what comes later is refused
             self._closed = True
         self._wake.set()
-        for pool in (self._openers, self._former, *self._doors.values()):
+        for pool in (self._openers, self._decoders, self._former, *self._doors.values()):
             pool.shutdown(wait=False, cancel_futures=True)
         for opening in list(self._openings.values()):
             with suppress(InvalidStateError):  # it is open
@@ -876,23 +896,29 @@ def prepare_messages(
     if think:
         checkpoint.processor.chat.check_thinking(thinks_by)
     limits = replace(OF_STRANGERS, max_bytes=ImageLimits.max_bytes, max_pixels=ImageLimits.max_pixels)
-    openers: dict[str, Any] = {"image": load_image, "video": open_video}
     form, size, processor = None, None, checkpoint.processor
-    conversation = []
-    for message in messages:
-        parts = [
-            (kind, value if kind == "text" else openers[kind](value, limits)) for kind, value in message.parts
-        ]
-        if sizes := {value.size for kind, value in parts if kind == "image"}:
-            size = sizes.pop() if len(sizes) == 1 else None
-            form = spoken_form(processor.coordinates, processor.images.plan(*size).sizes) if size else None
-        if message.role == "assistant" and form is not None and size is not None:
-            parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
-        content = [{"type": kind, kind: value} for kind, value in parts]
-        about = {"tool_calls": message.calls, "tool_call_id": message.call_id}
-        conversation.append({"role": message.role, "content": content} | about)
-    tools = tools if checkpoint.writes_json else ()
-    return Prepared(processor.encode_conversation(conversation, True, think=think, tools=tools), options)
+    conversation, tools = [], tools if checkpoint.writes_json else ()
+    with ExitStack() as videos:
+
+        def opened(kind: str, value: Any) -> Any:
+            if kind == "video":
+                return videos.enter_context(open_apart(value, limits, describe(value)))
+            return load_image(value, limits) if kind == "image" else value
+
+        for message in messages:
+            parts = [(kind, opened(kind, value)) for kind, value in message.parts]
+            if sizes := {value.size for kind, value in parts if kind == "image"}:
+                size = sizes.pop() if len(sizes) == 1 else None
+                form = (
+                    spoken_form(processor.coordinates, processor.images.plan(*size).sizes) if size else None
+                )
+            if message.role == "assistant" and form is not None and size is not None:
+                parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
+            content = [{"type": kind, kind: value} for kind, value in parts]
+            about = {"tool_calls": message.calls, "tool_call_id": message.call_id}
+            conversation.append({"role": message.role, "content": content} | about)
+        encoded = processor.encode_conversation(conversation, True, think=think, tools=tools)
+    return Prepared(encoded, options)
 
 
 def prepare_text(text: str, options: GenerationOptions, checkpoint: Checkpoint) -> Prepared:

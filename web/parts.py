@@ -72,7 +72,8 @@ def add_images(service: Service, box: gr.MultimodalTextbox, model: gr.Dropdown, 
         taken, wrong = list[str](), problems.splitlines()
         for file in files or ():
             try:
-                taken.append(await asyncio.to_thread(service.take_in, file))
+                loop = asyncio.get_running_loop()
+                taken.append(await loop.run_in_executor(service.looking, service.take_in, file))
             except Exception as error:  # the others go on
                 wrong.append(told(error))
         count = len(taken) + len(message.get("files") or ())

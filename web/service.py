@@ -21,6 +21,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,9 +30,9 @@ from typing import Any
 from PIL import Image
 
 from data.errors import ImageError, PromptError
-from data.images import ImageLimits, read_bytes
+from data.images import ImageLimits, NamedBytes, describe, load_image, read_bytes
 from data.tiles import Sizes, Visual
-from data.video import Clip, open_visual
+from data.video import is_video
 from generation.kv_cache import bytes_per_position
 from generation.options import GenerationOptions
 from inference.answer import split
@@ -43,6 +44,7 @@ from models.checkpoints.names import PHOTOGRAPHS
 from web.engine import DRAFT, Engine, EngineLimits, EngineRequest, Piece, Prepared, Ticket
 from web.errors import log_fault, refusal
 from web.pictures import original_size, take_in
+from web.videos import open_apart
 
 REDRAW = 0.1  # an answer is shown anew at most this often
 ALIVE = 1.0  # while nothing happens, a view is given this often: it fails where the visitor has gone
@@ -257,12 +259,14 @@ class Service:
         self._open: Counter[str] = Counter()  # connections of open pages, by session
         self._tiled: OrderedDict[tuple[Origin | None, str], tuple[Visual, ...]] = OrderedDict()
         self._lock = threading.Lock()  # of the tiled images
-        self._looking = threading.Lock()  # one upload at a time: it may hold a large image's pixels
+        # One upload at a time is looked at: it may hold a large image's pixels.
+        self.looking = ThreadPoolExecutor(1, thread_name_prefix="uploads")
 
     def close(self) -> None:
         """End all work, and the engine."""
         for visitor in list(self._visitors.values()):
             visitor.cancel()
+        self.looking.shutdown(wait=False, cancel_futures=True)
         self.engine.close()
 
     # ---------------------------------------------------------------------------------------- questions
@@ -279,14 +283,22 @@ class Service:
             raise ImageError(f"images: expected at most {images} at once, got {count}; remove some of them")
         return request.options(self.engine.limits)
 
-    def load(self, path: str) -> Image.Image | Clip:
-        """An uploaded image or video, within the limits of the service."""
-        name, limits = Path(path).name, self.limits.image
+    def load(self, path: str) -> Image.Image | bytes:
+        """An uploaded image, or the bytes of an uploaded video, within the limits of the service."""
+        name, limits = repr(Path(path).name), self.limits.image
         try:
             with open(path, "rb") as file:
-                return open_visual(read_bytes(file, limits, repr(name)), limits, repr(name))
+                data = NamedBytes(read_bytes(file, limits, name))
         except FileNotFoundError:
-            raise ImageError(f"{name!r} is no longer kept here: add it again") from None
+            raise ImageError(f"{name} is no longer kept here: add it again") from None
+        data.name = name
+        return data if is_video(data, limits, name) else load_image(data, limits, name)
+
+    def shows_video(self, path: str) -> bool:
+        """Whether an upload is a video. In any thread."""
+        with suppress(OSError, ImageError):  # whoever opens it says so
+            return is_video(Path(path).read_bytes(), self.limits.image, path)
+        return False
 
     @property
     def edge(self) -> int:
@@ -299,15 +311,14 @@ class Service:
         return max(edges) if len(held) == len(models.names) else max(*edges, SEEN)
 
     def take_in(self, path: str) -> str:
-        """See `web.pictures.take_in`; a video stays as it is. In any thread. What is neither is deleted, with
-        an ImageError."""
-        with self._looking:
-            try:
-                shown = self.load(path)
-                return path if isinstance(shown, Clip) else take_in(path, shown, self.edge)
-            except ImageError:
-                Path(path).unlink(missing_ok=True)
-                raise
+        """See `web.pictures.take_in`; a video stays as it is, and is decoded when it is asked about. In the
+        thread `looking`. What is neither is deleted, with an ImageError."""
+        try:
+            shown = self.load(path)
+            return path if isinstance(shown, bytes) else take_in(path, shown, self.edge)
+        except ImageError:
+            Path(path).unlink(missing_ok=True)
+            raise
 
     def about_images(self, model: str, count: int) -> str:
         """A sentence on what a model makes of several images, or "" for one."""
@@ -325,7 +336,12 @@ class Service:
             if key in self._tiled:
                 self._tiled.move_to_end(key)
                 return self._tiled[key]
-        cut = checkpoint.processor.visuals(self.load(path))
+        shown, limits = self.load(path), self.limits.image
+        if isinstance(shown, bytes):
+            with open_apart(shown, limits, describe(shown)) as clip:
+                cut = checkpoint.processor.visuals(clip)
+        else:
+            cut = checkpoint.processor.visuals(shown)
         tiled = tuple(replace(one, size=original_size(path, one.size)) for one in cut)
         with self._lock:
             self._tiled[key] = tiled
@@ -378,8 +394,9 @@ class Service:
             exchange.small = short.sizes if short is not None else None
             return Prepared(asked.row, asked.options, short)
 
+        video = await asyncio.to_thread(lambda: any(map(self.shows_video, request.images)))
         ticket = self.engine.submit(
-            EngineRequest(request.model, prepare, request.answers, client=visitor.client)
+            EngineRequest(request.model, prepare, request.answers, client=visitor.client, video=video)
         )
         visitor.log.append(exchange)
         del visitor.log[: -self.limits.max_turns]

@@ -1,0 +1,96 @@
+"""A stranger's video is opened once, in a process of its own: for a bounded time, in bounded memory.
+
+    with open_apart(data, limits, "video 1") as clip:  # ImageError, as of `data.video.open_video`
+        for frame in clip.frames([0, 12]): ...
+
+A packet of a few bytes can keep a decoder busy for hours, or crash it: no thread can be ended then, but a
+process can. It gives way to the models' threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+from PIL import Image
+
+from data.errors import ImageError
+from data.images import ImageLimits
+from data.video import Clip, open_video
+from inference.trial import end_process, start_process
+
+MEMORY = 2 * 2**30  # bytes for one video
+WALL = 3  # times the seconds of processor time, on a machine that is busy with other things
+NICE = 10
+PROGRAM = "from web.videos import serve; serve()"
+
+
+@contextmanager
+def open_apart(data: bytes, limits: ImageLimits, name: str) -> Iterator[Clip]:
+    """The Clip of a video's bytes, within `max_seconds` of processor time for all that is done with it, until
+    the block ends. Raises ImageError, as its frames do."""
+    process = start_process(PROGRAM)
+    sent, received = process.stdin, process.stdout
+    assert sent is not None and received is not None, "they are pipes"
+
+    def reply() -> dict[str, Any]:
+        told = json.loads(received.readline() or "{}")
+        if "error" in told:
+            raise ImageError(told["error"])
+        if not told:
+            most = f"{limits.max_seconds:g} s or {MEMORY // 2**20:,} MiB"
+            raise ImageError(f"{name}: it takes more than {most} to decode; give a shorter video")
+        return told
+
+    def read(indices: Sequence[int]) -> Iterator[Image.Image]:
+        with suppress(OSError):  # it has ended
+            sent.write(json.dumps([*indices]).encode() + b"\n")
+            sent.flush()
+        for _ in indices:
+            width, height = reply()["size"]
+            pixels = received.read(width * height * 3)
+            if len(pixels) < width * height * 3:
+                reply()
+            yield Image.frombytes("RGB", (width, height), pixels)
+
+    try:
+        with suppress(OSError):
+            about = {"name": name, "bytes": len(data), "limits": asdict(limits)}
+            sent.write(json.dumps(about).encode() + b"\n" + data)
+            sent.flush()
+        told = reply()
+        yield Clip(name, told["count"], told["rate"], tuple(told["size"]), read)
+    finally:
+        end_process(process)
+
+
+def serve() -> None:
+    """All of the process: stdin says which video it is and, line by line, which frames are wanted."""
+    about = json.loads(sys.stdin.buffer.readline())
+    limits = ImageLimits(**about["limits"])
+    os.nice(NICE)
+    with suppress(OSError, ValueError):  # not everywhere
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    signal.setitimer(signal.ITIMER_PROF, limits.max_seconds)  # these signals end it
+    signal.setitimer(signal.ITIMER_REAL, WALL * limits.max_seconds)
+    try:
+        clip = open_video(sys.stdin.buffer.read(about["bytes"]), limits, about["name"])
+        _reply({"count": clip.count, "rate": clip.rate, "size": clip.size})
+        for line in sys.stdin.buffer:
+            for frame in clip.read(json.loads(line)):
+                _reply({"size": frame.size}, frame.tobytes())
+    except ImageError as error:
+        _reply({"error": str(error)})
+
+
+def _reply(told: dict[str, Any], data: bytes = b"") -> None:
+    sys.stdout.buffer.write(json.dumps(told).encode() + b"\n" + data)
+    sys.stdout.buffer.flush()
