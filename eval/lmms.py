@@ -22,12 +22,15 @@ import torch
 import torch.distributed as dist
 from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
+from lmms_eval.api.task import ConfigurableMessagesTask
 from lmms_eval.evaluator import simple_evaluate
 from lmms_eval.protocol import ChatMessages
 from lmms_eval.tasks import TaskManager
 from tqdm import tqdm
 
 from data.boxes import CoordinateForm
+from data.processor import EncodedConversation, kind_of
+from data.tiles import Visual
 from eval.lmms_tasks import (
     Error,
     LmmsError,
@@ -46,10 +49,12 @@ from generation.requests import LazyRequest, Request
 from inference.answer import answer_text, requests_for
 from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint, RequestError
+from inference.grammar import choice_grammar
 from inference.thinking import think_first
 from messages import one_line
 
 NAME = "ocelli"
+IMPOSSIBLE = 1e9
 SEED_STEP = 1_000_003  # between documents of a task: each of its answers draws with a seed of its own
 
 
@@ -65,6 +70,7 @@ class Ocelli(lmms):
         super().__init__()
         self.checkpoint, self.batch_size, self.think = checkpoint, batch_size, think
         self.errors: list[Error] = []
+        self._video: tuple[Any, list[Visual]] = (None, [])  # the last one
 
     @property
     def device(self) -> torch.device:
@@ -106,16 +112,29 @@ class Ocelli(lmms):
     def _request(self, request: Instance, options: GenerationOptions) -> Request:
         _, doc_to_messages, settings, document, task, split = request.args
         held = self.task_dict[task][split][document]
-        messages = ChatMessages(messages=doc_to_messages(held)).to_hf_messages()
+        messages = doc_to_messages(held)
         if form := self._form(task, held):
             messages = in_our_form(messages, held, form)
-        row = self.checkpoint.processor.encode_conversation(
-            messages, True, f"{task}, document {document}", self.think is not None
-        )
+        row = self._encoded(messages, task, document)
         limit = options.max_new_tokens
         if settings.get("max_new_tokens") is None:  # the limit is ours, so whatever there is room for will do
             limit = max(1, min(limit, self.checkpoint.context - len(row.input_ids)))
         return requests_for(self.checkpoint, row, limit, options)[0]
+
+    def _encoded(self, messages: list[dict[str, Any]], task: str, document: int) -> EncodedConversation:
+        """A prompt of lmms-eval's messages."""
+        opened, label = ChatMessages(messages=messages).to_hf_messages(), f"{task}, document {document}"
+        for message in opened:
+            message["content"] = [one for part in message["content"] for one in self._shown(part)]
+        return self.checkpoint.processor.encode_conversation(opened, True, label, self.think is not None)
+
+    def _shown(self, part: dict[str, Any]) -> list[dict[str, Any]]:
+        """A part of a message; of a video, what the model is shown of it."""
+        if part["type"] != "video":
+            return [part]
+        if self._video[0] != part["video"]:  # several questions about one follow one another
+            self._video = part["video"], self.checkpoint.processor.visuals(part["video"])
+        return [{"type": kind_of(one), kind_of(one): one} for one in self._video[1]]
 
     def _form(self, task: str, document: Mapping[str, Any]) -> CoordinateForm | None:
         """The model's form for the box that a task asks for; None where it asks for none."""
@@ -124,10 +143,42 @@ class Ocelli(lmms):
         form = self.checkpoint.processor.form(document["image"].size)
         return form if form is not None and form.detect else None
 
-    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        raise RequestError(
-            f"task {requests[0].task_name}: a chat model has no likelihoods, it only generates"
-        )
+    def loglikelihood(self, requests: list[Instance]) -> list[GenerationResult]:
+        """Pairs: of each choice the negative logarithm of its probability as a whole answer, with its end,
+        since lmms-eval takes the least; and whether it is the likeliest. All choices of a document are looked
+        at together (`inference.decide`); where that fails, all are as good as impossible."""
+        asked: dict[tuple, dict[str, list[int]]] = {}  # text -> places in `requests`
+        for number, request in enumerate(requests):
+            if len(request.args) != 6 or callable(request.args[1]):
+                wanted = "of likelihoods only those of a document's choices are supported"
+                raise RequestError(f"task {request.task_name}: {wanted}")
+            context, text, _, document, task, split = request.args
+            places = asked.setdefault((task, split, document, context), {})
+            places.setdefault(text.strip(), []).append(number)
+        results = [(IMPOSSIBLE, False)] * len(requests)
+        scheduler = open_scheduler(self.checkpoint, max(1, min(self.batch_size, len(asked))))
+        with tqdm(total=len(asked), desc="choices", disable=self.rank != 0) as bar:
+            deferred = (LazyRequest(key, partial(self._choice, requests, asked[key])) for key in asked)
+            for done in scheduler.run(deferred):
+                if (decision := done.decision) is None:
+                    self.errors.append((done.key[0], done.key[2], one_line(done.error)))
+                else:
+                    for place, numbers in enumerate(asked[done.key].values()):
+                        for number in numbers:
+                            results[number] = (-decision.logprobs[place], place == decision.chosen)
+                bar.update()
+        # As results, because lmms-eval makes a text of a bare pair.
+        return [GenerationResult(pair) for pair in results]  # type: ignore[arg-type]
+
+    def _choice(self, requests: list[Instance], texts: Mapping[str, list[int]]) -> Request:
+        """Asks for one of the texts, each of which has its places in `requests`."""
+        context, _, doc_to_visual, document, task, split = requests[next(iter(texts.values()))[0]].args
+        held = self.task_dict[task][split][document]
+        (message,) = ConfigurableMessagesTask._build_user_turn(doc_to_visual(held), context)
+        row = self._encoded([message], task, document)
+        form = self.checkpoint.constraint(choice_grammar([*texts]))
+        options = think_first(GenerationOptions(constraint=form), self.think)
+        return requests_for(self.checkpoint, row, options.max_new_tokens, options)[0]
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
         raise RequestError(f"task {requests[0].task_name}: several rounds are not supported")
@@ -198,15 +249,23 @@ def _load(tasks: Sequence[Task], manager: TaskManager) -> list:
     first = not dist.is_initialized() or dist.get_rank() == 0
     if not first:
         dist.barrier()
+
+    def found(task: Task, kind: str) -> list:
+        named = task if isinstance(task, str) else [dict(task)]  # which is changed
+        return _leaves(manager.load_task_or_group(named, kind))
+
     loaded = []
     for task in tasks:
         try:
-            found = manager.load_task_or_group(task if isinstance(task, str) else [dict(task)], "chat")
+            leaves = found(task, "chat")
+            if any(leaf.OUTPUT_TYPE == "multiple_choice" for leaf in leaves):  # whose requests have no chat
+                both = zip(leaves, found(task, "simple"), strict=True)
+                leaves = [two if two.OUTPUT_TYPE == "multiple_choice" else one for one, two in both]
         except Exception as error:  # datasets and the Hub raise anything
             cause = error.__cause__ or error  # lmms-eval retries, and then reports only that it did
             reason = f"{type(cause).__name__}: {one_line(cause, 300)}"
             raise LmmsError(f"task {task}: its data cannot be loaded ({reason})") from error
-        loaded += _leaves(found)
+        loaded += leaves
     if first and dist.is_initialized():
         dist.barrier()
     return loaded

@@ -61,6 +61,7 @@ class Metric:
     score: (answer, targets, the row's other columns) -> 0 to 1. Raises MetricError where that is impossible.
     summarise: all questions -> figures, of which "score" is the one that is reported.
     targets_needed: with fewer targets no answer can score 1.
+    chooses: where a prompt lists choices, the answer is the likeliest of their letters.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Metric:
     score: Callable[[str, Sequence[str], Fields], float]
     summarise: Callable[[Sequence[Scored]], dict[str, float]] = mean_score
     targets_needed: int = 1
+    chooses: bool = False
 
 
 # What differs between scorers of one name, which matters more than most models' differences.
@@ -279,9 +281,11 @@ def multiple_choice() -> Metric:
 
     return Metric(
         "multiple_choice",
-        "Multiple choice: 1 where the chosen letter is the target's; the most certain form of a letter in "
-        "the answer, the last of that form; none is wrong (lmms-eval's MMStar; Chen et al. 2024).",
+        "Multiple choice: 1 where the chosen letter is the target's: of listed choices the likeliest whole "
+        "answer, its end included; else the most certain form of a letter in the answer, the last of that "
+        "form; none is wrong (lmms-eval's MMStar; Chen et al. 2024).",
         score,
+        chooses=True,
     )
 
 

@@ -80,8 +80,9 @@ from inference.checkpoint import (
 )
 from inference.cli import log_if_slow
 from inference.conversation import Turn, messages_of
+from inference.grammar import choice_grammar
 from inference.locks import only_writer
-from inference.thinking import THINK_TOKENS, think_first
+from inference.thinking import THINK_TOKENS, held_to, think_first
 from messages import one_line
 from models.checkpoints.hub import for_terminal, last_name
 from models.vision_language_model import VisionLanguageModel
@@ -107,6 +108,7 @@ class EvalAnswer:
     thinking: tuple[str, int] | None = None  # what was thought before, and in how many tokens
     confidence: float | None = None
     looked: Mapping[str, float] | None = None
+    probabilities: Mapping[str, float] | None = None  # of each of its choices, among them
     error: str = ""
 
 
@@ -134,6 +136,7 @@ def _record(task: EvalTask, sample: EvalSample, answer: EvalAnswer) -> dict[str,
     record |= {"answer": answer.text, "score": score, "tokens": answer.tokens}
     record |= dict(zip(("thinking", "thinking_tokens"), answer.thinking or ()))
     record |= {} if answer.confidence is None else {"confidence": round(answer.confidence, 6)}
+    record |= {"probabilities": answer.probabilities} if answer.probabilities else {}
     record |= {"looked": answer.looked} if answer.looked else {}
     return record | ({"error": answer.error} if answer.error else {})
 
@@ -192,7 +195,8 @@ def answers(
             held.clear()
             held[sample.group] = [_tiled(checkpoint, source, blank) for source in sample.images()]
         row = _encode(checkpoint.processor, held[sample.group], sample, think is not None)
-        return requests_for(checkpoint, row, sample.max_new_tokens, options)[0]
+        form = checkpoint.constraint(choice_grammar(sample.choices)) if sample.choices else None
+        return requests_for(checkpoint, row, sample.max_new_tokens, held_to(options, form))[0]
 
     numbers = (number for group in groups for number in group)
     for done in scheduler.run(LazyRequest(number, partial(request, samples[number])) for number in numbers):
@@ -203,7 +207,9 @@ def answers(
             thought, own = split(checkpoint, done.token_ids, options)
             thinking = (said, len(thought)) if thought or think is not None else None
             seen = _looked(checkpoint, samples[done.key], done.token_ids) if looked else None
-            yield done.key, EvalAnswer(text, len(own), thinking, done.confidence, seen)
+            choices, decision = samples[done.key].choices, done.decision
+            shares = None if decision is None else dict(zip(choices, decision.probabilities))
+            yield done.key, EvalAnswer(text, len(own), thinking, done.confidence, seen, shares)
 
 
 def _encode(

@@ -74,6 +74,7 @@ class EvalSample:
     group: equal for samples that show the same images.
     shows: a key of each of its images.
     earlier: the turns of the conversation before it, (question, expected answer) each.
+    choices: what the likeliest one of is its answer; () for whatever a model says.
     family: what kind of question it is; "" where the data do not say.
     fields: the row's other columns, for the metric.
     """
@@ -87,6 +88,7 @@ class EvalSample:
     max_new_tokens: int
     shows: tuple[str, ...] = ()
     earlier: tuple[tuple[str, str], ...] = ()
+    choices: tuple[str, ...] = ()
     family: str = ""
     system: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -122,7 +124,7 @@ class EvalTask:
         first = f", after at most {self.think} tokens of thinking" if self.think else ""
         digest = hashlib.sha256()
         for one in self.samples:
-            key = [one.id, one.prompt, one.system, one.targets, one.group, *one.earlier]
+            key = [one.id, one.prompt, one.system, one.targets, one.group, *one.earlier, *one.choices]
             digest.update(json.dumps(key).encode())
         return {
             "name": self.name,
@@ -294,7 +296,7 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     rows, folder = open_rows(path, config.subset, split, streaming, config.revision)
     if not any(True for _ in first_rows(rows)):
         raise DatasetError(f"{path}: split {split!r} has no rows")
-    reader = _Reader(config, rows, folder)
+    reader = _Reader(config, rows, folder, metric.chooses)
     samples, problems, taken = list[EvalSample](), [], list[Any]()
     for number, row in enumerate(all_rows(rows) if streaming else rows):
         if streaming:
@@ -326,7 +328,7 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
 class _Reader:
     """Samples of a dataset's rows."""
 
-    def __init__(self, config: DataConfig, rows: Sequence[Any], folder: Path | None):
+    def __init__(self, config: DataConfig, rows: Sequence[Any], folder: Path | None, chooses: bool):
         self.config, self.rows, self.boxes = config, rows, config.boxes
         self.max_new_tokens = config.max_new_tokens or (BOX_TOKENS if config.boxes else MAX_NEW_TOKENS)
         columns, path, renamed = columns_of(rows, config.path), config.path, config.columns
@@ -372,6 +374,7 @@ class _Reader:
                 "in braces, and {{ for a brace"
             )
         self.in_prompt = named
+        self.chooses = chooses and "choices" in named  # by the letters that the prompt gives them
         if not config.allow_text_only:
             by_column = self.is_plain or config.boxes is not None
             images_of = schema.column_images if by_column else schema.images
@@ -401,6 +404,7 @@ class _Reader:
                 group=" ".join(shows) or f"row {number + 1}",
                 max_new_tokens=self.max_new_tokens,
                 shows=shows,
+                choices=tuple(ascii_uppercase[: len(choices)]) if self.chooses else (),
                 family=str(row.get(self.names["family"]) or ""),
                 system=self.config.system,
                 fields=fields,

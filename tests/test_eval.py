@@ -24,6 +24,7 @@ from generation.requests import Stats
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
+from inference.grammar import choice_grammar
 from shapes import heldout_questions
 from shapes import score as shapes_score
 from tests.evaluations import (
@@ -109,6 +110,34 @@ def test_a_follow_up_is_asked_as_in_a_conversation(checkpoint, task):
         ((_, alone),) = answers(checkpoint, [replace(asked, earlier=())])
         assert number == 0 or abs(alone.confidence - together.confidence) > 1e-4
         earlier.append((question, together.text))
+
+
+def test_of_listed_choices_the_likeliest_is_the_answer(checkpoint, alone, tmp_path):
+    """What `--choices` gives each question alone; where a prompt lists none, the model's own words count."""
+    folder, _ = alone
+    asked = [("What colour is it?", ["red", "blue", "green"], 1), ("How many?", ["1", "2"], "2")]
+    rows = [
+        {"image": str(folder / f"image-{image}.png"), "question": question, "choices": choices, "answer": own}
+        for image in range(3)
+        for question, choices, own in asked
+    ]
+    path = str(save_rows(tmp_path / "rows.jsonl", rows))
+    config, metric = DataConfig(path, allow_outside=True), find_metric("multiple_choice")
+    task = data_task(config, metric)
+    evaluate(checkpoint, task, tmp_path / "out", batch_size=4)
+    records = {record["id"]: record for record in samples_of(tmp_path / "out")}
+    for number, (row, sample) in enumerate(zip(rows, task.samples, strict=True), 1):
+        form = checkpoint.constraint(choice_grammar(["A", "B", "C"][: len(row["choices"])]))
+        expected = ask(checkpoint, [row["image"]], sample.prompt, GenerationOptions(constraint=form)).finish()
+        record = records[str(number)]
+        assert record["probabilities"] == pytest.approx(expected["probabilities"][0], abs=1e-5)
+        assert [record["answer"]] == expected["answers"]
+        assert record["score"] == (record["answer"] == "B")
+        assert record["confidence"] == pytest.approx(max(record["probabilities"].values()), abs=1e-6)
+    task = data_task(replace(config, prompt="{question}", limit=2), metric)
+    for number, answer in answers(checkpoint, task.samples):
+        plain = ask(checkpoint, [rows[number]["image"]], rows[number]["question"], GenerationOptions())
+        assert [answer.text] == plain.finish()["answers"] and answer.probabilities is None
 
 
 def test_a_compiled_model_has_all_its_parameters():

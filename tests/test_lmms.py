@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from datasets import Dataset, Image
 
 from eval.lmms_tasks import MAX_NEW_TOKENS, LmmsError, check_known, cut, read_settings
@@ -26,7 +27,10 @@ from eval.tasks import DEFAULT_MODEL, TRIED
 from generation.decoding import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import RequestError, open_checkpoint, pick_device
+from inference.grammar import choice_grammar
 from shapes import heldout_questions, render
+from tests import lfm2_checkpoints, qwen_checkpoints
+from tests.clips import noise, write_clip
 from tests.evaluations import results_of, samples_of
 from tests.evaluations import run as evaluation
 from training.distributed import Ranks
@@ -112,9 +116,11 @@ def embedded_model():
     return open_checkpoint(DEFAULT_MODEL, device="cpu", dtype="float32")
 
 
-def run_drawn(parquet: Path, checkpoint, folder: Path, limit: int | None = None) -> list[dict]:
-    """The drawn task through lmms-eval: its results, on the first rank."""
-    task = {"task": "ocelli_drawn"} | source(parquet, "test")
+def run_drawn(
+    parquet: Path, checkpoint, folder: Path, limit: int | None = None, name: str = "ocelli_drawn"
+) -> list[dict]:
+    """A task of ours through lmms-eval: its results, on the first rank."""
+    task = {"task": name} | source(parquet, "test")
     return lmms.run_lmms([task], checkpoint, limit, 5, folder, TASK_FILES)
 
 
@@ -240,6 +246,44 @@ def test_limit_and_an_unreadable_image(embedded, drawn, tmp_path):
     error = result["errors"]["samples"][0]
     assert error["id"] == 1 and "cannot identify image" in error["error"]
     assert "1 of 3 could not be answered" in official_table(result)
+
+
+@NEEDS_LMMS_EVAL
+def test_choices_are_those_that_the_command_line_chooses(embedded, drawn, tmp_path):
+    """With their likelihoods; choices that nobody can choose among are listed, and the others are scored."""
+    colours = ["red", "blue", "green"]
+    rows = [{**row, "choices": colours, "answer": place % 3} for place, row in enumerate(drawn[:5])]
+    rows[4]["choices"] = ["red", "", "blue"]
+    (result,) = run_drawn(store(rows, tmp_path / "rows.parquet"), embedded, tmp_path, name="ocelli_choices")
+    options, right = GenerationOptions(constraint=embedded.constraint(choice_grammar(colours))), []
+    for row, sample in zip(rows[:4], samples_of(tmp_path / "ocelli_choices")):
+        expected = ask(embedded, [row["image"]], row["question"], options).finish()
+        losses = torch.tensor([loss for loss, _ in sample["scored"]], dtype=torch.float64)
+        shares = dict(zip(colours, (-losses).softmax(0).tolist()))
+        assert shares == pytest.approx(expected["probabilities"][0], abs=1e-5)
+        assert losses.neg().exp().sum().item() == pytest.approx(expected["probability_mass"][0], rel=1e-4)
+        right.append(expected["answers"][0] == colours[row["answer"]])
+        assert sample["acc"] == right[-1]
+    assert result["n"] == 5 and [one["id"] for one in result["errors"]["samples"]] == [4]
+
+
+@NEEDS_LMMS_EVAL
+@pytest.mark.parametrize("kind", ["qwen3_vl", "lfm2_vl"])
+def test_videos_are_asked_about_as_everywhere(kind, tmp_path):
+    """A family that takes videos, and one that is shown frames as images."""
+    pytest.importorskip("av")
+    save = qwen_checkpoints.save_hf if kind == "qwen3_vl" else lfm2_checkpoints.save_hf
+    save(*((kind,) if kind == "qwen3_vl" else ()), tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model", device="cpu")
+    paths = [str(write_clip(tmp_path / f"{one}.mp4", noise(9, 64, 48, one), 4)) for one in range(2)]
+    rows = [{"clip": paths[one // 2], "question": f"how many {one}", "answer": "two"} for one in range(4)]
+    rows.append(rows[0] | {"clip": str(tmp_path / "none.mp4")})
+    (result,) = run_drawn(store(rows, tmp_path / "rows.parquet"), checkpoint, tmp_path)
+    assert result["errors"]["count"] == 1 and result["n"] == 5
+    options = GenerationOptions(max_new_tokens=16)
+    for row, sample in zip(rows[:4], samples_of(tmp_path / "ocelli_drawn")):
+        alone = ask(checkpoint, checkpoint.processor.visuals(row["clip"]), row["question"], options).finish()
+        assert sample["answer"] == alone["answers"]
 
 
 @NEEDS_LMMS_EVAL
