@@ -104,7 +104,7 @@ class RowSchema:
             raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
         if (kept := self._turns_kept(row)) is None:
             return None
-        shown = self._shown(row)
+        shown = self.shown(row)
         images = [value for kind, value in shown if kind == "image"]
         turns: list[Mapping[str, Any]] = []
         if self.text_columns in OF_BOXES:
@@ -137,11 +137,7 @@ class RowSchema:
         parts = (part for message in messages for part in message["content"])
         return [part[part["type"]] for part in parts if part["type"] != "text"]
 
-    def column_images(self, row: Mapping[str, Any]) -> list[Any]:
-        """What `load_image` takes, for each image in the image columns."""
-        return [value for kind, value in self._shown(row) if kind == "image"]
-
-    def _shown(self, row: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    def shown(self, row: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """("image" or "video", what `open_visual` takes) of the columns, images first."""
         shown = []
         for kind in ("image", "video"):

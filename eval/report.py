@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from data.errors import replacing
 from data.images import load_image
+from data.video import Clip
 from eval.results import CONTROLS, Record
 from eval.tasks import EvalSample, EvalTask
 
@@ -99,11 +100,12 @@ def _worst_samples(task: EvalTask, records: Mapping[str, Record]) -> tuple[list[
 
 
 def _embedded(sample: EvalSample) -> list[str]:
-    """A sample's images as small data: URLs, "" for one that does not open."""
+    """A sample's images, and its videos' first frames, as small data: URLs; "" for one that does not open."""
     urls = []
     try:
         for source in list(sample.images())[:IMAGES]:
-            image, file = load_image(source), io.BytesIO()
+            first = next(source.frames([0])) if isinstance(source, Clip) else source
+            image, file = load_image(first), io.BytesIO()
             image.thumbnail((SIDE, SIDE))
             image.save(file, "WEBP", quality=82, method=4)
             urls.append("data:image/webp;base64," + base64.b64encode(file.getvalue()).decode())

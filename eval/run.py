@@ -36,6 +36,7 @@ from data.images import image_size
 from data.processor import EncodedConversation, Processor
 from data.sources import DatasetConfig
 from data.tiles import Visual
+from data.video import Clip
 from eval.metrics import find_metric
 from eval.report import write_report
 from eval.results import (
@@ -193,7 +194,9 @@ def answers(
     def request(sample: EvalSample) -> Request:
         if sample.group not in held:
             held.clear()
-            held[sample.group] = [_tiled(checkpoint, source, blank) for source in sample.images()]
+            held[sample.group] = [
+                one for source in sample.images() for one in _visuals(checkpoint, source, blank)
+            ]
         row = _encode(checkpoint.processor, held[sample.group], sample, think is not None)
         form = checkpoint.constraint(choice_grammar(sample.choices)) if sample.choices else None
         return requests_for(checkpoint, row, sample.max_new_tokens, held_to(options, form))[0]
@@ -231,11 +234,16 @@ def _looked(checkpoint: Checkpoint, sample: EvalSample, ids: list[int]) -> Mappi
     return looked_at(checkpoint, image, sample.prompt, ids, boxes, system=sample.system or None)[0]
 
 
-def _tiled(checkpoint: Checkpoint, source: Any, blank: bool) -> Visual:
+def _visuals(checkpoint: Checkpoint, source: Any, blank: bool) -> list[Visual]:
     processor = checkpoint.processor
-    if blank:
-        source = Image.new("RGB", image_size(source, processor.limits), BLANK)
-    return processor.cut(source)
+    if isinstance(source, Clip):
+        clip = replace(source, read=partial(map, lambda _: _blank(source.size))) if blank else source
+        return processor.visuals(clip)
+    return [processor.cut(_blank(image_size(source, processor.limits)) if blank else source)]
+
+
+def _blank(size: tuple[int, int]) -> Image.Image:
+    return Image.new("RGB", size, BLANK)
 
 
 # --------------------------------------------------------------------------------------------- one task

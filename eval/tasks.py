@@ -9,7 +9,7 @@ Rows of your own are a Hub id, a folder, JSON lines or Parquet:
 |---|---|
 | `question` | a text |
 | `answer` or `answers` | one or several accepted answers, `answers` first; with `choices`, an index from 0 |
-| `image` or `images` | paths, bytes, data: URLs, or none |
+| `image` or `images`, `video` or `videos` | paths, bytes, data: URLs, or none; images come first |
 | `choices` | options of a multiple-choice question, shown as A. B. C. |
 | `family`, `id` | a kind to report separately; a name that does not depend on the row's place |
 
@@ -40,6 +40,7 @@ from data.errors import ADDRESS, BadRow, DatasetError
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
 from data.sources import all_rows, class_names, columns_of, first_rows, open_rows
+from data.video import open_video
 from eval.metrics import Metric, MetricError
 from inference.errors import user_errors
 
@@ -49,7 +50,8 @@ SHAPES_QUESTIONS = 2000
 DESCRIBE_TOKENS, SHORT_TOKENS = 128, 16
 MAX_NEW_TOKENS, BOX_TOKENS = 32, 512  # of an answer about rows; a dozen boxes as JSON
 CHOICES_PROMPT = "{question}\n{choices}\nAnswer with the option's letter from the given choices directly."
-COLUMNS = ("question", "answer", "answers", "image", "images", "choices", "family", "id")
+SHOWN = ("images", "image", "videos", "video")
+COLUMNS = ("question", "answer", "answers", *SHOWN, "choices", "family", "id")
 BOX_COLUMNS = ("ref", "bbox", "objects")
 _bad = partial(BadRow, "bad row")
 
@@ -70,7 +72,7 @@ class EvalSample:
     id: its name within the task, whatever the order.
     question: as the data have it; `prompt` is what the model is asked.
     targets: accepted answers, at least one.
-    images: () -> what `load_image` takes, for each image; may raise ValueError or OSError.
+    images: () -> what `load_image` takes, for each image, or a clip; may raise ValueError or OSError.
     group: equal for samples that show the same images.
     shows: a key of each of its images.
     earlier: the turns of the conversation before it, (question, expected answer) each.
@@ -340,14 +342,14 @@ class _Reader:
             )
         self.names = {name: renamed.get(name, name) for name in COLUMNS}
         have = {name for name in COLUMNS if self.names[name] in columns}
-        if "file_name" in columns and not {"image", "images"} & have:
+        if "file_name" in columns and not {*SHOWN} & have:
             self.names["image"] = "file_name"  # metadata of an image folder
         if config.boxes is not None and not {"bbox", "objects"} & theirs:
             raise DatasetError(f"{path}: no column bbox or objects; {has}")
         self.answers = [self.names[name] for name in ("answers", "answer") if name in have]
         self.is_plain = config.boxes is None and "question" in have and bool(self.answers)
         kind: tuple[str, ...] = ("question", "answer")
-        schema_columns = {key: self.names[key] for key in ("image", "images")}
+        schema_columns = {key: self.names[key] for key in SHOWN}
         of_schema = {key: value for key, value in renamed.items() if key in SCHEMA_COLUMNS}
         if config.boxes is not None:
             self.box_names = {name: renamed.get(name, name) for name in BOX_COLUMNS}
@@ -377,7 +379,7 @@ class _Reader:
         self.chooses = chooses and "choices" in named  # by the letters that the prompt gives them
         if not config.allow_text_only:
             by_column = self.is_plain or config.boxes is not None
-            images_of = schema.column_images if by_column else schema.images
+            images_of = schema.shown if by_column else schema.images
             how = "--columns image=COLUMN, or --allow-text-only"
             if not find_images(first_rows(rows), images_of, schema, path, how):
                 raise no_images(path, columns, how)
@@ -418,9 +420,10 @@ class _Reader:
         if not self.is_plain:
             for turn, (question, answer, images) in enumerate(self._turns(row)):
                 opened = partial(self._images_of_turn, number, turn)
-                yield f"{number + 1}.{turn + 1}", {"question": question}, answer, opened, images
+                held = [value for _, value in images]
+                yield f"{number + 1}.{turn + 1}", {"question": question}, answer, opened, held
             return
-        held = self.names["images"], self.names["image"]
+        held = [self.names[key] for key in SHOWN]
         fields = {key: value for key, value in row.items() if key not in held and _is_plain(value)}
         fields["question"] = row.get(self.names["question"])
         if choices := row.get(self.names["choices"]):
@@ -435,10 +438,10 @@ class _Reader:
 
     def _located(self, number: int, row: Mapping[str, Any], rows: BoxRows) -> Iterator[tuple]:
         """As `_asked`, one question for each thing in a row's boxes."""
-        images = self.schema.column_images(row)
-        if len(images) != 1:
-            raise _bad(f"expected one image with its boxes, got {len(images)}")
-        size, _ = rows.measure(images[0])
+        shown = self.schema.shown(row)
+        if [kind for kind, _ in shown] != ["image"]:
+            raise _bad(f"expected one image with its boxes, got {len(shown)} images and videos")
+        size, _ = rows.measure(shown[0][1])
         own = {name: row[column] for name, column in self.box_names.items() if column in row}
         given = row.get(self.names["id"])
         name = str(number + 1 if given is None else given)
@@ -449,22 +452,28 @@ class _Reader:
             yield full, fields, target, partial(self._images_of_row, number), held
 
     def _images_of_row(self, number: int) -> list[Any]:
-        return self.schema.column_images(self.rows[number])
+        return _opened(self.schema.shown(self.rows[number]))
 
     def _images_of_turn(self, number: int, turn: int) -> list[Any]:
-        return [*self._turns(self.rows[number])][turn][2]
+        return _opened([*self._turns(self.rows[number])][turn][2])
 
-    def _turns(self, row: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Any]]]:
-        """(question, answer, images so far) of each turn of a conversation."""
-        images: list[Any] = []
+    def _turns(self, row: Mapping[str, Any]) -> Iterator[tuple[str, str, list[tuple[str, Any]]]]:
+        """(question, answer, images and videos so far) of each turn of a conversation."""
+        images = list[tuple[str, Any]]()
         question = ""
         for message in self.schema.conversation(row) or ():
             text = "".join(part["text"] for part in message["content"] if part["type"] == "text")
             if message["role"] == "user":
                 question = text
-                images = images + [part["image"] for part in message["content"] if part["type"] == "image"]
+                shown = (part for part in message["content"] if part["type"] != "text")
+                images = images + [(part["type"], part[part["type"]]) for part in shown]
             elif message["role"] == "assistant":
                 yield question, text, images
+
+
+def _opened(shown: Sequence[tuple[str, Any]]) -> list[Any]:
+    """What `load_image` takes, and clips."""
+    return [value if kind == "image" else open_video(value) for kind, value in shown]
 
 
 def _columns_in(template: str) -> list[str] | None:

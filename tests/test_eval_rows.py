@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from datasets import Dataset, Features, Image, List, Value
 
@@ -9,8 +11,14 @@ from data.errors import DatasetError
 from data.images import load_image
 from data.sources import open_datasets
 from eval.metrics import find_metric
+from eval.run import evaluate
 from eval.tasks import DataConfig, data_task
-from tests.evaluations import blank_image, save_rows
+from generation.options import GenerationOptions
+from inference.answer import ask
+from inference.checkpoint import open_checkpoint
+from tests import lfm2_checkpoints, qwen_checkpoints
+from tests.clips import noise, write_animation
+from tests.evaluations import blank_image, samples_of, save_rows
 from tests.rows import ListStream, png
 
 EXACT = find_metric("exact_match")
@@ -105,6 +113,42 @@ def test_every_turn_of_a_conversation_is_a_question(tmp_path):
     ]
     (sample,) = task_of(tmp_path, [{"images": [name], "messages": messages}]).samples
     assert (sample.prompt, sample.targets) == ("What?", ("grey",)) and len(sample.images()) == 1
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", "lfm2_vl"])
+def test_videos_of_rows_are_asked_about(tmp_path, kind):
+    """As everywhere, by models that take them and those that are shown frames; one that is broken scores 0,
+    and blanked they are as long."""
+    save = lfm2_checkpoints.save_hf if kind == "lfm2_vl" else partial(qwen_checkpoints.save_hf, kind)
+    save(tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model", device="cpu")
+    for number in range(2):
+        write_animation(tmp_path / f"{number}.gif", noise(6, 64, 48, number), 250)
+    (tmp_path / "broken.gif").write_bytes(b"GIF89a and no more")
+    still = blank_image(tmp_path)
+    parts = [{"type": "video"}, {"type": "text", "text": "which colour"}]
+    rows = [{"question": "how many", "answer": "two", "video": f"{one}.gif"} for one in (0, 0, 1, "broken")]
+    rows[1] |= {"question": "how many red", "image": still}
+    task = task_of(tmp_path, rows, False)
+    assert len({sample.group for sample in task.samples}) == 4
+    assert "4 questions about 4 different" in str(task)
+    results = evaluate(checkpoint, task, tmp_path / "out", 2, controls=True)
+    assert [one["id"] for one in results["errors"]["samples"]] == ["4"]
+    blind = {one["id"]: one["answer"] for one in samples_of(tmp_path / "out", "samples-blind.jsonl")}
+    assert len(blind) == 4
+    for record in samples_of(tmp_path / "out"):
+        row = rows[int(record["id"]) - 1]
+        shown = [tmp_path / row["image"]] if "image" in row else []
+        shown += [] if row["video"] == "broken.gif" else checkpoint.processor.visuals(tmp_path / row["video"])
+        if record["id"] != "4":
+            reply = ask(checkpoint, shown, row["question"], GenerationOptions(max_new_tokens=32))
+            assert [record["answer"]] == reply.finish()["answers"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("data:image/webp") >= 3
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "red"}]
+    (sample,) = task_of(tmp_path, [{"messages": messages, "videos": ["0.gif"]}], False).samples
+    (clip,) = sample.images()
+    assert clip.count == 6 and len(sample.shows) == 1
 
 
 def test_too_few_answers_for_a_metric_are_reported(tmp_path):
