@@ -518,7 +518,6 @@ class CallReader:
         self._heads = {markup.head(tool): tool for tool in tools}
         self._call: tuple[Tool, str, Arguments] | None = None  # with its id
         self._in_block = False
-        self.marks = markup.opens, markup.closes
 
     def put(self, text: str, last: bool = False) -> tuple[str, list[CallPiece]]:
         """(more of the text, more of the calls). With the `last` of it, nothing is held back but a call that

@@ -101,7 +101,7 @@ class SamplingParams:
     @property
     def likeliest(self) -> bool:
         """Whether the next token is the argmax of the model's own logits."""
-        return self.choice == SamplingParams()
+        return self.greedy and self.repetition_penalty == 1
 
 
 def adjusted_scores(logits: Tensor, params: SamplingParams, seen: Tensor | None = None) -> Tensor:

@@ -34,13 +34,20 @@ SIZES = (3, 2)  # of the n-grams that are looked up, the longest first
 
 
 class ForcedTokens(Proposer):
-    """Proposes what a constraint forces, which is always right."""
+    """Proposes what a constraint forces, which is always right, and else what `after` proposes."""
 
-    def __init__(self, constraint: Constraint):
-        self._constraint = constraint
+    def __init__(self, constraint: Constraint, after: Proposer | None):
+        self._constraint, self._after, self._forced = constraint, after, False
 
     def propose(self, new_ids: list[int]) -> list[int]:
-        return self._constraint.forced()
+        ids = [] if self._after is None else self._after.propose(new_ids)
+        forced = self._constraint.forced()
+        self._forced = bool(forced) and ids[: len(forced)] != forced
+        return forced if self._forced else ids
+
+    def observe(self, proposed: int) -> None:
+        if self._after is not None:
+            self._after.observe(0 if self._forced else proposed)
 
 
 class _PromptLookup(Proposer):
@@ -204,22 +211,24 @@ class Speculation:
         self._step, self._image_token_id, self._most = step, config.image_token_id, config.text.rewinds
 
     def begin(self, row: Row, drafted: Sequence[int] = ()) -> None:
-        """Give a row its proposer, as its options say: what its constraint forces, or what is looked up,
+        """Give a row its proposer: what its constraint forces, and as its options say what is looked up,
         "auto" only where answers stay the same to the bit. A draft is offered where either is true."""
         options, step = row.options, self._step
         if not step.chunks:
             return
-        if row.constraint is not None:
-            row.proposer = ForcedTokens(row.constraint)
-        elif options.lookup == "on" or (options.lookup == "auto" and step.same_bits):
+        proposer: Proposer | None = None
+        if options.lookup == "on" or (options.lookup == "auto" and step.same_bits):
             # A draft that was wrong somewhere may be right after that: it is looked up like a prompt.
             known = row.prompt_ids
             if drafted:
                 known = torch.cat((known.cpu(), torch.tensor(drafted, dtype=known.dtype)))
-            lookup = _PromptLookup(known, self._image_token_id)
-            row.proposer = lookup if options.lookup == "on" else _WhilePaying(lookup, self.costs)
+            proposer = _PromptLookup(known, self._image_token_id)
+            proposer = proposer if options.lookup == "on" else _WhilePaying(proposer, self.costs)
+        if row.constraint is not None:
+            proposer = ForcedTokens(row.constraint, proposer)
         if drafted and (step.same_bits or options.lookup == "on"):
-            row.proposer = Drafted(list(drafted), row.proposer)
+            proposer = Drafted(list(drafted), proposer)
+        row.proposer = proposer
 
     def propose(self, rows: Sequence[Row]) -> list[list[int]]:
         """Ids that may follow in each row, none for most."""

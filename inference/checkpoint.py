@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ OPEN_NOTE = "(The numbers are the model's own: which image they are of is open.)
 # photograph, as SmolVLM-256M for its 13 tiles. Checkpoints' own budgets are up to 16 million.
 CPU_PIXELS = 2**19
 PACKED = dict.fromkeys(("int8", "int4"), ("cpu", "cuda"))  # dtypes of weights alone, and devices for them
-MOST_KEPT = 64  # forms of choices
+MOST_KEPT = 64  # forms of choices, and grammars of tools
 LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
 
 
@@ -208,7 +208,7 @@ class Checkpoint:
             with suppress(FormError):  # texts without sense, in a call that is one
                 plain = plain_form(json_grammar(use.tools[0].schema))
         try:
-            grammar = tool_grammar(markup, use, self.processor.tokenizer.get_added_vocab().get)
+            grammar = self._tool_grammar(use, repr(use))
             form = find(grammar if plain is None else plain[0])
         except FormError as error:
             raise FormError(error, "tools") from None
@@ -224,6 +224,19 @@ class Checkpoint:
     def _plain(self, grammar: str) -> tuple[str, Callable[[str], str] | None]:
         """What this model is held to for a grammar, and what writes the answer of that: see `plain_form`."""
         return (None if self.writes_json else plain_form(grammar)) or (grammar, None)
+
+    @cached_property
+    def marks(self) -> dict[str, int]:
+        """The marks of calls that are tokens of their own, with their ids."""
+        markup, known = self.processor.chat.markup, self.processor.tokenizer.get_added_vocab()
+        return {mark: known[mark] for mark in (markup.opens, markup.closes) if mark in known}
+
+    @cached_property
+    def _tool_grammar(self) -> Callable[[ToolUse, str], str]:
+        """Those that were asked for last. The second argument tells apart schemas that compare equal, as
+        those of 1 and true do."""
+        markup, marks = self.processor.chat.markup, self.marks
+        return lru_cache(MOST_KEPT)(lambda use, exactly: tool_grammar(markup, use, marks.get))
 
     @cached_property
     def _choices(self) -> dict[str, Form]:

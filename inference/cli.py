@@ -59,13 +59,13 @@ _LOCATING = {"detect", "point", "describe", "show_boxes"}
 _ALONE = {
     "batch": {"images", "no_image", "json", "no_cache", "chat", "show_attention", "draft", "show_boxes"},
     "chat": {"json", "num_answers", "no_cache", "show_attention", *_LOCATING, "box_format"},
-    "think": {"draft", "show_attention", "lookup_on"},
+    "think": {"draft", "show_attention"},
     **{name: {"no_image", "num_answers", "draft"} for name in sorted(_LOCATING)},
     "show_attention": {"no_image", "num_answers", "second_question"},
     "no_image": {"images"},
     "compile_on": {"no_cache"},
     "draft": {"no_cache", "num_answers"},
-    "lookup_on": {"no_cache", "grammar"},
+    "lookup_on": {"no_cache"},
     "prefix_cache": {"no_cache"},
 }
 _BELONG = {
@@ -468,7 +468,7 @@ def _dashed(name: str) -> str:
 def _listed(names: set[str]) -> str:
     spelled = {
         "images": "IMAGE", "questions": "-q", "second_question": "a second -q",
-        "compile_on": "--compile on", "lookup_on": "--lookup on", "grammar": "--schema or --choices",
+        "compile_on": "--compile on", "lookup_on": "--lookup on",
     }  # fmt: skip
     return ", ".join(spelled.get(name, f"--{_dashed(name)}") for name in sorted(names))
 

@@ -442,7 +442,6 @@ def test_forced_tokens_come_as_one_at_a_time(vlm, constraints, step, name, sampl
     for output in (
         vlm.generate_detailed(**inputs, options=together),
         Session(vlm).generate_detailed(**inputs, options=together),
-        vlm.generate_detailed(**inputs, options=replace(together, lookup="on")),
     ):
         assert output.rows() == expected.rows() and output.stop_reasons == expected.stop_reasons == ["stop"]
         assert output.decode_steps < expected.decode_steps == expected.lengths[0] - 1
@@ -711,9 +710,8 @@ def test_the_command_line(as_json, complaint, tmp_path, photo):
     choices = ["--choices", '["yes, please", "no"]', "--max-new-tokens", "40"]
     (result,) = as_json(photo, "is it?", *choices)
     assert result["answers"][0] in ("yes, please", "no")
-    both, lookup = ["--schema", path, "--choices", "a"], ["--schema", path, "--lookup", "on"]
-    missing, empty, half = ["--schema", tmp_path / "none"], ["--choices", "a,,b"], ["--choices", '["a"']
-    for wrong in (missing, empty, half, both, lookup):
+    both, missing = ["--schema", path, "--choices", "a"], ["--schema", tmp_path / "none"]
+    for wrong in (both, missing, ["--choices", "a,,b"], ["--choices", '["a"']):
         assert complaint(photo, "what?", *wrong)
     path.write_text('{"type": "strin"}')
     assert "strin" in complaint(photo, "what?", "--schema", path)

@@ -167,6 +167,43 @@ def test_a_session_goes_on_after_proposals(way):
             history = [*history, *expected, *words(turn, 5), *expected[2:9]]
 
 
+class Toll:
+    """A constraint: of ten tokens three are forced, and five have even ids."""
+
+    thinking = full = False
+
+    def __init__(self):
+        self._count = 0
+
+    def close(self, scores, row):
+        pass
+
+    def allows(self, token_id):
+        return token_id in self.forced()[:1] if self.forced() else token_id % 2 == 0 or self._count % 10 > 4
+
+    def mask(self, scores):
+        scores[[not self.allows(token_id) for token_id in range(len(scores))]] = -torch.inf
+
+    def accept(self, token_id):
+        self._count += 1
+
+    def forced(self):
+        return [20, 21, 22][self._count % 10 - 7 :] if self._count % 10 > 6 else []
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_what_is_looked_up_stands_beside_what_is_forced(way, sampling):
+    vlm, make_step = way
+    options = {"max_new_tokens": 40, "constraint": Toll, **SAMPLINGS[sampling], **NO_STOP}
+    made = [
+        vlm.generate_detailed(**inputs_of(REPEATING), decode_step=make_step(vlm), lookup=lookup, **options)
+        for lookup in ("off", "on")
+    ]
+    assert made[0].rows() == made[1].rows()
+    assert made[0].accepted_tokens == made[0].proposed_tokens == 11  # what is forced is right
+    assert sampling != "greedy" or made[1].accepted_tokens > 11
+
+
 @pytest.mark.parametrize(("sampling", "chunk"), [*zip(SAMPLINGS, [None, 7, None, 7])])
 def test_rows_of_a_scheduler_each_have_their_own(way, sampling, chunk, monkeypatch):
     """Right, wrong and none side by side, between prompts that are still computed, with uneven lengths."""

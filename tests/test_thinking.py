@@ -415,7 +415,7 @@ def test_the_command_line_shows_thinking_apart(cli, as_json, opened, folders):
 
 
 def test_options_that_thinking_does_not_go_with(complaint, folders):
-    for more in (("--draft",), ("--lookup", "on"), ("--show-attention", "x.png")):
+    for more in (("--draft",), ("--show-attention", "x.png")):
         complaint(*THINK, *more, model=folders["qwen"])
     complaint(*THINK[:5], "--think-tokens", 3, model=folders["qwen"])
 
