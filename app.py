@@ -23,6 +23,7 @@ from inference.cli import (
     DTYPES,
     MODEL,
     Parser,
+    add_frames,
     add_max_pixels,
     add_threads,
     address,
@@ -68,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
         "checkpoint's own; int8 and int4 work on a CPU and on CUDA")
     add_threads(add)
     add_max_pixels(add)
+    add_frames(add)
     add("--share", action=argparse.BooleanOptionalAction, default=False,
         help="make the page public for a week, through Gradio's servers")
     add("--browser", action=argparse.BooleanOptionalAction, default=None,
@@ -90,7 +92,8 @@ def start(settings: argparse.Namespace, host: str, port: int):
     from web import engine, guard, models, page, service
 
     largest = settings.largest_model * 10**9
-    machine = {name: getattr(settings, name) for name in ("device", "dtype", "threads", "max_pixels")}
+    fields = ("device", "dtype", "threads", "max_pixels", "fps", "max_frames")
+    machine = {name: getattr(settings, name) for name in fields}
     opened = models.Models(names, settings.any_model, largest_guest=largest, **machine)
     with log_if_slow("app.py", opened.default):
         first = opened.open(opened.default)

@@ -25,6 +25,7 @@ from inference.cli import (
     DTYPES,
     MODEL,
     Parser,
+    add_frames,
     add_max_pixels,
     add_threads,
     address,
@@ -65,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         "checkpoint's own; int8 and int4 work on a CPU and on CUDA")
     add_threads(add)
     add_max_pixels(add)
+    add_frames(add)
     add("--slots", type=positive, default=8, metavar="N",
         help="answers that are made at the same time (default 8)")
     add("--queue", type=positive, default=64, metavar="N",
@@ -116,7 +118,8 @@ def start(settings: argparse.Namespace, uploads: str):
     listening = listen(settings.host, settings.port)
     from web import api, engine, guard, models
 
-    machine = {name: getattr(settings, name) for name in ("device", "dtype", "threads", "max_pixels")}
+    fields = ("device", "dtype", "threads", "max_pixels", "fps", "max_frames")
+    machine = {name: getattr(settings, name) for name in fields}
     opened = models.Models(names, **machine)
     with log_if_slow("serve.py", opened.default):
         first = opened.open(opened.default)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -40,16 +40,35 @@ class Choices:
     """Makes the constraint of each answer: `GenerationOptions.constraint`.
 
     answers: of each the token ids, its stop token included; no two alike. stop_ids: all that end an answer.
+    known: log-probabilities of all answers, by the prompt's length and what was said before; None keeps none.
     """
 
     answers: tuple[Ids, ...]
     stop_ids: Ids
+    known: dict[Ids, tuple[float, ...]] | None = field(default=None, compare=False)
 
     def __call__(self) -> _Choosing:
         return _Choosing(self)
 
+    def of_one_prompt(self) -> Choices:
+        """The same for several answers to it, which look at all choices once."""
+        return replace(self, known={})
+
     def decide(self, scores: Tensor, row: Row) -> Decision:
         """The choice of a row whose next token has these logits (V,)."""
+        place = (len(row.prompt_ids), *row.tokens)
+        found = self.known.get(place) if self.known else None
+        if found is None:
+            found = self._look(scores, row)
+        if self.known is not None:
+            self.known[place] = found
+        params, uniform = replace(row.params, repetition_penalty=1.0), None
+        if not params.greedy:
+            uniform = uniforms(torch.tensor([row.first_seed()]), torch.tensor(row.launched))
+        return Decision(int(sample(torch.tensor([found]), params, uniform)), found)
+
+    def _look(self, scores: Tensor, row: Row) -> tuple[float, ...]:
+        """Log-probabilities of all answers."""
         assert row.look_ahead is not None, "choices need the cache"
         first, known = scores.float()[None], dict[Ids, float]()
         said = sorted({ids[:-1] for ids in self.answers})
@@ -61,11 +80,7 @@ class Choices:
             of_end = logprobs[:, list(self.stop_ids)].double().logsumexp(-1).tolist()
             for count, logprob in enumerate(of_tokens, 1):
                 known[ids[:count]] = logprob + of_end[count]
-        found = tuple(known[ids[:-1]] for ids in self.answers)
-        params, uniform = replace(row.params, repetition_penalty=1.0), None
-        if not params.greedy:
-            uniform = uniforms(torch.tensor([row.first_seed()]), torch.tensor(row.launched))
-        return Decision(int(sample(torch.tensor([found]), params, uniform)), found)
+        return tuple(known[ids[:-1]] for ids in self.answers)
 
 
 class _Choosing:

@@ -21,6 +21,7 @@ import torch
 from data.processor import EncodedConversation
 from data.thinking import Span
 from data.tools import CallPiece
+from generation.choices import Choices
 from generation.decoding import GenerationOutput, TokenStream
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.requests import Request, each_answer
@@ -31,7 +32,7 @@ from inference.decide import decided
 from inference.errors import ContextFullError
 from inference.grammar import Form
 from inference.results import logprobs_of
-from inference.thinking import Think, for_prompt, form_of
+from inference.thinking import Think, for_prompt, form_of, held_to
 
 DEFAULTS = GenerationOptions()
 _COUNTS = ("proposed_tokens", "accepted_tokens", "kv_cache_bytes")
@@ -109,8 +110,9 @@ def start(
 
 
 def for_choices(options: GenerationOptions, room: int) -> GenerationOptions:
-    """Options with as many new tokens as the longest choice has, where answers are choices. Raises
-    RequestError if the context has no `room` for it, or no cache is kept, in which all are looked at."""
+    """Options of the answers to one prompt, with as many new tokens as the longest choice has, where they are
+    choices. Raises RequestError if the context has no `room` for it, or no cache is kept, in which all are
+    looked at."""
     form = None if options.constraint is None else form_of(options)
     if form is None or not form.tokens:
         return options
@@ -121,7 +123,9 @@ def for_choices(options: GenerationOptions, room: int) -> GenerationOptions:
         )
     if not options.use_cache:
         raise RequestError("choices need the cache: expected use_cache=True, got False")
-    return replace(options, max_new_tokens=form.tokens)
+    assert isinstance(form.constraint, Choices), "others have no tokens"
+    form = replace(form, constraint=form.constraint.of_one_prompt())
+    return replace(held_to(options, form), max_new_tokens=form.tokens)
 
 
 @dataclass

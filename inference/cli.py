@@ -179,6 +179,14 @@ def add_max_pixels(add: Callable[..., Any]) -> None:
     add("--max-pixels", type=partial(positive, least=1024), metavar="N", help=about)
 
 
+def add_frames(add: Callable[..., Any]) -> None:
+    """The options of `data.processor.Processor.choose_frames`."""
+    second = "frames of a second of a video that are shown (default: as many as the checkpoint says)"
+    add("--fps", type=frames_a_second, metavar="N", help=second)
+    most = "maximum of frames of a video (default: the checkpoint's)"
+    add("--max-frames", type=positive, metavar="N", help=most)
+
+
 def add_think(add: Callable[..., Any]) -> None:
     """The options of `inference.thinking.Think`."""
     first = "let the model think before it answers, if its chat template knows how (default: off)"
@@ -304,9 +312,7 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--compile", default="auto", choices=when, help=compiled)
     add_threads(add)
     add_max_pixels(add)
-    second = "frames of a second of a video that are shown (default: as many as the checkpoint says)"
-    add("--fps", type=frames_a_second, metavar="N", help=second)
-    add("--max-frames", **number, help="maximum of frames of a video (default: the checkpoint's)")
+    add_frames(add)
 
     add_group = parser.add_argument_group("answer")
     add = add_group.add_argument

@@ -39,6 +39,7 @@ from messages import one_line
 
 _IS_ZERO = bytes([1] + 255 * [0])
 MOST_COMPILED, MOST_BYTES = 64, 256 * 2**20  # grammars that are kept for the next answers, and their bytes
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
 MOST_DIGITS = 20  # of a number, as many as 2**64 has: it ends there, if it may
 
 
@@ -273,6 +274,8 @@ class Constraints:
         if backend is None:
             raise RequestError("this model's tokenizer is not one of the tokenizers library: no constraints")
         spec = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+        added = (one.content for one in backend.get_added_tokens_decoder().values())
+        self._special = {form for text in added for form in (text, json.dumps(text)[1:-1])}
         size = max(vocab_size, 1 + max(backend.get_vocab().values()))
         known = json.dumps(spec), size, stop_token_ids[0]
         try:
@@ -320,9 +323,13 @@ class Constraints:
 
     def _compile(self, grammar: str) -> tuple[llguidance.LLMatcher | str, int]:
         """The matcher, or why there is none, and its bytes. Only what was tried out is compiled here."""
+        # Where it spells a special token, llguidance would force that in place of its characters.
+        plain = grammar.replace("\\", "")
+        ordinary = any(text in grammar or text in plain for text in self._special)
         try:
-            taken = self._trials(grammar)
-            made: tuple[llguidance.LLMatcher | str, int] = compiled(self._tokenizer, grammar), taken
+            tried = NO_FORCING * ordinary + grammar
+            taken = self._trials(tried)
+            made: tuple[llguidance.LLMatcher | str, int] = compiled(self._tokenizer, tried), taken
         except (TrialFailed, ValueError) as error:
             made = refusal(str(error)), 0
         with self._lock:

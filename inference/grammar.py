@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 65_536  # of a schema, all choices, or a pattern
 MOST_CHOICES = 1000
+MOST_DECIDED, LONGEST_DECIDED = 128, 8_192  # choices of a stranger that are all looked at, and characters
 # A schema may not change these, which "x-guidance" in it could do.
 _JSON = {
     "whitespace_flexible": False,
@@ -281,7 +282,10 @@ def _plain_value(value: dict, schema: dict) -> tuple[str, Callable[[str], str]] 
         kind, value = kinds[0], value | {"type": kinds[0]}
     texts = [value["const"]] if "const" in value else value.get("enum")
     if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
-        return (choice_grammar(texts), _quoted) if keys <= {"type", "enum", "const"} else None
+        few = len(texts) <= MOST_DECIDED and sum(map(len, texts)) <= LONGEST_DECIDED
+        one_of = choice_grammar(texts)  # refuses what is no choice
+        one_of = one_of if few else _START + " | ".join(map(_quoted, texts))
+        return (one_of, _quoted) if keys <= {"type", "enum", "const"} else None
     if kind == "boolean" and keys == {"type"}:
         return choice_grammar(("yes", "no")), lambda text: "true" if text == "yes" else "false"
     if kind in ("integer", "number") and keys <= {"type"} | _BOUNDS:

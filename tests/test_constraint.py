@@ -29,7 +29,9 @@ from inference.checkpoint import open_checkpoint
 from inference.constraint import MOST_DIGITS, Constraints
 from inference.errors import RequestError
 from inference.grammar import (
+    LONGEST_DECIDED,
     MOST_BYTES,
+    MOST_DECIDED,
     check_grammar,
     choice_grammar,
     grammar_of,
@@ -126,6 +128,16 @@ def test_random_weights_fit_every_schema(vlm, tokenizer, constraints, name):
                 assert name in GROWING and len(ids) == 300
             ended += reason == "stop"
     assert ended or name in GROWING
+
+
+@pytest.mark.parametrize("text", ["<|im_start|>", "a<end_of_utterance>b", "no <image> here"])
+def test_a_text_that_spells_a_special_token_is_said_in_ordinary_ones(vlm, tokenizer, constraints, text):
+    """Forced as that token, it would end the answer or leave it."""
+    schemas = [{"enum": [text]}, {"properties": {text: {"const": 1}}, "required": [text], "type": "object"}]
+    for number, schema in enumerate(schemas):
+        options = options_of(constraints(json_grammar(schema)))
+        (ids,) = vlm.generate_detailed(**inputs_of(prompt_of(number)), options=options).rows()
+        assert_fits(text_of(tokenizer, ids), schema)
 
 
 def test_objects_are_closed_only_where_that_forbids_nothing_required(constraints, tokenizer):
@@ -381,6 +393,19 @@ def test_other_forms_of_a_model_that_writes_no_json(embedded):
     ):
         with pytest.raises(RequestError):
             embedded.constraint(json_grammar(nothing))
+
+
+def test_of_many_texts_in_a_schema_not_all_are_looked_at(embedded):
+    """That would hold up everybody on a server."""
+    texts = ["red", "blue", *(f"colour {number}" for number in range(MOST_DECIDED - 2))]
+    few = embedded.constraint(json_grammar(record(colour={"enum": texts})))
+    many = embedded.constraint(json_grammar(record(colour={"enum": [*texts, "green"]})))
+    long = embedded.constraint(json_grammar(record(colour={"enum": ["blue", "x" * LONGEST_DECIDED]})))
+    assert few.choices and not many.choices and not long.choices
+    for form in (many, long):
+        options = GenerationOptions(constraint=form)
+        (text,) = answer.ask(embedded, [EXAMPLE], "What colour is the star?", options).finish()["answers"]
+        assert json.loads(text) == {"colour": "blue"}
 
 
 @pytest.mark.parametrize("most", [1, 2])

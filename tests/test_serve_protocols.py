@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import jsonschema
@@ -19,6 +21,7 @@ from pydantic import BaseModel, TypeAdapter
 from inference.checkpoint import open_checkpoint
 from tests.pages import SlowModels, never_stopping
 from tests.test_serve import (
+    CHAT,
     CUP,
     EXAMPLE,
     FOLDER,
@@ -34,7 +37,8 @@ from tests.test_serve import (
 from tests.test_thinking import QUESTION, save
 from tests.tool_checkpoints import save as save_caller
 from tests.waiting import wait_for
-from web import anthropic, responses
+from web import anthropic, completions, responses
+from web.engine import QueueFull
 from web.errors import Refused
 from web.models import Models
 from web.protocol import check_request
@@ -495,14 +499,50 @@ def test_calls_and_results_of_a_message():
 )  # fmt: skip
 def test_what_is_wrong_in_a_message_is_named_in_its_own_words(here, fields, param):
     for stream in (False, True):
-        assert refused(here.send("POST", MESSAGES, json=told(stream=stream) | fields), 400)["param"] == param
+        answer = here.send("POST", MESSAGES, json=told(stream=stream) | fields)
+        assert denied(answer, 400, "invalid_request_error")["param"] == param
 
 
-def test_a_key_may_come_as_anthropics_clients_send_it():
-    with running(api_key="secret") as served:
-        for key, status in (("secret", 200), ("other", 401)):
-            answer = served.send("POST", MESSAGES, json=told(), headers={"x-api-key": key})
-            assert answer.status_code == status
+def denied(answer: httpx.Response, status: int, kind: str) -> dict:
+    """The error of a response, in the form that Anthropic's clients read."""
+    assert answer.status_code == status, answer.text
+    told = answer.json()
+    assert told.pop("type") == "error" and told["error"]["type"] == kind and told["error"]["message"]
+    (error,) = told.values()
+    return error
+
+
+def test_a_key_may_come_as_anthropics_clients_send_it_and_every_refusal_has_their_form(monkeypatch):
+    with running(api_key="secret", max_body=2**20, queue=1, slots=1) as served:
+
+        def send(path: str = MESSAGES, key: str = "secret", method: str = "POST", **more) -> httpx.Response:
+            headers = {"x-api-key": key} | more.pop("headers", {})
+            return served.send(method, path, headers=headers, **({"json": told()} | more))
+
+        assert send().status_code == 200
+        denied(send(key="other"), 401, "authentication_error")
+        denied(send(headers={"host": "elsewhere.example"}), 403, "permission_error")
+        denied(send(json=told(model="none")), 404, "not_found_error")
+        denied(send(f"{MESSAGES}/count_tokens"), 404, "not_found_error")
+        assert "allow" in send(method="GET", json=None).headers
+        denied(send(method="GET", json=None), 405, "invalid_request_error")
+        denied(send(json=told("x" * 2**20)), 413, "request_too_large")
+        denied(send(json=None, content=b"{}"), 415, "invalid_request_error")
+        denied(
+            send(json=None, content=b"{", headers={"content-type": "application/json"}),
+            400,
+            "invalid_request_error",
+        )
+        for error, status, kind in (
+            (QueueFull(3), 429, "rate_limit_error"),
+            (KeyError(), 500, "api_error"),
+            (MemoryError(), 503, "overloaded_error"),
+            (TimeoutError(), 504, "timeout_error"),
+        ):
+            monkeypatch.setattr(served.engine, "submit", Mock(side_effect=error))
+            for stream in (False, True):
+                denied(send(json=told(stream=stream)), status, kind)
+        refused(send(CHAT, key="other"), 401)  # others keep theirs
 
 
 # ---------------------------------------------------------------------------------------------- completions
@@ -578,6 +618,25 @@ def test_what_is_wrong_in_a_completion_is_named_in_its_own_words(here, fields, p
             "POST", COMPLETIONS, json={"model": NAME, "prompt": "A", "stream": stream} | fields
         )
         assert refused(answer, 400)["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_prompts_than_the_server_has_room_for_are_answered_one_after_another(stream):
+    prompts = [f"The star is {number} and" for number in range(9)]
+    with running(slots=1, queue=2) as served:
+        client, fields = served.client(), {"model": NAME, "max_tokens": 3}
+        with ThreadPoolExecutor(1) as other:
+            beside = other.submit(served.ask)
+            made = client.completions.create(prompt=prompts, stream=stream, **fields)
+            texts = [""] * len(prompts)
+            for chunk in made if stream else [made]:
+                for choice in chunk.choices:
+                    texts[choice.index] += choice.text
+            assert beside.result().status_code == 200
+        alone = [client.completions.create(prompt=one, **fields).choices[0].text for one in prompts]
+        assert texts == alone
+        many = {"model": NAME, "prompt": ["A"] * (completions.MOST_PROMPTS + 1)}
+        assert refused(served.send("POST", COMPLETIONS, json=many), 400)["param"] == "prompt"
 
 
 def test_an_error_in_the_middle_of_a_stream_is_raised_by_openais_client(here):

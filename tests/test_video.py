@@ -21,6 +21,8 @@ import torch
 from PIL import Image
 from transformers.video_utils import VideoMetadata, read_video_pyav
 
+import app
+import serve
 from data import video
 from data.errors import ImageError, ProcessorError
 from data.images import ImageLimits
@@ -496,6 +498,23 @@ def test_a_server_is_asked_about_videos(tmp_path):
         assert answer["usage"]["prompt_tokens"] == len(row["input_ids"][0])
         still = ask("image_url", gif.read_bytes()).json()
         assert still["usage"]["prompt_tokens"] < answer["usage"]["prompt_tokens"]
+        data, shown = url(gif.read_bytes()), {"type": "text", "text": "how many"}
+        for part in (
+            {"type": "input_video", "video_url": data},
+            {"type": "video_url", "video_url": {"url": data}},
+        ):
+            asked = {"model": "model", "input": [{"role": "user", "content": [part, shown]}]}
+            made = served.send("POST", "v1/responses", json=asked | {"max_output_tokens": 5}).json()
+            assert made["usage"]["input_tokens"] == answer["usage"]["prompt_tokens"]
+            assert made["output"][0]["content"][0]["text"].rstrip() == text
+        part = {
+            "type": "video",
+            "source": {"type": "base64", "media_type": "video/mp4", "data": data.partition(",")[2]},
+        }
+        asked = {"model": "model", "max_tokens": 5, "messages": [{"role": "user", "content": [part, shown]}]}
+        assert served.send("POST", "v1/messages", json=asked).json()["content"][0]["text"].rstrip() == text
+        part["source"] = {"type": "url", "url": "https://example.org/clip.mp4"}
+        assert served.send("POST", "v1/messages", json=asked).status_code == 400
         refused(ask("video_url", b"GIF89a and no more"), 400)
         refused(ask("video_url", gif.read_bytes(), role="system"), 400)
         refused(ask("image_url", b"\0\0\0\x18ftypmp42"), 400)
@@ -535,6 +554,15 @@ def test_a_video_that_takes_long_holds_up_its_own_client_alone(tmp_path, monkeyp
         assert begun == ["video 1"] and not any(one.done() for one in waiting)
         released.set()
         assert {one.result().status_code for one in waiting} == {200}
+
+
+@pytest.mark.parametrize("program", [serve, app])
+def test_servers_show_as_many_frames_as_they_are_told(tmp_path, program):
+    save_hf("qwen3_vl", tmp_path / "model")
+    told = program.build_parser().parse_args(["--fps", "0.5", "--max-frames", "6"])
+    models = Models([str(tmp_path / "model")], device="cpu", fps=told.fps, max_frames=told.max_frames)
+    videos = models.open(models.default).processor.images.videos
+    assert (videos.fps, videos.most) == (0.5, 6)
 
 
 def test_a_page_is_shown_videos(tmp_path):

@@ -21,6 +21,14 @@ BACK = {"stop": "stop_sequences", "response_format": "output_config.format", "re
 BACK |= {"thinking_token_budget": "thinking.budget_tokens"}
 ABSENT = ("n", "logprobs", "top_logprobs")
 ENDINGS = {"length": "max_tokens", "tool_calls": "tool_use"}
+KINDS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
+
+
+def error_body(error: Refused) -> dict[str, Any]:
+    """An error in this protocol's form, before a stream and in it; `param` and `code` are OpenAI's."""
+    kind = {"server_error": "api_error"}.get(error.kind, error.kind)
+    told = {"type": KINDS.get(error.status, kind), "message": str(error)}
+    return {"type": "error", "error": told | {"param": error.param, "code": error.code}}
 
 
 # ---------------------------------------------------------------------------------------------- what is asked
@@ -101,17 +109,22 @@ def _messages(message: Any, place: str) -> list[dict[str, Any]]:
 
 
 def _content(content: Any, place: str) -> Any:
-    return parts_of(content, place, _part, "a block of text, or an image whose source is base64 or a url")
+    return parts_of(
+        content, place, _part, "a block of text, or an image or video whose source is base64 or a url"
+    )
 
 
 def _part(block: Any) -> dict[str, Any] | None:
     match block:
         case {"type": "text", "text": text}:
             return {"type": "text", "text": text}
-        case {"type": "image", "source": {"type": "base64", "data": data, "media_type": kind}}:
-            return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
-        case {"type": "image", "source": {"type": "url", "url": url}}:
-            return {"type": "image_url", "image_url": {"url": url}}
+        case {
+            "type": ("image" | "video") as kind,
+            "source": {"type": "base64", "data": data, "media_type": of},
+        }:
+            return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{of};base64,{data}"}}
+        case {"type": ("image" | "video") as kind, "source": {"type": "url", "url": url}}:
+            return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
     return None
 
 
@@ -123,10 +136,6 @@ class Made:
         self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
         self._head["model"] = model
         self.blocks, self.ending = list[Block](), Ending()
-
-    def failed(self, error: Refused) -> dict[str, Any]:
-        """The last event of a stream that an error ends."""
-        return {"type": "error", **error.body}
 
     @property
     def whole(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import logging
 import os
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -52,7 +52,16 @@ from models import __version__
 from web import anthropic, completions, responses
 from web.blocks import piece_of
 from web.connections import BoundedServer
-from web.engine import Engine, EngineRequest, Piece, Prepared, Ticket, prepare_messages, prepare_text
+from web.engine import (
+    Engine,
+    EngineRequest,
+    Piece,
+    Prepared,
+    QueueFull,
+    Ticket,
+    prepare_messages,
+    prepare_text,
+)
 from web.errors import Refused, log_fault, refusal
 from web.explain import ABOUT, CHAT, QUESTION, described, explanation
 from web.guard import Hosts, Room, read_body
@@ -64,6 +73,8 @@ log = logging.getLogger("ocelli.server")
 KEPT_SECONDS = 75  # that a connection is kept for the next request: longer than most clients keep theirs
 LINGER_SECONDS, LINGER_BYTES = 5, 2**25  # for what is still sent of a request that was refused
 FETCHES = 8  # images of the internet that are fetched at a time
+AHEAD = 2  # times the slots: prompts of one request that are in the queue
+FULL_SECONDS = 0.1  # until the next of them asks again for room there
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's streams, but for Responses
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx would collect events
 OPEN = ("/", "/docs", "/openapi.json", "/health")  # without a key: a browser can send none, nor can balancers
@@ -192,7 +203,8 @@ class Images:
 @dataclass
 class Record:
     """What the log and the metrics say of a request, and how errors are told in its protocol: `names` are its
-    fields by what chat completions call them, `failed` makes the last event of a stream."""
+    fields by what chat completions call them, `body` makes a response of an error, and `failed` the last
+    event of a stream."""
 
     read: bool = False  # the whole body
     sent: bool = False  # the whole response
@@ -201,6 +213,7 @@ class Record:
     tickets: list[Ticket] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
+    body: Callable[[Refused], dict[str, Any]] = lambda told: told.body
     failed: Callable[[Refused], dict[str, Any]] = lambda told: told.body
 
     def told(self, error: Exception) -> Refused:
@@ -213,9 +226,15 @@ class Record:
 
     def __str__(self) -> str:
         said = [f"model={self.model} images={self.images}"] if self.model != "-" else []
-        for ticket in self.tickets:
-            said.append(f"prompt={ticket.prompt_tokens} cached={ticket.cached_tokens}")
-            said.append(f"new={ticket.completion_tokens} finish={','.join(ticket.finish_reasons) or '-'}")
+        if tickets := self.tickets:
+            prompt, cached = (
+                sum(counts) for counts in zip(*((one.prompt_tokens, one.cached_tokens) for one in tickets))
+            )
+            reasons = dict.fromkeys(reason for one in tickets for reason in one.finish_reasons if reason)
+            said.append(f"prompt={prompt} cached={cached}")
+            said.append(
+                f"new={sum(one.completion_tokens for one in tickets)} finish={','.join(reasons) or '-'}"
+            )
         return " ".join([*said, *self.details])
 
 
@@ -333,7 +352,6 @@ async def create_message(request: Request, api: Shared, record: Logged, body: Bo
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
     made = anthropic.Made(checked.model)
     chunks = await started((await asked_chat(request, api, record, checked)).events())
-    record.failed = made.failed
     return await told(made, made.events(chunks), asked, headers)
 
 
@@ -343,10 +361,27 @@ async def create_completion(request: Request, api: Shared, record: Logged, body:
     chat, prompts = completions.chat_body(asked)
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
     record.model, options = api.listed(checked.model)["id"], options_of(api, checked)
-    prepared = [partial(prepare_text, prompt, options) for prompt in prompts]
-    first, *more = [submitted(request, api, record, checked, prepare).events() for prepare in prepared]
     made = completions.Made(asked, prompts, checked.n)
-    return await told(made, made.events([await started(first), *more]), asked, headers, DONE)
+
+    async def answers() -> AsyncIterator[Events]:
+        """The chunks of each prompt. Some are ahead in the queue, others follow as it has room."""
+        left, ahead = deque(prompts), deque[Events]()
+        most = max(1, AHEAD * api.engine.limits.slots // checked.n)
+        while left or ahead:
+            while left and len(ahead) < most:
+                prepare = partial(prepare_text, left[0], options)
+                try:
+                    ahead.append(submitted(request, api, record, checked, prepare).events())
+                    left.popleft()
+                except QueueFull:
+                    if not record.tickets or api.engine.ending:
+                        raise
+                    if ahead:
+                        break
+                    await asyncio.sleep(FULL_SECONDS)
+            yield ahead.popleft()
+
+    return await told(made, await started(made.events(answers())), asked, headers, DONE)
 
 
 async def asked_chat(request: Request, api: Api, record: Record, asked: ChatRequest) -> Answer:
@@ -621,9 +656,9 @@ def make_app(engine: Engine, limits: ApiLimits, metrics: Metrics) -> FastAPI:
     )
 
     async def refuse(request: Request, error: Exception) -> Response:
-        told = record_of(request).told(error)
+        told, record = record_of(request).told(error), record_of(request)
         allow = (error.headers if isinstance(error, HTTPException) else None) or {}  # of a 405
-        return JSONResponse(told.body, told.status, {**told.headers, **allow})
+        return JSONResponse(record.body(told), told.status, {**told.headers, **allow})
 
     app.add_exception_handler(HTTPException, refuse)
     app.add_exception_handler(Exception, refuse)  # is raised again for the `Door`
@@ -660,6 +695,8 @@ class Door:
                 await self.app(scope, receive, send)
             return  # there are no web sockets
         began, status, streams, record = time.monotonic(), 0, False, Record()
+        if scope["path"].startswith(MESSAGES):
+            record.body = record.failed = anthropic.error_body
         scope.setdefault("state", {})["record"] = record
 
         async def heard(message: Message) -> None:
@@ -690,7 +727,7 @@ class Door:
             if isinstance(error, ClientDisconnect):
                 record.details.append("left")
             elif not status:
-                await JSONResponse(told.body, told.status, told.headers)(scope, receive, heard)
+                await JSONResponse(record.body(told), told.status, told.headers)(scope, receive, heard)
             elif streams and not record.sent:
                 record.details.append(f"error={told.code}")
                 async with asyncio.timeout(1):  # it may be a client that does not read

@@ -2,7 +2,7 @@
 
 body, prompts = chat_body(asked)       # for `web.protocol.check_request`; raises Refused
 made = Made(asked, prompts, request.n)
-async for chunk in made.events(chunks_of_each_prompt): ...
+async for event in made.events(chunks_of_each_prompt): ...
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from web.blocks import STREAMED, check_fields, piece_of
 from web.errors import Refused
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's own
+MOST_PROMPTS = 1_000
 NAMES = ("prompt", "echo", "logprobs", "max_tokens", "stream_options", "stream")
 # Without a template there are neither calls nor thinking.
 ABSENT = ("suffix", "tools", "reasoning_effort", "thinking_token_budget", "chat_template_kwargs")
@@ -29,6 +30,9 @@ def chat_body(asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if not prompts or not all(isinstance(one, str) and one for one in prompts):
         message = "prompt: expected a text, or a list of texts that are not empty"
         raise Refused(400, message, "prompt", "invalid_type")
+    if len(prompts) > MOST_PROMPTS:
+        message = f"prompt: expected at most {MOST_PROMPTS:,} texts, got {len(prompts):,}"
+        raise Refused(400, message, "prompt", "invalid_value")
     check_fields(asked, ABSENT)
     piece_of(asked, "stream_options", dict)
     top = asked.get("logprobs")
@@ -67,9 +71,11 @@ class Made:
         return self._object(self._choices, usage=self._usage)
 
     async def events(
-        self, chunks_of_each: Sequence[AsyncIterator[dict[str, Any]]]
+        self, chunks_of_each: AsyncIterator[AsyncIterator[dict[str, Any]]]
     ) -> AsyncIterator[dict[str, Any]]:
-        for number, chunks in enumerate(chunks_of_each):
+        number = -1
+        async for chunks in chunks_of_each:
+            number += 1
             async for chunk in chunks:
                 for name in self._usage:
                     self._usage[name] += (chunk.get("usage") or {}).get(name, 0)

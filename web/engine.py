@@ -453,7 +453,7 @@ class Engine:
             raise RequestError(f"expected at most {self.limits.slots} answers at a time, got {answers}")
         ticket = Ticket(self, request)
         with self._lock:
-            if self._closed or self._draining:
+            if self.ending:
                 raise QueueFull(1.0)  # by then the address is another server's, or nobody's
             place = self.models.place(request.model)
             others = [one for one in self._tickets if self.models.place(one.request.model) == place]
@@ -471,6 +471,11 @@ class Engine:
             self.stats.waiting += 1
         self.open(request.model).add_done_callback(partial(self._enter, ticket))
         return ticket
+
+    @property
+    def ending(self) -> bool:
+        """Whether nothing new is taken in any more."""
+        return self._closed or self._draining
 
     def open(self, model: str) -> Future[Checkpoint]:
         """A model, as soon as it is open. In any thread; what `Models.open` raises is in it."""

@@ -43,9 +43,12 @@ class Refused(Exception):
         self.code = code or CODES.get(status)
 
     @property
+    def kind(self) -> str:
+        return KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+
+    @property
     def body(self) -> dict[str, Any]:
-        kind = KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:

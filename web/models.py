@@ -47,6 +47,7 @@ class Models:
         names: folders or Hub ids that visitors may choose; the first is the default.
         any_model: visitors may name other repositories on the Hub, one of which (the guest) is kept open.
         device, dtype, threads, max_pixels: as for `open_checkpoint`.
+        fps, max_frames: as for `Processor.choose_frames`.
         largest_guest: most bytes of a guest's files, and of its weights in memory. Both are measured before
             any weights are downloaded. After the download as much room must be left on the disk.
 
@@ -63,11 +64,14 @@ class Models:
         largest_guest: int = LARGEST_GUEST,
         threads: int | None = None,
         max_pixels: int | None = None,
+        fps: float | None = None,
+        max_frames: int | None = None,
     ):
         self.names, self.any_model, self.largest_guest = tuple(dict.fromkeys(names)), any_model, largest_guest
         self.ids = model_ids(self.names)
         self.closed: Callable[[Checkpoint], None] = lambda checkpoint: None
         self._device, self._dtype, self._more = device, dtype, (threads, max_pixels)
+        self._frames = fps, max_frames
         self._open: dict[str, Checkpoint] = {}  # changed while a lock of `_opening` is held, read without one
         self._said: dict[str, Mapping[str, Any]] = {}  # of those that are not open
         self._opening = {name: threading.Lock() for name in (*self.names, GUEST)}
@@ -154,7 +158,9 @@ class Models:
         if name not in self.names:
             commit = self._measured(name)
             self._drop_guest()  # two at once need not fit into memory
-        return open_checkpoint(name, commit, self._device, self._dtype, *self._more).compiled()
+        checkpoint = open_checkpoint(name, commit, self._device, self._dtype, *self._more)
+        checkpoint.processor.choose_frames(*self._frames)
+        return checkpoint.compiled()
 
     def _drop_guest(self) -> None:
         for name in self.guests:

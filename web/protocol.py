@@ -33,14 +33,12 @@ from data.chat import LONGEST_TEXT
 from data.tools import Tool, ToolCall, ToolUse
 from generation.options import MAX_SEED, GenerationOptions, SamplingParams
 from inference.errors import RequestError
-from inference.grammar import choice_grammar, response_grammar
+from inference.grammar import LONGEST_DECIDED, MOST_DECIDED, choice_grammar, response_grammar
 from inference.thinking import THINK_TOKENS, Think
 from messages import did_you_mean, one_line, printable
 from web.errors import Refused, unsupported
 
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
-MOST_CHOICES = 128  # all are looked at together, which holds everybody up
-LONGEST_CHOICES = 8_192  # characters of them together
 MOST_TOOLS = 128
 MOST_VALUES = 50_000  # of a body: looking at them holds everybody up
 # OpenAI's fields that change no answer here.
@@ -205,12 +203,12 @@ class ResponseFormat(Strict):
 
 
 def _short(texts: list[str]) -> list[str]:
-    if (length := sum(map(len, texts))) > LONGEST_CHOICES:
-        raise ValueError(f"expected at most {LONGEST_CHOICES:,} characters in all, got {length:,}")
+    if (length := sum(map(len, texts))) > LONGEST_DECIDED:
+        raise ValueError(f"expected at most {LONGEST_DECIDED:,} characters in all, got {length:,}")
     return texts
 
 
-Choices = Annotated[list[str], Field(max_length=MOST_CHOICES), AfterValidator(_short)]
+Choices = Annotated[list[str], Field(max_length=MOST_DECIDED), AfterValidator(_short)]
 
 
 class StructuredOutputs(Strict):

@@ -133,7 +133,9 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
 
 
 def _content(content: Any, place: str) -> Any:
-    expected = "input_text or output_text with text, or input_image with image_url"
+    expected = (
+        "input_text or output_text with text, input_image with image_url, or input_video with video_url"
+    )
     return parts_of(content, place, _part, expected)
 
 
@@ -145,6 +147,8 @@ def _part(part: Any) -> dict[str, Any] | None:
             return {"type": "text", "text": text}
         case {"type": "input_image", "image_url": url} if url is not None:
             return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail")}}
+        case {"type": "input_video" | "video_url", "video_url": url} if url is not None:
+            return {"type": "video_url", "video_url": url}
     return None
 
 
