@@ -680,6 +680,7 @@ class BoxRows:
     flip: with `augment`, they are flipped as well: no name and no image may be about left and right, or show
         what is written.
     detect, point: what is asked, with {thing} in it; "" are the form's own words.
+    points: asked for is a point in each box, as forms that have no boxes do anyway.
     names: of categories that are numbers.
     """
 
@@ -689,6 +690,7 @@ class BoxRows:
     flip: bool = False
     detect: str = ""
     point: str = ""
+    points: bool = False
     names: Mapping[int, str] = field(default_factory=dict)
 
     def coordinates(self, size: Size, form_for: FormFor) -> CoordinateForm:
@@ -721,13 +723,11 @@ class BoxRows:
             ]
         return messages, image
 
-    def asked(
-        self, groups: Groups, size: Size, form_for: FormFor, points: bool = False
-    ) -> Iterator[tuple[dict[str, Any], str]]:
+    def asked(self, groups: Groups, size: Size, form_for: FormFor) -> Iterator[tuple[dict[str, Any], str]]:
         """For each name with its boxes in an image of `size`: the question and what scores its answers
         ({question, thing, size, form, boxes: their corners}), and the right answer. Raises BadRow."""
         form = self.coordinates(size, form_for)
-        kind = "point" if points or not form.detect else "detect"
+        kind = "point" if self.points or not form.detect else "detect"
         for thing, boxes in groups.items():
             fields = {"question": form.question(kind, thing), "thing": thing, "size": size, "form": form}
             things = [centre(box) for box in boxes] if kind == "point" else boxes

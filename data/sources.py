@@ -571,7 +571,8 @@ class DatasetConfig:
         for key, kind in get_type_hints(type(self)).items():
             if not isinstance(value := getattr(self, key), kind):
                 raise DatasetError(f"dataset: {key}: got {value!r}, which is of another kind than it takes")
-        kinds = {"form": str, "corners": bool, "augment": bool, "flip": bool, "detect": str, "point": str}
+        kinds: dict[str, type] = dict.fromkeys(("form", "detect", "point"), str)
+        kinds |= dict.fromkeys(("corners", "augment", "flip", "points"), bool)
         if not all(key in kinds and isinstance(value, kinds[key]) for key, value in self.boxes.items()):
             raise DatasetError(f"dataset: boxes: expected {', '.join(kinds)}, got {dict(self.boxes)}")
         if (form := self.boxes.get("form", "")) not in ("", *COORDINATES):

@@ -437,8 +437,8 @@ def scored_tasks(config: TrainConfig, processor: Processor) -> list[EvalTask]:
         if config.eval_metric == "boxes":  # asked for as in training, in images as they are
             boxes = BoxRows(**{**entry.boxes, "augment": False, "flip": False})
             form = boxes.coordinates(ANY_SIZE, processor.form)
-            points = not form.detect  # a form that has no boxes is asked for points
-            options |= {"boxes": boxes, "form_for": processor.form, "points": points}
+            points = boxes.points or not form.detect  # a form that has no boxes is asked for points
+            options |= {"boxes": boxes, "form_for": processor.form}
             of_metric = {"form": form.name, "corners": boxes.corners, "points": points}
         limit = max(1, config.eval_questions // len(entries))
         rows = DataConfig(entry.path, limit=limit, download=True, **options)
@@ -510,7 +510,8 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
     if settings.metric == "boxes":
         seen = {"revision": settings.revision, "max_pixels": pixel_budget(on, settings.max_pixels)}
         form_for = Processor.from_pretrained(settings.model, **seen).form
-        boxes = BoxRows(options.get("form", ""), bool(options.get("corners")))
+        given = {name: bool(options.get(name)) for name in ("corners", "points")}
+        boxes = BoxRows(options.get("form", ""), **given)
         options["form"] = boxes.coordinates(ANY_SIZE, form_for).name
     config = DataConfig(
         settings.data,
@@ -518,7 +519,6 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
         prompt=settings.prompt.replace("\\n", "\n"),
         boxes=boxes,
         form_for=form_for,
-        points=bool(options.get("points", False)),
         looked=bool(options.get("looked", False)),
         **{name: getattr(settings, name) for name in names},
     )

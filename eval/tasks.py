@@ -260,7 +260,7 @@ class DataConfig:
     prompt: a template with columns in braces; "" is the question with its choices.
     max_new_tokens: None is 32, and of boxes 512.
     limit: the first so many questions; None is all.
-    boxes: rows are read as boxes, which are asked for, or with `points` a point in each of them.
+    boxes: rows are read as boxes, which are asked for, or points in them.
     form_for: `Processor.form` of the model that they are asked of.
     looked: see `EvalTask`.
     download: all rows, though `limit` needs few: a training run has downloaded them already.
@@ -280,7 +280,6 @@ class DataConfig:
     allow_text_only: bool = False
     boxes: BoxRows | None = None
     form_for: FormFor = by_name
-    points: bool = False
     looked: bool = False
     download: bool = False
 
@@ -446,7 +445,7 @@ class _Reader:
         given = row.get(self.names["id"])
         name = str(number + 1 if given is None else given)
         held = [row.get(self.names[key]) for key in ("images", "image")]
-        asked = [*rows.asked(rows.groups(own, size), size, self.config.form_for, self.config.points)]
+        asked = [*rows.asked(rows.groups(own, size), size, self.config.form_for)]
         for place, (fields, target) in enumerate(asked, 1):
             full = f"{name}.{place}" if len(asked) > 1 else name
             yield full, fields, target, partial(self._images_of_row, number), held

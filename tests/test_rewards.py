@@ -75,11 +75,11 @@ def test_boxes_and_points_are_read_in_the_models_form(form):
         {"ref": name, "bbox": [box for other, box in zip(names, boxes) if other == name and box]}
         for name in dict.fromkeys(names)
     ]
-    reader = BoxRows(form.name)
+    reader = BoxRows(form.name, points=True)
     save, tabs, absent = (
         {"target": said, **fields}
         for row in rows
-        for fields, said in reader.asked(reader.groups(row, size), size, by_name, points=True)
+        for fields, said in reader.asked(reader.groups(row, size), size, by_name)
     )
 
     def points(*places: tuple[float, float]) -> str:
