@@ -2,6 +2,7 @@
 
     python -m eval --tasks shapes --controls                    # the embedded model, held-out questions
     python -m eval --tasks shapes --model runs/shapes --limit 500
+    python -m eval --tasks shapes --samples 8 --temperature 0.8   # pass@k and majority@k of 8 answers
     python -m eval --tasks drawings --model runs/world          # in varied styles: recipes/world
     python -m eval --data rows.jsonl --metric relaxed_accuracy --model HuggingFaceTB/SmolVLM-256M-Instruct
     python -m eval --data my/dataset --split test --columns question=query --metric anls
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -70,6 +72,11 @@ def build_parser() -> argparse.ArgumentParser:
     controls = "also score answers to blanked images, and the most common answer; not for lmms-eval's tasks"
     add("--controls", action="store_true", help=controls)
     add_think(add)
+    several = "sample N answers to each question from one prefill: pass@k (the best of k, where scores lie "
+    several += "between 0 and 1) and majority@k for k = 1, 2, 4, ... N; the score is the mean of all answers"
+    add("--samples", type=partial(positive, least=2), metavar="N", help=several)
+    add("--temperature", type=above_zero, metavar="T", help="temperature of --samples")
+    add("--sample-seed", type=partial(positive, least=0), metavar="S", help="seed of --samples (default 0)")
     add("--seed", type=int, help="seed of the held-out questions of shapes and drawings (default 0)")
 
     add = parser.add_argument_group("rows of your own").add_argument
@@ -105,6 +112,16 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("output").add_argument
     add("--output", type=Path, metavar="DIR", help="folder of the run (default runs/eval/TASK-MODEL)")
     return parser
+
+
+def above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
 
 
 def names(text: str) -> list[str]:
@@ -144,6 +161,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     settings.tasks = settings.tasks or []
     if settings.think_tokens and not settings.think:
         parser.error("--think-tokens: expected with --think")
+    if settings.samples and settings.temperature is None:
+        parser.error("--samples: expected with a --temperature, such as 0.8")
+    if not settings.samples and (settings.temperature is not None or settings.sample_seed is not None):
+        parser.error("--temperature, --sample-seed: expected with --samples")
     if settings.seed is not None and not set(OWN) & set(settings.tasks):
         parser.error(f"--seed: belongs to --tasks {' and '.join(OWN)}")
     return settings
@@ -153,8 +174,9 @@ def check_names(settings: argparse.Namespace) -> None:
     """Whether the tasks, metric, rows and model exist. Raises what `is_user_error` knows."""
     official = [name for name in settings.tasks if name not in OWN]
     check_official(official)
-    if official and settings.controls:
-        raise TaskError(f"--controls: tasks of lmms-eval have none; run {', '.join(official)} without it")
+    if official and (settings.controls or settings.samples):
+        flag = "--controls" if settings.controls else "--samples"
+        raise TaskError(f"{flag}: tasks of lmms-eval have none; run {', '.join(official)} without it")
     if settings.data:
         find_metric(settings.metric or "exact_match", **dict(settings.metric_option))
         check_rows_path(settings.data)

@@ -15,7 +15,16 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
 
-from eval.results import RESULTS, calibration_text, interval_text, official_table, table_text
+from eval.results import (
+    KINDS,
+    RESULTS,
+    at_k_text,
+    best_name,
+    calibration_text,
+    interval_text,
+    official_table,
+    table_text,
+)
 from eval.tasks import TaskError
 from inference.cli import Parser
 
@@ -49,6 +58,8 @@ def evaluation_text(several: Sequence[Mapping[str, Any]]) -> str:
         prompt = json.dumps(task["prompt"], ensure_ascii=False)
         parts.append(f"**{task['name']}**: {results['score']:.1%} ({interval}) on {on}.")
         parts.append(table_text(results["families"]))
+        if results.get("at_k"):
+            parts += [f"With {task['decoding'].partition(';')[0]}:", at_k_text(results)]
         parts.append(f"{calibration_text(results)} Scoring: {task['scoring']} Prompt: `{prompt}`.".lstrip())
     return "\n\n".join(parts)
 
@@ -69,6 +80,9 @@ def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
         counted["confidence"] = results["confidence"]
         counted["interval"] = [round(value, 6) for value in results["interval"]]
         counted |= {name: round(one["score"], 6) for name, one in results["controls"].items()}
+        for row in results.get("at_k", ()):
+            for title, name in zip((best_name(results), "majority"), KINDS):
+                counted[f"{title}@{row['k']}"] = round(row[name]["score"], 6)
         if calibration := results.get("calibration"):
             counted["calibration_error"] = round(calibration["ece"], 6)
         entries.append(

@@ -23,7 +23,7 @@ import math
 import re
 import statistics
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -62,6 +62,8 @@ class Metric:
     summarise: all questions -> figures, of which "score" is the one that is reported.
     targets_needed: with fewer targets no answer can score 1.
     chooses: where a prompt lists choices, the answer is the likeliest of their letters.
+    same: (answer, the row's other columns) -> what is equal for answers that are one in a vote; None where
+        `inference.votes.normalised` says that.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Metric:
     summarise: Callable[[Sequence[Scored]], dict[str, float]] = mean_score
     targets_needed: int = 1
     chooses: bool = False
+    same: Callable[[str, Fields], Hashable] | None = None
 
 
 # What differs between scorers of one name, which matters more than most models' differences.
@@ -96,6 +99,7 @@ def exact_match(strip: bool = True, ignore_case: bool = True, ignore_punctuation
         f"Exact match: 1 where the answer equals one of the targets but for {but_for} (after exact_match in "
         f"lmms-eval and Hugging Face's evaluate{', which keep space at the ends' if strip else ''}).",
         score,
+        same=lambda answer, fields: normalised(answer),
     )
 
 
@@ -163,6 +167,7 @@ def vqa_accuracy(style: str = "vqav2") -> Metric:
         f"punctuation; {style}); Goyal et al. 2017.",
         score,
         targets_needed=_AGREEING + 1,  # one of them is left out
+        same=lambda answer, fields: _normalise_vqa(answer, style),
     )
 
 
@@ -196,6 +201,7 @@ def anls(threshold: float = 0.5) -> Metric:
         "ANLS: 1 - edit distance / length of the longer text, to the nearest target, in lower case with "
         f"single spaces; 0 below {threshold}; Biten et al. 2019, as scored by DocVQA.",
         score,
+        same=lambda answer, fields: " ".join(answer.lower().split()),
     )
 
 
@@ -229,6 +235,7 @@ def relaxed_accuracy(tolerance: float = 0.05, years_exact: bool = False) -> Metr
         f"Relaxed accuracy: numbers within {tolerance:.2%} of the target ({years}; a percentage is a "
         "fraction), other answers equal but for case; Masry et al. 2022, after Methani et al. 2020.",
         lambda answer, targets, fields: float(any(matches(answer, target) for target in targets)),
+        same=lambda answer, fields: answer.lower() if (got := _as_number(answer)) is None else got,
     )
 
 
@@ -267,9 +274,12 @@ def _letter(answer: str, letters: str) -> str:
 def multiple_choice() -> Metric:
     """A target is a letter or the text of one of the choices."""
 
+    def letters_of(fields: Fields) -> str:
+        choices = fields.get("choices") or ()
+        return string.ascii_uppercase[: len(choices)] if choices else _LETTERS_WITHOUT_CHOICES
+
     def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
-        choices = list(fields.get("choices") or ())
-        letters = string.ascii_uppercase[: len(choices)] if choices else _LETTERS_WITHOUT_CHOICES
+        choices, letters = list(fields.get("choices") or ()), letters_of(fields)
         by_text = dict(zip(reversed(choices), reversed(letters)))  # of equal texts, the first
         named = [(target, target.strip().upper()) for target in targets]
         wanted = {letter if letter in [*letters] else by_text.get(target) for target, letter in named}
@@ -286,6 +296,7 @@ def multiple_choice() -> Metric:
         "form; none is wrong (lmms-eval's MMStar; Chen et al. 2024).",
         score,
         chooses=True,
+        same=lambda answer, fields: _letter(answer, letters_of(fields)),
     )
 
 
@@ -321,6 +332,7 @@ def pope() -> Metric:
         "the answer is yes or no and nothing else, in any case (lmms-eval); Li et al. 2023.",
         lambda answer, targets, fields: float(answer.lower().strip() == expected(targets)),
         summarise,
+        same=lambda answer, fields: answer.lower().strip(),
     )
 
 

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from data.errors import replacing
 from data.images import load_image
 from data.video import Clip
-from eval.results import CONTROLS, Record
+from eval.results import CONTROLS, KINDS, Record, best_name
 from eval.tasks import EvalSample, EvalTask
 
 SHOWN = 12  # samples of each kind
@@ -39,7 +39,7 @@ def write_report(
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.lstrip_blocks = True
-    environment.filters |= {"percent": "{:.1%}".format, "number": number}
+    environment.filters |= {"percent": "{:.1%}".format, "number": number, "counted": counted}
     worst, wrong = _worst_samples(task, records)
     note = f"{len(worst)} of the {wrong:,} below full score, one kind of question after another"
     some = random.Random(1).sample(list(task.samples), min(SHOWN, len(task.samples)))
@@ -56,6 +56,9 @@ def write_report(
     numbers = {"questions": f"{results['n']:,}", "samples/s": speed and number(speed)}
     numbers |= {title: f"{overall[name]:.1%}" for name, title in CONTROLS.items() if name in overall}
     numbers |= {name.replace("_", " "): f"{value:.1%}" for name, value in results["figures"].items()}
+    for row in results["at_k"][-1:]:
+        titles = best_name(results), "majority"
+        numbers |= {f"{title}@{row['k']}": f"{row[name]['score']:.1%}" for title, name in zip(titles, KINDS)}
     calibration = results["calibration"]
     if calibration:
         numbers |= {"calibration error": f"{calibration['ece']:.1%}"}
@@ -69,6 +72,7 @@ def write_report(
         groups=[(*told, [(one, _embedded(one)) for one in shown]) for *told, shown in groups if shown],
         records=records,
         blind=blind,
+        best=best_name(results),
         calibration=calibration,
         lowest=_lowest(calibration["bins"]) if calibration else 0.0,
     )
@@ -78,6 +82,11 @@ def write_report(
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def counted(answers: Sequence[str]) -> str:
+    """["a", "b", "a"] -> "2 × a, 1 × b"."""
+    return ", ".join(f"{count} × {answer or '—'}" for answer, count in Counter(answers).most_common(SHOWN))
 
 
 def _lowest(bins: Sequence[Mapping[str, Any]]) -> float:

@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.errors import replacing
-from eval.metrics import Metric, Scored
-from eval.statistics import BINS, CONFIDENCE, calibration, score_interval
-from eval.tasks import EvalTask
+from eval.metrics import Metric, Scored, mean_score
+from eval.statistics import BINS, CONFIDENCE, best_of, calibration, score_interval
+from eval.tasks import EvalSample, EvalTask
 from inference.results import ResultsFile
+from inference.votes import pick
 
 if TYPE_CHECKING:
     from inference.checkpoint import Checkpoint  # with PyTorch, which comparing runs does without
@@ -34,6 +36,7 @@ RUN, SAMPLES, BLIND = "run.json", "samples.jsonl", "samples-blind.jsonl"
 RESULTS, REPORT = "results.json", "report.html"
 OVERALL = "overall"
 CONTROLS = {"blind": "image blanked", "majority": "majority answer"}
+KINDS = ("best", "majority")  # of scores of k answers
 ERRORS_LISTED = 100
 _ROOT = Path(__file__).resolve().parent.parent
 _PIECES, _PIECE = 16, 64 * 1024  # pieces that are read of each file of weights, and their bytes
@@ -61,11 +64,38 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 # --------------------------------------------------------------------------------------------- figures
-def figures(metric: Metric, scored: Sequence[Scored]) -> dict[str, Any]:
-    """{"score", "interval": [low, high], "n"}, and the metric's other figures."""
-    summary = metric.summarise(scored)
-    interval = score_interval([one.score for one in scored])
+def figures(metric: Metric, scored: Sequence[Sequence[Scored]]) -> dict[str, Any]:
+    """{"score", "interval": [low, high], "n"}, and the metric's other figures, from the answers to each
+    question."""
+    summary = metric.summarise([one for answers in scored for one in answers])
+    interval = score_interval([mean_score(answers)["score"] for answers in scored])
     return {"score": summary.pop("score"), "interval": list(interval), "n": len(scored), **summary}
+
+
+def at_k(task: EvalTask, asked: Sequence[tuple[EvalSample, Record]]) -> list[dict[str, Any]]:
+    """For k = 1, 2, 4, ... and the number of answers: {"k", "best", "majority"}, each with score and interval
+    over the questions. "best" is `best_of`; "majority" the score of the answer that wins the vote of k,
+    the mean over as many separate votes as there are answers for."""
+    assert task.draws is not None, "there are several answers to each"
+    count, rows = task.draws.count, []
+
+    def voted(sample: EvalSample, record: Record, k: int) -> float:
+        scores, same = list[float](), task.same(sample)
+        for start in range(0, count - k + 1, k):
+            some = slice(start, start + k)
+            won = pick(record["answers"][some], record["confidences"][some], same=same)["number"]
+            scores.append(record["scores"][start + won])
+        return sum(scores) / len(scores)
+
+    for k in sorted({2**power for power in range(count.bit_length())} | {count}):
+        row: dict[str, Any] = {"k": k}
+        for name, values in (
+            ("best", [best_of(record["scores"], k) for _, record in asked]),
+            ("majority", [voted(sample, record, k) for sample, record in asked]),
+        ):
+            row[name] = {"score": math.fsum(values) / len(values), "interval": list(score_interval(values))}
+        rows.append(row)
+    return rows
 
 
 def by_family(items: Sequence[Any], family_of: Callable[[Any], str]) -> dict[str, Sequence[Any]]:
@@ -82,11 +112,13 @@ def summarise(
     """The figures of results.json, from the records by sample id; with those of `blind` answers, also the
     controls: what they score, and what the most common answer of each family does."""
 
-    def scored(by_id: Mapping[str, Record]) -> list[Scored]:
-        answers = [(one, by_id[one.id]) for one in task.samples]
-        own = ({**one.fields, "looked": got.get("looked")} for one, got in answers)
+    def scored(by_id: Mapping[str, Record]) -> list[list[Scored]]:
+        """The answers to each question."""
+        asked = [(one, by_id[one.id]) for one in task.samples]
+        own = ({**one.fields, "looked": got.get("looked")} for one, got in asked)
         return [
-            Scored(got["answer"], one.targets, got["score"], more) for (one, got), more in zip(answers, own)
+            [Scored(answer, one.targets, score, more) for answer, score in _answers_of(got)]
+            for (one, got), more in zip(asked, own)
         ]
 
     own = scored(records)
@@ -103,31 +135,44 @@ def summarise(
     for family, places in by_family(range(len(own)), lambda i: task.samples[i].family).items():
         row = {"name": family} | figures(task.metric, [own[i] for i in places])
         for name, other in beside.items():
-            row[name] = task.metric.summarise([other[i] for i in places])["score"]
+            row[name] = task.metric.summarise([one for i in places for one in other[i]])["score"]
+        if task.draws:
+            row["at_k"] = at_k(task, [(task.samples[i], records[task.samples[i].id]) for i in places])
         rows.append(row)
     overall = rows[-1]
     failed = [records[s.id] for s in task.samples if records[s.id].get("error")]
-    sure = [records[one.id] for one in task.samples if "confidence" in records[one.id]]
+    # Of several answers the first, so that there is one to each question.
+    sure = [
+        (one.get("confidences", [one["confidence"]])[0], next(_answers_of(one))[1])
+        for one in (records[sample.id] for sample in task.samples)
+        if "confidence" in one
+    ]
     listed = [{"id": one["id"], "error": one["error"]} for one in failed[:ERRORS_LISTED]]
-    named = ("name", "score", "interval", "n", *beside)
+    named = ("name", "score", "interval", "n", "at_k", *beside)
     return {
         "score": overall["score"],
         "interval": overall["interval"],
         "confidence": CONFIDENCE,
         "n": overall["n"],
         "figures": {key: value for key, value in overall.items() if key not in named},
-        "calibration": calibration(*([one[key] for one in sure] for key in ("confidence", "score")))
-        if sure
-        else None,
+        "calibration": calibration(*zip(*sure)) if sure else None,
         "controls": {name: figures(task.metric, other) for name, other in beside.items()},
         "majority_answers": common,
+        "at_k": overall.get("at_k", []),
         "families": rows,
         "answer_lengths": _by_length(task, own),
+        "right_or_wrong": all(one.score in (0, 1) for answers in own for one in answers),
         "errors": {"count": len(failed), "samples": listed},
     }
 
 
-def _by_length(task: EvalTask, scored: Sequence[Scored]) -> list[dict[str, Any]]:
+def _answers_of(record: Record) -> Iterator[tuple[str, float]]:
+    """The answers in a record, each with its score."""
+    own = [record["answer"]], [record["score"]]
+    return zip(record.get("answers", own[0]), record.get("scores", own[1]), strict=True)
+
+
+def _by_length(task: EvalTask, scored: Sequence[Sequence[Scored]]) -> list[dict[str, Any]]:
     """Figures by how many words the expected answer has."""
     words = [len(sample.likeliest_target.split()) for sample in task.samples]
     rows = []
@@ -151,6 +196,21 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = [interval_text(row[key]) if key == "interval" else f"{row[key]:.1%}" for key in names]
         lines.append(f"| {name} | {' | '.join(cells)} | {row['n']} |")
     return "\n".join(lines)
+
+
+def at_k_text(results: Mapping[str, Any]) -> str:
+    """What several answers to each question are worth, as a Markdown table."""
+    interval = f"{CONFIDENCE:.0%} interval"
+    lines = [f"| k | {best_name(results)}@k | {interval} | majority@k | {interval} |", "|---" * 5 + "|"]
+    for row in results["at_k"]:
+        cells = (f"{row[name]['score']:.1%} | {interval_text(row[name]['interval'])}" for name in KINDS)
+        lines.append(f"| {row['k']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def best_name(results: Mapping[str, Any]) -> str:
+    """What the best of k answers scores is called pass@k where each is right or wrong."""
+    return "pass" if results["right_or_wrong"] else "best"
 
 
 def calibration_text(results: Mapping[str, Any]) -> str:

@@ -45,6 +45,7 @@ from eval.results import (
     RESULTS,
     RUN,
     SAMPLES,
+    at_k_text,
     calibration_text,
     describe_model,
     environment,
@@ -58,6 +59,7 @@ from eval.results import (
 from eval.tasks import (
     OWN,
     DataConfig,
+    Draws,
     EvalSample,
     EvalTask,
     TaskError,
@@ -84,6 +86,7 @@ from inference.conversation import Turn, messages_of
 from inference.grammar import choice_grammar
 from inference.locks import only_writer
 from inference.thinking import THINK_TOKENS, held_to, think_first
+from inference.votes import pick
 from messages import one_line
 from models.checkpoints.hub import for_terminal, last_name
 from models.vision_language_model import VisionLanguageModel
@@ -111,6 +114,7 @@ class EvalAnswer:
     looked: Mapping[str, float] | None = None
     probabilities: Mapping[str, float] | None = None  # of each of its choices, among them
     error: str = ""
+    draw: int = 0  # its number, of several answers
 
 
 def records_of(
@@ -123,14 +127,24 @@ def records_of(
 ) -> Iterator[dict[str, Any]]:
     """Lines of samples.jsonl, as they are ready: of `groups` of samples of a task, which may be none."""
     looked = task.looked and not blank
-    found = answers(checkpoint, samples, slots, groups, blank, looked, think=task.think) if groups else ()
-    for number, answer in found:
-        yield _record(task, samples[number], answer)
+    asked = (checkpoint, samples, slots, groups, blank, looked)
+    made: dict[int, list[EvalAnswer]] = {}  # of questions that wait for more answers
+    for number, answer in answers(*asked, think=task.think, draws=task.draws) if groups else ():
+        own = made.setdefault(number, [])
+        own.append(answer)
+        if len(own) == (task.draws.count if task.draws else 1):
+            yield _record(task, samples[number], sorted(made.pop(number), key=lambda one: one.draw))
 
 
-def _record(task: EvalTask, sample: EvalSample, answer: EvalAnswer) -> dict[str, Any]:
-    """The question, its answer and its score."""
-    score = 0.0 if answer.error else task.metric.score(answer.text, sample.targets, sample.fields)
+def _record(task: EvalTask, sample: EvalSample, several: Sequence[EvalAnswer]) -> dict[str, Any]:
+    """The question, its answer and its score: of several answers the one that wins their vote, and the mean
+    of their scores."""
+    scores = [
+        0.0 if one.error else task.metric.score(one.text, sample.targets, sample.fields) for one in several
+    ]
+    sure = [round(one.confidence or 0.0, 6) for one in several]
+    won = pick([one.text for one in several], sure, same=task.same(sample))["number"]
+    answer, score = several[won], sum(scores) / len(scores)
     record: dict[str, Any] = {"id": sample.id} | ({"family": sample.family} if sample.family else {})
     record |= {"earlier": sample.earlier} if sample.earlier else {}
     record |= {"question": sample.question, "prompt": sample.prompt, "targets": list(sample.targets)}
@@ -139,7 +153,14 @@ def _record(task: EvalTask, sample: EvalSample, answer: EvalAnswer) -> dict[str,
     record |= {} if answer.confidence is None else {"confidence": round(answer.confidence, 6)}
     record |= {"probabilities": answer.probabilities} if answer.probabilities else {}
     record |= {"looked": answer.looked} if answer.looked else {}
-    return record | ({"error": answer.error} if answer.error else {})
+    if task.draws:
+        record |= {"answers": [one.text for one in several], "scores": scores, "confidences": sure}
+        record["tokens"] = [one.tokens for one in several]
+        if any(one.thinking for one in several):
+            thoughts = zip(*(one.thinking or ("", 0) for one in several))
+            record |= dict(zip(("thinking", "thinking_tokens"), map(list, thoughts)))
+    error = next((one.error for one in several if one.error), "")
+    return record | ({"error": error} if error else {})
 
 
 def by_image(samples: Sequence[EvalSample]) -> list[list[int]]:
@@ -175,44 +196,58 @@ def answers(
     looked: bool = False,
     stats: Stats | None = None,
     think: int | None = None,
+    draws: Draws | None = None,
 ) -> Iterator[tuple[int, EvalAnswer]]:
-    """(number of the sample, its answer), as they are ready.
+    """(number of the sample, its answer), as they are ready; of several answers each.
 
     Args:
         slots: answers in work at the same time.
         groups: which samples, as `by_image` groups them; default: all.
         blank: show a uniform image of the same size in place of each.
-        looked, think: see `EvalTask`.
+        looked, think, draws: see `EvalTask`.
         stats: counts what the scheduler does.
     """
     groups = by_image(samples) if groups is None else groups
     options = think_first(GenerationOptions(confidence=True), think)
-    scheduler = open_scheduler(checkpoint, max(1, min(slots, sum(map(len, groups)))))
+    count = 1
+    if draws is not None:
+        count = draws.count
+        options = replace(options, temperature=draws.temperature, num_return_sequences=count)
+    scheduler = open_scheduler(checkpoint, max(1, min(slots, count * sum(map(len, groups)))))
     scheduler.stats = scheduler.stats if stats is None else stats
     held: dict[str, list[Visual]] = {}  # of the group in work: opened and cut once
+    left: list[Request] = []  # of the question in work, for its other answers
 
-    def request(sample: EvalSample) -> Request:
+    def request(sample: EvalSample, draw: int) -> Request:
+        if draw and left:
+            return left.pop(0)
         if sample.group not in held:
             held.clear()
             held[sample.group] = [
                 one for source in sample.images() for one in _visuals(checkpoint, source, blank)
             ]
         row = _encode(checkpoint.processor, held[sample.group], sample, think is not None)
-        form = checkpoint.constraint(choice_grammar(sample.choices)) if sample.choices else None
-        return requests_for(checkpoint, row, sample.max_new_tokens, held_to(options, form))[0]
+        if draws is not None:
+            own = replace(options, seed=draws.seed_of(sample))
+        else:  # several answers are what a model says by itself, not the likeliest of the choices
+            form = checkpoint.constraint(choice_grammar(sample.choices)) if sample.choices else None
+            own = held_to(options, form)
+        first, *left[:] = requests_for(checkpoint, row, sample.max_new_tokens, own)
+        return first
 
-    numbers = (number for group in groups for number in group)
-    for done in scheduler.run(LazyRequest(number, partial(request, samples[number])) for number in numbers):
+    keys = ((number, draw) for group in groups for number in group for draw in range(count))
+    for done in scheduler.run(LazyRequest(key, partial(request, samples[key[0]], key[1])) for key in keys):
+        number, draw = done.key
         if done.error is not None:
-            yield done.key, EvalAnswer("", error=one_line(done.error))
+            yield number, EvalAnswer("", error=one_line(done.error), draw=draw)
         else:
             said, text = read_answer(checkpoint, done.token_ids, options)
             thought, own = split(checkpoint, done.token_ids, options)
             thinking = (said, len(thought)) if thought or think is not None else None
-            seen = _looked(checkpoint, samples[done.key], done.token_ids) if looked else None
-            choices, decision = samples[done.key].choices, done.decision
+            seen = _looked(checkpoint, samples[number], done.token_ids) if looked else None
+            choices, decision = samples[number].choices, done.decision
             shares = None if decision is None else dict(zip(choices, decision.probabilities))
-            yield done.key, EvalAnswer(text, len(own), thinking, done.confidence, seen, shares)
+            yield number, EvalAnswer(text, len(own), thinking, done.confidence, seen, shares, draw=draw)
 
 
 def _encode(
@@ -472,7 +507,10 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
         tasks.append(_data_task(settings, ranks.device))
     tasks += [own_task(name, settings.limit, settings.seed or 0) for name in OWN if name in settings.tasks]
     think = settings.think_tokens or THINK_TOKENS if settings.think else None
-    tasks = [replace(task, think=think) for task in tasks]
+    draws = None
+    if settings.samples:
+        draws = Draws(settings.samples, settings.temperature, settings.sample_seed or 0)
+    tasks = [replace(task, think=think, draws=draws) for task in tasks]
     for task in tasks:
         task.check()
     if official:
@@ -535,6 +573,8 @@ def _run_own(
     if not ranks.is_first:
         return
     print(for_terminal(table_text(results["families"])))
+    if results["at_k"]:
+        print(f"\n{at_k_text(results)}\n")
     if calibrated := calibration_text(results):
         print(calibrated)
     speed, errors = results["samples_per_second"], results["errors"]

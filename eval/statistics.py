@@ -7,11 +7,13 @@ order does not matter. Two models are compared by the questions on which they di
 (McNemar's) where scores are right or wrong, otherwise with permutations. The interval of a difference of
 paired shares is Bonett and Price's ("Adjusted Wald Confidence Interval for a Difference of Binomial
 Proportions Based on Paired Data", 2012). Confidences are compared with scores in bins of equally many answers
-(Nixon and others, "Measuring Calibration in Deep Learning", 2019), as most of them are nearly 1.
+(Nixon and others, "Measuring Calibration in Deep Learning", 2019), as most of them are nearly 1. pass@k is
+that of Chen and others ("Evaluating Large Language Models Trained on Code", 2021).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +27,15 @@ _FEW = 5  # right or wrong answers: resampling fewer says little about those tha
 _NUMBERS_AT_ONCE = 4_000_000
 
 Interval = tuple[float, float]
+
+
+def best_of(scores: Sequence[float], k: int) -> float:
+    """The expected best score of k of these answers to a question, drawn without replacement. Where scores
+    are 0 or 1 it is the unbiased pass@k, 1 - C(n - c, k) / C(n, k) of c right ones among n."""
+    # Integers where they can be, so that a question that is always right has exactly 1.
+    whole = (int(score) if score in (0, 1) else score for score in sorted(scores))
+    best = sum(math.comb(place, k - 1) * score for place, score in enumerate(whole))
+    return best / math.comb(len(scores), k)
 
 
 def score_interval(scores: Sequence[float]) -> Interval:

@@ -26,7 +26,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -43,6 +43,7 @@ from data.sources import all_rows, class_names, columns_of, first_rows, open_row
 from data.video import open_video
 from eval.metrics import Metric, MetricError
 from inference.errors import user_errors
+from inference.votes import normalised
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "checkpoints" / "ocelli-shapes"
 IMAGE_SIZE = 256  # pixels a side of the drawn images; the processor reduces them
@@ -101,6 +102,23 @@ class EvalSample:
         return Counter(self.targets).most_common(1)[0][0]
 
 
+@dataclass(frozen=True)
+class Draws:
+    """So many answers to each question, which are sampled. A question's random numbers depend on its id and
+    the seed, and on nothing else."""
+
+    count: int
+    temperature: float
+    seed: int = 0
+
+    def seed_of(self, sample: EvalSample) -> int:
+        digest = hashlib.sha256(json.dumps([self.seed, sample.id]).encode()).digest()
+        return int.from_bytes(digest[:6])
+
+    def __str__(self) -> str:
+        return f"{self.count} answers sampled at temperature {self.temperature:g} (seed {self.seed})"
+
+
 @dataclass(frozen=True, eq=False)
 class EvalTask:
     """Samples, and all that their score depends on besides the model.
@@ -109,6 +127,7 @@ class EvalTask:
     data: where the samples come from, in names and values that JSON can hold.
     looked: whether the model looks at what it is asked for is measured, too, where that is one box.
     think: tokens that the model may think before each answer; None for no thinking.
+    draws: the answers to each question; None for the likeliest one.
     """
 
     name: str
@@ -119,6 +138,7 @@ class EvalTask:
     system: str = ""
     looked: bool = False
     think: int | None = None
+    draws: Draws | None = None
 
     def definition(self) -> dict[str, Any]:
         """What makes this task a different one from others, as run.json and results.json keep it."""
@@ -136,8 +156,8 @@ class EvalTask:
             "prompt": self.prompt,
             "system": self.system,
             "max_new_tokens": limits[0] if len(limits) == 1 else limits,
-            "decoding": f"greedy{first}; the answer is the text up to the end of the turn, without space at "
-            "its ends",
+            "decoding": f"{self.draws or 'greedy'}{first}; the answer is the text up to the end of the turn, "
+            "without space at its ends",
             "metric": self.metric.name,
             "scoring": self.metric.description,
         }
@@ -165,13 +185,19 @@ class EvalTask:
         """Raises TaskError, before anything is answered, where a sample cannot be scored."""
         if not self.samples:
             raise TaskError(f"{self.name}: expected at least one question, got none")
-        if self.looked and self.think:
-            raise TaskError(f"{self.name}: expected either looked=true or --think, got both")
+        if self.looked and (self.think or self.draws):
+            other = "--think" if self.think else "--samples"
+            raise TaskError(f"{self.name}: expected either looked=true or {other}, got both")
         for sample in self.samples:
             try:
                 self.metric.score("", sample.targets, sample.fields)
             except MetricError as error:
                 raise TaskError(f"{self.name}: question {sample.id}: {error}") from error
+
+    def same(self, sample: EvalSample) -> Callable[[str], Hashable]:
+        """What is equal for answers to this question that are one in a vote."""
+        same = self.metric.same
+        return normalised if same is None else lambda answer: same(answer, sample.fields)
 
     def majority(self) -> dict[str, str]:
         """Family -> its most common answer: a control that never looks at the image. It is taken from the

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 PICKS = ("vote", "confidence")
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """Answers that are the same: how the surest of them is written, how many there are, their mean
     confidence, and their numbers, from 0."""
 
@@ -53,7 +55,12 @@ def tally(
     return sorted(found, key=lambda group: (-group.count, -group.confidence))
 
 
-def pick(answers: Sequence[str], confidences: Sequence[float], by: str = "vote") -> dict[str, Any]:
+def pick(
+    answers: Sequence[str],
+    confidences: Sequence[float],
+    by: str = "vote",
+    same: Callable[[str], Hashable] = normalised,
+) -> dict[str, Any]:
     """{"by", "number": which answer, from 0, "answer": its text, "votes": the groups of `tally`, each as a
     dict}. By vote it is the surest of the most frequent, by confidence that of all; the first of equals.
 
@@ -65,8 +72,8 @@ def pick(answers: Sequence[str], confidences: Sequence[float], by: str = "vote")
         raise ValueError(
             f"expected answers with a confidence each, got {len(answers)} and {len(confidences)}"
         )
-    groups = tally(answers, confidences)
+    groups = tally(answers, confidences, same)
     among = groups[0].numbers if by == "vote" else range(len(answers))
     number = max(among, key=confidences.__getitem__)
-    votes = [group._asdict() for group in groups]
+    votes = [asdict(group) for group in groups]
     return {"by": by, "number": number, "answer": answers[number], "votes": votes}
