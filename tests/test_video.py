@@ -39,7 +39,7 @@ from generate import DEFAULT_MODEL
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.session import Session
-from inference.answer import answer_text
+from inference.answer import answer_text, ask
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
 from inference.trial import start_process
@@ -51,6 +51,7 @@ from tests.evaluations import save_rows
 from tests.pages import make_service
 from tests.processors import draw_image
 from tests.qwen_checkpoints import KINDS, TEMPLATE, image_settings, save_hf, tokenizer
+from tests.runs import metrics, run, tiny_checkpoint
 from tests.test_serve import refused, running
 from tests.waiting import PATIENCE, wait_for
 from training.rows import RowsLoss
@@ -470,6 +471,45 @@ def test_rows_with_videos_are_trained_on(tmp_path, kind):
     packed = pack([sample], [encoder.tiles(sample)], model.config)
     ((places, _),) = model.places([torch.tensor(sample.input_ids)], packed.pixel_values)
     assert np.array_equal(packed.position_ids, places.numpy())
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", "smolvlm"])
+def test_a_run_on_videos_ends_in_a_model_that_answers_about_them(tmp_path, kind):
+    """Files and animations train; the model is asked about held-out ones during the run as after it, and its
+    settings of videos stay."""
+    pytest.importorskip("av")
+    if kind == "smolvlm":
+        settings = tiny_checkpoint(tmp_path / "model") / "preprocessor_config.json"
+        settings.write_text(
+            json.dumps(json.loads(settings.read_text()) | {"video_sampling": SMOL["video_sampling"]})
+        )
+    else:
+        save_hf(kind, tmp_path / "model")
+    for number in range(2):
+        write_clip(tmp_path / f"{number}.mp4", noise(9, 64, 48, number), 4)
+        write_animation(tmp_path / f"{number}.gif", noise(9, 64, 48, number), 250)
+    asked = {"question": "how many red", "answer": "two"}
+    rows = [asked | {"video": f"{one % 2}.{'mp4' if one < 2 else 'gif'}"} for one in range(4)]
+    save_rows(tmp_path / "rows.jsonl", rows)
+    save_rows(tmp_path / "held.jsonl", rows[:2])
+    data, held = ([{"path": str(tmp_path / f"{name}.jsonl")}] for name in ("rows", "held"))
+    model, output = str(tmp_path / "model"), tmp_path / "out"
+    run(
+        init_from=model, data=data, eval_data=held, output=str(output), steps=2, eval_every=2, eval_samples=2,
+        batch_size=2, sequence_length=256, eval_metric="exact_match", eval_questions=2, workers=1,
+    )  # fmt: skip
+    checkpoint, before = open_checkpoint(output, device="cpu"), Processor.from_pretrained(model)
+    assert [one["step"] for one in metrics(output, "eval_accuracy")] == [2]
+    answers = output / "samples" / "step-00000002" / "answers.jsonl"
+    for number, line in enumerate(map(json.loads, answers.read_text().splitlines())):
+        clip = open_video(tmp_path / f"{number}.mp4")
+        assert (
+            before.ask(clip, "how many")["input_ids"].shape
+            == checkpoint.processor.ask(clip, "how many")["input_ids"].shape
+        )
+        reply = ask(checkpoint, [clip], line["question"], GenerationOptions(max_new_tokens=64))
+        assert [line["answer"]] == [one.strip() for one in reply.finish()["answers"]]
+        assert Image.open(answers.parent / line["pictures"][0]).size == (64, 48)
 
 
 # -------------------------------------------------------------------------------------------------- over HTTP

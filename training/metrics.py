@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from data.errors import replacing
 from data.packing import Batch
+from data.video import Clip
 from messages import one_line
 from models.checkpoints.hub import for_terminal
 from training.config import TrainConfig
@@ -177,8 +178,10 @@ class Throughput:
         return row | {"seconds_left": round(each * (self.task.steps - done))}
 
 
-def small(image: Image.Image) -> Image.Image:
-    copy = image.convert("RGB")
+def small(image: Image.Image | Clip) -> Image.Image:
+    """An image, or a video's first frame."""
+    first = next(image.frames([0])) if isinstance(image, Clip) else image
+    copy = first.convert("RGB")
     copy.thumbnail((_LONGEST, _LONGEST))
     return copy
 

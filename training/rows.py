@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
@@ -20,6 +21,7 @@ from data.packing import Batch, segment_mask
 from data.processor import Processor, make_processor
 from data.sources import Mixture, open_datasets
 from data.tokenizer import SPECIAL_TOKENS
+from data.video import Clip, open_video
 from families import FAMILIES
 from models.checkpoints.hub import locate, snapshot
 from models.checkpoints.save import public_name, transformers_processor, written
@@ -244,16 +246,18 @@ def grouped(loader: Loader) -> Iterator[list[Batch]]:
 
 
 def first_question(messages: list[dict[str, Any]], processor: Processor) -> Question:
-    """What a conversation asks before its first answer, with its images loaded."""
+    """What a conversation asks before its first answer, with its images loaded and its videos opened."""
     end = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
     texts: dict[str, list[str]] = {"user": [], "system": [], "assistant": []}
-    images = []
+    images = list[Image.Image | Clip]()
     for message in messages[: end + 1]:
         for part in message["content"]:
             if part["type"] == "text":
                 texts.get(message["role"], texts["user"]).append(str(part["text"]).strip())
             elif part["type"] == "image":
                 images.append(load_image(part["image"], processor.limits))
+            else:
+                images.append(open_video(part["video"], processor.limits))
     said = {role: " ".join(parts) for role, parts in texts.items()}
     return Question(tuple(images), said["user"], said["assistant"], system=said["system"])
 

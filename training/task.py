@@ -12,6 +12,7 @@ from torch import nn
 
 from data.packing import Batch
 from data.processor import Processor
+from data.video import Clip
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks
@@ -23,7 +24,7 @@ from training.rewards import plain
 class Question:
     """A held-out question, its answer, and other answers that are as good."""
 
-    images: tuple[Image.Image, ...]
+    images: tuple[Image.Image | Clip, ...]
     text: str
     target: str
     accept: tuple[str, ...] = ()
