@@ -37,7 +37,8 @@ from data.errors import BadRow, DatasetError
 from data.order import RowPosition, RowRead, ShardReader, most_bytes
 from data.packing import Batch, PackedSequence, Sample, SampleEncoder, collate, pack, pack_indices
 from data.processor import Processor
-from data.sources import Mixture, Source, Stream, reading
+from data.row_files import Stream, reading
+from data.sources import Mixture, Source
 from messages import one_line
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ _PATIENCE = 50  # bad or filtered rows after which a shard reports them although
 _ALL_FILTERED = 100_000  # rows in succession below the minimum ratings after which a shard gives up
 _ESTIMATED_FROM = 1_000  # rows of an estimate of an epoch's length
 _COUNTED = 2_000  # rows up to which it is counted
+_WHOLE = 10_000  # rows of a file without parts, below which it does not matter how often they are read
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class LoaderConfig:
         packing: put several samples into a row; if not, each has its own, padded to its batch's longest.
         packing_buffer_size: samples of each shard to choose from when a row is packed; fewer if their images,
             where they came in rows or from the network, take more than `data.order.most_bytes`.
-        shuffle_buffer: rows of a stream that are shuffled together, in each shard; fewer if they are large.
+        shuffle_buffer: rows of a stream or of Parquet that each shard shuffles together, undecoded; fewer if
+            they are large.
         seed: of the order.
         epochs: number of passes over the data; None never ends.
         endless: go on beyond `epochs`, for a run that ends after an estimated number of steps.
@@ -75,7 +78,7 @@ class LoaderConfig:
     max_tiles: int | None = None
     packing: bool = True
     packing_buffer_size: int = 64
-    shuffle_buffer: int = 256
+    shuffle_buffer: int = 1024
     seed: int = 0
     epochs: int | None = None
     endless: bool = False
@@ -370,10 +373,10 @@ class Loader:
             with reading(_READING):
                 rows = source.rows
                 whole = isinstance(rows, Stream) and rows.num_files == 1 == rows.parts(0)
-            if whole:
+            if whole and (source.num_rows or math.inf) > _WHOLE:
                 logger.warning(
-                    "%s: one file without parts is read whole by each of the %d shards; split it, convert "
-                    "it to Parquet, or turn streaming off",
+                    "%s: one file without parts is read whole by each of the %d shards; split it, or write "
+                    "it as Parquet of many row groups",
                     *(source.name, config.num_shards),
                 )
 

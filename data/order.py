@@ -19,7 +19,8 @@ from itertools import count
 from typing import Any
 
 from data.errors import DatasetError
-from data.sources import Mixture, Stream
+from data.row_files import Stream
+from data.sources import Mixture
 
 _MASK = (1 << 64) - 1
 RowPosition = list[int]
@@ -281,7 +282,7 @@ class ShardReader:
         num_shards: int,
         seed: int,
         epochs: int | None = None,
-        block: int = 256,
+        block: int = 1024,
     ):
         self.shares = mixture.shares
         self.readers: list[MapReader | StreamReader] = []

@@ -5,9 +5,9 @@
         {"path": "my/rows.jsonl", "columns": {"question": "query"}},
     ])
 
-The `datasets` library opens the Hub, `save_to_disk` folders, Parquet, CSV, WebDataset and image folders. JSON
-lines are read here: the library turns answers that look like dates into dates, cannot open a file with one
-broken line, and first writes a copy of everything. Images stay bytes or paths, for `load_image` to open.
+The `datasets` library opens the Hub, `save_to_disk` folders, CSV and image folders. JSON lines, tars and
+Parquet are read where they lie (`data.row_files`): the library first writes a copy of everything, turns texts
+that look like dates into dates, and cannot open a file with one broken line. Images stay bytes or paths.
 """
 
 from __future__ import annotations
@@ -18,18 +18,30 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol, get_type_hints, runtime_checkable
+from pkgutil import resolve_name
+from typing import Any, get_type_hints
 from urllib.parse import urlsplit
-
-import numpy as np
 
 from data.boxes import CATEGORIES, COORDINATES, NAMES, BoxRows
 from data.errors import ADDRESS, DatasetError, check_rows_path
+from data.row_files import (
+    JsonLines,
+    JsonLinesStream,
+    LibraryStream,
+    ParquetGroups,
+    RowsFile,
+    Stream,
+    TarSamples,
+    TarStream,
+    fsspec_module,
+    library,
+    reading,
+)
 from data.row_schemas import (
     COLUMNS,
     OF_BOXES,
@@ -41,201 +53,20 @@ from data.row_schemas import (
     no_images,
 )
 from messages import one_line
+from models.checkpoints.hub import client
 
 logger = logging.getLogger(__name__)
 TRAIN = "train"
 _METADATA = "metadata.jsonl"  # of an image folder; no other file beside it counts
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")  # in a `save_to_disk` folder
-_BUILDERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}  # by the files' ending
-_JSON = (".jsonl", ".json")
+_BUILDERS = {".parquet": "parquet", ".csv": "csv"}  # by the files' ending
+_PARQUET = "datasets.packaged_modules.parquet.parquet:Parquet"
+_OURS = (".jsonl", ".json", ".tar")
 _SPLITS = {TRAIN: TRAIN, "training": TRAIN}  # words in names, as the `datasets` library knows them
 _SPLITS |= dict.fromkeys(("validation", "valid", "dev", "val"), "validation")
 _SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
-_PARTS = 1024  # of a JSON-lines file, so that this many shards read hardly more than their share
+_PARTS = 1024  # of a folder of `save_to_disk` that is streamed
 _LOOKED_AT = 100  # rows that show what all rows are like
-
-
-def _library():
-    import datasets  # takes two seconds, and JSON lines do without it
-
-    return datasets
-
-
-def _fsspec():
-    import fsspec  # takes a tenth of a second
-
-    return fsspec
-
-
-@contextmanager
-def reading(failed: str) -> Iterator[None]:
-    """Files, networks and libraries may raise anything: all of it becomes a DatasetError."""
-    try:
-        yield
-    except DatasetError:
-        raise
-    except Exception as error:
-        raise DatasetError(f"{failed} ({type(error).__name__}: {one_line(error, 300)})") from error
-
-
-# ---------------------------------------------------------------------------------------- kinds of rows
-@runtime_checkable
-class Stream(Protocol):
-    """Rows that can only be read one after another, in `num_files` files."""
-
-    num_files: int
-
-    def parts(self, file: int) -> int:
-        """Number of parts of a file that can be read without the others; always the same."""
-
-    def open(self, file: int, part: int, start: int) -> Iterator[tuple[int, Any]]:
-        """The rows of a part of a file, from the part's row number `start` on, each with a number that no
-        other row of its file has."""
-
-    def place(self, file: int, number: int) -> str:
-        """Where somebody finds the row of that number."""
-
-    def sizes_of_files(self) -> list[Any]:
-        """What tells whether the files are still the same, as far as that is known without reading them."""
-
-
-@dataclass(frozen=True)
-class RowsFile:
-    """A file here or at an address, and its name in messages; an address is read in ranges of bytes."""
-
-    place: str
-    name: str
-
-    @classmethod
-    def here(cls, path: Path) -> RowsFile:
-        return cls(str(path), path.name)
-
-    def open(self) -> IO[bytes]:
-        if not ADDRESS.match(self.place):
-            return open(self.place, "rb")
-        return _fsspec().open(self.place, "rb").open()
-
-    def size(self) -> int:
-        with self.open() as file:
-            return file.seek(0, os.SEEK_END)
-
-
-class JsonLines(Sequence):
-    """The objects of JSON-lines files, each read when it is indexed; `lines` (n, 2) int64 are the file and
-    the byte at which each begins.
-
-    A line that is not JSON is a string that says so; the loader counts it with the other bad rows.
-    """
-
-    def __init__(self, files: Sequence[RowsFile], lines: np.ndarray | None = None):
-        self.files = files
-        if lines is None:
-            starts = [(number, at) for number, file in enumerate(files) for at in _line_starts(file)]
-            lines = np.array(starts, np.int64).reshape(-1, 2)
-        self.lines = lines
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return JsonLines(self.files, self.lines[index])
-        number, start = self.lines[index].tolist()
-        with self.files[number].open() as file:
-            file.seek(start)
-            return _parsed(file.readline(), self.files[number])
-
-
-class JsonLinesStream:
-    """JSON-lines files read from front to back, without looking up their lines first. A part is a range of
-    bytes, and holds the lines that begin there."""
-
-    def __init__(self, files: Sequence[RowsFile]):
-        self.files, self.num_files = files, len(files)
-        self.sizes = [file.size() for file in files]
-
-    def parts(self, file: int) -> int:
-        return min(_PARTS, self.sizes[file])
-
-    def open(self, file: int, part: int, start: int) -> Iterator[tuple[int, Any]]:
-        """Their numbers are the bytes at which they begin."""
-        for begin, line in islice(self._lines(file, part), start, None):
-            yield begin, _parsed(line, self.files[file])
-
-    def place(self, file: int, number: int) -> str:
-        return f"{self.files[file].name}, the line at byte {number}"
-
-    def sizes_of_files(self) -> list[Any]:
-        return [[file.name, size] for file, size in zip(self.files, self.sizes, strict=True)]
-
-    def _lines(self, file: int, part: int) -> Iterator[tuple[int, bytes]]:
-        """The byte at which each line of a part begins, and the line."""
-        begin, end = (self.sizes[file] * number // self.parts(file) for number in (part, part + 1))
-        with self.files[file].open() as lines:
-            if begin:  # the rest of a line that begins before
-                lines.seek(begin - 1)
-                begin += len(lines.readline(end - begin + 1)) - 1
-            # Files in fsspec's memory share one position: each line is looked up.
-            while begin < end and lines.seek(begin) == begin and (line := lines.readline()):
-                if line.strip():
-                    yield begin, line
-                begin += len(line)
-
-
-def _line_starts(file: RowsFile) -> Iterator[int]:
-    """Where the lines of a file begin, blank ones left out."""
-    offset = 0
-    with file.open() as lines:
-        for line in lines:
-            if line.strip():
-                yield offset
-            offset += len(line)
-
-
-def _parsed(line: bytes, file: RowsFile) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return f"{file.name}: a line that is not JSON ({error})"
-
-
-class LibraryStream:
-    """A streaming dataset of the `datasets` library, file by file. The row groups of Parquet are parts; any
-    other file is one part."""
-
-    def __init__(self, dataset: Any):
-        self.dataset, self.num_files = dataset, dataset.num_shards
-        self.column_names: list[str] | None = dataset.column_names
-        self._split: dict[int, Any] = {}  # files in parts; finding out the parts of one may take a download
-
-    def parts(self, file: int) -> int:
-        return self._in_parts(file).num_shards
-
-    def open(self, file: int, part: int, start: int) -> Iterator[tuple[int, Any]]:
-        one = self._in_parts(file)
-        parts = one.num_shards
-        if parts > 1:
-            one = one.shard(num_shards=parts, index=part)
-        for number, row in enumerate(one.skip(start) if start else one, start):
-            yield number * parts + part, row
-
-    def place(self, file: int, number: int) -> str:
-        row, part = divmod(number, parts := self.parts(file))
-        of_file = f"file {file + 1} of {self.num_files}, " if self.num_files > 1 else ""
-        return of_file + (f"row group {part + 1} of {parts}, " if parts > 1 else "") + f"row {row}"
-
-    def sizes_of_files(self) -> list[Any]:
-        return [self.num_files]
-
-    def _in_parts(self, file: int) -> Any:
-        if file not in self._split:
-            one = self.dataset
-            if self.num_files > 1:
-                one = one.shard(num_shards=self.num_files, index=file)
-            if len(self._split) >= _PARTS:
-                self._split.clear()
-            self._split[file] = one.reshard()
-        return self._split[file]
 
 
 def all_rows(rows: Stream) -> Iterator[Any]:
@@ -273,16 +104,16 @@ def class_names(rows: Sequence[Any] | Stream, columns: Iterable[str]) -> dict[in
 def _class_names(feature: Any) -> tuple[str, ...]:
     if isinstance(feature, dict):
         feature = next((feature[key] for key in NAMES if key in feature), None)
-    if feature is None or isinstance(feature, _library().ClassLabel):
+    if feature is None or isinstance(feature, library().ClassLabel):
         return () if feature is None else tuple(feature.names)
-    several = isinstance(feature, _library().List | _library().LargeList)
+    several = isinstance(feature, library().List | library().LargeList)
     return _class_names(feature.feature) if several else ()
 
 
-def _keys_within(rows: Sequence[Any] | Stream, column: str) -> list[str]:
-    """Keys of the objects in a column of the first rows."""
-    held = (row.get(column) for row in first_rows(rows) if isinstance(row, Mapping))
-    return list({str(key): None for one in held if isinstance(one, Mapping) for key in one})
+def _columns_within(rows: Sequence[Any] | Stream) -> list[str]:
+    """Names such as json.question, of what objects in columns of the first rows hold."""
+    held = (item for row in first_rows(rows) if isinstance(row, Mapping) for item in row.items())
+    return list({f"{name}.{key}": None for name, one in held if isinstance(one, Mapping) for key in one})
 
 
 # ------------------------------------------------------------------------------------------ opening rows
@@ -307,10 +138,10 @@ def open_rows(
     if ADDRESS.match(path):
         check_rows_path(path)
         ending = Path(urlsplit(path).path).suffix
-        if ending in _JSON:
-            return _json_rows(_files_at(path, streaming), path, split, streaming), None
+        if ending in _OURS:
+            return _our_rows(_files_at(path, streaming), path, split, streaming), None
         if (builder := _BUILDERS.get(ending)) is None:
-            endings = ", ".join((*_JSON, *_BUILDERS))
+            endings = ", ".join((*_OURS, *_BUILDERS))
             raise DatasetError(
                 f"{path}: expected an address that ends in one of {endings}, as s3://b/*.parquet"
             )
@@ -335,6 +166,8 @@ def open_rows(
                 raise _no_split(path, wanted, by_split)
     elif not (files := _local_files(path)):
         check_rows_path(path)
+        if (copy := _downloaded(path, revision)) is not None:
+            return _load(copy, path, subset, split, streaming), None
         return _load(path, path, subset, split, streaming, revision=revision), None
     elif _name_of(split) not in ("", TRAIN) and files[0].suffix not in _BUILDERS:
         raise _no_split(path, _name_of(split), [f"{TRAIN}, as all files that are named themselves"])
@@ -344,23 +177,19 @@ def open_rows(
     return _open_files(files, path, split, streaming), folder
 
 
-def count_rows(path: str, subset: str | None, split: str) -> int | None:
-    """Number of rows of a local dataset, read from the footers for Parquet; None for one on the Hub."""
-    local, files = Path(os.path.expanduser(path)), list(map(str, _local_files(path)))
-    if not files:
+def _downloaded(path: str, revision: str | None) -> str | None:
+    """Offline, the folder that the Hub's client has of a dataset, if any: the library knows only its own."""
+    hub = client()
+    if not hub.constants.HF_HUB_OFFLINE:
         return None
-    if local.is_dir() and not _is_saved(local) and any(local.rglob("*.parquet")):
-        with reading(f"{path}: cannot be opened"):
-            files = list(
-                map(str, (_builder(path, subset).config.data_files or {}).get(_name_of(split), files))
-            )
-    if not all(file.endswith(".parquet") for file in files):
-        return len(open_rows(path, subset, split, streaming=False)[0])
-    from pyarrow.parquet import read_metadata
+    with suppress(hub.errors.LocalEntryNotFoundError, hub.errors.HFValidationError):
+        return hub.snapshot_download(path, repo_type="dataset", revision=revision, local_files_only=True)
+    return None
 
-    with reading(f"{path}: cannot be opened"):
-        rows = sum(read_metadata(file).num_rows for file in files)
-    return len(range(rows)[_part(split, rows, path)])
+
+def count_rows(path: str, subset: str | None, split: str) -> int | None:
+    """Number of rows of a local dataset; None for one on the Hub."""
+    return len(open_rows(path, subset, split, streaming=False)[0]) if _local_files(path) else None
 
 
 def _local_files(path: str) -> list[Path]:
@@ -409,8 +238,8 @@ def _is_saved(folder: Path) -> bool:
 
 def _open_saved(path: str, split: str) -> Any:
     with reading(f"{path}: cannot be opened"):
-        rows = _library().load_from_disk(os.path.expanduser(path))
-    if isinstance(rows, _library().DatasetDict):
+        rows = library().load_from_disk(os.path.expanduser(path))
+    if isinstance(rows, library().DatasetDict):
         if split not in rows:
             raise _no_split(path, split, rows)
         rows = rows[split]
@@ -420,21 +249,22 @@ def _open_saved(path: str, split: str) -> Any:
 
 def _open_files(files: list[Path], path: str, split: str, streaming: bool) -> Any:
     endings = {file.suffix for file in files}
-    if not endings <= set(_JSON):
+    if not (endings <= {*_OURS[:2]} or endings == {*_OURS[2:]}):
         if len(endings) > 1 or not (builder := _BUILDERS.get(files[0].suffix)):
-            known, got = ", ".join([".jsonl", *_BUILDERS]), ", ".join(sorted(endings))
+            known, got = ", ".join([".jsonl", *_OURS[2:], *_BUILDERS]), ", ".join(sorted(endings))
             raise DatasetError(f"{path}: expected files that end in one of {known}, got {got}")
         return _load(builder, path, None, split, streaming, data_files=[str(file) for file in files])
-    return _json_rows([RowsFile.here(file) for file in files], path, split, streaming)
+    return _our_rows([RowsFile.here(file) for file in files], path, split, streaming)
 
 
-def _json_rows(files: list[RowsFile], path: str, split: str, streaming: bool) -> Any:
+def _our_rows(files: list[RowsFile], path: str, split: str, streaming: bool) -> Any:
+    tars = files[0].name.endswith(".tar")
     with reading(f"{path}: cannot be opened"):
         rows: Any = _json_list(files[0]) if len(files) == 1 else None
         if rows is None and streaming:
-            rows = JsonLinesStream(files)
+            rows = (TarStream if tars else JsonLinesStream)(files)
         elif rows is None:
-            rows = JsonLines(files)
+            rows = (TarSamples if tars else JsonLines)(files)
     if _name_of(split) == split:
         return rows
     if isinstance(rows, Stream):
@@ -457,23 +287,29 @@ def _files_at(path: str, streaming: bool) -> list[RowsFile]:
     """The files at an address or a pattern of addresses. Those that are not streamed are downloaded, and so
     are those of a server that gives no ranges of bytes."""
     with reading(f"{path}: cannot be opened"):
-        found = _fsspec().open_files(path)
+        found = fsspec_module().open_files(path)
         if not found:
             raise DatasetError(f"{path}: no such file")
         fs, places = found.fs, [file.path for file in found]
         files = [RowsFile(file.full_name, Path(urlsplit(file.path).path).name) for file in found]
         if streaming and all(len(fs.cat_file(place, start=0, end=2)) <= 2 for place in places):
             return files
-        downloaded = _library().DownloadManager().download([file.place for file in files])
+        downloaded = library().DownloadManager().download([file.place for file in files])
         return [replace(file, place=place) for file, place in zip(files, downloaded, strict=True)]
 
 
 def _load(builder: str, path: str, subset: str | None, split: str, streaming: bool, **options) -> Any:
     """Open what the library knows: a builder by its name, a folder, or a dataset on the Hub."""
     with reading(f"{path}: cannot be opened"):
-        found = (_library().load_dataset_builder if "data_files" in options else _builder)(
+        found = (library().load_dataset_builder if "data_files" in options else _builder)(
             builder, subset, **options
         )
+        files = (found.config.data_files or {}).get(_name_of(split) or TRAIN, [])
+        here = all("://" not in str(file) for file in files)
+        if files and (here or not streaming) and isinstance(found, resolve_name(_PARQUET)):
+            known = None if found.info.features is None else found.info.features.copy()
+            places = files if here else library().DownloadManager().download(files)
+            return _parquet_rows(list(map(str, places)), known, path, split)
         # As `load_dataset` goes on, which would ask the Hub for all of this once more.
         if streaming:
             rows = found.as_streaming_dataset(split=split or TRAIN)
@@ -484,11 +320,20 @@ def _load(builder: str, path: str, subset: str | None, split: str, streaming: bo
     return LibraryStream(rows) if streaming else rows
 
 
+def _parquet_rows(files: list[str], features: Any, path: str, split: str) -> ParquetGroups:
+    known = features
+    if known is None:
+        schema = resolve_name("pyarrow.parquet").read_schema(files[0])
+        known = library().Features.from_arrow_schema(schema)
+    rows = ParquetGroups(files, known)
+    return rows if _name_of(split) == split else ParquetGroups(files, known, _part(split, len(rows), path))
+
+
 def _builder(path: str, subset: str | None, **options) -> Any:
     """The library's builder of a folder or of a dataset on the Hub. A downloaded folder's README may name any
     file of this machine as the dataset's: that is refused."""
     builder, folder = (
-        _library().load_dataset_builder(os.path.expanduser(path), subset, **options),
+        library().load_dataset_builder(os.path.expanduser(path), subset, **options),
         os.path.abspath(os.path.expanduser(path)),
     )
     for file in (str(file) for files in (builder.config.data_files or {}).values() for file in files):
@@ -500,9 +345,9 @@ def _builder(path: str, subset: str | None, **options) -> Any:
 
 def _leave_undecoded(feature: Any) -> None:
     """Have the library give images as bytes or paths."""
-    if isinstance(feature, _library().Image):
+    if isinstance(feature, library().Image):
         feature.decode = False
-    elif isinstance(feature, _library().List | _library().LargeList):
+    elif isinstance(feature, library().List | library().LargeList):
         _leave_undecoded(feature.feature)
     for inner in feature.values() if isinstance(feature, dict) else ():
         _leave_undecoded(inner)
@@ -518,7 +363,7 @@ def _part(split: str, rows: int, path: str) -> slice:
     if (name := _name_of(split)) == split:
         return slice(None)
     try:
-        (part,) = _library().ReadInstruction.from_spec(split).to_absolute({name: rows})
+        (part,) = library().ReadInstruction.from_spec(split).to_absolute({name: rows})
     except (ValueError, AssertionError) as error:
         raise DatasetError(f"{path}: split {split!r}: {one_line(error, 300)}") from error
     return slice(part.from_ or 0, rows if part.to is None else part.to)
@@ -616,8 +461,8 @@ class Source:
 
     @property
     def num_rows(self) -> int | None:
-        """None for a stream."""
-        return None if isinstance(self.rows, Stream) else len(self.rows)
+        """None for a stream of unknown length."""
+        return len(self.rows) if isinstance(self.rows, Sized) else None
 
     def place(self, number: int) -> str:
         """Where somebody finds the row of a number: "NAME, row 3", "NAME, a.jsonl, the line at byte 70"."""
@@ -642,7 +487,7 @@ class Mixture:
 
     @property
     def num_rows(self) -> int | None:
-        """Of all datasets together; None if one of them is a stream."""
+        """Of all datasets together; None if that of one is not known."""
         counts = [source.num_rows for source in self.sources]
         return None if None in counts else sum(count or 0 for count in counts)
 
@@ -654,7 +499,7 @@ def open_datasets(entries: Sequence[DatasetConfig | Mapping[str, Any]], preferen
     for config in configs:
         rows, folder = open_rows(config.path, config.subset, config.split, config.streaming, config.revision)
         folder = Path(os.path.expanduser(config.image_folder)) if config.image_folder else folder
-        if config.weight is None and isinstance(rows, Stream) and len(configs) > 1:
+        if config.weight is None and not isinstance(rows, Sized) and len(configs) > 1:
             raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")
         sources.append(open_source(rows, config, folder, preferences))
     mixture = Mixture(sources)
@@ -680,7 +525,7 @@ def open_source(
     if not any(True for _ in first_rows(rows)):
         raise DatasetError(f"{config.name}: split {config.split!r} has no rows")
     columns, renamed = columns_of(rows, config.name), dict(config.columns)
-    inside = [f"{column}.{key}" for column in columns for key in _keys_within(rows, column)]
+    inside = _columns_within(rows)
     own = {one.removeprefix("json.") for one in inside if one.startswith("json.")} & {*COLUMNS}
     for name in own - {*columns, *renamed, *config.constants}:  # of a sample of WebDataset
         renamed[name] = f"json.{name}"
@@ -714,6 +559,6 @@ def open_source(
     if absent := sorted(set(config.min_ratings) - set(columns)):
         has = ", ".join(columns)
         raise DatasetError(f"{config.name}: min_ratings: no column {', '.join(absent)}; it has {has}")
-    weight = config.weight or (1 if isinstance(rows, Stream) else len(rows))
+    weight = config.weight or (len(rows) if isinstance(rows, Sized) else 1)
     other = None if rejected is None else replace(schema, columns=rejected)
     return Source(config.name, rows, schema, float(weight), other)

@@ -9,6 +9,7 @@ import re
 import sys
 import tarfile
 import threading
+from collections import Counter
 from dataclasses import fields
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -22,9 +23,9 @@ from data.errors import DatasetError
 from data.images import load_image
 from data.loader import LoaderConfig, Shard
 from data.order import ShardReader
+from data.row_files import Stream
 from data.sources import (
     DatasetConfig,
-    Stream,
     all_rows,
     count_rows,
     open_datasets,
@@ -71,6 +72,16 @@ def write_lines(path, rows) -> None:
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
 
 
+def write_tar(path, samples: dict[str, dict[str, bytes]]) -> None:
+    """Samples of WebDataset: name -> ending -> what the file holds."""
+    with tarfile.open(path, "w") as tar:
+        for name, files in samples.items():
+            for ending, held in files.items():
+                info = tarfile.TarInfo(f"{name}.{ending}")
+                info.size = len(held)
+                tar.addfile(info, io.BytesIO(held))
+
+
 def lay_out(folder) -> None:
     """The rows in every form that is known."""
     datasets.DatasetDict(train=cauldron()).save_to_disk(str(folder / "two"))
@@ -83,13 +94,11 @@ def lay_out(folder) -> None:
     datasets.Dataset.from_list([{"image": None} | row for row in rows]).to_csv(str(folder / "rows.csv"))
     (folder / "images").mkdir()
     write_lines(folder / "images" / "metadata.jsonl", plain_rows(folder / "images", "file_name"))
-    with tarfile.open(folder / "rows.tar", "w") as tar:
-        for i in range(COUNT):
-            files = {"q.txt": f"question {i}".encode(), "a.txt": f"answer {i}".encode()}
-            for ending, held in (files | {"png": png(seed=i)}).items():
-                info = tarfile.TarInfo(f"{i}.{ending}")
-                info.size = len(held)
-                tar.addfile(info, io.BytesIO(held))
+    texts = {"q.txt": b"question %d", "a.txt": b"answer %d"}
+    samples = {
+        f"{i}": {one: text % i for one, text in texts.items()} | {"png": png(seed=i)} for i in range(COUNT)
+    }
+    write_tar(folder / "rows.tar", samples)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +108,7 @@ def layouts(tmp_path_factory):
     return folder
 
 
-WEBDATASET = {"columns": {"image": "png", "question": "q.txt", "answer": "a.txt"}}
+WEBDATASET = {"columns": {"question": "q.txt", "answer": "a.txt"}}
 
 
 @pytest.mark.parametrize(
@@ -114,6 +123,8 @@ WEBDATASET = {"columns": {"image": "png", "question": "q.txt", "answer": "a.txt"
         ("parquet/*.parquet", range(4), {"split": "train[:4]"}),
         ("rows.csv", range(COUNT), {}),
         ("rows.tar", range(COUNT), WEBDATASET),
+        ("rows.tar", range(COUNT), WEBDATASET | {"streaming": True}),
+        ("rows.tar", range(2, 5), WEBDATASET | {"split": "train[2:5]"}),
         ("rows.jsonl", range(COUNT), {}),
         ("rows.jsonl", range(COUNT), {"streaming": True}),
         ("rows.jsonl", range(3, 6), {"split": "train[50%:]"}),
@@ -125,7 +136,9 @@ def test_an_epoch_of_every_format_holds_every_row_once(layouts, path, rows, entr
     """With its number, its text and its image, which is not decoded before it is needed."""
     mixture, seen, numbers = open_datasets([{"path": str(layouts / path)} | entry]), [], []
     (source,) = mixture.sources
-    assert isinstance(source.rows, Stream) is entry.get("streaming", False)
+    parquet = path.startswith("parquet")  # read by row groups in any case
+    assert isinstance(source.rows, Stream) is (parquet or entry.get("streaming", False))
+    assert source.num_rows == (None if entry.get("streaming") and not parquet else len(rows))
     reader = ShardReader(mixture, 0, 1, seed=0, epochs=1)
     while (read := reader.next()) is not None:
         messages = source.schema.conversation(read.row)
@@ -175,6 +188,54 @@ def test_llavas_file_beside_a_folder_of_images(tmp_path):
     entry = {"path": str(tmp_path / "llava.json"), "image_folder": str(tmp_path / "coco")}
     batches = [*loader(open_datasets([entry]), epochs=1, micro_batch_size=4)]
     assert sum(batch.images for batch in batches) == 1 and sum(batch.num_labels for batch in batches) > 4
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_samples_of_webdataset(tmp_path, streaming):
+    """An image and a json of conversations, or of a caption to a question that is always the same; what is no
+    JSON costs one row."""
+    turns = [{"from": "human", "value": "<image>\nwhat?"}, {"from": "gpt", "value": "a star"}]
+    held = [{"conversations": turns, "license": None}, {"conversations": turns, "license": 3}]
+    samples = {
+        f"a/{i:03}": {"jpg": png(seed=i), "json": json.dumps(one).encode()} for i, one in enumerate(held)
+    }
+    write_tar(tmp_path / "1.tar", samples | {"b/x": {"jpg": png(), "json": b"{nonsense"}})
+    write_tar(tmp_path / "2.tar", {"c/long" + "g" * 120: samples["a/000"]})
+    entry = {"path": str(tmp_path / "*.tar"), "streaming": streaming}
+    batches = [*loader(open_datasets([entry]), epochs=1, micro_batch_size=4, max_drop_rate=1)]
+    assert sum(batch.images for batch in batches) == 3
+    write_tar(tmp_path / "3.tar", {"c": {"png": png(), "json": b'{"text": "a sun", "n": 0}', "cls": b"1\n"}})
+    for column, answer in (("json.text", "a sun"), ("cls", "dog")):
+        more = {"columns": {"answer": column}, "constants": {"question": "What?"}, "names": ["cat", "dog"]}
+        (source,) = open_datasets([entry | more | {"path": str(tmp_path / "3.tar")}]).sources
+        (row,) = all_rows(source.rows) if streaming else source.rows
+        question, said = source.schema.conversation(row)
+        assert question["content"] == [{"type": "image", "image": png()}, {"type": "text", "text": "What?"}]
+        assert said["content"][0]["text"] == answer
+
+
+def test_parquet_is_read_where_it_lies(tmp_path, monkeypatch):
+    """Nothing is written. Sorted rows come well mixed, each epoch otherwise; they can be looked up, too."""
+    rows = [{"question": f"{i}", "answer": "x"} for i in range(4_000)]
+    for part in range(2):
+        some = datasets.Dataset.from_list(rows[2_000 * part : 2_000 * (part + 1)])
+        some.to_parquet(str(tmp_path / f"{part}.parquet"), batch_size=50)
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    mixture = open_datasets([{"path": str(tmp_path / "*.parquet"), "allow_text_only": True}])
+    readers = [ShardReader(mixture, shard, 16, seed=0, epochs=2) for shard in range(16)]
+    turns = itertools.chain(*itertools.zip_longest(*(iter(reader.next, None) for reader in readers)))
+    order = [int(read.row["question"]) for read in turns if read is not None]
+    assert Counter(order) == dict.fromkeys(range(4_000), 2)
+    first, second = order[:3_200], order[4_800:]
+    for window in (first[at : at + 160] for at in range(0, 3_200, 160)):
+        assert max(Counter(number // 400 for number in window).values()) < 60  # 16 are expected
+    assert sum(a == b for a, b in zip(first, second)) < 20 and not [*cache.rglob("*.arrow")]
+    held = mixture.sources[0].rows
+    assert [held[i]["question"] for i in (0, 1, 3_999, 49, 50)] == ["0", "1", "3999", "49", "50"]
+    assert len(held) == 4_000 and "1.parquet, row group 1, row 7" in held.place(40, 7)
+    with pytest.raises(IndexError):
+        held[4_000]
 
 
 def test_a_bad_line_of_a_stream_can_be_found(tmp_path):

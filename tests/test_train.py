@@ -434,6 +434,16 @@ def test_a_dataset_by_its_hub_id(base, tmp_path):
         done = subprocess.run(
             [sys.executable, "train.py", *arguments], cwd=ROOT, env=env, capture_output=True, text=True
         )
+        code = "from data.sources import *; print(open_datasets([{'path': 'owner/rows'}]).num_rows)"
+        offline = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=env | {"HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+        )
     assert done.returncode == 0, done.stderr
+    assert offline.stdout.split() == ["12"], offline.stderr
+    assert not [*tmp_path.rglob("*.arrow")]  # copies of what was downloaded
     seen = {name for _, _, rows in curve(tmp_path / "run") for row in rows for name, _ in row}
     assert seen == {"owner/rows", "streamed"}

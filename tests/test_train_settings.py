@@ -166,7 +166,7 @@ WITHOUT_EFFECT = {
         *("image_size", "scale_factor", "longest_edge", "vision_layers", "text_width", "pictures"),
         *("vision_matrix_lr", "lora_alpha", "eval_samples", "eval_questions"),
     ],
-    f"{ROWS} --no-packing": ["packing_buffer", "shuffle_buffer"],
+    f"{ROWS} --no-packing": ["packing_buffer"],
     f"{ROWS} --eval-data z": ["eval_questions"],
     BACKBONES: ["image_size", "text_layers", "pictures"],
     "--muon none": ["matrix_lr", "vision_matrix_lr"],
@@ -210,8 +210,7 @@ def test_a_flag_that_has_no_effect_is_refused(run, name, has, capsys):
         ("lora_rank: 2\nlora_alpha: 8\ninit_from: x\ndata: y", "--lora-rank 0", ""),
         ("text_layers: 4\ninit_from: x\ndata: y", "", ""),  # its default
         ("waiting: 7\ndata: y", "", "--init-from"),
-        ("shuffle_buffer: 7\ninit_from: x\ndata: y", "", "shuffle_buffer"),
-        ("shuffle_buffer: 7\ninit_from: x\ndata: [{path: y, streaming: true}]", "", ""),
+        ("shuffle_buffer: 7\ninit_from: x\ndata: y", "", ""),
         ("data: recipes.world\ninit_from: x\ntext_layers: 9", "", "--data recipes.world without"),
     ],
 )

@@ -54,12 +54,6 @@ OF_VISION_MUON = Scope(
     lambda config: OF_VISION_STAGE.holds(config) and config.muon != "none",
     "--data {drawn}, --vision-pictures, and --muon all or language",
 )
-OF_STREAMS = Scope(
-    lambda config: (
-        not config.is_drawn and any(entry.get("streaming") for entry in dataset_entries(config.data))
-    ),
-    "a dataset with streaming: true",
-)
 OF_ROWS = Scope(lambda config: not config.is_drawn, "--data with rows")
 OF_PACKING = Scope(
     lambda config: not config.is_drawn and config.packing and config.task == "answers",
@@ -146,7 +140,8 @@ class TrainConfig:
         64, "samples buffered per shard of the data; more gives fuller rows", 1, 16_384, scope=OF_PACKING
     )
     shuffle_buffer: int = setting(
-        256, "rows of a streaming dataset to shuffle together", 1, 1_048_576, scope=OF_STREAMS
+        *(1024, "rows of streams and of Parquet to shuffle together, in each shard", 1, 1_048_576),
+        scope=OF_ROWS,
     )
     max_drop_rate: float = setting(
         0.05, "share of unusable rows above which the run stops", 0, 1, scope=OF_ROWS
