@@ -61,13 +61,20 @@ from training.evaluation import Evaluation
 from training.export import push, save_model
 from training.feed import Feed
 from training.lora import ADAPTER, add_adapters
-from training.metrics import Metrics, Throughput
+from training.metrics import ROLLOUTS, Metrics, Throughput
 from training.optim import build_optimizers, freeze, rates, schedule, set_rates, update_average
 from training.plan import describe_plan
 from training.preferences import PreferencesTask
-from training.rows import RowsTask, added
+from training.rollouts import RewardsTask
+from training.rows import RowsTask
 from training.state import FOLDER, RunState, StopSignal, states
 from training.task import Task
+
+TASKS: dict[str, type[Task]] = {
+    "answers": RowsTask,
+    "preferences": PreferencesTask,
+    "rewards": RewardsTask,
+}
 
 
 def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOptions] | None = None) -> None:
@@ -103,14 +110,13 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
             ranks.close()
 
 
-def task_class(config: TrainConfig) -> type[Task]:
-    of_rows = PreferencesTask if config.task == "preferences" else RowsTask
-    return drawn_task(config) if config.is_drawn else of_rows
-
-
 def drawn_task(config: TrainConfig) -> type[ShapesTask]:
     """Of a run that draws its images: that of shapes, or of the package of recipes/ that `data` names."""
     return ShapesTask if config.data == SHAPES else resolve_name(f"{config.data}.training:TASK")
+
+
+def task_class(config: TrainConfig) -> type[Task]:
+    return drawn_task(config) if config.is_drawn else TASKS[config.task]
 
 
 class Run:
@@ -128,10 +134,7 @@ class Run:
         self.feed, self.late = Feed(ranks.device), ranks.device.type == "cuda"
         if self.late:  # float32 products in TF32, as `--precision` says
             torch.set_float32_matmul_precision("high")
-        # Weights and optimizers are float32 in any case.
-        auto = "bfloat16" if ranks.device.type == "cuda" else "float32"
-        self.dtype = getattr(torch, auto if config.precision == "auto" else config.precision)
-
+        self.dtype = task.dtype
         if config.lora_rank:
             add_adapters(task.model, config)
         else:
@@ -261,21 +264,23 @@ class Run:
             self.check()
         return trained
 
-    def backward(self, step: int, batches: list[Batch], count: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def backward(
+        self, step: int, batches: list[Batch], count: float
+    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
         """Gradients of (sum of the losses over micro-batches and ranks) / count. Returns this rank's sum, and
-        the sums of what micro-batches have to log."""
+        what each micro-batch has to log."""
         device = self.ranks.device
         scale = gradient_scale(self.wrapped, self.ranks) / max(count, 1.0)
         autocast = torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
-        total, logged = torch.zeros((), device=device), dict[str, Tensor]()
+        total, logged = torch.zeros((), device=device), []
         fed = self.feed(self.task.inputs(batch, step) for batch in batches)
         for number, inputs in enumerate(fed, 1):
             with accumulating(self.wrapped, last=number == len(batches)):
                 with autocast:
                     loss, parts = self.wrapped(**inputs)
                 (loss * scale).backward()
+            logged.append(parts)
             total += loss.detach()
-            logged = added(logged, parts)
             del inputs  # its memory is that of the next
         return total, logged
 
@@ -287,6 +292,7 @@ class Run:
             return
         if step.ended is not None:
             step.ended.synchronize()
+        self.task.note(step.parts)
         if step.norm.isfinite():
             return
         self.skipped += 1
@@ -316,20 +322,15 @@ class Run:
     def _log(self, trained: Trained) -> None:
         """A line of metrics.jsonl, with the loss of all ranks; all call it."""
         self.check()
-        ranks, parts = self.ranks, trained.parts
-        row: dict[str, Any] = {"step": trained.step, **self.task.seen(trained.step), **rates(self.optimizers)}
+        ranks, task = self.ranks, self.task
+        row: dict[str, Any] = {"step": trained.step, **task.seen(trained.step), **rates(self.optimizers)}
         row["grad_norm"] = trained.norm.item()
-        total, *sums = ranks.sum(trained.total.item(), *(value.item() for value in parts.values()))
-        if parts:
-            count = max(trained.labels, 1.0) if self.task.logs_sums else ranks.world_size
-            means = (round(value / count, 5) for value in sums)
-            row |= dict(zip(parts, means, strict=True))
-        else:
-            row |= {"loss": total / max(trained.labels, 1.0), "labels": int(trained.labels)}
+        row |= task.row(trained.parts, ranks.sum(trained.total.item())[0], trained.labels)
         if self.config.log_samples:
             gathered = ranks.gather(sample_ids(trained.batches))
             row["samples"] = [ids for of_rank in gathered for ids in of_rank]
         self.metrics.write(row | self.speed.row(trained.step))
+        self.metrics.write_samples(trained.step, task.answered(), ROLLOUTS)
 
     def _evaluate(self) -> None:
         self.check()
@@ -378,14 +379,14 @@ class Run:
 
 
 class Trained(NamedTuple):
-    """A step: this rank's batches and loss, the sums of what it has to log, and what all ranks have in
+    """A step: this rank's batches and loss, what its micro-batches have to log, and what all ranks have in
     common. `norm`, of the gradient, is on the host once the GPU has `ended` the step."""
 
     step: int
     batches: list[Batch]
     labels: float
     total: Tensor
-    parts: dict[str, Tensor]
+    parts: list[dict[str, Tensor]]
     norm: Tensor
     ended: torch.cuda.Event | None
 

@@ -718,7 +718,7 @@ class BoxRows:
         messages: list[Mapping[str, Any]] = []
         for fields, said in self.asked(groups, size, form_for):
             messages += [
-                {"role": "user", "content": fields["question"]},
+                {"role": "user", "content": fields["question"], "asked": fields},
                 {"role": "assistant", "content": said},
             ]
         return messages, image

@@ -38,6 +38,7 @@ from data.order import RowPosition, RowRead, ShardReader, most_bytes
 from data.packing import Batch, PackedSequence, Sample, SampleEncoder, collate, pack, pack_indices
 from data.processor import Processor
 from data.row_files import Stream, reading
+from data.row_schemas import plain_columns
 from data.sources import Mixture, Source
 from messages import one_line
 
@@ -70,6 +71,7 @@ class LoaderConfig:
         endless: go on beyond `epochs`, for a run that ends after an estimated number of steps.
         workers: processes that read and decode on this rank; with 0, this process does.
         max_drop_rate: share of bad rows that stops the run, from 0 to 1; see `DropCount`.
+        questions: the assistant's last message is the end of each conversation, and samples hold their rows.
     """
 
     batch_size: int = 8
@@ -84,6 +86,7 @@ class LoaderConfig:
     endless: bool = False
     workers: int = 0
     max_drop_rate: float = 0.05
+    questions: bool = False
 
     @property
     def num_shards(self) -> int:
@@ -269,8 +272,9 @@ class Shard:
             if len(given) < len(conversations):
                 return False
             sample_id = source.name, read.number
+            row = asked(given[0], read.row) if self.config.questions else None
             if len(given) == 1:
-                sample = self.encoder.encode(given[0], sample_id)
+                sample = replace(self.encoder.encode(given[0], sample_id), row=row)
             else:
                 sample = self.encoder.encode_answers(given, sample_id)
         except BadRow as error:
@@ -308,6 +312,20 @@ class Shard:
         item = ShardItem(sequence, state, self._read, self._filtered, tuple(self._dropped), ended)
         self._read, self._filtered, self._dropped = 0, 0, []
         return item
+
+
+def asked(conversation: list[dict[str, Any]], row: Mapping[str, Any]) -> dict[str, Any]:
+    """What scores answers to the last question of a conversation: the row's columns without images, of boxes
+    what `data.boxes.BoxRows.asked` says, `question` and `target`. What comes after its answer is cut off."""
+    while conversation[-1]["role"] != "assistant":
+        conversation.pop()
+
+    def text(message: dict[str, Any]) -> str:
+        return " ".join(str(part["text"]).strip() for part in message["content"] if part["type"] == "text")
+
+    asks = next(one for one in reversed(conversation) if one["role"] != "assistant")
+    own = {**plain_columns(row), **asks.get("asked", {})}
+    return {"question": text(asks)} | own | {"target": text(conversation[-1])}
 
 
 def counts_exactly(mixture: Mixture, config: LoaderConfig) -> bool:

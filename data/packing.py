@@ -50,7 +50,8 @@ class Sample:
     `labels` are the ids that the assistant says (its end of turn included), and IGNORE_INDEX elsewhere.
     `images` are what `load_image` takes, and clips, `image_shapes` what the parts of each are, (n, 3, H, W)
     or (n, 3, F, H, W), in order, and `times` those of each part (`data.tiles.Part`). `others` are other
-    answers to its prompt, for `pack_answers`, which do not hold the images once more.
+    answers to its prompt, for `pack_answers`, which do not hold the images once more. `row` is what it comes
+    from, for rewards: the columns without images, and its answer as `target`.
     """
 
     sample_id: SampleId
@@ -60,6 +61,17 @@ class Sample:
     image_shapes: tuple[tuple[int, ...], ...] = ()
     times: tuple[int | None, ...] = ()
     others: tuple[Sample, ...] = ()
+    row: Mapping[str, Any] | None = None
+
+    @property
+    def prompt(self) -> int:
+        """Positions before the assistant's last message."""
+        end = len(self.labels)
+        while self.labels[end - 1] == IGNORE_INDEX:
+            end -= 1
+        while end and self.labels[end - 1] != IGNORE_INDEX:
+            end -= 1
+        return end
 
     @property
     def tokens(self) -> int:
@@ -232,6 +244,7 @@ class PackedSequence:
     pixel_values: Parts | None
     sample_ids: tuple[SampleId, ...]
     images: int = 0  # number of images that the tiles were cut from
+    samples: tuple[Sample, ...] = ()  # those with rows
 
 
 def pack(
@@ -253,6 +266,7 @@ def pack(
         Parts.cat(images) if images else None,
         tuple(sample.sample_id for sample in samples),
         sum(len(sample.images) for sample in samples),
+        tuple(sample for sample in samples if sample.row is not None),
     )
 
 
@@ -291,7 +305,9 @@ def _places(sample: Sample, config: VLMConfig | None) -> np.ndarray:
         return np.arange(sample.tokens)
     sizes = (shape[-2:] for shape in sample.image_shapes for _ in range(shape[0]))
     shown = ((*size, time) for size, time in zip(sizes, sample.times, strict=True))
-    return FAMILIES[config.family].places(config, sample.input_ids, shown)[0].numpy()
+    # A placeholder that an answer says is text.
+    ids = [one if label == IGNORE_INDEX else -1 for one, label in zip(sample.input_ids, sample.labels)]
+    return FAMILIES[config.family].places(config, ids, shown)[0].numpy()
 
 
 class Batch(dict):
@@ -306,6 +322,7 @@ class Batch(dict):
 
     sample_ids: list[tuple[SampleId, ...]]
     images: int = 0  # number of images that the tiles were cut from
+    samples: tuple[Sample, ...] = ()  # those with rows
 
     def to(self, device: torch.device | str) -> Batch:
         moved = Batch({name: on_device(value, device) for name, value in self.items()})
@@ -365,6 +382,7 @@ def collate(
         batch["pixel_values"] = Parts.cat(images)
     batch.sample_ids = [() if row is None else row.sample_ids for row in rows]
     batch.images = sum(row.images for row in real)
+    batch.samples = tuple(sample for row in real for sample in row.samples)
     return batch
 
 

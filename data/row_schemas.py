@@ -119,6 +119,7 @@ class RowSchema:
         unplaced = {kind: iter([value for one, value in shown if one == kind]) for kind in ("image", "video")}
         messages = [
             {"role": message.get("role"), "content": list(self._parts(message.get("content"), unplaced))}
+            | ({"asked": message["asked"]} if turns and "asked" in message else {})
             for message in given
         ]
         if all(isinstance(message.get("content"), str) for message in given):
@@ -341,6 +342,17 @@ def looks_like_image(value: Any) -> bool:
         kind, _ = mimetypes.guess_type(value[:4096].partition("?")[0], strict=False)
         return (kind or "").startswith("image/") and "\n" not in value
     return isinstance(value, bytes)
+
+
+def plain_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a row that hold words, numbers, and lists and mappings of these: no images, no bytes."""
+    return {key: value for key, value in row.items() if _is_plain(value) and not looks_like_image(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping | list | tuple):
+        return all(map(_is_plain, value.values() if isinstance(value, Mapping) else value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def _own_folder(folder: Path) -> Path:

@@ -12,13 +12,14 @@ from PIL import Image
 
 from data.boxes import BAD_BOX, COORDINATES, Box, BoxRows, augmented, cut, flip
 from data.errors import BadRow, DatasetError
-from data.loader import Loader, LoaderConfig
+from data.loader import Loader, LoaderConfig, asked
 from data.processor import Processor, coordinates_of
 from data.sources import DatasetConfig, first_rows, open_datasets, open_source
 from eval.metrics import find_metric
 from eval.tasks import DEFAULT_MODEL, DataConfig, data_task
 from families.qwen_images import QwenImages
 from tests import qwen_checkpoints
+from training.rewards import Rewards
 
 SIZE = (200, 100)
 PLACE = (40, 20, 90, 60)  # of the one dark thing
@@ -241,3 +242,13 @@ def test_training_rows(tmp_path):
     plain = texts()
     assert len(plain) == 4 and len(set(plain)) == 1 and "bbox_2d" in plain[0]
     assert texts(augment=True) == texts(augment=True) and len(set(texts(augment=True))) > 1
+
+
+def test_rewards_score_boxes_by_what_a_row_asks_for():
+    row = {"image": drawn(), "ref": "the block", "bbox": [40, 20, 50, 40], "note": 7}
+    form = next(name for name, form in COORDINATES.items() if form.detect)
+    messages = open_source([row], DatasetConfig("rows", boxes={"form": form})).schema.conversation(row)
+    seen = asked([*messages, {"role": "user", "content": []}], row)
+    assert seen["note"] == 7 and "image" not in seen
+    given = Rewards({"iou": 1.0, "exact": 1.0})([seen["target"], "no"], seen)
+    assert given["iou"] == [pytest.approx(1, abs=0.05), 0] and given["exact"] == [1, 0]

@@ -28,6 +28,7 @@ from models.checkpoints.hub import check_has_config, check_repo_id, repository, 
 from models.config import check_device
 
 Data = str | list[dict[str, Any]]
+Weights = str | dict[str, Any]  # of rewards by name, or a mapping of `weight` and options
 SHAPES = "shapes"  # `data` of the built-in synthetic shapes
 DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
@@ -74,6 +75,7 @@ OF_PROJECTOR = Scope(
 )
 OF_LORA = Scope(lambda config: config.lora_rank > 0, "--lora-rank")
 OF_MUON = Scope(lambda config: config.muon != "none", "--muon all or language")
+OF_REWARDS = Scope(lambda config: config.task == "rewards", "--task rewards")
 OF_WSD = Scope(lambda config: config.schedule == "wsd", "--schedule wsd")
 OF_HELD_OUT = Scope(lambda config: config.is_drawn or bool(config.eval_data), "--eval-data")
 OF_SCORES = Scope(lambda config: config.is_drawn or bool(config.eval_metric), "--eval-metric")
@@ -114,8 +116,9 @@ class TrainConfig:
 
     # data
     task: str = setting(
-        "answers", "what is learnt of rows: their answers, or which of two is preferred (DPO)",
-        "answers", "preferences", scope=OF_ROWS,
+        "answers",
+        "what is learnt of rows: their answers, which of two is preferred, or by rewards of the model's own",
+        "answers", "preferences", "rewards", scope=OF_ROWS,
     )  # fmt: skip
     data: Data = setting(SHAPES, "shapes (drawn), or rows: a file, folder, Hub id, list of datasets")  # noqa: RUF009
     eval_data: Data = setting("", "held-out rows, like --data; shapes has its own", scope=OF_ROWS)  # noqa: RUF009
@@ -200,6 +203,51 @@ class TrainConfig:
         0.0, "DPO: weight of the chosen answer's loss per token", 0, 1e3, scope=OF_PREFERENCES
     )
 
+    # learning from rewards
+    rewards: Weights = setting(  # noqa: RUF009
+        "", "rewards by name with their weights, as {exact: 1.0, length: 0.1}", scope=OF_REWARDS
+    )
+    group_size: int = setting(8, "answers sampled to each question", 2, 4_096, scope=OF_REWARDS)
+    policy_loss: str = setting(
+        "dapo",
+        "mean over answers, sum by --answer-tokens, or mean over tokens",
+        *("grpo", "dr_grpo", "dapo"),
+        scope=OF_REWARDS,
+    )
+    clip: float = setting(
+        0.2, "how far a token's probability ratio counts below 1, and above", 0, 1, scope=OF_REWARDS
+    )
+    clip_high: float = setting(
+        -1.0, "the same above 1 alone; -1: 0.28 for dapo, else as --clip", -1, 1e6, scope=OF_REWARDS
+    )
+    kl: float = setting(
+        0.0, "weight of the KL divergence from the first weights; 0: none", 0, 1e3, scope=OF_REWARDS
+    )
+    updates: int = setting(1, "optimizer steps on each batch of answers", 1, 1_000, scope=OF_REWARDS)
+    temperature: float = setting(1.0, "of the answers", 1e-3, 100, scope=OF_REWARDS)
+    top_k: int = setting(0, "answers: sample from the K likeliest tokens; 0: all", 0, _MANY, scope=OF_REWARDS)
+    top_p: float = setting(
+        1.0, "answers: sample from the likeliest tokens of this mass", 1e-9, 1, scope=OF_REWARDS
+    )
+    answer_tokens: int = setting(64, "maximum number of tokens of an answer", 1, 1_048_576, scope=OF_REWARDS)
+    answers_at_once: int = setting(
+        64,
+        "answers that a rank samples at a time; a place is filled when one ends",
+        1,
+        65_536,
+        scope=OF_REWARDS,
+    )
+    rollout_step: str = setting(
+        "eager", "what samples: the training forward's own operations, or C", "eager", "c", scope=OF_REWARDS
+    )
+    most_off_policy: float = setting(
+        0.0,
+        "the run stops where a fresh token's probability in training is off by a larger factor less 1; 0: "
+        "0.001 in float32, 1 in bfloat16",
+        *(0, 1e6),
+        scope=OF_REWARDS,
+    )
+
     # low-rank adapters, through peft
     lora_rank: int = setting(0, "rank of LoRA adapters, trained in place of the weights; 0: none", 0, 1_024)
     lora_alpha: float = setting(16.0, "LoRA: adapters are scaled by alpha / rank", 1e-6, 1e6, scope=OF_LORA)
@@ -279,6 +327,13 @@ class TrainConfig:
             raise ValueError("--lr: expected something that learns, got a rate of 0 for all of it")
         if self.lora_rank and self.vision_lr > 0:
             raise ValueError("--lora-rank: adapters train in place of all weights; set no --vision-lr")
+        if self.task == "rewards":
+            if self.is_drawn or not self.init_from:
+                raise ValueError("--task rewards: expected --data with rows, and --init-from")
+            if not self.rewards:
+                raise ValueError("--rewards: expected names with their weights, as {exact: 1.0}, got none")
+            if self.lora_dropout:
+                raise ValueError("--lora-dropout: expected 0: answers are sampled without it")
         if self.eval_metric and (self.is_drawn or not self.eval_data):
             raise ValueError("--eval-metric: expected rows with --eval-data")
         if self.push_to_hub:
@@ -568,6 +623,8 @@ def _value(kind: Any, name: str, given: Any, where: str) -> Any:
     mappings."""
     if kind == Data:
         return _datasets(given, where)
+    if kind == Weights:
+        return _weights(given, where)
     try:
         if not isinstance(given, str):
             raise ValueError
@@ -596,6 +653,24 @@ def _datasets(given: Any, where: str) -> Data:
     if not isinstance(given, str):
         raise ValueError(f"{where}: expected a path, or a list of datasets, got {given!r:.80}")
     return given
+
+
+def _weights(given: Any, where: str) -> Weights:
+    """Names with weights or options; the command line writes them in YAML or JSON."""
+    read = given
+    if isinstance(given, str):
+        with suppress(yaml.YAMLError):
+            read = yaml.load(given, yaml.BaseLoader)
+    if read and not isinstance(read, dict):
+        raise ValueError(f"{where}: expected names with weights, as {{exact: 1.0}}, got {given!r:.80}")
+    return _with_numbers(read) if read else ""
+
+
+def _with_numbers(given: Any) -> Any:
+    """`_plain`, within lists as well."""
+    if isinstance(given, dict):
+        return {key: _with_numbers(value) for key, value in given.items()}
+    return [*map(_with_numbers, given)] if isinstance(given, list) else _plain(given)
 
 
 def _plain(given: Any) -> Any:

@@ -149,6 +149,12 @@ def _first_line(error: RuntimeError) -> str:
     return one_line(str(error).split("\n")[0])
 
 
+def compute_dtype(config: TrainConfig, kind: str) -> torch.dtype:
+    """What products are computed in on such a device; weights and optimizers are float32 in any case."""
+    auto = "bfloat16" if kind == "cuda" else "float32"
+    return getattr(torch, auto if config.precision == "auto" else config.precision)
+
+
 def blocks_of(model: VisionLanguageModel) -> list[nn.Module]:
     """The transformer blocks of the vision tower and of the language model."""
     return [*model.vision_model.layers, *model.language_model.layers]

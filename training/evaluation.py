@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from models.vision_language_model import VisionLanguageModel
 from training.distributed import reshard
-from training.export import plain_model, save_model, whole_tensors
+from training.export import answering_model, save_model
 from training.metrics import SAMPLES, Metrics
 from training.optim import averaged
 from training.plot import write_plot
@@ -96,13 +96,9 @@ class Evaluation:
         # The first stage on shapes has no language model yet.
         if not self.held_out.any or step <= self.task.second_stage:
             return {}, []
-        model, sharded = self.task.model, self.config.parallel == "fsdp" and self.ranks.together
-        if sharded or self.dtype != model.dtype:
-            # Shards answer nothing, and float32 weights answer slower than what users load, and otherwise.
-            # Each rank that has questions puts together a model of its own, in what training computes in.
-            tensors = whole_tensors(model, {}, self.ranks, everywhere=self.held_out.scored)
-            if tensors:
-                model = plain_model(model, tensors, self.config).to(self.ranks.device, self.dtype)
+        # Shards answer nothing, and float32 weights answer slower than what users load, and otherwise: each
+        # rank that has questions puts together a model of its own, in what training computes in.
+        model = answering_model(self.task, everywhere=self.held_out.scored)
         return self.held_out.answer(model) if self.held_out.here else ({}, [])
 
     def _keep_best(self, scores: dict[str, float], step: int) -> None:

@@ -72,6 +72,20 @@ def plain_model(
     return new
 
 
+def answering_model(task: Task, everywhere: bool = True, copied: bool = False) -> VisionLanguageModel:
+    """The model as it answers now: the one that trains, or, where that is sharded, computes in another dtype
+    or is to be `copied`, one put together of its weights. All ranks call it; the first gets it, or all do
+    `everywhere`."""
+    model, ranks, config = task.model, task.ranks, task.config
+    sharded = config.parallel == "fsdp" and ranks.together
+    if not (sharded or copied or task.dtype != model.dtype):
+        return model
+    tensors = whole_tensors(model, {}, ranks, everywhere)
+    if copied:
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    return plain_model(model, tensors, config).to(ranks.device, task.dtype) if tensors else model
+
+
 def run_card(task: Task, config: TrainConfig, step: int, scores: dict[str, float]) -> str:
     rows = [f"| {name.removeprefix('eval_')} | {value:.3f} |" for name, value in scores.items()]
     table = "\n".join(["| held-out, in the run | value |", "| --- | --- |", *rows])

@@ -28,12 +28,13 @@ from training.flops import peak_flops, training_flops, what_learns
 from training.task import Answered, Task
 
 METRICS, RUN_ID = "metrics.jsonl", "wandb-run-id"
-SAMPLES, ANSWERS = "samples", "answers.jsonl"
+SAMPLES, ROLLOUTS, ANSWERS = "samples", "rollouts", "answers.jsonl"
 PROJECT = "ocelli"  # in trackers
 _LONGEST = 512  # pixels of the longer side of an image that is kept
 # Keys of metrics.jsonl that the bar shows: their name there, and how they are written.
 _SHOWN = {
     "loss": ("loss", "{:.3f}"),
+    "reward": ("reward", "{:.3f}"),
     "dense_loss": ("dense_loss", "{:.3f}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
     "images_per_second": ("images/s", "{:,.1f}"),
@@ -83,7 +84,7 @@ class Metrics:
         numbers = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "step"}
         self._track(lambda tracker: tracker.log(numbers, row["step"]))
 
-    def write_samples(self, step: int, answered: Sequence[Answered]) -> None:
+    def write_samples(self, step: int, answered: Sequence[Answered], into: str = SAMPLES) -> None:
         """Answers with their images, to the tracker and into the run's folder, there whole or not at all:
 
         output/samples/step-00000500/answers.jsonl     # {"pictures": ["00.png"], "question": …}
@@ -91,7 +92,7 @@ class Metrics:
         """
         if not (self.active and answered):
             return
-        folder = self.path.parent / SAMPLES / f"step-{step:08d}"
+        folder = self.path.parent / into / f"step-{step:08d}"
         writing = folder.with_name(f".{folder.name}")
         try:
             shutil.rmtree(writing, ignore_errors=True)
@@ -104,6 +105,7 @@ class Metrics:
                         small(image).save(writing / names[-1])
                     row: dict[str, Any] = {"pictures": names, "question": one.question.text}
                     row |= {"target": one.question.target, "answer": one.answer, "right": one.right}
+                    row |= {} if one.reward is None else {"reward": one.reward}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
             shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
             writing.rename(folder)

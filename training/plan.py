@@ -34,6 +34,7 @@ from models.gated_delta import CHUNK
 from models.losses import chunk_positions
 from models.vision_language_model import VisionLanguageModel, part_size
 from training.config import PlanOptions, TrainConfig, dataset_entries
+from training.distributed import compute_dtype
 from training.flops import (
     Amounts,
     known_peak,
@@ -359,8 +360,7 @@ def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
     if wanted == "auto" and (config.device == "cpu" or (config.is_drawn and not here)):
         wanted = "cpu"
     kind = "cpu" if wanted == "cpu" else "cuda"
-    auto = "bfloat16" if kind == "cuda" else "float32"
-    dtype = getattr(torch, auto if config.precision == "auto" else config.precision)
+    dtype = compute_dtype(config, kind)
     if options.plan_tflops:
         return Device(kind, dtype, options.plan_tflops * 1e12, f"{options.plan_tflops:g} TFLOP/s")
     if wanted == "cpu" or (wanted == "auto" and here):

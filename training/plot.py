@@ -26,14 +26,16 @@ Points = list[tuple[float, float]]
 # The keys of metrics.jsonl that are drawn, by panel, with their colours.
 LOSSES = {"loss": "#64748b", "eval_loss": "#0f766e", "dense_loss": "#d6a35c"}
 SCORES = {"eval_accuracy": "#0f766e", "eval_token_accuracy": "#64748b", "eval_exact_match": "#b45309"}
+REWARDS = {"reward": "#64748b", "eval_reward": "#0f766e", "unvaried": "#d6a35c"}
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 390, 230, 46, 24, 46, 30  # pixels of a panel
 _MOST = 300  # points of a line: more are averaged in groups
 
 
 def draw(rows: Sequence[dict[str, Any]], title: str) -> str:
-    """The image as SVG text: losses on a logarithmic axis, scores from 0 to 1 where there are any."""
+    """The image as SVG text: losses on a logarithmic axis, scores and rewards from 0 to 1, or as far as they
+    go, where there are any."""
     panels: list[str] = []
-    for colours, logarithmic in ((LOSSES, True), (SCORES, False)):
+    for colours, logarithmic in ((LOSSES, True), (REWARDS, False), (SCORES, False)):
         lines = {name: points for name in colours if (points := _points(rows, name, logarithmic))}
         if lines:
             panels.append(_panel(lines, colours, len(panels) * WIDTH, logarithmic))
@@ -64,7 +66,9 @@ def _panel(lines: dict[str, Points], colours: dict[str, str], left: float, logar
     """One pair of axes with its lines, and their names above."""
     steps, values = zip(*(point for points in lines.values() for point in points), strict=True)
     first, last = min(steps), max(max(steps), min(steps) + 1)
-    low, high = (math.log10(min(values)), math.log10(max(values))) if logarithmic else (0.0, 1.0)
+    low, high = min(0.0, *values), max(1.0, *values)
+    if logarithmic:
+        low, high = math.log10(min(values)), math.log10(max(values))
     high = max(high, low + 0.1)
     start, end = left + LEFT, left + WIDTH - RIGHT
 
@@ -73,7 +77,7 @@ def _panel(lines: dict[str, Points], colours: dict[str, str], left: float, logar
         x = start + (step - first) / (last - first) * (end - start)
         return x, HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
-    ticks = [0, 0.25, 0.5, 0.75, 1]
+    ticks = [low + share * (high - low) for share in (0, 0.25, 0.5, 0.75, 1)]
     if logarithmic:  # 1, 2 and 5 times powers of ten; the ends where there is none between them
         powers = range(math.floor(low), math.ceil(high) + 1)
         round_numbers = [float(f"{m}e{p}") for p in powers for m in (1, 2, 5)]

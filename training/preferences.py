@@ -8,7 +8,6 @@ does not change: with LoRA all of them but a projector that learns beside it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -20,8 +19,7 @@ from models.losses import log_probabilities
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks
-from training.optim import part_of
-from training.rows import RowsLoss, RowsTask
+from training.rows import RowsLoss, RowsTask, frozen_copy
 
 
 class LogProbabilities(RowsLoss):
@@ -42,9 +40,8 @@ class PreferencesLoss(LogProbabilities):
     def __init__(self, model: VisionLanguageModel, blank: bool, config: TrainConfig):
         super().__init__(model, blank)
         self.settings = config.dpo_beta, config.dpo_smoothing, config.dpo_sft
-        # Copied are the weights that learn. Held in a tuple, it is neither saved nor given to an optimizer.
-        shared = {id(p): p for name, p in model.named_parameters() if part_of(name) not in config.learns}
-        self._frozen = (LogProbabilities(copy.deepcopy(model, shared).requires_grad_(False), blank),)
+        # Held in a tuple, it is neither saved nor given to an optimizer.
+        self._frozen = (LogProbabilities(frozen_copy(model, config.learns), blank),)
 
     @property
     def reference(self) -> LogProbabilities:

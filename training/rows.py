@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from models.losses import summed_cross_entropy
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
 from training.distributed import Ranks
+from training.optim import part_of
 from training.task import Question, Task
 
 _ROWS_TO_SEARCH = 200  # for questions to show
@@ -53,10 +55,10 @@ class RowsLoss(nn.Module):
 
     def predicting(
         self,
+        labelled: Tensor,
         input_ids: Tensor,
         position_ids: Tensor,
         segment_ids: Tensor,
-        labelled: Tensor,
         placeholders: Tensor,
         pixel_values: Tensor | None = None,
         features: Tensor | None = None,
@@ -82,6 +84,13 @@ class RowsLoss(nn.Module):
         return torch.cat(tuple(self.model.encode_images(pixel_values)))
 
 
+def frozen_copy(model: VisionLanguageModel, learns: frozenset[str]) -> VisionLanguageModel:
+    """The model as it is now, for good, for others to be compared with. Weights that do not learn are shared;
+    adapters, which are put beside weights later, are not in it."""
+    shared = {id(p): p for name, p in model.named_parameters() if part_of(name) not in learns}
+    return deepcopy(model, shared).requires_grad_(False)
+
+
 class RowsTask(Task):
     """See `training.task.Task`. `preferences`: a row is a pair of answers (`training/preferences.py`)."""
 
@@ -94,8 +103,21 @@ class RowsTask(Task):
         written(self.model.config)  # what cannot be saved is not trained
         self.check_context()
         transformers_processor(self.processor)  # raises now what saving would raise after the training
-        per_rank = max(1, config.batch_size // ranks.world_size)
-        self.loader_config = LoaderConfig(
+        self.loader_config = self._loader_config()
+        self.steps = config.steps or self._steps_of_epochs()
+        self.loader = Loader(self.mixture, self.processor, self.loader_config, ranks.rank, ranks.world_size)
+        self._before = self.loader.state  # where the latest step's batches begin
+        sees = bool(config.learns & {"vision_model", "projector"})
+        self.module = self.new_loss(blank=sees or config.parallel == "fsdp")
+        starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
+        self.summary = f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
+
+    def new_loss(self, blank: bool) -> RowsLoss:
+        return RowsLoss(self.model, blank)
+
+    def _loader_config(self) -> LoaderConfig:
+        config, per_rank = self.config, max(1, self.config.batch_size // self.ranks.world_size)
+        return LoaderConfig(
             batch_size=config.batch_size,
             micro_batch_size=config.micro_batch_size or per_rank,
             sequence_length=config.sequence_length,
@@ -108,22 +130,12 @@ class RowsTask(Task):
             workers=config.workers,
             max_drop_rate=config.max_drop_rate,
         )
-        self.steps = config.steps or self._steps_of_epochs()
-        self.loader = Loader(self.mixture, self.processor, self.loader_config, ranks.rank, ranks.world_size)
-        self._before = self.loader.state  # where the latest step's batches begin
-        sees = bool(config.learns & {"vision_model", "projector"})
-        self.module = self.new_loss(blank=sees or config.parallel == "fsdp")
-        starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
-        self.summary = f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
 
     def _open(self) -> tuple[Mixture, Mixture | None]:
         """The rows to train on, and the held-out ones, if any."""
         data, held_out = self.config.data, self.config.eval_data
         rows = open_datasets(dataset_entries(data), self.preferences)
         return rows, open_datasets(dataset_entries(held_out), self.preferences) if held_out else None
-
-    def new_loss(self, blank: bool) -> RowsLoss:
-        return RowsLoss(self.model, blank)
 
     def _steps_of_epochs(self) -> int:
         """The first rank counts. Where it cannot count all rows, the run has the estimated number of steps,
@@ -203,9 +215,27 @@ class RowsTask(Task):
         if self.held_out is None or not self.config.eval_pictures:
             return {}
         self.model.eval()
+        losses, counted, logged = [], 0.0, dict[str, Tensor]()
+        for batch in (batch for group in self._held_out_groups() for batch in group):
+            loss, parts = wrapped(**batch.to(self.model.device))
+            losses.append(loss)
+            logged = added(logged, parts)
+            counted += self.count([batch])
+        self.model.train()
+        summed = (sum(loss.item() for loss in losses), *(value.item() for value in logged.values()))
+        counted, *sums = self.ranks.sum(counted, *summed)
+        if not counted:
+            raise DatasetError("--eval-data: no row can be scored, on any rank")
+        names = ("loss", *logged)
+        return {f"eval_{name}": value / counted for name, value in zip(names, sums, strict=True)}
+
+    def _held_out_groups(self) -> Iterator[list[Batch]]:
+        """This rank's batches of held-out rows, those of a step together, or padding beside other ranks' last
+        ones. All ranks raise a DatasetError if reading failed on one."""
+        assert self.held_out is not None, "there are some"
         config = replace(self.loader_config, epochs=1, endless=False, seed=0)
         loader = Loader(self.held_out, self.processor, config, self.ranks.rank, self.ranks.world_size)
-        batches, losses, counted, logged = grouped(loader), [], 0.0, dict[str, Tensor]()
+        batches = grouped(loader)
         for _ in range(math.ceil(self.config.eval_pictures / self.config.batch_size)):
             try:
                 group, failed = next(batches, None), None
@@ -215,19 +245,8 @@ class RowsTask(Task):
             if failing:
                 raise failed or DatasetError("reading another rank's held-out data failed")
             if not having:
-                break
-            for batch in group or loader.padding_step():
-                loss, parts = wrapped(**batch.to(self.model.device))
-                losses.append(loss)
-                logged = added(logged, parts)
-                counted += self.count([batch])
-        self.model.train()
-        summed = (sum(loss.item() for loss in losses), *(value.item() for value in logged.values()))
-        counted, *sums = self.ranks.sum(counted, *summed)
-        if not counted:
-            raise DatasetError("--eval-data: no row can be scored, on any rank")
-        names = ("loss", *logged)
-        return {f"eval_{name}": value / counted for name, value in zip(names, sums, strict=True)}
+                return
+            yield group or loader.padding_step()
 
 
 def added(sums: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from data.packing import Batch
 from data.processor import Processor
 from data.video import Clip
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
-from training.distributed import Ranks
+from training.distributed import Ranks, compute_dtype
 from training.flops import Amounts, amounts_of
 from training.rewards import plain
 
@@ -33,10 +33,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Answered:
-    """A question with the model's answer."""
+    """A question with the model's answer, and its reward if one was given."""
 
     question: Question
     answer: str
+    reward: float | None = None
 
     @property
     def right(self) -> bool:
@@ -46,7 +47,8 @@ class Answered:
 
     @property
     def caption(self) -> str:
-        return f"{self.question.text} -> {self.answer} (expected: {self.question.target})"
+        reward = "" if self.reward is None else f", reward {self.reward:g}"
+        return f"{self.question.text} -> {self.answer} (expected: {self.question.target}{reward})"
 
 
 class Task:
@@ -57,7 +59,7 @@ class Task:
     steps: length of the run; `is_estimate` says that it is about what was asked for.
     second_stage: the step at which a stage with new gradients begins and the rate warms up again; 0: none.
     best_by: the score that picks the best evaluation, and whether more of it is better.
-    logs_sums: what is logged are sums, to be divided by `count`; else each rank has its mean.
+    logs_sums: what is logged are sums, to be divided by `count`; else each micro-batch has its mean.
     summary: a sentence for the model card; license: of the weights, if the data decides it.
     """
 
@@ -74,6 +76,7 @@ class Task:
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
         self.config, self.ranks = config, ranks
+        self.dtype = compute_dtype(config, ranks.device.type)
 
     def check_context(self) -> None:
         context, length = self.model.config.text.max_position_embeddings, self.config.sequence_length
@@ -125,6 +128,23 @@ class Task:
     def questions(self, count: int) -> list[Question]:
         """Held-out questions for sample answers, always the same; fewer where there are no more."""
         raise NotImplementedError
+
+    def note(self, parts: list[dict[str, Tensor]]) -> None:
+        """See what a step's micro-batches have to log, once the device has ended it. A ValueError stops the
+        run."""
+
+    def row(self, parts: list[dict[str, Tensor]], loss: float, labels: float) -> dict[str, float]:
+        """What metrics.jsonl says of the latest step, whose summed loss and labels these are; all ranks call
+        it."""
+        if not parts[0]:
+            return {"loss": loss / max(labels, 1.0), "labels": int(labels)}
+        count = max(labels, 1.0) if self.logs_sums else self.ranks.world_size * len(parts)
+        sums = self.ranks.sum(*(sum(part[name].item() for part in parts) for name in parts[0]))
+        return {name: round(one / count, 5) for name, one in zip(parts[0], sums, strict=True)}
+
+    def answered(self) -> list[Answered]:
+        """Some answers of the latest step's, with their rewards, to look at."""
+        return []
 
     def seen(self, step: int) -> dict[str, int]:
         """What was trained on after `step` steps, for metrics.jsonl."""

@@ -1,0 +1,272 @@
+"""Training on rewards: the losses of the papers, on-policy to the last digit, resumable, on several ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+import train
+from models.vision_language_model import VisionLanguageModel
+from tests import lfm2_checkpoints, qwen_checkpoints
+from tests.runs import (
+    contents,
+    flags,
+    metrics,
+    prepared,
+    refused,
+    run,
+    settings_in,
+    tiny_checkpoint,
+    write_rows,
+)
+from training.config import TrainConfig
+from training.distributed import Ranks
+from training.rollouts import RewardsTask
+
+SAVE = {"idefics3": tiny_checkpoint, "qwen3_vl": partial(qwen_checkpoints.save_hf, "qwen3_vl")}
+SAVE |= {"lfm2_vl": lfm2_checkpoints.save_hf}  # whose short convolutions share no prompt
+OF_REWARDS = {"task": "rewards", "packing": False, "answer_tokens": 6, "group_size": 4}
+
+
+def varied(answers, row, **more):
+    """Something that differs between answers and depends on the row."""
+    return [sum(map(ord, answer)) % 7 / 7 + len(row["target"]) / 100 for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """A folder with a checkpoint of a kind, and rows."""
+
+    @cache
+    def opened(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp(kind)
+        SAVE[kind](folder / "tiny")
+        write_rows(folder / "rows.jsonl", 8, every=2)
+        return folder
+
+    return opened
+
+
+def task_of(folder: Path, **more) -> RewardsTask:
+    usual = {"batch_size": 4, "sequence_length": 200, "rewards": {f"{__name__}:varied": 1.0}}
+    settings = settings_in(folder, "out", **OF_REWARDS | usual | more)
+    return RewardsTask(TrainConfig(**settings), Ranks(torch.device("cpu")))
+
+
+def alone(task: RewardsTask, model, group, answer: int) -> torch.Tensor:
+    """Log-probabilities of an answer's tokens, from the prompt and it alone, without any of the packing."""
+    prompt, ids = torch.tensor(group.prompt_ids), torch.tensor(group.ids[answer])
+    parts, text = None if group.parts is None else group.parts.to("cpu"), model.language_model
+    shown, said = model.embed(prompt[None], parts), model.embed_tokens(ids[None])
+    x = torch.cat((shown, F.pad(said, (0, shown.shape[2] - said.shape[2]))), 1)
+    position_ids = None
+    if places := model.places([prompt], parts):
+        after = torch.arange(len(ids)) + len(prompt) + places[0][1]
+        position_ids = torch.cat((places[0][0], after.expand(3, -1)), 1)[:, None]
+    logits = text.logits(text(x, position_ids=position_ids)[0])[0, len(prompt) - 1 : -1]
+    return (logits / task.config.temperature).log_softmax(-1)[range(len(ids)), ids]
+
+
+def expected_loss(task: RewardsTask, model, reference) -> torch.Tensor:
+    """TRL's GRPOTrainer, written from its documentation and the papers."""
+    config, rows, rewards = task.config, [], []
+    for group in task.groups:
+        rewards.append(torch.tensor(group.totals))
+        for answer, drawn in enumerate(group.drawn):
+            now = alone(task, model, group, answer)
+            with torch.no_grad():
+                first = alone(task, reference, group, answer) if config.kl else now.detach()
+            rows.append((now, torch.tensor(drawn), first))
+    rewards = torch.stack(rewards)
+    scaled = rewards - rewards.mean(dim=1, keepdim=True)
+    if config.policy_loss != "dr_grpo":
+        scaled = scaled / (rewards.std(dim=1, keepdim=True) + 1e-4)
+    high = {"dapo": 0.28}.get(config.policy_loss, config.clip)
+    losses = []
+    for (now, drawn, first), advantage in zip(rows, scaled.flatten(), strict=True):
+        ratio = torch.exp(now - drawn)
+        loss = -torch.min(ratio * advantage, torch.clamp(ratio, 1 - config.clip, 1 + high) * advantage)
+        losses.append(loss + config.kl * (torch.exp(first - now) - (first - now) - 1))
+    if config.policy_loss == "grpo":
+        return torch.stack([loss.mean() for loss in losses]).mean()
+    if config.policy_loss == "dr_grpo":
+        return torch.cat(losses).sum() / (len(losses) * config.answer_tokens)
+    return torch.cat(losses).sum() / sum(map(len, losses))
+
+
+def moved(model, by: float) -> None:
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += by * parameter.abs().mean() * torch.randn(parameter.shape, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("kind", "variant"),
+    [
+        *((kind, variant) for kind in ("idefics3", "qwen3_vl") for variant in ("grpo", "dr_grpo", "dapo")),
+        ("lfm2_vl", "grpo"),
+    ],
+)
+def test_loss_and_gradients_are_those_of_the_formulas(opened, kind, variant):
+    """After the weights have moved, so that ratios are clipped, and away from the reference."""
+    folder = opened(kind)
+    kl = {"grpo": 0.04}.get(variant, 0.0)
+    task = task_of(folder, policy_loss=variant, kl=kl, temperature=1.3, micro_batch_size=3)
+    reference = VisionLanguageModel.from_pretrained(folder / "tiny", dtype=torch.float32)
+    batches = next(task.batches())
+    assert any(group.parts is not None for group in task.groups) and task.groups[0].varies
+    image, repeated = task.processor.image_token_id, 4 if kind == "lfm2_vl" else 1
+    shown = sum(group.prompt_ids.count(image) for group in task.groups)
+    assert sum(len(batch["placeholders"]) for batch in batches) == repeated * shown > 0
+    moved(
+        task.model, 1.0 if kind == "idefics3" else 0.1
+    )  # whose weights hardly say one thing more than another
+    expected = expected_loss(task, task.model, reference)
+    expected.backward()
+    gradients = {name: p.grad.clone() for name, p in task.model.named_parameters() if p.grad is not None}
+    task.model.zero_grad()
+    parts = []
+    total = torch.zeros(())
+    for batch in batches:
+        loss, seen = task.module(**batch.to("cpu"))
+        (loss / task.count(batches)).backward()
+        total += loss.detach() / task.count(batches)
+        parts.append(seen)
+    assert sum(part["clipped"] for part in parts) > 0
+    assert total.item() == pytest.approx(expected.item(), abs=1e-5)
+    for name, parameter in task.model.named_parameters():
+        if name in gradients:
+            scale = gradients[name].abs().max()
+            # Keys' biases change no softmax: without rotation their gradient is noise.
+            assert (parameter.grad - gradients[name]).abs().max() <= max(1e-5 * scale, 5e-7), name
+
+
+@pytest.mark.parametrize(
+    ("step", "bar", "filters"),
+    [("eager", 2e-5, {"temperature": 0.7, "top_k": 40, "top_p": 0.9}), ("c", 1e-3, {})],
+)
+@pytest.mark.parametrize("kind", SAVE)
+def test_training_sees_the_probabilities_that_answers_were_drawn_by(opened, kind, step, bar, filters):
+    task = task_of(opened(kind), rollout_step=step, answer_tokens=24, **filters)
+    parts = [task.module(**batch.to("cpu"))[1] for batch in next(task.batches())]
+    assert sum(part["tokens"] for part in parts) > 4 * 4 * 8
+    for part in parts:
+        assert max(part["most"] - 1, 1 - part["least"]) <= bar
+
+
+def test_answers_depend_on_seed_batch_and_weights_alone(opened):
+    """Not on how many are sampled at a time."""
+    folder, ids = opened("idefics3"), []
+    for more in ({}, {"answers_at_once": 3}, {"seed": 1}):
+        task = task_of(folder, **more)
+        next(task.batches())
+        ids.append([group.ids for group in task.groups])
+    assert ids[0] == ids[1] != ids[2]
+    assert len({tuple(one) for one in ids[0][0]}) > 1
+
+
+# ----------------------------------------------------------------------------------------------- runs
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return prepared(tmp_path_factory.mktemp("rewards"), 24)
+
+
+def settings(folder, output: str, **more) -> dict:
+    usual = {"steps": 6, "batch_size": 4, "rewards": {f"{__name__}:varied": 1.0}, "weight_decay": 0.0}
+    return settings_in(folder, output, **OF_REWARDS | usual | more)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def figures(folder: Path) -> list[dict]:
+    """What does not depend on the clock, and the answers, of each step."""
+    clock = ("tokens_per_second", "images_per_second", "mfu", "seconds_left")
+    return [{key: value for key, value in row.items() if key not in clock} for row in metrics(folder)]
+
+
+@pytest.mark.parametrize("state", [3, 4])
+def test_a_killed_run_goes_on_to_the_bit(folder, state):
+    """Between batches of answers and in the midst of one, whose answers are in the state."""
+    whole, again = folder / f"whole{state}", f"again{state}"
+    train.main(flags(**settings(folder, whole.name, updates=2, save_every=state, keep=2)))
+    shutil.copytree(whole, folder / again)
+    shutil.rmtree(folder / again / "state" / "step-00000006")
+    shutil.rmtree(folder / again / "rollouts")
+    train.main(flags(**settings(folder, again, updates=2, save_every=state)))
+    assert figures(folder / again) == figures(whole)
+    made, expected = contents(folder / again / "rollouts"), contents(whole / "rollouts")
+    assert made == {name: data for name, data in expected.items() if int(name[5:13]) > state} and made
+    for name, tensor in weights(whole).items():
+        assert torch.equal(weights(folder / again)[name], tensor), name
+
+
+@pytest.mark.parametrize("more", [{"parallel": "ddp"}, {"parallel": "fsdp", "micro_batch_size": 1}])
+def test_two_ranks(folder, more):
+    """Answers are those of one rank while weights are; a rank may have no group that varies."""
+    kl = {"kl": 0.1, "steps": 2, "decay_fraction": 1e-9}
+    if not (folder / "one").exists():
+        train.main(flags(**settings(folder, "one", **kl)))
+    output = more["parallel"]
+    run(2, **settings(folder, output, **kl, **more))
+    for one, other in zip(figures(folder / "one"), figures(folder / output), strict=True):
+        assert other.pop("samples") == one.pop("samples")
+        assert other == pytest.approx(one, rel=2e-3, abs=1e-4)
+
+
+def test_adapters_learn_beside_a_reference_without_them(folder):
+    more = {"lora_rank": 2, "kl": 0.5, "rollout_step": "c", "projector_lr": 1e-3, "eval_every": 3}
+    more |= {"eval_data": str(folder / "rows.jsonl"), "eval_pictures": 8, "lr": 0.01}
+    train.main(flags(**settings(folder, "lora", **more)))
+    rows = metrics(folder / "lora", "kl")
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) and rows[-1]["kl"] > 1e-6
+    assert all(0 <= row["off_policy"] < 1e-3 for row in rows)
+    assert [row["step"] for row in metrics(folder / "lora", "eval_reward")] == [3, 6]
+    best = json.loads((folder / "lora" / "best" / "best.json").read_text())
+    assert best["name"] == "eval_reward"
+
+
+def test_groups_in_which_all_are_alike_are_counted_and_teach_nothing(folder):
+    train.main(flags(**settings(folder, "alike", rewards={"exact": 1.0}, steps=2)))
+    assert [row["unvaried"] for row in metrics(folder / "alike")] == [1, 1]
+    before, after = weights(folder / "tiny"), weights(folder / "alike")
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_what_is_kept_to_look_at(folder):
+    train.main(flags(**settings(folder, "seen", steps=1)))
+    (row,) = metrics(folder / "seen")
+    told = {"reward", "unvaried", "answer_tokens", "cut_off", "entropy", "clipped", "ratio_max", "off_policy"}
+    assert told <= row.keys() and math.isfinite(row["policy_loss"])
+    lines = (folder / "seen" / "rollouts" / "step-00000001" / "answers.jsonl").read_text().splitlines()
+    best, worst = (json.loads(line) for line in lines[:2])
+    assert best["reward"] > worst["reward"] and best["question"] == worst["question"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rewards": "{}"},
+        {"rewards": "{exakt: 1.0}"},
+        {"rewards": "exact"},
+        {"lora_rank": 2, "lora_dropout": 0.1},
+        {"group_size": 1},
+        {"data": "shapes"},
+        {"task": "answers"},
+        {"answer_tokens": 300},
+        {"rewards": {f"{__name__}:absent": 1}},
+        {"most_off_policy": 1e-12},
+    ],
+)
+def test_mistakes_are_one_sentence(folder, wrong, capsys):
+    assert refused(capsys, flags(**settings(folder, "refused", **wrong)))

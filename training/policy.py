@@ -1,0 +1,102 @@
+"""The loss of learning from rewards: policy gradients with clipped ratios, for answers that share a prompt.
+
+| loss | clips | sums over an answer's tokens | advantage |
+|---|---|---|---|
+| `grpo` (arXiv:2402.03300) | 1 - clip to 1 + clip | mean over tokens, then over answers | (r - mean) / std |
+| `dr_grpo` (arXiv:2503.20783) | the same | divided by the longest that an answer may be | r - mean |
+| `dapo` (arXiv:2503.14476) | up to 1 + 0.28 | mean over all tokens of the step | (r - mean) / std |
+
+A token's ratio is its probability now over the one that it was drawn by, temperature and filters included in
+both. The formulas are those of TRL's GRPOTrainer (loss_type "grpo", "dr_grpo", "dapo"; beta for `kl`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from generation.options import SamplingParams, adjusted_scores
+from models.losses import chunk_positions, log_probabilities
+from models.vision_language_model import VisionLanguageModel
+from training.config import TrainConfig
+from training.rows import RowsLoss
+
+_LITTLE = 1e-4  # beside a standard deviation
+_DAPO_HIGH = 0.28
+
+
+def advantages(rewards: Tensor, loss: str) -> Tensor:
+    """Of rewards (Q, G) of G answers to each of Q questions, how much better than its group each is."""
+    centred = rewards - rewards.mean(1, keepdim=True)
+    return centred if loss == "dr_grpo" else centred / (rewards.std(1, keepdim=True) + _LITTLE)
+
+
+def token_weights(lengths: Sequence[int], config: TrainConfig) -> list[float]:
+    """What a token of each answer weighs in a sum that is divided by `step_weight`."""
+    if config.policy_loss == "grpo":
+        return [1 / length for length in lengths]
+    return [1 / config.answer_tokens if config.policy_loss == "dr_grpo" else 1.0] * len(lengths)
+
+
+def step_weight(lengths: Sequence[int], config: TrainConfig) -> float:
+    """What the sum over a step is divided by, of the answers of all its questions."""
+    return float(sum(lengths) if config.policy_loss == "dapo" else len(lengths))
+
+
+def divergence(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """An estimate of KL(now, reference) by each drawn token that is never negative (Schulman's k3)."""
+    return (reference - logprobs).exp() - (reference - logprobs) - 1
+
+
+def sampling_params(config: TrainConfig) -> SamplingParams:
+    return SamplingParams(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+
+
+class PolicyLoss(RowsLoss):
+    """(summed loss, what to log) of a micro-batch of answers: a `data.packing.Batch`, and for each label
+    `drawn`, its log-probability when it was sampled, `advantage`, `weight` and, with `kl`, `reference`.
+
+    A token at the edge of a filter, which training drops where sampling did not, counts as a constant.
+    """
+
+    def __init__(self, model: VisionLanguageModel, blank: bool, config: TrainConfig):
+        super().__init__(model, blank)
+        self.params, self.kl, self.low = sampling_params(config), config.kl, config.clip
+        high = _DAPO_HIGH if config.policy_loss == "dapo" else config.clip
+        self.high = high if config.clip_high < 0 else config.clip_high
+
+    def logprobs(self, labels: Tensor, labelled: Tensor, **inputs: Tensor) -> Tensor:
+        """(L,) of the labels, under temperature and filters."""
+        hidden, text = self.predicting(labelled, **inputs), self.model.language_model
+        chunk = chunk_positions(text.config.vocab_size, hidden.device.type)
+
+        def scores(rows: Tensor) -> Tensor:
+            return adjusted_scores(text.loss_head(rows), self.params)
+
+        return log_probabilities(hidden, labels.flatten()[labelled], scores, chunk)
+
+    def forward(  # type: ignore[override]
+        self,
+        drawn: Tensor,
+        advantage: Tensor,
+        weight: Tensor,
+        reference: Tensor | None = None,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs = self.logprobs(**inputs)
+        logprobs = torch.where(logprobs == -math.inf, drawn, logprobs)
+        ratio = (logprobs - drawn).exp()
+        clipped = ratio.clamp(1 - self.low, 1 + self.high)
+        losses = -torch.minimum(ratio * advantage, clipped * advantage)
+        if reference is not None:
+            losses = losses + self.kl * divergence(logprobs, reference)
+        with torch.no_grad():
+            ratios = torch.cat((ratio, ratio.new_ones(1)))  # of a micro-batch of padding as well
+            seen = {"tokens": ratio.new_tensor(len(ratio)), "most": ratios.amax(), "least": ratios.amin()}
+            seen["clipped"] = (ratio * advantage > clipped * advantage).sum()
+            if reference is not None:
+                seen["kl"] = divergence(logprobs, reference).sum()
+        return (weight * losses).sum(), seen

@@ -1,0 +1,400 @@
+"""Learning from rewards: the model answers questions, and answers that are better than others grow likelier.
+
+    python train.py configs/rewards.yaml --init-from CHECKPOINT --data rows.jsonl --rewards '{exact: 1.0}'
+
+A step is in `RewardsTask.batches`: questions with their images, a group of answers to each from one prefill
+(`roll_out`), their rewards and advantages (`Group`), and micro-batches in which each prompt stands once
+(`data.packing.pack_answers`), for the loss of `training/policy.py`.
+
+Answers depend on the seed, on the number of the batch, on a question's place in it, and on the weights: on
+nothing else. So a run that resumes samples the same ones, on any number of ranks; those that are still to be
+trained on are in its state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from data.errors import DatasetError
+from data.images import load_image
+from data.loader import LoaderConfig
+from data.order import key_of
+from data.packing import IGNORE_INDEX, Batch, Sample, collate, pack_answers
+from data.processor import Processor
+from data.tiles import Parts
+from data.video import Clip
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.step import NativeStep, unsupported
+from generation.options import MAX_SEED, GenerationOptions
+from generation.requests import Request, RequestOutput
+from generation.scheduler import Scheduler
+from generation.steps import Step
+from models.vision_language_model import VisionLanguageModel
+from training.config import TrainConfig
+from training.distributed import Ranks
+from training.export import answering_model
+from training.policy import PolicyLoss, advantages, sampling_params, step_weight, token_weights
+from training.rewards import Rewards
+from training.rows import RowsLoss, RowsTask, frozen_copy, grouped
+from training.task import Answered, Question
+
+# Factor less 1 by which training may give a fresh token another probability than sampling did.
+_MOST_OFF = {torch.float32: 1e-3, torch.bfloat16: 1.0}
+
+
+@dataclass(eq=False)
+class Group:
+    """A question and the answers to it: their token ids, the log-probabilities that each token was drawn by,
+    and what each reward gives to each answer. `place`: the question's number in the batch of all ranks."""
+
+    place: int
+    sample: Sample
+    parts: Parts | None
+    ids: list[list[int]] = field(default_factory=list)
+    drawn: list[list[float]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    ended: list[bool] = field(
+        default_factory=list
+    )  # by the model itself, before the longest that they may be
+    rewards: dict[str, list[float]] = field(default_factory=dict)
+    totals: list[float] = field(default_factory=list)
+    advantages: list[float] = field(default_factory=list)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.sample.input_ids[: self.sample.prompt]
+
+    @property
+    def lengths(self) -> list[int]:
+        return list(map(len, self.ids))
+
+    @property
+    def varies(self) -> bool:
+        """Whether one answer is better than another: else there is nothing to learn."""
+        return max(self.totals) > min(self.totals)
+
+    def answer(self, outputs: Sequence[RequestOutput], processor: Processor) -> None:
+        """Take the answers; a ValueError says why there is none."""
+        for output in outputs:
+            if output.error is not None:
+                name, number = self.sample.sample_id
+                raise ValueError(
+                    f"{name}, row {number}: cannot be answered: {output.error}"
+                ) from output.error
+            self.ids.append(output.token_ids)
+            self.drawn.append([float(one.logprob or 0.0) for one in output.logprobs or ()])
+            self.ended.append(output.stop_reason == "stop")
+        self.texts = [processor.decode(ids).strip() for ids in self.ids]
+
+    def score(self, rewards: Rewards) -> None:
+        assert self.sample.row is not None, "a question has its row"
+        self.rewards = rewards(self.texts, self.sample.row)
+        self.totals = rewards.totals(self.rewards)
+
+    def samples(self) -> list[Sample]:
+        """The prompt with each answer, which is what is learnt."""
+        prompt, unlearnt = self.prompt_ids, [IGNORE_INDEX] * self.sample.prompt
+        bare = replace(self.sample, row=None)
+        return [replace(bare, input_ids=prompt + ids, labels=unlearnt + ids) for ids in self.ids]
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _SAVED}
+
+
+_SAVED = ("place", "ids", "drawn", "texts", "ended", "rewards", "totals")
+
+
+def roll_out(
+    model: VisionLanguageModel,
+    step: Step | None,
+    groups: Sequence[Group],
+    options: GenerationOptions,
+    seeds: Sequence[int],
+    slots: int,
+) -> list[list[RequestOutput]]:
+    """`options.num_return_sequences` answers to the question of each group, which has its seed, `slots` at a
+    time: whenever one ends, its place is the next one's. Each prompt and its images are computed once."""
+    count = options.num_return_sequences
+    one = replace(options, num_return_sequences=1, logprobs=0, logprobs_mode="sampler", lookup="off")
+    requests = [
+        Request(
+            torch.tensor(group.prompt_ids),
+            group.parts,
+            options=replace(one, seed=(seed + answer) % MAX_SEED),
+            key=(number, answer),
+        )
+        for number, (group, seed) in enumerate(zip(groups, seeds, strict=True))
+        for answer in range(count)
+    ]
+    if not requests:
+        return []
+    # A new one each time: what it computes depends on nothing before.
+    scheduler = Scheduler(model, min(slots, len(requests)), step)
+    outputs = {output.key: output for output in scheduler.run(requests)}
+    return [[outputs[number, answer] for answer in range(count)] for number in range(len(groups))]
+
+
+class RewardsTask(RowsTask):
+    """See `training.task.Task`."""
+
+    best_by = ("eval_reward", True)
+
+    def __init__(self, config: TrainConfig, ranks: Ranks):
+        assert isinstance(config.rewards, Mapping), "the settings were checked"
+        self.rewards = Rewards(config.rewards)
+        self.reference: PolicyLoss | None = None
+        super().__init__(config, ranks)
+        self.options = GenerationOptions(
+            **{name: getattr(sampling_params(config), name) for name in ("temperature", "top_k", "top_p")},
+            max_new_tokens=config.answer_tokens,
+            stop_token_ids=tuple({*self.model.config.eos_token_ids, *self.processor.stop_token_ids}),
+            num_return_sequences=config.group_size,
+        )
+        self.rolled = 0  # batches of answers that were begun
+        self.trained = self.noted = config.updates  # steps on the latest of them, and those looked at
+        self.groups: list[Group] = []
+        self.restored: dict[int, dict[str, Any]] = {}  # what a state has of the batch that comes next
+        self.weight = 0.0  # of this rank's part of the batch: `step_weight`
+        # Since the latest line of metrics.jsonl: sums with their counts, and largest numbers.
+        self.sums: dict[str, tuple[float, float]] = {}
+        self.peaks: dict[str, float] = {}
+
+    def new_loss(self, blank: bool) -> RowsLoss:
+        if self.config.kl:
+            frozen = frozen_copy(self.model, self.config.learns)
+            self.reference = PolicyLoss(frozen, blank=False, config=self.config)
+        return PolicyLoss(self.model, blank, self.config)
+
+    def _loader_config(self) -> LoaderConfig:
+        """A question a batch, of rows without end, so that no rank has none."""
+        config = super()._loader_config()
+        return replace(config, packing=False, micro_batch_size=1, questions=True, endless=True)
+
+    def _steps_of_epochs(self) -> int:
+        if (rows := self.mixture.num_rows) is None:
+            raise DatasetError("steps: a stream has no known length; set --steps")
+        return math.ceil(rows * (self.config.epochs or 1) / self.config.batch_size) * self.config.updates
+
+    # ------------------------------------------------------------------------------------------- a step
+    def batches(self) -> Iterator[list[Batch]]:
+        questions = grouped(self.loader)
+        while True:
+            self._before = self.loader.state
+            if not self.restored:
+                self.rolled, self.trained = self.rolled + 1, 0
+            # Before rows are read: ranks do it together, and reading may fail on one.
+            model, step = self._answering()
+            self.groups = self._asked(next(questions))
+            if self.restored:
+                self._restore()
+            else:
+                self._answer(self.groups, model, step)
+            del model, step
+            batches = self._packed()
+            while self.trained < self.config.updates:
+                self.trained += 1
+                yield batches
+
+    def _answering(self) -> tuple[VisionLanguageModel, Step | None]:
+        """The model with its weights of now, and the step that samples; None is the eager one."""
+        native = self.config.rollout_step == "c"
+        model = answering_model(self, copied=native)
+        if not native:
+            return model, None
+        reason = unsupported(model.language_model)
+        if self.ranks.device.type != "cpu":
+            reason = f"it is for CPUs, and this run is on {self.ranks.device.type}"
+        if reason:
+            raise ValueError(f"--rollout-step c: {reason}; use eager")
+        try:
+            return model, NativeStep(model.language_model)
+        except NoCompiler as error:
+            raise ValueError(f"--rollout-step c: {error}; use eager") from None
+
+    def _asked(self, batches: list[Batch]) -> list[Group]:
+        """A group for each question of this rank, whose batches have one each, or padding."""
+        first = self.ranks.rank * len(batches)
+        return [
+            Group(first + number, batch.samples[0], batch.get("pixel_values"))
+            for number, batch in enumerate(batches)
+            if batch.samples
+        ]
+
+    def _answer(self, groups: list[Group], model: VisionLanguageModel, step: Step | None) -> None:
+        seeds = [key_of(self.config.seed, "answers", self.rolled, group.place) for group in groups]
+        model.eval()
+        outputs = roll_out(model, step, groups, self.options, seeds, self.config.answers_at_once)
+        self.model.train()
+        for group, of_group in zip(groups, outputs, strict=True):
+            group.answer(of_group, self.processor)
+            group.score(self.rewards)
+        self._describe(groups)
+
+    def _packed(self) -> list[Batch]:
+        """Micro-batches of the groups that say something, and of padding as far as ranks need some."""
+        for group in self.groups:
+            (group.advantages,) = advantages(torch.tensor([group.totals]), self.config.policy_loss).tolist()
+        lengths = [length for group in self.groups for length in group.lengths]
+        self.weight = step_weight(lengths, self.config)
+        telling = [group for group in self.groups if group.varies or self.config.kl]
+        of_rank = self.config.batch_size // self.ranks.world_size
+        micro = self.config.micro_batch_size or of_rank
+        batches = [self._batch(telling[at : at + micro]) for at in range(0, len(telling), micro)]
+        wanted = math.ceil(of_rank / micro) if self.ranks.together else 1  # ranks exchange as often
+        return batches + [self._batch([])] * (wanted - len(batches))
+
+    def _batch(self, groups: list[Group]) -> Batch:
+        config, image = self.model.config, self.processor.image_token_id
+        rows = [pack_answers(group.samples(), group.parts, config) for group in groups]
+        batch = collate(rows or [None], self.processor.pad_token_id, None, image)
+        batch.sample_ids = [(group.sample.sample_id,) for group in groups] or [()]
+        answers = [
+            (drawn, advantage, weight)
+            for group in groups
+            for drawn, advantage, weight in zip(
+                group.drawn, group.advantages, token_weights(group.lengths, self.config), strict=True
+            )
+        ]
+        # A model may say an image's placeholder, too, where no image is meant.
+        places, said = batch["placeholders"], batch["labelled"]
+        batch["placeholders"] = places[~torch.isin(places, said)]
+        batch["drawn"] = torch.tensor([one for drawn, _, _ in answers for one in drawn])
+        batch["advantage"] = torch.tensor([one for drawn, one, _ in answers for _ in drawn])
+        batch["weight"] = torch.tensor([one for drawn, _, one in answers for _ in drawn])
+        if self.reference is not None:
+            batch["reference"] = self._reference(batch)
+        return batch
+
+    @torch.no_grad()
+    def _reference(self, batch: Batch) -> Tensor:
+        assert self.reference is not None, "there is a KL divergence"
+        device = self.ranks.device
+        inputs = {name: value for name, value in batch.to(device).items() if name not in _OF_ANSWERS}
+        with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return self.reference.logprobs(**inputs).cpu()
+
+    def padding(self) -> list[Batch]:
+        raise AssertionError("rows without end")
+
+    def step_back(self) -> None:
+        """The latest batch counts as not trained on."""
+        self.trained -= 1
+        if self.trained <= 0:
+            super().step_back()
+            self.rolled, self.trained = self.rolled - 1, self.config.updates
+
+    def count(self, batches: list[Batch]) -> float:
+        return self.weight
+
+    # ------------------------------------------------------------------------------------------- state
+    def state_dict(self) -> dict[str, Any]:
+        """Where the rows stand; in the midst of a batch of answers, where they stood before it, and these."""
+        if self.trained == self.config.updates:
+            return {"rows": super().state_dict(), "rolled": self.rolled, "trained": 0, "groups": []}
+        now, self.loader.state = self.loader.state, self._before
+        rows, self.loader.state = super().state_dict(), now
+        groups = [group.state() for group in self.groups]
+        return {"rows": rows, "rolled": self.rolled, "trained": self.trained, "groups": groups}
+
+    def load_state_dict(self, states: list[dict], step: int) -> None:
+        super().load_state_dict([state["rows"] for state in states], step)
+        self.rolled, trained = states[0]["rolled"], states[0]["trained"]
+        self.restored = {group["place"]: group for state in states for group in state["groups"]}
+        self.trained = self.noted = trained if self.restored else self.config.updates
+
+    def _restore(self) -> None:
+        for group in self.groups:
+            for name, value in self.restored[group.place].items():
+                setattr(group, name, value)
+        self.restored = {}
+
+    # --------------------------------------------------------------------------------------- to look at
+    def _describe(self, groups: list[Group]) -> None:
+        """Note what metrics.jsonl says of answers."""
+        for group in groups:
+            self._note("reward", *group.totals)
+            for name, values in group.rewards.items() if len(group.rewards) > 1 else ():
+                self._note(f"reward_{name}", *values)
+            self._note("unvaried", not group.varies)
+            self._note("answer_tokens", *group.lengths)
+            self._note("cut_off", *(not ended for ended in group.ended))
+            self._note("entropy", *(-one for drawn in group.drawn for one in drawn))
+
+    def _note(self, name: str, *values: float, count: float | None = None) -> None:
+        total, before = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = total + math.fsum(values), before + (len(values) if count is None else count)
+
+    def note(self, parts: list[dict[str, Tensor]]) -> None:
+        """Raises ValueError where training and sampling disagree about fresh answers."""
+        found = [{name: value.item() for name, value in part.items()} for part in parts]
+        tokens = sum(part["tokens"] for part in found)
+        for name in ("clipped", "kl"):
+            self._note(name, *(part[name] for part in found if name in part), count=tokens)
+        most, least = max(part["most"] for part in found), min(part["least"] for part in found)
+        seen = {"ratio_max": most, "ratio_min": -least}
+        if self.noted == self.config.updates:
+            self.noted, seen["off_policy"] = 0, max(most - 1, 1 - least)
+        self.noted += 1
+        self.peaks |= {name: max(value, self.peaks.get(name, value)) for name, value in seen.items()}
+        bound = self.config.most_off_policy or _MOST_OFF[self.dtype]
+        if bound < seen.get("off_policy", 0.0) < math.inf:
+            raise ValueError(
+                "sampling and training disagree about the probability of a fresh token by a factor of 1 + "
+                f"{seen['off_policy']:.2g}, expected at most 1 + {bound:g}: set --rollout-step eager, "
+                "--precision float32 or --most-off-policy"
+            )
+
+    def row(self, parts: list[dict[str, Tensor]], loss: float, labels: float) -> dict[str, float]:
+        gathered = self.ranks.gather((self.sums, self.peaks))
+        self.sums, self.peaks = {}, {}
+        row = {"policy_loss": loss / max(labels, 1.0)}
+        for name in dict.fromkeys(name for sums, _ in gathered for name in sums):
+            totals, counts = zip(*(sums.get(name, (0.0, 0.0)) for sums, _ in gathered))
+            row |= {name: sum(totals) / sum(counts)} if sum(counts) else {}
+        for name in dict.fromkeys(name for _, peaks in gathered for name in peaks):
+            row[name] = max(peaks[name] for _, peaks in gathered if name in peaks)
+        return row | ({"ratio_min": -row["ratio_min"]} if "ratio_min" in row else {})
+
+    def answered(self) -> list[Answered]:
+        """The best and the worst answer of two groups, with their images."""
+        shown = []
+        for group in sorted(self.groups, key=lambda group: not group.varies)[:2]:
+            order = sorted(range(len(group.totals)), key=lambda answer: group.totals[answer])
+            for answer in (order[-1], order[0]):
+                shown.append(Answered(self._question(group), group.texts[answer], group.totals[answer]))
+        return shown
+
+    def _question(self, group: Group) -> Question:
+        row, sources = group.sample.row or {}, group.sample.images
+        images = tuple(load_image(one, self.processor.limits) for one in sources if not isinstance(one, Clip))
+        return Question(images, str(row["question"]), str(row["target"]))
+
+    @torch.no_grad()
+    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
+        """Mean reward of the likeliest answers to held-out questions."""
+        if self.held_out is None or not self.config.eval_pictures:
+            return {}
+        model, native = self._answering()
+        options, totals = replace(self.options, temperature=0.0, num_return_sequences=1), list[float]()
+        for batches in self._held_out_groups():
+            groups = self._asked(batches)
+            slots = self.config.answers_at_once
+            outputs = roll_out(model.eval(), native, groups, options, [0] * len(groups), slots)
+            for group, of_group in zip(groups, outputs, strict=True):
+                group.answer(of_group, self.processor)
+                group.score(self.rewards)
+                totals += group.totals
+        self.model.train()
+        total, count = self.ranks.sum(math.fsum(totals), len(totals))
+        if not count:
+            raise DatasetError("--eval-data: no row can be scored, on any rank")
+        return {"eval_reward": total / count}
+
+
+_OF_ANSWERS = ("drawn", "advantage", "weight", "reference")
