@@ -550,9 +550,9 @@ class ChatEncoder:
                 for call in calls:
                     made = call["function"]["arguments"].items()
                     call["function"]["arguments"] = {self._guarded(name): argument(one) for name, one in made}
-                    call["id"] = argument(call["id"])
+                    call["id"] = self._guarded(call["id"])
             if message.role == "tool":
-                about["tool_call_id"] = argument(message.call_id)
+                about["tool_call_id"] = self._guarded(message.call_id)  # equal to the call's
             shown.append(about | {"content": content})
         variables = self._variables | {"messages": shown, "add_generation_prompt": add_generation_prompt}
         if tools:

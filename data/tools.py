@@ -1,18 +1,19 @@
 """Tools that a model may call, in each family's markup: how a prompt lists them, what holds a call to the
 schema of its tool, and how calls are read while they are made.
 
-    markup = markup_of(chat_template)                          # Hermes, Xml, Pythonic, or the plain form
-    answer = markup.turn(tools, several=True, rules=rules)     # the grammar of a whole answer of calls
+    markup = markup_of(chat_template)                       # Hermes, Xml, Pythonic, Gemma, or the plain form
+    answer = markup.turn(tools, several=True, rules=rules)  # the grammar of a whole answer of calls
     reader = CallReader(markup, tools)
-    text, pieces = reader.put(piece)                           # text beside calls, and more of the calls
+    text, pieces = reader.put(piece)                        # text beside calls, and more of the calls
 
 Hermes (Qwen3-VL): JSON in <tool_call> tags. Xml (Qwen3.5): in these tags <function=NAME> with a
 <parameter=NAME> for each, where texts stand as they are. Pythonic (LFM2.5-VL): calls of Python between two
-special tokens. A template that knows no tools, or writes them otherwise, gets the plain form: a paragraph of
-the system's message lists them, calls are Hermes', results are what the user says.
+special tokens. Gemma (Gemma 4): call:NAME{...} between two, with bare names and a token for the quotes of
+texts. A template that knows no tools, or writes them otherwise, gets the plain form: a paragraph of the
+system's message lists them, calls are Hermes', results are what the user says.
 
-What Xml and Pythonic cannot say (a schema that is no list of named parameters, a name that is no name of
-Python) is JSON in the same tags, or f(**{...}): so a call can have any arguments that a schema allows.
+What the others cannot say (a schema that is no list of named parameters, a name that is no name of Python) is
+JSON in the same tags, or f(**{...}): so a call can have any arguments that a schema allows.
 """
 
 from __future__ import annotations
@@ -192,17 +193,54 @@ def kinds_of(schema: Mapping[str, Any]) -> set[str]:
     return {kind(one) for one in alternatives(schema)}
 
 
+def free_text(schema: Mapping[str, Any]) -> str | None:
+    """The terminal of a text of the model's own; None for one that has to be JSON."""
+    known = ABOUT | {"type", "minLength", "maxLength", "pattern", "format"}
+    if not schema.keys() <= known:
+        return None
+    form = _FORMATS.get(str(schema.get("format")), "(?s:.*)")
+    terminal = f"/{form}/"
+    if "pattern" in schema:
+        pattern = str(schema["pattern"])
+        inner = pattern.removeprefix("^")
+        inner = inner[:-1] if (ends := inner.endswith("$") and not inner.endswith(r"\$")) else inner
+        if re.search(r"[|^$\n]|\(\?", re.sub(r"\\.|\[\^", "", inner)):
+            return None  # anchors that do not stand for all of it
+        inner = re.sub(r"\\.|/", lambda found: r"\/" if found[0] in ("/", r"\/") else found[0], inner)
+        before, after = "" if pattern[:1] == "^" else "(?s:.*)", "" if ends else "(?s:.*)"
+        terminal += f" & /{before}{inner}{after}/"
+    if "minLength" in schema or "maxLength" in schema:
+        terminal += f" & /(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})/"
+    return terminal
+
+
+def in_order(parameters: Sequence[Named], comma: str, rules: Rules, written: Callable[[Named], str]) -> str:
+    """The grammar of parameters one after another, without some of those that are not required."""
+    first = more = '""'  # what may come of the parameters from here on: the first of all, or one more
+    for parameter in reversed(parameters):
+        one = rules.add(f"{written(parameter)} {more}")
+        skipped, left_out = ("", "") if parameter.required else (f" | {first}", f" | {more}")
+        first, more = rules.add(f"{one}{skipped}"), rules.add(f"{quoted(comma)} {one}{left_out}")
+    return first
+
+
 # ------------------------------------------------------------------------------------------------- markups
 class Markup:
     """How a family writes calls: blocks between two marks. `Hermes` is its plainest form.
 
     before, after: what stands between a block's marks and its calls. inner: between calls of one block, ""
-    where a block has one. outer: between blocks.
+    where a block has one. outer: between blocks, None where there is one.
     """
 
     opens, closes = "<tool_call>", "</tool_call>"
-    before, after, inner, outer = "\n", "\n", "", "\n"
+    before, after, inner = "\n", "\n", ""
+    outer: str | None = "\n"
     native = True  # a template writes it
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What may be tokens of their own."""
+        return self.opens, self.closes
 
     def head(self, tool: Tool) -> str:
         """What stands before the arguments."""
@@ -214,6 +252,24 @@ class Markup:
     def arguments(self, tool: Tool, rules: Rules) -> str:
         """The grammar of the arguments."""
         return rules.add(rules.json(tool.schema))
+
+    def value(self, schema: Mapping[str, Any], rules: Rules, depth: int = 0) -> str:
+        """The grammar of a value: JSON, but for what has a `way` of its own."""
+        ways, rest = list[str](), list[dict[str, Any]]()
+        for one in alternatives(schema):
+            if way := self.way(one, rules, depth):
+                ways.append(way)
+            else:
+                rest.append(one)
+        if rest:
+            shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+            inner = rest[0] if len(rest) == 1 else {**shared, "anyOf": rest}
+            ways.append(rules.add(rules.json(inner if ways else schema)))
+        return rules.add(" | ".join(ways))
+
+    def way(self, schema: Mapping[str, Any], rules: Rules, depth: int) -> str:
+        """The grammar of one of its `alternatives` where it is not JSON; else ""."""
+        return ""
 
     def read(self, tool: Tool) -> Arguments:
         """What makes JSON of the arguments."""
@@ -237,7 +293,7 @@ class Markup:
     def turn(self, tools: Sequence[Tool], several: bool, rules: Rules) -> str:
         """The grammar of a whole answer of calls."""
         block = rules.add(f"{rules.mark(self.opens)} {self.block(tools, several, rules)}")
-        return f"{block} ({quoted(self.outer)} {block})*" if several and self.outer else block
+        return f"{block} ({quoted(self.outer)} {block})*" if several and self.outer is not None else block
 
 
 class Plain(Markup):
@@ -297,36 +353,16 @@ class Xml(Markup):
                 if any(re.search(r"</?(parameter|function|tool_call)[=>]", text) for text in texts):
                     return None
                 allowed += map(quoted, texts)
-            elif (free := self._free(one)) is not None:
+            elif (free := free_text(one)) is not None:
                 allowed.append(f"({free} & {self._MARKS})")
             else:
                 return None
         return " | ".join(allowed)
 
-    def _free(self, schema: Mapping[str, Any]) -> str | None:
-        """The terminal of a text of the model's own."""
-        known = ABOUT | {"type", "minLength", "maxLength", "pattern", "format"}
-        if not schema.keys() <= known:
-            return None
-        form = _FORMATS.get(str(schema.get("format")), "(?s:.*)")
-        terminal = f"/{form}/"
-        if "pattern" in schema:
-            pattern = str(schema["pattern"])
-            inner = pattern.removeprefix("^")
-            inner = inner[:-1] if (ends := inner.endswith("$") and not inner.endswith(r"\$")) else inner
-            if re.search(r"[|^$\n]|\(\?", re.sub(r"\\.|\[\^", "", inner)):
-                return None  # anchors that do not stand for all of it
-            inner = re.sub(r"\\.|/", lambda found: r"\/" if found[0] in ("/", r"\/") else found[0], inner)
-            before, after = "" if pattern[:1] == "^" else "(?s:.*)", "" if ends else "(?s:.*)"
-            terminal += f" & /{before}{inner}{after}/"
-        if "minLength" in schema or "maxLength" in schema:
-            terminal += f" & /(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})/"
-        return terminal
-
 
 class Pythonic(Markup):
     opens, closes = "<|tool_call_start|>", "<|tool_call_end|>"
-    before, after, inner, outer = "[", "]", ", ", ""
+    before, after, inner, outer = "[", "]", ", ", None
 
     def _parameters(self, tool: Tool) -> list[Named] | None:
         """None where they are JSON, as f(**{...})."""
@@ -346,29 +382,70 @@ class Pythonic(Markup):
         parameters = self._parameters(tool)
         if parameters is None:
             return super().arguments(tool, rules)
-        first = more = '""'  # what may come of the parameters from here on: the first of all, or one more
-        for name, schema, required in reversed(parameters):
-            one = rules.add(f"{quoted(name + '=')} {self._value(schema, rules)} {more}")
-            skipped, left_out = ("", "") if required else (f" | {first}", f" | {more}")
-            first, more = rules.add(f"{one}{skipped}"), rules.add(f'", " {one}{left_out}')
-        return first
+        return in_order(
+            parameters, ", ", rules, lambda one: f"{quoted(one.name + '=')} {self.value(one.schema, rules)}"
+        )
 
-    def _value(self, schema: Mapping[str, Any], rules: Rules) -> str:
-        words, rest = list[str](), list[dict[str, Any]]()
-        for one in alternatives(schema):
-            plain = one.keys() - ABOUT == {"type"}
-            if plain and one["type"] in ("null", "boolean"):
-                words += ['"None"'] if one["type"] == "null" else ['"True"', '"False"']
-            else:
-                rest.append(one)
-        if rest:
+    def way(self, schema: Mapping[str, Any], rules: Rules, depth: int) -> str:
+        words = {"null": '"None"', "boolean": '"True" | "False"'}
+        return words.get(str(schema["type"]), "") if schema.keys() - ABOUT == {"type"} else ""
+
+
+class Gemma(Markup):
+    opens, closes = "<|tool_call>", "<tool_call|>"
+    before, after, outer = "", "", ""
+    QUOTE = '<|"|>'
+    _MARKS = r'~/(?s:.*)(<\|"\|>|<\|?tool_call\|?>)(?s:.*)/'
+    _DEPTH = 8  # within one another; deeper values are JSON
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return self.opens, self.closes, self.QUOTE
+
+    def head(self, tool: Tool) -> str:
+        return f"call:{tool.name}"
+
+    def tail(self, tool: Tool) -> str:
+        return ""
+
+    def arguments(self, tool: Tool, rules: Rules) -> str:
+        return self.value(tool.schema, rules)
+
+    def read(self, tool: Tool) -> Arguments:
+        return GemmaArguments()
+
+    def way(self, schema: Mapping[str, Any], rules: Rules, depth: int) -> str:
+        kind, texts = schema.get("type"), texts_of(schema)
+        if texts is not None:
+            plain = not any(re.search(r'<\|"\|>|<\|?tool_call\|?>', text) for text in texts)
+            return self._text(" | ".join(map(quoted, texts)), rules) if plain else ""
+        if kind == "string" and (free := free_text(schema)) is not None:
+            return self._text(f"{free} & {self._MARKS}", rules)
+        if kind == "object" and depth < self._DEPTH and (named := named_parameters(schema)) is not None:
+            if not all(re.fullmatch(r"\w+", one.name) for one in named):
+                return ""
+            fields = in_order(
+                sorted(named, key=lambda one: one.name.lower()), ",", rules,  # as templates write them
+                lambda one: f"{quoted(one.name + ':')} {self.value(one.schema, rules, depth + 1)}",
+            )  # fmt: skip
+            return f'"{{" {fields} "}}"'
+        items = schema.get("items")
+        if kind == "array" and schema.keys() - ABOUT == {"type", "items"} and isinstance(items, dict):
             shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-            inner = rest[0] if len(rest) == 1 else {**shared, "anyOf": rest}
-            words.append(rules.add(rules.json(inner if words else schema)))
-        return rules.add(" | ".join(words))
+            item = self.value({**shared, **items}, rules, depth + 1) if depth < self._DEPTH else ""
+            return f'"[" ({item} ("," {item})*)? "]"' if item else ""
+        return ""
+
+    def _text(self, terminal: str, rules: Rules) -> str:
+        """The grammar of a text in quotes."""
+        mark = rules.mark(self.QUOTE)
+        if mark != quoted(self.QUOTE):  # a token, which no terminal has in it
+            return f"{mark} {rules.add(terminal, 'T')} {mark}"
+        ends = rules.add(f"({terminal}) {mark}", "T")
+        return f"{mark} {rules.add(ends, options='[lazy]')}"
 
 
-HERMES, XML, PYTHONIC, PLAIN = Markup(), Xml(), Pythonic(), Plain()
+HERMES, XML, PYTHONIC, GEMMA, PLAIN = Markup(), Xml(), Pythonic(), Gemma(), Plain()
 
 
 def markup_of(chat_template: str) -> Markup:
@@ -379,6 +456,8 @@ def markup_of(chat_template: str) -> Markup:
         return XML
     if "<|tool_call_start|>" in chat_template:
         return PYTHONIC
+    if "<|tool_call>" in chat_template and Gemma.QUOTE in chat_template:
+        return GEMMA
     return HERMES if "<tool_call>" in chat_template and "arguments" in chat_template else PLAIN
 
 
@@ -509,6 +588,47 @@ def literal(text: str) -> str:
     return text
 
 
+class GemmaArguments(Arguments):
+    """Of JSON, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._text, self._word = False, ""  # in a text between quotes; a name or a value that is not whole
+
+    def put(self, text: str) -> tuple[str, str]:
+        made, quote = "", Gemma.QUOTE
+        while text and not self.ended:
+            if self._text:
+                value, end, rest = text.partition(quote)
+                value = value if end else text[: 1 - len(quote)]
+                made += quoted(value)[1:-1] + '"' * bool(end)
+                self._text = not end
+                if not end:
+                    return made, text[len(value) :]
+                text = rest
+            elif not self._in_string and text.startswith(quote):
+                made, text, self._text = made + '"', text[len(quote) :], True
+            elif not self._in_string and quote.startswith(text):
+                break
+            else:
+                made, text = made + self._read(text[0]), text[1:]
+        return made, text
+
+    def _read(self, char: str) -> str:
+        """What a character outside of quotes completes."""
+        if self._escaped or self._in_string:
+            self._escaped, self._in_string = not self._escaped and char == "\\", self._escaped or char != '"'
+            return char
+        if char not in '{}[]:,"':
+            self._word += char
+            return ""
+        word, self._word = self._word.strip(), ""
+        self._in_string = char == '"'
+        self._depth += (char in "{[") - (char in "}]")
+        self.ended = char == "}" and not self._depth
+        return (word and (quoted(word) if char == ":" else literal(word))) + char
+
+
 class CallReader:
     """Tells calls from the text beside them, while both come. What only looks like a call of these tools is
     text; the space before a call is neither."""
@@ -557,14 +677,15 @@ class CallReader:
             before = "" if self._in_block else markup.opens + markup.before
             heads = {before + head: tool for head, tool in self._heads.items()}
             held = self._held[start:]
-            if found := [head for head in heads if held.startswith(head)]:
+            longer = any(head.startswith(held) and head != held for head in heads)
+            if not longer and (found := [head for head in heads if held.startswith(head)]):
                 head = max(found, key=len)
                 yield self._held[:start].rstrip()
                 tool, self._held = heads[head], held[len(head) :]
                 self._call = tool, f"call_{secrets.token_hex(12)}", markup.read(tool)
                 self._count += 1
                 pieces.append(CallPiece(self._count - 1, self._call[1], tool.name))
-            elif any(head.startswith(held) for head in heads):
+            elif longer:
                 yield self._held[:start].rstrip()
                 self._held = self._held[len(self._held[:start].rstrip()) :]
                 return

@@ -229,7 +229,7 @@ class Checkpoint:
     def marks(self) -> dict[str, int]:
         """The marks of calls that are tokens of their own, with their ids."""
         markup, known = self.processor.chat.markup, self.processor.tokenizer.get_added_vocab()
-        return {mark: known[mark] for mark in (markup.opens, markup.closes) if mark in known}
+        return {mark: known[mark] for mark in markup.marks if mark in known}
 
     @cached_property
     def _tool_grammar(self) -> Callable[[ToolUse, str], str]:

@@ -18,6 +18,10 @@ from tests.rows import WORDS
 from tests.tiny import randomize
 
 SPECIAL = ["<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>", "<|channel>", "<channel|>"]
+SPECIAL += [
+    f"<{mark}>" for name in ("tool", "tool_call", "tool_response") for mark in (f"|{name}", f"{name}|")
+]
+SPECIAL += ['<|"|>']
 TEMPLATE = """\
 {{- bos_token }}
 {%- for message in messages %}

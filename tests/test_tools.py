@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections import Counter
 from decimal import Decimal
 
@@ -19,6 +20,7 @@ from data import chat as chat_module
 from data.chat import ChatEncoder, Message
 from data.errors import PromptError
 from data.tools import (
+    GEMMA,
     HERMES,
     PLAIN,
     PYTHONIC,
@@ -39,7 +41,7 @@ from tests.tool_checkpoints import TEMPLATES, save, tokenizer
 from web.models import Models
 
 CALLS = int(os.environ.get("OCELLI_TOOL_CALLS", "40"))  # answers to random tools
-MARKUPS = {"hermes": HERMES, "xml": XML, "pythonic": PYTHONIC, "plain": PLAIN}
+MARKUPS = {"hermes": HERMES, "xml": XML, "pythonic": PYTHONIC, "gemma": GEMMA, "plain": PLAIN}
 PLACE = {"type": "object", "properties": {"x": {"type": "number"}, "tags": {"type": "array"}}}
 WEATHER = Tool(
     "get_weather",
@@ -139,7 +141,8 @@ def test_a_template_without_tools_is_told_of_them_in_words():
 
 
 def test_images_of_results_stand_where_the_template_has_them():
-    for markup, image in (("hermes", "<|image_pad|>"), ("pythonic", "<image>")):
+    images = {"hermes": "<|image_pad|>", "pythonic": "<image>", "gemma": "<|image|>"}
+    for markup, image in images.items():
         made = tokenizer(markup)
         chat = ChatEncoder(made, TEMPLATES[markup], image_token=image)
         last = Message("tool", (("text", "here: "), ("image", "x")), (), "call_1")
@@ -167,7 +170,7 @@ def test_what_a_template_writes_is_read_again(markup):
         rendered = made.apply_chat_template(
             as_transformers(talk(text)), chat_template=TEMPLATES[markup], tokenize=False
         )
-        answer = rendered.split("assistant\n")[1].split("<|im_end|>")[0]
+        answer = re.split(r"<\|im_end\|>|<\|tool_resp", re.split("assistant\n|model\n", rendered)[1])[0]
         for size in (1, 2, 7, 1000):
             shown, calls = in_pieces(MARKUPS[markup], tools, answer, size)
             assert shown == text and [call.name for call in calls] == ["get_weather", "now"]
@@ -288,7 +291,9 @@ def test_text_that_is_no_call_is_left_alone(constraints):
         constraint.accept(token_id)
 
 
-@pytest.mark.parametrize(("markup", "models"), [("hermes", "qwen3_vl"), ("xml", "qwen3_5")])
+@pytest.mark.parametrize(
+    ("markup", "models"), [("hermes", "qwen3_vl"), ("xml", "qwen3_5"), ("gemma", "gemma4")]
+)
 def test_transformers_reads_our_calls(constraints, markup, models):
     """Whose reader takes the space around a text for its own in Xml, and untyped values for texts."""
     made, own = constraints[markup, True]
@@ -303,7 +308,7 @@ def test_transformers_reads_our_calls(constraints, markup, models):
             own(tool_grammar(markup_ := MARKUPS[markup], use, made.get_added_vocab().get))(), made, "", seed
         )
         (call,) = read_calls(markup_, tools, made.decode(ids))[1]
-        prompt = "<|im_start|>assistant\n"
+        prompt = "<|turn>model\n" if markup == "gemma" else "<|im_start|>assistant\n"
         said = made.parse_response(ids, template, prefix=prompt, tools=[tool.shown for tool in tools])
         (read,) = said["tool_calls"]
         ours = {

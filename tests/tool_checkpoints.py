@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests import lfm2_checkpoints, qwen_checkpoints
+from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints
 
 _PARTS = """\
 {%- macro said(message) %}
@@ -125,13 +125,62 @@ PYTHONIC = (
     + _START
 )
 
-TEMPLATES = {"hermes": HERMES, "xml": XML, "pythonic": PYTHONIC}
-FAMILIES = {"hermes": "qwen3_vl", "xml": "qwen3_5", "pythonic": "lfm2"}
+GEMMA = (
+    _PARTS.replace("IMAGE", "'\\n\\n<|image|>\\n\\n'")
+    + """\
+{%- macro written(value) %}
+{%- if value is string %}{{- '<|"|>' + value + '<|"|>' }}
+{%- elif value is boolean %}{{- 'true' if value else 'false' }}
+{%- elif value is mapping %}{{- '{' + fields(value) + '}' }}
+{%- elif value is sequence %}
+{{- '[' }}{% for one in value %}{{- written(one) + (',' if not loop.last else '') }}{% endfor %}{{- ']' }}
+{%- else %}{{- value }}{% endif %}
+{%- endmacro %}
+{%- macro fields(value) %}
+{%- for name, one in value | dictsort %}
+{{- name + ':' + written(one) + (',' if not loop.last else '') }}
+{%- endfor %}
+{%- endmacro %}
+{%- set system = said(messages[0]) if messages[0].role == 'system' else '' %}
+{{- bos_token }}
+{%- if tools or system %}
+{{- '<|turn>system\\n' + system }}
+{%- for tool in tools or [] %}
+{{- '<|tool>declaration:' + tool.function.name + '{description:' }}
+{{- written(tool.function.description or '') + ',parameters:' + written(tool.function.parameters or {}) }}
+{{- '}<tool|>' }}
+{%- endfor %}
+{{- '<turn|>\\n' }}
+{%- endif %}
+{%- set calls = namespace(names={}, last='') %}
+{%- for message in messages if message.role != 'system' %}
+{%- if message.role == 'tool' %}
+{{- '<|tool_response>response:' + calls.names.get(message.tool_call_id, 'unknown') + '{value:' }}
+{{- written(said(message)) + '}<tool_response|>' }}
+{%- else %}
+{{- '<turn|>\\n' if calls.last == 'tool' }}
+{{- '<|turn>' + ('model' if message.role == 'assistant' else 'user') + '\\n' + said(message) }}
+{%- for call in message.tool_calls or [] %}
+{%- set calls.names = dict(calls.names, **{call.id: call.function.name}) %}
+{{- '<|tool_call>call:' + call.function.name + '{' + fields(call.function.arguments) + '}<tool_call|>' }}
+{%- endfor %}
+{{- '<turn|>\\n' if not message.tool_calls }}
+{%- endif %}
+{%- set calls.last = message.role %}
+{%- endfor %}
+{%- if add_generation_prompt and calls.last != 'tool' %}{{- '<|turn>model\\n' }}{% endif %}
+"""
+)
+
+TEMPLATES = {"hermes": HERMES, "xml": XML, "pythonic": PYTHONIC, "gemma": GEMMA}
+FAMILIES = {"hermes": "qwen3_vl", "xml": "qwen3_5", "pythonic": "lfm2", "gemma": "gemma4"}
 LFM2_MARKS = [f"<|tool_{what}_{side}|>" for what in ("list", "call", "response") for side in ("start", "end")]
 
 
 def tokenizer(markup: str, whole: bool = True):
     """That of a family, `whole`: the marks of calls are tokens of their own."""
+    if markup == "gemma" and whole:
+        return gemma4_checkpoints.tokenizer()
     made = lfm2_checkpoints.tokenizer() if markup == "pythonic" else qwen_checkpoints.tokenizer()
     if markup == "pythonic":
         known = {"additional_special_tokens": LFM2_MARKS}
@@ -142,10 +191,13 @@ def tokenizer(markup: str, whole: bool = True):
 
 
 def save(folder: Path, markup: str, whole: bool = True) -> Path:
-    if markup == "pythonic":
-        lfm2_checkpoints.save_hf(folder)
+    if markup == "gemma":  # whose own tokenizer has the marks
+        gemma4_checkpoints.save_hf(folder)
     else:
-        qwen_checkpoints.save_hf(FAMILIES[markup], folder)
-    tokenizer(markup, whole).save_pretrained(folder)
+        if markup == "pythonic":
+            lfm2_checkpoints.save_hf(folder)
+        else:
+            qwen_checkpoints.save_hf(FAMILIES[markup], folder)
+        tokenizer(markup, whole).save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATES[markup])
     return folder
