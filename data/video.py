@@ -52,7 +52,7 @@ _CONTAINERS = (
 _NO_VIDEO = re.compile(rb".{4}ftyp(?:hei|hev|mif1|msf1|avi)", re.DOTALL)  # HEIC and AVIF images
 _ANIMATED = re.compile(rb"GIF8|RIFF.{4}WEBP|\x89PNG", re.DOTALL)
 _URL = re.compile(r"\w{2,}:", re.IGNORECASE)
-_HEAD = 16  # bytes that tell
+HEAD = 16  # bytes that tell
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,15 @@ def open_video(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     return clip
 
 
+def may_be_video(head: bytes) -> bool:
+    """Whether a file that begins so may be one; an image of a kind that can be animated may be one, too."""
+    return _container(head[:HEAD]) is not None or _ANIMATED.match(head) is not None
+
+
 def is_video(data: bytes, limits: ImageLimits, name: str) -> bool:
     """Whether `open_visual` would make a Clip of these bytes, without a look at more than a frame of them.
     Raises ImageError for an animation that cannot be opened."""
-    return _container(data[:_HEAD]) is not None or (
-        _ANIMATED.match(data) is not None and moves(data, limits, name)
-    )
+    return _container(data[:HEAD]) is not None or (may_be_video(data) and moves(data, limits, name))
 
 
 def _open(source: Any, limits: ImageLimits, name: str) -> Any:
@@ -128,14 +131,14 @@ def _open(source: Any, limits: ImageLimits, name: str) -> Any:
             return source
     data = NamedBytes(read_bytes(source, limits, name))
     data.name = name
-    if container := _container(data[:_HEAD]):
+    if container := _container(data[:HEAD]):
         return _of_file(lambda: io.BytesIO(data), container, limits, name)
     return (_ANIMATED.match(data) and _of_animation(data, limits, name)) or data
 
 
 def _head(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(_HEAD)
+        return file.read(HEAD)
 
 
 def _container(head: bytes) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import enum
 import io
@@ -918,6 +919,30 @@ def test_a_body_that_is_only_announced_takes_no_room_from_others():
         )
         assert b" 100 " in connection.recv(2**16)  # it is being waited for
         assert served.ask().status_code == 200
+
+
+def test_images_of_one_client_are_opened_in_turn_with_those_of_others(monkeypatch):
+    images, gate, order = api.Images(ApiLimits(), EngineLimits().image), threading.Event(), []
+    monkeypatch.setattr(images, "_open", lambda _, name: (gate.wait(PATIENCE) and order.append(name)) or b"")
+
+    async def opened() -> None:
+        names = [*(f"many {number}" for number in range(8)), "one"]
+        tasks = [asyncio.create_task(images.open("data:", name, name.split()[0], id)) for name in names]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(opened())
+    assert len(order) == 9 and order.index("one") < 4
+
+
+def test_what_a_request_has_fetched_or_read_takes_room_as_its_body_does(tmp_path):
+    shutil.copy(EXAMPLE, tmp_path / "small.png")
+    Image.effect_noise((300, 300), 99).save(tmp_path / "large.png")
+    with running(allow_paths=tmp_path, max_held=40_000) as served:
+        for name, status in (("small", 200), ("large", 503), ("small", 200)):
+            asked = {"model": NAME, "messages": [message(STAR, f"file:///{name}.png")]}
+            assert served.send("POST", json=asked).status_code == status
 
 
 def test_the_log_has_a_line_for_a_request_without_its_content(here, caplog):

@@ -185,20 +185,29 @@ def test_what_is_kept_can_be_read_and_dropped_and_what_is_not_cannot(here, respo
 
 def test_the_latest_responses_are_kept_in_bounded_memory():
     store = responses.Store(100)
+
+    def put(name: str, size: int, client: str = "") -> None:
+        store.put(name, responses.Stored(bytes(size - 2), b"[]", 10), client)
+
     for name in "abc":
-        store.put(responses.Stored({"id": name}, [], 40))
+        put(name, 40)
         store.get("a")  # the latest to have been used
     assert store.get("a") and store.get("c")
     with pytest.raises(Refused):
         store.get("b")
-    store.put(responses.Stored({"id": "far too much"}, [], 101))
+    put("far too much", 101)
     assert store.get("a")
-    store.put(responses.Stored({"id": "d"}, [], 100))
-    assert store.get("d")
-    store.put(responses.Stored({"id": "e"}, [], 10, own=90))
-    assert store.before("e").size == 10  # what a request that goes on from it is charged with
+    put("d", 100)
+    assert store.get("d") and store.before("d").size == 10  # what a request that goes on is charged with
     with pytest.raises(Refused):
-        store.get("d")
+        store.get("a")
+    put("of another", 30, "other")
+    for name in "efgh":
+        put(name, 30)
+    assert store.get("of another")  # one client does not push out all others
+    store.drop("of another")
+    put("i", 60)
+    assert store.get("h") and store.get("i")
 
 
 class Count(BaseModel):
@@ -609,6 +618,7 @@ def test_several_prompts_several_answers_echo_and_a_stream(here):
         ({"best_of": 3}, "best_of"),
         ({"echo": True, "logprobs": 1}, "logprobs"),
         ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": 20, "prompt": ["A"] * 100, "max_tokens": 100}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )

@@ -34,6 +34,7 @@ from urllib.parse import unquote, urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.sse import EventSourceResponse, format_sse_event
+from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -64,7 +65,7 @@ from web.engine import (
 )
 from web.errors import Refused, log_fault, refusal
 from web.explain import ABOUT, CHAT, QUESTION, described, explanation
-from web.guard import Hosts, Room, read_body
+from web.guard import Hosts, Room, Turns, read_body
 from web.models import model_ids
 from web.protocol import ChatRequest, check_request, read_object, read_request
 
@@ -165,13 +166,19 @@ class Images:
         self._of_videos = replace(self._limits, max_bytes=limits.max_body)
         self._decoding = ThreadPoolExecutor(2, thread_name_prefix="images")
         self._fetching = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetches")  # waits, mostly
+        self._turns = Turns(2)
 
-    async def open(self, url: str, name: str) -> bytes:
+    async def open(self, url: str, name: str, client: str, take: Callable[[int], None]) -> bytes:
         """The bytes of an image whose header is within the limits, or of a video, whose name says that it is
-        one: what that holds is looked at where it takes time from nobody else. Raises ImageError."""
+        one: what that holds is looked at where it takes time from nobody else. `take` is called with the
+        number of those that the request did not bring. Raises ImageError."""
         remote = url[:8].lower().startswith(("http://", "https://"))
-        pool = self._fetching if remote else self._decoding
-        return await asyncio.get_running_loop().run_in_executor(pool, self._open, url, name)
+        pool, turn = self._fetching if remote else self._decoding, self._turns.of(client)
+        async with turn:
+            data = await asyncio.get_running_loop().run_in_executor(pool, self._open, url, name)
+        if url[:5].lower() != "data:":
+            take(len(data))
+        return data
 
     def _open(self, url: str, name: str) -> bytes:
         scheme = url[:8].lower()
@@ -212,6 +219,7 @@ class Record:
     images: int = 0
     tickets: list[Ticket] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
+    take: Callable[[int], None] = lambda more: None  # room for bytes besides the body
     names: dict[str, str] = field(default_factory=dict)
     body: Callable[[Refused], dict[str, Any]] = lambda told: told.body
     failed: Callable[[Refused], dict[str, Any]] = lambda told: told.body
@@ -276,7 +284,7 @@ async def json_body(request: Request, api: Shared, record: Logged) -> AsyncItera
     with api.room.taken() as take:  # what is only announced takes none
         async with asyncio.timeout(api.limits.seconds):
             body = await read_body(request, api.limits.max_body, take)
-        record.read = True
+        record.read, record.take = True, take
         yield body
 
 
@@ -326,9 +334,10 @@ async def create_response(request: Request, api: Shared, record: Logged, body: B
     if before.size + len(body) > api.limits.max_body:
         message = f"expected at most {api.limits.max_body:,} bytes with the responses before, got more"
         raise Refused(413, f"previous_response_id: {message}", "previous_response_id")
-    chat = responses.chat_body(asked, before.messages)
+    chat = responses.chat_body(asked, from_json(before.messages))
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
-    made = responses.Made(asked, checked, chat["messages"], api.store, before.size + len(body))
+    store = partial(api.store.put, client=client_of(request.scope))
+    made = responses.Made(asked, checked, chat["messages"], store, before.size + len(body))
     chunks = await started((await asked_chat(request, api, record, checked)).events())
     record.failed = made.failed
     return await told(made, made.events(chunks), asked, headers)
@@ -336,7 +345,7 @@ async def create_response(request: Request, api: Shared, record: Logged, body: B
 
 @router.get(RESPONSES + "/{name}", summary="A response that is kept")
 async def kept_response(api: Shared, name: str) -> Response:
-    return JSONResponse(api.store.get(name).response)
+    return Response(api.store.get(name).response, media_type="application/json")
 
 
 @router.delete(RESPONSES + "/{name}", summary="Keep it no longer")
@@ -360,7 +369,7 @@ async def create_completion(request: Request, api: Shared, record: Logged, body:
     record.names, asked = completions.BACK, read_object(body)
     chat, prompts = completions.chat_body(asked)
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
-    record.model, options = api.listed(checked.model)["id"], options_of(api, checked)
+    record.model, options = api.listed(checked.model)["id"], options_of(api, checked, len(prompts))
     made = completions.Made(asked, prompts, checked.n)
 
     async def answers() -> AsyncIterator[Events]:
@@ -387,14 +396,14 @@ async def create_completion(request: Request, api: Shared, record: Logged, body:
 async def asked_chat(request: Request, api: Api, record: Record, asked: ChatRequest) -> Answer:
     """What is asked, as a question to the engine. Raises Refused and ImageError."""
     record.model, options = api.listed(asked.model)["id"], options_of(api, asked)
-    messages = await opened(api, asked, record)
+    messages = await opened(request, api, asked, record)
     tools = asked.shown_tools
     prepare = partial(prepare_messages, messages, options, thinks_by=asked.thinks_by, tools=tools)
     return submitted(request, api, record, asked, prepare)
 
 
-def options_of(api: Api, asked: ChatRequest) -> GenerationOptions:
-    return asked.options(api.engine.limits.max_new_tokens, api.engine.limits.slots)
+def options_of(api: Api, asked: ChatRequest, prompts: int = 1) -> GenerationOptions:
+    return asked.options(api.engine.limits.max_new_tokens, api.engine.limits.slots, prompts)
 
 
 def submitted(
@@ -412,14 +421,15 @@ def submitted(
     return Answer(api.engine, record.tickets[-1], asked)
 
 
-async def opened(api: Api, asked: ChatRequest, record: Record) -> list[chat.Message]:
+async def opened(request: Request, api: Api, asked: ChatRequest, record: Record) -> list[chat.Message]:
     """The conversation with its images and videos as bytes. Raises Refused and ImageError."""
     parts = [part for message in asked.messages for part in message.content or ()]
     shown = [(part.type.removesuffix("_url"), part.shown.url) for part in parts if part.shown is not None]
-    record.images = len(shown)
+    record.images, client = len(shown), client_of(request.scope)
     if len(shown) > (most := api.engine.limits.max_images):
         raise Refused(400, f"messages: expected at most {most} images, got {len(shown)}", "messages")
-    opening = [api.images.open(url, f"{kind} {number}") for number, (kind, url) in enumerate(shown, start=1)]
+    named = [(f"{kind} {number}", url) for number, (kind, url) in enumerate(shown, start=1)]
+    opening = (api.images.open(url, name, client, record.take) for name, url in named)
     images = iter(await asyncio.gather(*opening))
     return [
         chat.Message(

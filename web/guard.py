@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -46,6 +47,17 @@ POLICY = (
     "object-src 'none'; base-uri 'self'"
 )
 TOO_SLOW = "the body of this request took too long"
+
+
+class Turns:
+    """Each client has so many of its things done at a time, so that no one is behind all of another's."""
+
+    def __init__(self, each: int):
+        self._each, self._clients = each, WeakValueDictionary[str, asyncio.Semaphore]()
+
+    def of(self, client: str) -> asyncio.Semaphore:
+        """To be held by name, for as long as it is waited for: it goes with the last who does."""
+        return self._clients.setdefault(client, asyncio.Semaphore(self._each))
 
 
 class Room:

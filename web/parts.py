@@ -67,13 +67,12 @@ def add_images(service: Service, box: gr.MultimodalTextbox, model: gr.Dropdown, 
     add = gr.Button(visible="hidden", elem_id=f"{name}-add")
 
     async def look_at(
-        files: list[str] | None, problems: str, message: dict, model: str
+        files: list[str] | None, problems: str, message: dict, model: str, request: gr.Request
     ) -> tuple[list[str], str]:
         taken, wrong = list[str](), problems.splitlines()
         for file in files or ():
             try:
-                loop = asyncio.get_running_loop()
-                taken.append(await loop.run_in_executor(service.looking, service.take_in, file))
+                taken.append(await service.taken_in(file, session_of(request)[1]))
             except Exception as error:  # the others go on
                 wrong.append(told(error))
         count = len(taken) + len(message.get("files") or ())

@@ -39,6 +39,7 @@ from messages import did_you_mean, one_line, printable
 from web.errors import Refused, unsupported
 
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
+MOST_LOGGED = 2**17  # log-probabilities of all answers to a request: writing them holds everybody up
 MOST_TOOLS = 128
 MOST_VALUES = 50_000  # of a body: looking at them holds everybody up
 # OpenAI's fields that change no answer here.
@@ -393,14 +394,19 @@ class ChatRequest(Sampled, Strict):
         other = "chat_template_kwargs.enable_thinking" if switch else "thinking_token_budget"
         return "reasoning_effort" if self.reasoning_effort else other
 
-    def options(self, most_tokens: int, most_answers: int) -> GenerationOptions:
-        """How the answers are made, of so many tokens at most. Raises Refused for too many answers."""
+    def options(self, most_tokens: int, most_answers: int, prompts: int = 1) -> GenerationOptions:
+        """How the answers to each of the prompts are made, of so many tokens at most. Raises Refused for too
+        many answers, and for more log-probabilities than can be written."""
         if self.n > most_answers:
             raise Refused(400, f"n: expected at most {most_answers}, got {self.n}", "n")
         sampling = {field.name: getattr(self, field.name) for field in fields(SamplingParams)}
         sampling["top_k"] = max(0, self.top_k)
         sampling["seed"] = secrets.randbelow(2**31) if self.seed is None else self.seed % MAX_SEED
         most, think = min(self.most_tokens or DEFAULT_MAX_TOKENS, most_tokens), self.think(most_tokens)
+        logged = 0 if self.top is None else prompts * self.n * most * (1 + self.top)
+        if logged > MOST_LOGGED:
+            message = f"top_logprobs: expected at most {MOST_LOGGED:,} log-probabilities of all tokens"
+            raise Refused(400, f"{message}, got {logged:,}", "top_logprobs", "invalid_value")
         return GenerationOptions(
             max_new_tokens=most, num_return_sequences=self.n, constraint=think, **sampling
         )

@@ -9,12 +9,13 @@ What was answered is kept for whoever goes on from it (`previous_response_id`): 
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from pydantic_core import to_json
 
 from messages import did_you_mean
 from web.blocks import (
@@ -118,9 +119,9 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
             case {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}:
                 if not made or made[-1]["role"] != "assistant":
                     made.append({"role": "assistant", "content": None})
+                calls = made[-1].setdefault("tool_calls", [])
                 function = {"name": name, "arguments": arguments}
-                call = {"id": call_id, "type": "function", "function": function}
-                made[-1]["tool_calls"] = [*made[-1].get("tool_calls", ()), call]
+                calls.append({"id": call_id, "type": "function", "function": function})
             case {"type": "function_call_output", "call_id": call_id, "output": output}:
                 content = _content(output, f"{place}.output")
                 made.append({"role": "tool", "tool_call_id": call_id, "content": content})
@@ -165,7 +166,7 @@ class Made:
         asked: Mapping[str, Any],
         request: ChatRequest,
         said: Sequence[dict[str, Any]],
-        store: Store,
+        store: Callable[[str, Stored], None],
         size: int,
     ):
         self.id, self.number, self.output = f"resp_{secrets.token_hex(24)}", 0, list[dict[str, Any]]()
@@ -213,8 +214,8 @@ class Made:
         self.whole = self.response(status)
         if self._store is not None:
             said = [*self._said, assistant_message(self.blocks)]
-            # As objects they take some ten times the bytes that they are written in.
-            self._store.put(Stored(self.whole, said, self._size, 10 * len(json.dumps(self.whole))))
+            # As objects they would take some ten times the bytes that they are written in.
+            self._store(self.id, Stored(to_json(self.whole), to_json(said), self._size))
         yield self.event(status, response=self.whole)
 
     def _of(self, change: Change) -> list[dict[str, Any]]:
@@ -289,22 +290,25 @@ def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------------------------- what is kept
 class Stored(NamedTuple):
-    response: dict[str, Any]
-    messages: list[dict[str, Any]]
-    size: int = 0  # bytes of the requests that it goes on from, and of its own
-    own: int = 0  # that the response itself takes
+    """A response and the messages up to it, as JSON. size: bytes of the requests that it goes on from, and of
+    its own; client: whose it is."""
+
+    response: bytes
+    messages: bytes
+    size: int = 0
+    client: str = ""
 
     @property
     def bytes(self) -> int:
-        return self.size + self.own
+        return len(self.response) + len(self.messages)
 
 
 class Store:
-    """The latest responses, of at most `most` bytes with the requests that they answer: the first to have
-    been used go. What is larger by itself is not kept."""
+    """The latest responses, of at most `most` bytes with the messages before them: the first to have been
+    used go, of the client who has most. What is larger by itself is not kept."""
 
     def __init__(self, most: int = KEPT_BYTES):
-        self._most, self._size, self._kept = most, 0, OrderedDict[str, Stored]()
+        self._most, self._kept, self._sizes = most, OrderedDict[str, Stored](), Counter[str]()
 
     def get(self, name: str) -> Stored:
         """Raises Refused for one that is not kept here."""
@@ -317,19 +321,23 @@ class Store:
     def before(self, name: str | None) -> Stored:
         """What a request goes on from. Raises Refused."""
         try:
-            return Stored({}, []) if name is None else self.get(name)
+            return Stored(b"", b"[]") if name is None else self.get(name)
         except Refused as error:
             code = "previous_response_not_found"
             raise Refused(400, str(error), "previous_response_id", code) from None
 
-    def put(self, stored: Stored) -> None:
+    def put(self, name: str, stored: Stored, client: str = "") -> None:
         if stored.bytes > self._most:
             return
-        self._kept[stored.response["id"]] = stored
-        self._size += stored.bytes
-        while self._size > self._most:
-            self._size -= self._kept.popitem(last=False)[1].bytes
+        self._kept[name] = stored._replace(client=client)
+        self._sizes[client] += stored.bytes
+        while self._sizes.total() > self._most:
+            most = max(self._sizes, key=self._sizes.__getitem__)
+            self.drop(next(one for one, kept in self._kept.items() if kept.client == most))
 
     def drop(self, name: str) -> None:
-        self._size -= self.get(name).bytes
+        """Raises Refused for one that is not kept here."""
+        stored = self.get(name)
         del self._kept[name]
+        self._sizes[stored.client] -= stored.bytes
+        self._sizes += Counter()  # without those who have none

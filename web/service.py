@@ -32,7 +32,7 @@ from PIL import Image
 from data.errors import ImageError, PromptError
 from data.images import ImageLimits, NamedBytes, describe, load_image, read_bytes
 from data.tiles import Sizes, Visual
-from data.video import is_video
+from data.video import HEAD, is_video, may_be_video
 from generation.kv_cache import bytes_per_position
 from generation.options import GenerationOptions
 from inference.answer import split
@@ -43,6 +43,7 @@ from models.checkpoints.hub import Origin
 from models.checkpoints.names import PHOTOGRAPHS
 from web.engine import DRAFT, Engine, EngineLimits, EngineRequest, Piece, Prepared, Ticket
 from web.errors import log_fault, refusal
+from web.guard import Turns
 from web.pictures import original_size, take_in
 from web.videos import open_apart
 
@@ -261,6 +262,7 @@ class Service:
         self._lock = threading.Lock()  # of the tiled images
         # One upload at a time is looked at: it may hold a large image's pixels.
         self.looking = ThreadPoolExecutor(1, thread_name_prefix="uploads")
+        self._turns = Turns(1)
 
     def close(self) -> None:
         """End all work, and the engine."""
@@ -296,8 +298,9 @@ class Service:
 
     def shows_video(self, path: str) -> bool:
         """Whether an upload is a video. In any thread."""
-        with suppress(OSError, ImageError):  # whoever opens it says so
-            return is_video(Path(path).read_bytes(), self.limits.image, path)
+        with suppress(OSError, ImageError), open(path, "rb") as file:  # whoever opens it says so
+            head = file.read(HEAD)
+            return may_be_video(head) and is_video(head + file.read(), self.limits.image, path)
         return False
 
     @property
@@ -309,6 +312,12 @@ class Service:
         if models.any_model:
             return UNBOUND  # what a guest that is not open yet makes of them is not known
         return max(edges) if len(held) == len(models.names) else max(*edges, SEEN)
+
+    async def taken_in(self, path: str, client: str) -> str:
+        """`take_in` of a client's upload, of which one after another has its turn."""
+        turn = self._turns.of(client)
+        async with turn:
+            return await asyncio.get_running_loop().run_in_executor(self.looking, self.take_in, path)
 
     def take_in(self, path: str) -> str:
         """See `web.pictures.take_in`; a video stays as it is, and is decoded when it is asked about. In the

@@ -41,7 +41,8 @@ def open_apart(data: bytes, limits: ImageLimits, name: str) -> Iterator[Clip]:
     assert sent is not None and received is not None, "they are pipes"
 
     def reply() -> dict[str, Any]:
-        told = json.loads(received.readline() or "{}")
+        line = received.readline()
+        told = json.loads(line) if line.endswith(b"\n") else {}  # it may end within a line
         if "error" in told:
             raise ImageError(told["error"])
         if not told:
