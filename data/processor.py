@@ -245,12 +245,15 @@ class Processor:
         return self.images.normalise_messages(opened, label)
 
     def _opened(self, kind: str, value: Any) -> list[tuple[str, Any]]:
-        """A part of a message; of a video, where the family has none, some of its frames as images."""
+        """A part of a message; of a video, where the family has none, some of its frames as images. An image
+        that moves is its first frame to a model of one image."""
         if kind != "video" or isinstance(value, Visual):
             return [(kind, value)]
         clip = open_video(value, self.limits)
         if self.images.videos is not None:
             return [(kind, clip)]
+        if self.one_image and clip.animated:
+            return [("image", next(clip.frames([0])))]
         if self.one_image:
             raise ImageError(
                 f"{clip.name}: this model has learned from one image at a time, and takes no video; ask "

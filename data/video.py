@@ -43,6 +43,7 @@ MOST_BYTES = 2**31  # of a file that is read piece by piece
 MOST_SECONDS = 2 * 3600
 MOST_FRAMES = 500_000  # of a file
 MOST_FRAME_PIXELS = 2**24  # a decoder keeps sixteen of them
+DECODE_THREADS = 4
 UNKNOWN_RATE = 24.0  # frames a second where a file does not say, as in transformers
 _CONTAINERS = (
     (rb".{4}(?:ftyp|moov|mdat|wide|free|skip)", "mov"),
@@ -60,7 +61,7 @@ class Clip:
     """A video that can be decoded, at least its first frame.
 
     count: frames. rate: of them a second; None for a folder, whose images somebody has chosen already.
-    size: (width, height) in pixels. read: see `frames`.
+    size: (width, height) in pixels. read: see `frames`. animated: it is an image that moves.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Clip:
     rate: float | None
     size: tuple[int, int]
     read: Callable[[Sequence[int]], Iterator[Image.Image]]
+    animated: bool = False
 
     def frames(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """The frames of these numbers, which ascend, of one size. Raises ImageError."""
@@ -208,6 +210,8 @@ def _decoder(open_file: Callable[[], BinaryIO], container: str, name: str) -> It
                 raise ImageError(f"{name}: expected a video, found no pictures in it")
             stream = opened.streams.video[0]
             stream.codec_context.options = {"max_pixels": str(MOST_FRAME_PIXELS)}
+            # Several frames at a time, each of which takes memory.
+            stream.thread_type, stream.codec_context.thread_count = "AUTO", DECODE_THREADS
             yield opened, stream
     except ImageError:
         raise
@@ -242,7 +246,7 @@ def _of_animation(data: bytes, limits: ImageLimits, name: str) -> Clip | None:
         frames = enumerate(_in_time(animation(data, limits, name), limits, name))
         yield from (frame for number, (frame, _) in frames if number in wanted)
 
-    return Clip(name, count, count / seconds, size, read)
+    return Clip(name, count, count / seconds, size, read, animated=True)
 
 
 def _of_folder(folder: Path, limits: ImageLimits, name: str) -> Clip:

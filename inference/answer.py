@@ -68,7 +68,8 @@ def ask_each(
     """`ask` several questions about the same images, each after the reply before it has ended. `keep`: the
     images' features will be needed again, as by `inference.attribution`."""
     images = [visual for image in images for visual in checkpoint.processor.visuals(image)]
-    keep = keep or len(questions) > 1 or checkpoint.prefixes is not None
+    repeat = any(len({*visual.parts}) < len(visual.parts) for visual in images)  # frames of a video
+    keep = keep or repeat or len(questions) > 1 or checkpoint.prefixes is not None
     keep = options.use_cache and (keep or options.lookup == "on")  # of several answers too
     session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes) if keep else None
     for question in questions:

@@ -14,6 +14,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,7 +40,9 @@ from generate import DEFAULT_MODEL
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.session import Session
-from inference.answer import answer_text, ask
+from inference.answer import answer_text, ask_each, requests_for
+from inference.answer import encode as encode_question
+from inference.batch import open_scheduler
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
 from inference.trial import start_process
@@ -65,6 +68,13 @@ SMOL = {
     "size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}, "do_image_splitting": True,
     "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 64}},
 }  # fmt: skip
+
+
+def smol_checkpoint(folder: Path) -> None:
+    """A model of SmolVLM's form that takes videos."""
+    settings = tiny_checkpoint(folder) / "preprocessor_config.json"
+    own = json.loads(settings.read_text()) | {"video_sampling": SMOL["video_sampling"]}
+    settings.write_text(json.dumps(own))
 
 
 def settings_of_videos(draw: random.Random, patch: int) -> dict:
@@ -241,17 +251,38 @@ def test_answers_of_smolvlm_about_videos_are_those_of_transformers():
     assert got.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_frames_that_repeat_are_encoded_once(kind, tmp_path):
-    save_hf(kind, tmp_path)
-    model = VisionLanguageModel.from_pretrained(tmp_path)
-    processor = Processor.from_pretrained(tmp_path, config=model.config)
-    still = clip_of(np.repeat(noise(1, 96, 64), 12, axis=0), 2.0)
-    session, options = Session(model, FeatureCache(model)), {"max_new_tokens": 4, "stop_token_ids": ()}
-    inputs = processor.ask(still, "how many red")
-    got = session.generate(**inputs, **options)
-    assert (session.reuse.tiles_encoded, session.reuse.tiles_reused) == (1, 5)
-    assert got.tolist() == model.generate(**inputs, **options).tolist()
+@pytest.mark.parametrize("kind", [*KINDS, "smolvlm"])
+def test_frames_that_repeat_are_encoded_once(kind, tmp_path, monkeypatch):
+    """By all that asks: for one question, for a second one, and in a batch about several videos."""
+    smol_checkpoint(tmp_path) if kind == "smolvlm" else save_hf(kind, tmp_path)
+    checkpoint, encoded = open_checkpoint(tmp_path, device="cpu"), list[int]()
+    encode = VisionLanguageModel.encode_images
+
+    def counted(self, parts):
+        features = encode(self, parts)
+        encoded.append(len(features))
+        return features
+
+    monkeypatch.setattr(VisionLanguageModel, "encode_images", counted)
+    first, second = (np.repeat(noise(1, 96, 64, seed), 12, axis=0) for seed in range(2))
+    still, two = clip_of(first, 2.0), clip_of(np.concatenate([first[:8], second[:4]]), 2.0)
+    (visual,) = checkpoint.processor.visuals(still)
+    assert len(visual.parts) > 2
+    options, asked = GenerationOptions(max_new_tokens=4, stop_token_ids=()), ["how many red", "how many"]
+    for questions in (asked[:1], asked):
+        for reply in ask_each(checkpoint, [still], questions, options):
+            reply.finish()
+        assert sum(encoded) == 1
+        checkpoint.features.clear()
+        encoded.clear()
+    rows = [encode_question(checkpoint, [shown], asked[0]) for shown in (still, two, still)]
+    requests = [requests_for(checkpoint, row, 4, options)[0] for row in rows]
+    done = [*open_scheduler(checkpoint, 3).run(replace(one, key=key) for key, one in enumerate(requests))]
+    assert sum(encoded) == 2
+    monkeypatch.undo()
+    prompts = [checkpoint.processor.ask(one, asked[0]) for one in (still, two, still)]
+    alone = [checkpoint.model.generate(**one, options=options)[0].tolist() for one in prompts]
+    assert [one.token_ids for one in sorted(done, key=lambda one: one.key)] == alone
 
 
 def test_a_slower_video_of_the_same_frames_is_another_prompt(tmp_path):
@@ -475,16 +506,9 @@ def test_rows_with_videos_are_trained_on(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["qwen3_vl", "smolvlm"])
 def test_a_run_on_videos_ends_in_a_model_that_answers_about_them(tmp_path, kind):
-    """Files and animations train; the model is asked about held-out ones during the run as after it, and its
-    settings of videos stay."""
+    """Files and animations train; it is asked about held-out ones, and the settings of videos stay."""
     pytest.importorskip("av")
-    if kind == "smolvlm":
-        settings = tiny_checkpoint(tmp_path / "model") / "preprocessor_config.json"
-        settings.write_text(
-            json.dumps(json.loads(settings.read_text()) | {"video_sampling": SMOL["video_sampling"]})
-        )
-    else:
-        save_hf(kind, tmp_path / "model")
+    smol_checkpoint(tmp_path / "model") if kind == "smolvlm" else save_hf(kind, tmp_path / "model")
     for number in range(2):
         write_clip(tmp_path / f"{number}.mp4", noise(9, 64, 48, number), 4)
         write_animation(tmp_path / f"{number}.gif", noise(9, 64, 48, number), 250)
@@ -507,8 +531,6 @@ def test_a_run_on_videos_ends_in_a_model_that_answers_about_them(tmp_path, kind)
             before.ask(clip, "how many")["input_ids"].shape
             == checkpoint.processor.ask(clip, "how many")["input_ids"].shape
         )
-        reply = ask(checkpoint, [clip], line["question"], GenerationOptions(max_new_tokens=64))
-        assert [line["answer"]] == [one.strip() for one in reply.finish()["answers"]]
         assert Image.open(answers.parent / line["pictures"][0]).size == (64, 48)
 
 
@@ -659,7 +681,12 @@ def test_the_command_line_is_asked_about_videos(tmp_path, cli, as_json, complain
         (result,) = as_json(shown, *words, *more, **asked)
         assert result["prompt_tokens"] == expected and result["images"] == [str(shown)]
     assert "video" in complaint(gif, "--detect", "circle", "--box-format", "qwen3-vl", **asked)
-    assert "one image" in complaint(gif, *words, model=DEFAULT_MODEL)
+    status, _, err = cli(frames, *words, model=DEFAULT_MODEL)
+    assert status == 2 and "one image" in err
+    Image.open(gif).save(tmp_path / "first.png")
+    first, still = (as_json(name, *words, model=DEFAULT_MODEL)[0] for name in (gif, tmp_path / "first.png"))
+    assert first["answers"] == still["answers"] and first["prompt_tokens"] == still["prompt_tokens"]
+    assert "first frame" in cli(gif, *words, model=DEFAULT_MODEL)[2]
     save_rows(tmp_path / "questions.jsonl", [{"image": "clip.gif", "question": "how many"}])
     out, batch = tmp_path / "answers.jsonl", ["--batch", tmp_path / "questions.jsonl", "--max-frames", 4]
     status, _, err = cli(*batch, "--out", out, "--max-new-tokens", 3, **asked)
