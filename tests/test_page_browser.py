@@ -19,6 +19,8 @@ from PIL import Image
 
 import app
 from data.boxes import COORDINATES, Box, Point
+from data.video import open_video
+from tests.clips import noise, write_animation, write_clip
 from tests.pages import (
     CUP,
     EMBEDDED,
@@ -31,6 +33,7 @@ from tests.pages import (
     never_stopping,
     served,
 )
+from tests.qwen_checkpoints import save_hf
 from tests.test_thinking import save as thinking_checkpoint
 from tests.waiting import PATIENCE, wait_for
 from web import page as page_module
@@ -643,6 +646,38 @@ def test_a_box_and_its_name_light_up_together(browser, uploads, tmp_path):
         sync_api.expect(page.locator(".located .lit")).to_have_count(0)
         assert page.evaluate(ACCESSIBILITY.read_text(encoding="utf-8")) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width and not visit.errors
+        visit.context.close()
+
+
+def test_a_video_is_uploaded_shown_and_asked_about(browser, uploads, tmp_path):
+    """A file that is played in the conversation, and an animation, by a model that takes videos."""
+    pytest.importorskip("av")
+    save_hf("qwen3_vl", tmp_path / "model")
+    file = write_clip(tmp_path / "clip.mp4", noise(9, 64, 48), 4, "libx264")
+    gif = write_animation(tmp_path / "dance.gif", noise(6, 64, 48), 250)
+    with served(make_service(tmp_path / "model")) as house:
+        visit = Visit(browser, house)
+        visit.open(
+            visit.page.locator("#sampling button").first,
+            visit.page.get_by_label("number input for Maximum number of new tokens"),
+        )
+        visit.page.get_by_label("number input for Maximum number of new tokens").fill("4")
+        for number, (shown, element) in enumerate(((file, "video"), (gif, "img"))):
+            while (remove := visit.page.locator("#message .delete-button")).count():
+                remove.first.click()
+            visit.page.set_input_files("#message input[type=file]", [str(shown)])
+            visit.page.locator("#message .thumbnail-item").wait_for()
+            visit.ask("how many red")
+            visit.has_answers(number + 1)
+            player = visit.page.locator(f"#chat .user {element}").last
+            player.wait_for()
+            if element == "video":
+                visit.page.wait_for_function("document.querySelector('#chat .user video').videoWidth == 64")
+            exchange = next(iter(house.service._visitors.values())).log[-1]
+            checkpoint = house.service.models.held(house.service.models.default)
+            inputs = checkpoint.processor.ask(open_video(shown), "how many red")
+            assert exchange.stats["prompt_tokens"] >= len(inputs["input_ids"][0])
+        assert visit.errors == []
         visit.context.close()
 
 
