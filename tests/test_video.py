@@ -586,10 +586,11 @@ def test_a_video_that_takes_long_holds_up_its_own_client_alone(tmp_path, monkeyp
     """Neither others' questions nor others' videos; what a client has waiting is bounded."""
     save_hf("qwen3_vl", tmp_path / "model")
     gif = write_animation(tmp_path / "clip.gif", noise(6, 64, 48), 250).read_bytes()
-    begun, released = [], threading.Event()
+    begun, seconds, released = [], [], threading.Event()
 
     @contextmanager
     def held(data, limits, name):
+        seconds.append(limits.max_seconds)
         if data == endless():
             begun.append(name)
             released.wait(PATIENCE)
@@ -601,10 +602,10 @@ def test_a_video_that_takes_long_holds_up_its_own_client_alone(tmp_path, monkeyp
     models = Models([str(tmp_path / "model")], device="cpu")
     with running(models, proxies=["127.0.0.1"]) as served, ThreadPoolExecutor(engine.SLOW_EACH) as clients:
 
-        def ask(client: str, data: bytes = b""):
+        def ask(client: str, data: bytes = b"", count: int = 1):
             url = {"url": "data:video/any;base64," + base64.b64encode(data).decode()}
             parts = [{"type": "text", "text": "how many"}]
-            parts += [{"type": "video_url", "video_url": url}] * bool(data)
+            parts += [{"type": "video_url", "video_url": url}] * (count * bool(data))
             asked = {"model": "model", "messages": [{"role": "user", "content": parts}], "max_tokens": 2}
             return served.send("POST", json=asked, headers={"x-forwarded-for": client})
 
@@ -614,6 +615,8 @@ def test_a_video_that_takes_long_holds_up_its_own_client_alone(tmp_path, monkeyp
         for client, data in (("9.9.9.9", b""), ("8.8.8.8", b""), ("8.8.8.8", gif), ("7.7.7.7", gif)):
             assert ask(client, data).status_code == 200
         assert begun == ["video 1"] and not any(one.done() for one in waiting)
+        assert ask("7.7.7.7", gif, count=2).status_code == 200
+        assert sum(seconds[-2:]) == seconds[0]  # several of one request take no longer than one
         released.set()
         assert {one.result().status_code for one in waiting} == {200}
 

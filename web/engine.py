@@ -901,13 +901,15 @@ def prepare_messages(
     if think:
         checkpoint.processor.chat.check_thinking(thinks_by)
     limits = replace(OF_STRANGERS, max_bytes=ImageLimits.max_bytes, max_pixels=ImageLimits.max_pixels)
+    shown = sum(kind == "video" for message in messages for kind, _ in message.parts)
+    of_each = replace(limits, max_seconds=limits.max_seconds / max(1, shown))
     form, size, processor = None, None, checkpoint.processor
     conversation, tools = [], tools if checkpoint.writes_json else ()
     with ExitStack() as videos:
 
         def opened(kind: str, value: Any) -> Any:
             if kind == "video":
-                return videos.enter_context(open_apart(value, limits, describe(value)))
+                return videos.enter_context(open_apart(value, of_each, describe(value)))
             return load_image(value, limits) if kind == "image" else value
 
         for message in messages:

@@ -338,14 +338,16 @@ class Service:
             f"The model is shown all {count} images, in this order."
         )
 
-    def tiled(self, checkpoint: Checkpoint, path: str) -> tuple[Visual, ...]:
-        """An uploaded image, opened and cut into tiles, or a video, or what stands for one. In any thread."""
+    def tiled(self, checkpoint: Checkpoint, path: str, among: int = 1) -> tuple[Visual, ...]:
+        """An uploaded image, opened and cut into tiles, or a video, or what stands for one; of so many, which
+        share the seconds of a video. In any thread."""
         key = checkpoint.model.origin, path
         with self._lock:
             if key in self._tiled:
                 self._tiled.move_to_end(key)
                 return self._tiled[key]
         shown, limits = self.load(path), self.limits.image
+        limits = replace(limits, max_seconds=limits.max_seconds / among)
         if isinstance(shown, bytes):
             with open_apart(shown, limits, describe(shown)) as clip:
                 cut = checkpoint.processor.visuals(clip)
@@ -392,7 +394,8 @@ class Service:
         drafted = request.draft and not request.think and request.answers == 1 and exchange.images
 
         def prepare(checkpoint: Checkpoint) -> Prepared:
-            images = tuple(one for image in request.images for one in self.tiled(checkpoint, image))
+            count = len(request.images)
+            images = tuple(one for path in request.images for one in self.tiled(checkpoint, path, count))
             turns, shown = turns_before(log, checkpoint), images
             if turns:
                 turns[0], shown = replace(turns[0], images=images), ()
