@@ -38,6 +38,7 @@ from inference.cli import (
     DTYPES,
     MODEL,
     Parser,
+    add_frames,
     add_max_pixels,
     add_think,
     add_threads,
@@ -108,6 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--batch-size", type=positive, default=32, metavar="N", help="answers in parallel (default 32)")
     add_threads(add)
     add_max_pixels(add)
+    add_frames(add)
 
     add = parser.add_argument_group("output").add_argument
     add("--output", type=Path, metavar="DIR", help="folder of the run (default runs/eval/TASK-MODEL)")

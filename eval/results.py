@@ -251,6 +251,7 @@ def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
         "dtype": checkpoint.dtype,
         "parameters": checkpoint.num_parameters,
         "max_pixels": checkpoint.processor.images.budget,  # None: its images are cut into tiles
+        "frames": None if (own := checkpoint.processor.images.videos) is None else [own.fps, own.most],
     }
 
 

@@ -348,7 +348,7 @@ def _begin(
 def _check_same(output: Path, described: Mapping[str, Any]) -> None:
     """Raises TaskError where a folder holds answers of another model or to another task."""
     compared = [("task", key) for key in described["task"]]
-    compared += [("model", key) for key in ("revision", "dtype", "max_pixels")]
+    compared += [("model", key) for key in ("revision", "dtype", "max_pixels", "frames")]
     try:
         earlier = json.loads((output / RUN).read_text(encoding="utf-8"))
         pairs = {key: (earlier[part].get(key), described[part][key]) for part, key in compared}
@@ -520,6 +520,7 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
     with log_if_slow("python -m eval", settings.model) if ranks.is_first else nullcontext():
         machine = (str(ranks.device), settings.dtype, settings.threads, settings.max_pixels)
         checkpoint = open_checkpoint(settings.model, settings.revision, *machine)
+    checkpoint.processor.choose_frames(settings.fps, settings.max_frames)
     if settings.think:
         checkpoint.processor.chat.check_thinking("--think")
     if settings.compile != "off":

@@ -18,7 +18,7 @@ from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.clips import noise, write_animation
-from tests.evaluations import blank_image, samples_of, save_rows
+from tests.evaluations import blank_image, run, samples_of, save_rows
 from tests.rows import ListStream, png
 
 EXACT = find_metric("exact_match")
@@ -145,6 +145,9 @@ def test_videos_of_rows_are_asked_about(tmp_path, kind):
             assert [record["answer"]] == reply.finish()["answers"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("data:image/webp") >= 3
+    asked = ["--data", tmp_path / "rows.jsonl", "--model", tmp_path / "model", "--max-new-tokens", 4]
+    for most, status in ((4, 0), (4, 0), (6, 2 if kind == "qwen3_vl" else 0)):  # frames are part of a score
+        assert run(*asked, "--max-frames", most, "--output", tmp_path / "few") == status
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "red"}]
     (sample,) = task_of(tmp_path, [{"messages": messages, "videos": ["0.gif"]}], False).samples
     (clip,) = sample.images()
