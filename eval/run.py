@@ -549,7 +549,7 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
     if settings.metric == "boxes":
         seen = {"revision": settings.revision, "max_pixels": pixel_budget(on, settings.max_pixels)}
         form_for = Processor.from_pretrained(settings.model, **seen).form
-        given = {name: bool(options.get(name)) for name in ("corners", "points")}
+        given: dict[str, Any] = {name: bool(options.get(name)) for name in ("corners", "points")}
         boxes = BoxRows(options.get("form", ""), **given)
         options["form"] = boxes.coordinates(ANY_SIZE, form_for).name
     config = DataConfig(
