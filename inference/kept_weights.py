@@ -45,7 +45,7 @@ from models.checkpoints.hub import CheckpointError, describe
 from models.checkpoints.weights import memory_of
 
 ROOT = Path(__file__).resolve().parent.parent
-LEAST_BYTES = 2**25  # less is rounded in a moment
+LEAST_BYTES = 2**23  # less is rounded in half a second
 FOLDER_BYTES = 2**35  # of all files; those used longest ago go
 DRAFT_SECONDS = 600  # that none takes to write: the process ended before
 logger = logging.getLogger(__name__)
@@ -90,7 +90,6 @@ class KeptWeights:
             if again.origin != model.origin:
                 raise CheckpointError(f"{self._place[0]}: it changed while it was read: load it again")
             model.language_model = again.language_model
-            self._moments = {}
             self.keep(model)
         return model
 
@@ -99,6 +98,7 @@ class KeptWeights:
         if not self.tensors:
             if not self._moments or names[0].startswith("language_model."):  # else it is there already
                 put_rounded("int4", model, names, read(), self._moments)
+                memory.give_back()  # else half of the memory becomes holes that no tensor fits into
             return
         kept = self.tensors[names[0]]
         for name in names:

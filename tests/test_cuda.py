@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ from data.packing import dense_mask, segment_mask
 from generation import kv_cache as kv
 from generation.fast.cuda import graph
 from generation.fast.cuda.graph import GraphStep
+from generation.fast.native.build import NoCompiler, PanelWeight, put_rounded, to_rows
+from generation.fast.quantized import pack
 from generation.sampling import uniforms
 from generation.steps import Step
 from inference.checkpoint import fast_step
@@ -51,13 +55,26 @@ def test_buckets_and_buffers_are_outlived(vlm, step):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int4"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_logits_are_the_eager_ones(dtype, rows):
-    lm = tiny_vlm(head_dim=16).to("cuda", dtype).language_model
-    steps, position = (GraphStep(lm), Step(lm)), torch.arange(rows, device="cuda") * 7
+def test_logits_are_the_eager_ones(precision, rows):
+    """Of four bits, those of a model with the numbers that C rounded to."""
+    exact = torch.float32 if precision == "float32" else torch.bfloat16
+    reference = model = tiny_vlm(head_dim=16)
+    if precision == "int4":
+        reference = copy.deepcopy(model)
+        try:
+            pack(model, precision, put_rounded)
+        except NoCompiler as error:
+            pytest.skip(str(error))
+        for name, part in model.language_model.named_modules():
+            if isinstance(part, PanelWeight):
+                reference.language_model.get_submodule(name).weight.copy_(part.unpacked())
+        to_rows(model, torch.device("cuda"))
+    eager, lm = reference.to("cuda", exact).language_model, model.language_model
+    steps, position = (GraphStep(lm), Step(eager)), torch.arange(rows, device="cuda") * 7
     caches = [kv.allocate_for(lm.config, rows, 300, like=lm.norm.weight) for _ in steps]
-    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    tolerance = 1e-4 if exact == torch.float32 else 0.1
     for number in range(30):
         ids = torch.arange(rows, device="cuda")[:, None] + number
         got, expected = (one(ids, cache, position) for one, cache in zip(steps, caches, strict=True))

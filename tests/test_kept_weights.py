@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from inference import checkpoint as checkpoint_module
 from inference import kept_weights
 from inference.checkpoint import open_checkpoint
 from models.checkpoints.hub import CheckpointError
+from tests.prompts import tiny_vlm
 from tests.qwen_checkpoints import save_hf
 from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 
@@ -76,6 +79,48 @@ def test_what_is_mapped_counts_as_taken(opened):
     del model
     gc.collect()
     assert promised_bytes() == before
+
+
+MEASURED = """
+import os, sys, threading
+from functools import partial
+from pathlib import Path
+from generation.fast.native import build
+from inference.kept_weights import KeptWeights
+from models.vision_language_model import VisionLanguageModel
+
+def own():  # bytes that are in memory and of no file
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * 4096
+
+build.load_panels(4), build.load_panels(8)  # compiled where they always are
+os.environ["OCELLI_CACHE"] = sys.argv[2]
+build.PARTIAL_FLOATS, build.NOTED = 2**17, 16  # as little as they are beside billions of weights
+kept, done, before, most = KeptWeights(sys.argv[1], None), threading.Event(), own(), 0
+
+def watch():
+    global most
+    while not done.wait(0.002):
+        most = max(most, own())
+
+watching = threading.Thread(target=watch)
+watching.start()
+model = kept.load(partial(VisionLanguageModel.from_pretrained, sys.argv[1], None, "stored", "cpu", kept.put))
+done.set()
+watching.join()
+print((most - before) / sum(tensor.nbytes for tensor in model.state_dict().values()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of memory")
+def test_loading_takes_little_more_memory_than_what_is_loaded(tmp_path):
+    """Where a process has no more, it would be killed: beside the result, a copy of a tensor and what is
+    rounded at a time."""
+    deep = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 512}
+    tiny_vlm(**deep, image_token_id=511).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    command = [sys.executable, "-c", MEASURED, str(tmp_path / "model"), str(tmp_path / "cache")]
+    done = subprocess.run(command, cwd=kept_weights.ROOT, capture_output=True, text=True, check=True)
+    assert 0.5 < float(done.stdout) < 1.2
 
 
 def flip(path, at):
