@@ -631,10 +631,10 @@ class GemmaArguments(Arguments):
 
 class CallReader:
     """Tells calls from the text beside them, while both come. What only looks like a call of these tools is
-    text; the space before a call is neither."""
+    text; the space before a call is neither. must: there is no text, so that what is cut is a call."""
 
-    def __init__(self, markup: Markup, tools: Sequence[Tool]):
-        self._markup, self._held, self._count = markup, "", 0
+    def __init__(self, markup: Markup, tools: Sequence[Tool], must: bool = False):
+        self._must, self._markup, self._held, self._count = must, markup, "", 0
         self._heads = {markup.head(tool): tool for tool in tools}
         self._call: tuple[Tool, str, Arguments] | None = None  # with its id
         self._in_block = False
@@ -646,7 +646,7 @@ class CallReader:
         for more in self._steps(pieces):
             shown += more
         if last and self._call is None:
-            shown, self._held = shown + self._held, ""
+            shown, self._held = shown + self._held * (not self._must), ""
         return shown, pieces
 
     def _steps(self, pieces: list[CallPiece]) -> Iterator[str]:

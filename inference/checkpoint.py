@@ -214,7 +214,7 @@ class Checkpoint:
             raise FormError(error, "tools") from None
         if form is None:
             return None
-        reader, write = partial(CallReader, markup, use.tools), None if plain is None else plain[1]
+        reader, write = partial(CallReader, markup, use.tools, use.must), None if plain is None else plain[1]
         if not use.must and use.text is None:
             may = self._constraints.may_call(grammar, markup.opens, use.several)
             return Form(may, reader=reader)

@@ -154,8 +154,8 @@ def test_images_of_results_stand_where_the_template_has_them():
 
 
 # ------------------------------------------------------------------------------------------------- reading
-def in_pieces(markup, tools, text: str, size: int) -> tuple[str, list[ToolCall]]:
-    reader, shown, pieces = CallReader(markup, tools), "", []
+def in_pieces(markup, tools, text: str, size: int, must: bool = False) -> tuple[str, list[ToolCall]]:
+    reader, shown, pieces = CallReader(markup, tools, must), "", []
     for start in range(0, len(text), size):
         more, calls = reader.put(text[start : start + size])
         shown, pieces = shown + more, pieces + calls
@@ -192,6 +192,7 @@ def test_what_only_looks_like_a_call_is_text(markup):
     ):
         for size in (1, 4, 1000):
             assert in_pieces(MARKUPS[markup], (WEATHER,), text, size) == (text, [])
+    assert in_pieces(MARKUPS[markup], (WEATHER,), opens, 4, must=True) == ("", [])  # a call that was cut
 
 
 # ------------------------------------------------------------------------------- what a call is held to
@@ -269,7 +270,7 @@ def test_any_call_of_any_tool_fits_its_schema(constraints):
         make = own(grammar) if use.must else own.may_call(grammar, markup.opens, use.several)
         ids, ended = babble(make(), made, "" if use.must else f"let me see\n{markup.opens}", seed)
         text = made.decode(ids)
-        shown, calls = in_pieces(markup, tools, text, chance.choice([1, 2, 5, 1000]))
+        shown, calls = in_pieces(markup, tools, text, chance.choice([1, 2, 5, 1000]), use.must)
         assert all(fits(call, tools) for call in calls), seed
         assert calls or not ended, f"{seed}: {text}"
         assert use.several or len(calls) <= 1, seed
