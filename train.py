@@ -6,6 +6,7 @@
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --output runs/mine
     python train.py runs/mine/run.yaml              # resume a run that was killed or told to stop
     torchrun --nproc-per-node 8 train.py configs/nanovlm-460m.yaml --parallel fsdp
+    python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --show 3    # a look at the rows
     python train.py configs/nanovlm-460m.yaml --plan --plan-ranks 8    # parameters, memory, FLOPs, hours
     python train.py --help
 
@@ -45,6 +46,7 @@ from inference.locks import only_writer
 from messages import one_line
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import CheckpointError
+from models.checkpoints.save import written
 from shapes.training import ShapesTask
 from training.distributed import (
     LostRankError,
@@ -67,6 +69,7 @@ from training.plan import describe_plan
 from training.preferences import PreferencesTask
 from training.rollouts import RewardsTask
 from training.rows import RowsTask
+from training.show import describe_rows
 from training.state import FOLDER, RunState, StopSignal, states
 from training.task import Task
 
@@ -85,6 +88,9 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
         if options.plan:
             describe = drawn_task(config).describe_plan if config.is_drawn else describe_plan
             print(describe(config, options))
+            return
+        if options.show:
+            print(describe_rows(config, options.show))
             return
         ranks = Ranks(pick_device(config.device))
         output = check_replaceable(Path(config.output))
@@ -131,12 +137,16 @@ class Run:
             self.task: Task = task_class(config)(config, ranks)
         task = self.task
         self.held_out = HeldOutQuestions(config, task, ranks)
+        self.eval_every, self.save_every = (
+            max(1, round(every * task.steps)) if every < 1 else int(every)
+            for every in (config.eval_every, config.save_every)
+        )
         self.feed, self.late = Feed(ranks.device), ranks.device.type == "cuda"
         if self.late:  # float32 products in TF32, as `--precision` says
             torch.set_float32_matmul_precision("high")
         self.dtype = task.dtype
         if config.lora_rank:
-            add_adapters(task.model, config)
+            add_adapters(task.model, config, written(task.model.config)[1])
         else:
             freeze(task.module, config.rates)
         prepare_blocks(task.model, config.activation_checkpointing, config.compile)
@@ -177,7 +187,8 @@ class Run:
             self._save_model()
         self.evaluation = Evaluation(task, self.held_out, self.average, metrics, self.dtype, self.first)
         self.speed = speed = Throughput(task, self.dtype, self.first)
-        for step, batches, count in self.steps():
+        stale = self.evaluation.stale
+        for step, batches, count in () if stale else self.steps():
             trained = self.step(step, batches, count)
             self.done = done = step + 1
             metrics.bar.update()
@@ -185,14 +196,17 @@ class Run:
             last = done == task.steps
             if done % config.log_every == 0 or last:
                 self._log(trained)
-            if done % config.eval_every == 0 or last:
+            if done % self.eval_every == 0 or last:
                 self._evaluate()
-            if done % config.save_every == 0:
+            if done % self.save_every == 0:
                 self.save()
-            if stop.failed is not None:
+            if (stale := self.evaluation.stale) and not last:
+                metrics.say(f"step {done}: stopped, after {config.patience} evaluations without a better one")
+            if stale or stop.failed is not None:
                 break
         if self.first and self.done == self.first and not (stop.agreed or stop.failed):
             more = "--pictures" if config.is_drawn else "--steps or --epochs"
+            more = "--patience" if stale else more
             metrics.say(
                 f"nothing to train: the run in {config.output} has ended, after {self.first} steps; to go on "
                 f"raise {more}, to start over set --no-resume"
@@ -200,7 +214,7 @@ class Run:
         if self.first < self.done < task.steps and not (stop.agreed or stop.failed):  # the data has ended
             if self.done % config.log_every:
                 self._log(trained)
-            if self.done % config.eval_every:
+            if self.done % self.eval_every:
                 self._evaluate()
                 self.saved_at = self.first  # saved once more: the model card shows these scores
         if self.done > self.saved_at:

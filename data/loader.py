@@ -20,6 +20,7 @@ import logging
 import math
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -328,6 +329,19 @@ def asked(conversation: list[dict[str, Any]], row: Mapping[str, Any]) -> dict[st
     return {"question": text(asks)} | own | {"target": text(conversation[-1])}
 
 
+def look(
+    mixture: Mixture, processor: Processor, config: LoaderConfig, most: int
+) -> tuple[list[Sample], int, list[Dropped]]:
+    """The samples of up to `most` rows in a run's order, how many rows were below their minimum ratings, and
+    those that cannot be used, because an image cannot be decoded, say."""
+    one = Shard(0, mixture, processor, config)
+    one.reader = ShardReader(mixture, 0, 1, config.seed, epochs=1)  # so that it reads all rows
+    while one._read < most and one._take():
+        pass
+    samples = [sample for _, sample in one._buffer]
+    return [sample for sample in samples if one._pack([sample])], one._filtered, one._dropped
+
+
 def counts_exactly(mixture: Mixture, config: LoaderConfig) -> bool:
     """Whether `steps_per_run` counts all rows."""
     return (mixture.num_rows or 0) * (config.epochs or 1) <= _COUNTED
@@ -600,6 +614,13 @@ class _WorkerShards(IterableDataset):
             yield str(error)
 
 
+def _but_for_lost_connections(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """A `sys.excepthook`, which the thread of a worker that hands tensors over calls when the training
+    process is killed: that says enough."""
+    if not isinstance(error, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, trace)
+
+
 def outliving_signals() -> Callable[[int], None]:
     """The `worker_init_fn` of a DataLoader: a worker lives on for two minutes after SIGTERM or SIGINT.
 
@@ -614,6 +635,7 @@ def outliving_signals() -> Callable[[int], None]:
 
 
 def _outlive(ending: Any, worker: int) -> None:
+    sys.excepthook = _but_for_lost_connections
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends a process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Without an error: PyTorch's handler would have the run end with one of its own.

@@ -188,7 +188,7 @@ def _samples(opened: IO[bytes], file: RowsFile, read: bool = True) -> Iterator[t
     begin, key, sample = 0, "", dict[str, Any]()
     with closing(tarfile.open(fileobj=opened, mode="r:")) as tar:
         while (member := tar.next()) is not None:
-            tar.members = []  # which it keeps: a million of them take a gigabyte
+            tar.members = []  # type: ignore[attr-defined]  # it keeps them: a million take a gigabyte
             name = _MEMBER.fullmatch(member.name)
             if name is None or not member.isfile():
                 continue
@@ -197,8 +197,9 @@ def _samples(opened: IO[bytes], file: RowsFile, read: bool = True) -> Iterator[t
                 sample = {}
             if not sample:
                 begin, key, sample = member.offset, name[1], {"__key__": name[1]}
+            held = tar.extractfile(member) if read else None
             try:
-                sample[name[2]] = _decoded(tar.extractfile(member).read(), name[2]) if read else None
+                sample[name[2]] = _decoded(held.read(), name[2]) if held is not None else None
             except (ValueError, RecursionError) as error:
                 sample[""] = f"{file.name}: {member.name} cannot be read ({error})"
     if sample:

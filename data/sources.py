@@ -391,6 +391,7 @@ class DatasetConfig:
         allow_outside: rows may name images outside of the dataset's folder.
         allow_text_only: the first rows need not have an image.
         revision: branch, tag or commit on the Hub.
+        language: codes such as "de, fr", for the model card.
         boxes: how rows with boxes are read, e.g. {form: qwen3-vl, corners: true, augment: true}; see
             `data.boxes.BoxRows`.
     """
@@ -410,6 +411,7 @@ class DatasetConfig:
     allow_outside: bool = False
     allow_text_only: bool = False
     revision: str | None = None
+    language: str = ""
     boxes: Mapping = field(default_factory=dict)
 
     def __post_init__(self):

@@ -95,22 +95,22 @@ MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 # commit's message what went elsewhere for it: what is added should displace something. The second number is
 # what the room should come down to.
 BUDGETS = {
-    "*.py": (1_018, 850),  # the entry points, and what errors say
+    "*.py": (1_035, 850),  # the entry points, and what errors say
     "models": (2_556, 1_900),
     "models/checkpoints": (3_452, 1_400),
     "families": (2_513, 2_000),
     "generation": (4_902, 2_700),
     "generation/fast": (5_709, 4_300),
     "tools": (944, 600),
-    "data": (7_981, 4_900),
+    "data": (8_006, 4_900),
     "inference": (6_231, 3_100),
     "web": (5_714, 3_000),
-    "training": (4_385, 3_100),
+    "training": (4_565, 3_100),
     "shapes": (2_370, 1_700),
     "eval": (4_166, 3_400),
     "benchmarks": (2_525, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (37_643, 20_000),
+    "tests": (37_714, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections import Counter
 from itertools import islice
 
@@ -28,6 +29,8 @@ from data.sources import Mixture
 from data.tiles import Parts
 from tests.processors import embedded
 from tests.rows import ListStream, flat, loader, mixture, png, rows, source
+from tests.runs import FORK
+from tests.waiting import PATIENCE
 from training.rows import grouped
 
 DATA = rows(40)
@@ -400,3 +403,22 @@ def test_loaders_leave_the_random_numbers_of_a_run_alone(workers):
     before = torch.get_rng_state()
     next(iter(loader(DATA, workers=workers)))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def _read_on(ready) -> None:
+    for number, _ in enumerate(loader(rows(4000, every=1), workers=3, micro_batch_size=4)):
+        if number == 3:
+            ready.set()
+
+
+def test_workers_say_nothing_when_their_run_is_killed(capfd):
+    """They are about to hand over a batch then, each time in another moment of that."""
+    for _ in range(4):
+        ready = FORK.Event()
+        process = FORK.Process(target=_read_on, args=(ready,))
+        process.start()
+        assert ready.wait(PATIENCE)
+        process.kill()
+        process.join()
+    time.sleep(0.5)
+    assert "Traceback" not in capfd.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -159,13 +160,18 @@ def test_data_that_end_early_are_evaluated_too(base):
     assert states(base / "early" / FOLDER)[-1].name == f"step-{logged['step']:08d}"
 
 
-@pytest.mark.parametrize("projector_lr", [-1, 1e-2], ids=("adapters", "and the projector"))
-def test_adapters(base, projector_lr):
+@pytest.mark.parametrize(("projector_lr", "tower"), [(-1, ""), (1e-2, "q_proj,fc2")])
+def test_adapters(base, projector_lr, tower):
     """Saved as a standard adapter that opens on the transformers model, and merged beside it."""
     of_lora = {"lora_rank": 4, "lora_alpha": 8.0, "projector_lr": projector_lr, "resume": False}
+    of_lora |= {"lora_vision_targets": tower} if tower else {}
     train.main(settings(base, "lora", **of_lora, lr=1e-2, steps=4))
     start = AutoModelForImageTextToText.from_pretrained(base / "tiny").eval()
     merged = AutoModelForImageTextToText.from_pretrained(base / "lora").eval()
+    before, after = (
+        {name: one.clone() for name, one in model.model.vision_model.state_dict().items()}
+        for model in (start, merged)
+    )
     ids = torch.arange(3, 40)[None]
     ids[:, 1:5] = start.config.image_token_id
     inputs = {"input_ids": ids, "pixel_values": torch.rand(1, 1, 3, 32, 32)}
@@ -178,6 +184,9 @@ def test_adapters(base, projector_lr):
         adapted = PeftModel.from_pretrained(start, base / "lora" / "adapter").eval()
         torch.testing.assert_close(adapted(**inputs).logits, expected, rtol=1e-4, atol=1e-4)
         assert (plain - expected).abs().max() > 1e-3
+    learnt = [name for name, weight in after.items() if not torch.equal(before[name], weight)]
+    adapts = [name for name in after if name.endswith(("q_proj.weight", "fc2.weight"))]
+    assert learnt == (adapts if tower else [])
 
 
 # ----------------------------------------------------------------------------------------------- shapes
@@ -258,6 +267,45 @@ def test_a_worse_model_is_not_the_best(base):
     assert json.loads((base / "ruined" / "best" / "best.json").read_text())["step"] == 2
     train.main([*arguments, "--no-resume", "--no-keep-best"])
     assert not (base / "ruined" / "best").exists()
+
+
+def test_a_run_stops_early(base, capsys):
+    """Where evaluations, as shares of the run, get no better; it stays so until told otherwise."""
+    more = {"eval_data": str(base / "rows.jsonl"), "eval_every": 0.1, "save_every": 0.2, "steps": 10}
+    train.main(settings(base, "impatient", **more, patience=2, lr=3.0, grad_clip=0))
+
+    def losses() -> list[float]:
+        rows = metrics(base / "impatient", "eval_loss")
+        assert [row["step"] for row in rows] == [*range(1, len(rows) + 1)]
+        return [row["eval_loss"] for row in rows]
+
+    first = losses()
+    assert len(first) < 10 and first.index(min(first)) == len(first) - 3
+    capsys.readouterr()
+    train.main(settings(base, "impatient", **more, patience=2))
+    assert losses() == first and "--patience" in capsys.readouterr().out
+    train.main(settings(base, "impatient", **more, lr=3.0, grad_clip=0))
+    assert len(losses()) == 10
+
+
+def test_a_look_at_the_rows(base, tmp_path, capsys):
+    """Before a run: which rows cannot be used, how long the others are, and what is learned of some."""
+    lines = [{"question": "what is it", "answer": f"answer {i}", "image": "a.png"} for i in range(5)]
+    lines += [{"question": "what is it", "answer": "none", "image": "gone.png"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "a.png").write_bytes(png())
+    more = {"data": str(tmp_path / "rows.jsonl"), "show": 2}
+    train.main(settings(base, str(tmp_path / "run"), **more, longest_edge=64, sequence_length=2048))
+    cut = capsys.readouterr().out
+    train.main(settings(base, str(tmp_path / "run"), **more))
+    shown = capsys.readouterr().out
+    most = [int(re.search(r"  tiles .* (\d+)\n", text)[1]) for text in (shown, cut)]
+    assert most[0] < most[1]
+    assert "gone.png" in shown and "broken image" in shown and not (tmp_path / "run").exists()
+    learned = re.findall(r"⟦\s*(.*?)⟧", shown)
+    assert len(learned) == 2 and all(re.match(r"answer \d", one) for one in learned)
+    lengths = re.search(r"labelled tokens +(\d+) +(\d+) +(\d+)", shown)
+    assert lengths and all(0 < int(number) < 20 for number in lengths.groups())
 
 
 def test_answers_and_scores_change_nothing(base, watched):
@@ -423,7 +471,7 @@ def test_a_dataset_by_its_hub_id(base, tmp_path):
     datasets.Dataset.from_list(rows, features=columns).to_parquet(
         repo / "data" / "train-00000-of-00001.parquet"
     )
-    data = [{"path": "owner/rows"}]
+    data = [{"path": "owner/rows", "language": "de"}]
     data += [{"path": "owner/rows", "name": "streamed", "streaming": True, "weight": 12}]
     with HubServer({"datasets/owner/rows": repo}) as hub:
         env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
@@ -443,6 +491,8 @@ def test_a_dataset_by_its_hub_id(base, tmp_path):
             text=True,
         )
     assert done.returncode == 0, done.stderr
+    card = ModelCard((tmp_path / "run" / "README.md").read_text()).data
+    assert (card.language, card.datasets, card.base_model) == (["de"], ["owner/rows"], None)
     assert offline.stdout.split() == ["12"], offline.stderr
     assert not [*tmp_path.rglob("*.arrow")]  # copies of what was downloaded
     seen = {name for _, _, rows in curve(tmp_path / "run") for row in rows for name, _ in row}

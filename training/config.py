@@ -257,6 +257,9 @@ class TrainConfig:
         "LoRA: layers of the language model",
         scope=OF_LORA,
     )
+    lora_vision_targets: str = setting(
+        "", "LoRA: layers of the vision tower, as q_proj,k_proj,v_proj,out_proj,fc1,fc2", scope=OF_LORA
+    )
 
     # the machine
     parallel: str = setting("ddp", "each rank holds the model, or a shard of it", "ddp", "fsdp")
@@ -289,13 +292,19 @@ class TrainConfig:
         1024, "tokenizer: maximum vocabulary, with special tokens", 299, 65_536, scope=FROM_SCRATCH
     )
     longest_edge: int = setting(
-        0, "from backbones: pixels of an image's longer side; 0: one tile", 0, 4_096, scope=FROM_BACKBONES
+        *(0, "pixels of an image's longer side, cut into tiles; 0: the checkpoint's, or one tile", 0, 4_096),
+        scope=OF_ROWS,
     )
 
     # watching it
     log_every: int = setting(20, "steps between lines of metrics.jsonl", 1, _MANY)
     log_samples: bool = setting(False, "name each step's samples in metrics.jsonl")
-    eval_every: int = setting(500, "steps between evaluations on held-out data", 1, _MANY)
+    eval_every: float = setting(
+        500, "steps between evaluations on held-out data; below 1: a share of the run's steps", 1e-9, _MANY
+    )
+    patience: int = setting(
+        0, "stop after so many evaluations without a better one; 0: never", 0, _MANY, scope=OF_HELD_OUT
+    )
     eval_pictures: int = setting(
         512, "held-out rows (or images) for the loss of an evaluation", 0, 1_000_000, scope=OF_HELD_OUT
     )
@@ -306,7 +315,7 @@ class TrainConfig:
     eval_samples: int = setting(
         4, "held-out questions whose answers are kept, in samples/", 0, 1_000, scope=OF_HELD_OUT
     )
-    save_every: int = setting(500, "steps between checkpoints", 1, _MANY)
+    save_every: float = setting(500, "steps between checkpoints; below 1: as --eval-every", 1e-9, _MANY)
     keep: int = setting(2, "number of training states to keep, in case the newest is broken", 1, _MANY)
     keep_best: bool = setting(True, "keep the model with the best evaluation, in best/")
     tracker: str = setting("none", "tracker to log to as well", "none", "trackio", "wandb", "tensorboard")
@@ -317,6 +326,11 @@ class TrainConfig:
         check_allowed(self)
         if bool(self.vision_from) != bool(self.text_from):
             raise ValueError("--vision-from and --text-from: expected both or neither")
+        for name in ("eval_every", "save_every"):
+            if (every := getattr(self, name)) >= 1 and every % 1:
+                raise ValueError(f"{flag(name)}: expected whole steps, or a share below 1, got {every}")
+        if self.patience and not self.keep_best:
+            raise ValueError("--patience: expected --keep-best, which knows the best evaluation so far")
         if 0 < self.max_pixels < 1024:
             raise ValueError(f"--max-pixels: expected 0 or at least 1024, got {self.max_pixels}")
         if self.init_from and self.vision_from:
@@ -384,9 +398,10 @@ PEAKS = {
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The flags of `train.py --plan`: what a plan assumes besides the recipe."""
+    """The flags of `train.py --plan` and `--show`: what a plan assumes besides the recipe."""
 
     plan: bool = setting(False, "print the run's parameters, memory, FLOPs and hours, and exit")
+    show: int = setting(0, "print so many samples, what the first rows are like, and exit", 0, 10_000)
     plan_ranks: int = setting(1, "plan: number of processes, one per device", 1, 1_000_000)
     plan_device: str = setting("auto", f"plan: cpu, {', '.join(PEAKS)}; auto: this machine's GPU, else H100")
     plan_tflops: float = setting(0.0, "plan: peak TFLOP/s of a device; 0: looked up by its name", 0, 1e6)
@@ -498,14 +513,15 @@ def parse_arguments(
             raise ValueError(
                 f"--data: {settings['data']!r} has other settings than recipe {recipe}; name a recipe of it"
             )
-        plan = PlanOptions(**{name: settings.pop(name) for name in list(settings) if name.startswith("plan")})
+        of_options = {item.name for item in fields(PlanOptions)}
+        plan = PlanOptions(**{name: settings.pop(name) for name in of_options & {*settings}})
         config = kind(**settings)
         if check is not None:
             check(config)
         of_plan = [name for name in vars(given) if name.startswith("plan")]
         if of_plan and not plan.plan:
             raise ValueError(f"{flag(of_plan[0])}: has no effect without --plan; leave it out, or set --plan")
-        check_effects(config, vars(given).keys() - of_plan, recipe)
+        check_effects(config, vars(given).keys() - of_options, recipe)
         return config, plan
     except ValueError as error:
         leave(error)
@@ -553,7 +569,7 @@ def parse_command(
         sources = [*filter(None, (config.init_from, config.vision_from, config.text_from))]
         for source in sources:
             resolve_source(source)  # a slip that shows here, before the Hub is asked for any
-        if not options.plan:
+        if not (options.plan or options.show):
             check_replaceable(Path(config.output))
             for data in (config.data, config.eval_data) if not config.is_drawn else ():
                 for entry in dataset_entries(data) if data else ():
@@ -579,7 +595,8 @@ class _Parser(argparse.ArgumentParser):
 # YAML's loader leaves every value as the text that was written, because what it means depends on its field.
 # YAML itself would take the commit 7e8 for a number, the subset `no` for false, and the rate 1e-3 for text.
 # Of a dataset, whose values are text.
-_TEXT_KEYS = {"path", "name", "subset", "split", "revision", "columns", "constants", "names", "image_folder"}
+_TEXT_KEYS = {"path", "name", "subset", "split", "revision", "language", "columns", "constants", "names"}
+_TEXT_KEYS |= {"image_folder"}
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 

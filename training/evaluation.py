@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from models.vision_language_model import VisionLanguageModel
 from training.distributed import reshard
 from training.export import answering_model, save_model
-from training.metrics import SAMPLES, Metrics
+from training.metrics import SAMPLES, Metrics, read_metrics
 from training.optim import averaged
 from training.plot import write_plot
 from training.task import Answered, Task
@@ -56,6 +56,7 @@ class Evaluation:
         self.average, self.metrics, self.dtype = average, metrics, dtype
         self.output = Path(task.config.output)
         self.best = self._best_before(first) if task.ranks.is_first else None
+        self.since = task.ranks.gather(self._since_best())[0]  # evaluations, none of which was better
 
     def _best_before(self, step: int) -> float | None:
         """The best score so far of a resumed run; one of a step that is done again does not count."""
@@ -68,6 +69,19 @@ class Evaluation:
             return float(row["value"]) if same else None
         except (OSError, ValueError, KeyError, TypeError):  # none, or cut off
             return None
+
+    @property
+    def stale(self) -> bool:
+        """Whether to stop early; the same on all ranks."""
+        return 0 < self.config.patience <= self.since
+
+    def _since_best(self) -> int:
+        """Of a resumed run, whose metrics end at the step that it resumes from."""
+        if self.best is None or not self.metrics.path.exists():
+            return 0
+        best = json.loads((self.output / BEST / SCORE).read_text(encoding="utf-8"))["step"]
+        rows = read_metrics(self.metrics.path)
+        return sum(self.task.best_by[0] in row and row["step"] > best for row in rows)
 
     def run(self, wrapped: nn.Module, step: int) -> dict[str, float]:
         """Evaluate the model after `step` steps. Ranks but the first get the scores that all know."""
@@ -108,7 +122,11 @@ class Evaluation:
         better = not math.isnan(value) and (
             self.best is None or (value > self.best if higher else value < self.best)
         )
-        if not (self.config.keep_best and self.ranks.sum(better)[0]):
+        if not self.config.keep_best:
+            return
+        scored, kept = self.ranks.sum(not math.isnan(value), better)
+        self.since = 0 if kept else self.since + int(scored > 0)
+        if not kept:
             return
         problem = save_model(self.task, self.average, step, scores, self.output / BEST)
         if not self.ranks.is_first:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,25 @@ from data.processor import Processor
 from messages import one_line
 from models.checkpoints.hub import CheckpointError, client, one_sentence
 from models.checkpoints.load import meta_init
-from models.checkpoints.save import model_card, written
+from models.checkpoints.save import model_card, public_name, written
 from models.vision_language_model import VisionLanguageModel
-from training.config import TrainConfig
+from training.config import TrainConfig, dataset_entries
 from training.distributed import Ranks, whole
 from training.lora import merged, save_adapter
 from training.task import Task
+
+# Settings that a model card leaves out: they name places, or do not change what is learned.
+_OF_THE_MACHINE = {
+    "output",
+    "resume",
+    "init_from",
+    "vision_from",
+    "text_from",
+    "device",
+    "threads",
+    "workers",
+}
+_OF_THE_MACHINE |= {"data", "eval_data", "tracker", "push_to_hub", "keep", "log_every", "save_every"}
 
 
 def whole_tensors(
@@ -90,15 +105,31 @@ def run_card(task: Task, config: TrainConfig, step: int, scores: dict[str, float
     rows = [f"| {name.removeprefix('eval_')} | {value:.3f} |" for name, value in scores.items()]
     table = "\n".join(["| held-out, in the run | value |", "| --- | --- |", *rows])
     extra: dict[str, Any] = {"license": task.license} if task.license else {}
+    if not config.is_drawn:
+        entries = dataset_entries(config.data)
+        spoken = " ".join(str(entry.get("language", "")) for entry in entries)
+        extra["language"] = sorted({*spoken.replace(",", " ").split()}) or None  # nobody said which
+        extra["datasets"] = _on_the_hub(str(entry["path"]) for entry in entries)
+    extra["base_model"] = _on_the_hub((config.init_from, config.vision_from, config.text_from))
+    changed = (item for item in fields(config) if item.name not in _OF_THE_MACHINE)
+    values = ((item.name, getattr(config, item.name), item.default) for item in changed)
+    settings = [f"| `{name}` | {value} |" for name, value, default in values if value != default]
+    table_of_settings = "\n".join(["", "", "| setting | value |", "| --- | --- |", *settings])
     return model_card(
         config.push_to_hub or Path(config.output).resolve().name,
         task.model.config,
         sum(p.numel() for n, p in task.model.named_parameters() if "lora_" not in n),
         summary=task.summary,
-        training_data=task.training_data(step),
+        training_data=task.training_data(step) + (table_of_settings if settings else ""),
         evaluation=table if scores else "None yet.",
         **extra,
     )
+
+
+def _on_the_hub(sources: Iterable[str]) -> list[str] | None:
+    """Those of models or datasets that others find there."""
+    there = (one for one in sources if one.count("/") == 1 and public_name(one) == one)
+    return [*dict.fromkeys(there)] or None
 
 
 def push(config: TrainConfig) -> None:

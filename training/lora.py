@@ -30,24 +30,41 @@ def _peft() -> ModuleType:
     return peft
 
 
-def lora_config(config: TrainConfig, inside: str, targets: Iterable[str], whole: Sequence[str] = ()):
-    """peft's settings, for the `targets` within the layers of the language model, which is called `inside`,
-    and for modules that learn `whole`."""
+def lora_config(config: TrainConfig, targets: Mapping[str, Iterable[str]], whole: Sequence[str] = ()):
+    """peft's settings, for the `targets` within each list of layers, by its name, and for modules that learn
+    `whole`."""
+    within = [
+        rf"{re.escape(layers)}\.\d+\.(.*\.)?({'|'.join(map(re.escape, names))})"
+        for layers, names in targets.items()
+    ]
     return _peft().LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft takes any number
         lora_dropout=config.lora_dropout,
-        target_modules=rf".*{inside}\.layers\..*\.({'|'.join(map(re.escape, targets))})",
+        target_modules=rf"(.*\.)?({'|'.join(within)})",
         bias="none",
         modules_to_save=list(whole) or None,
     )
 
 
-def add_adapters(model: nn.Module, config: TrainConfig) -> None:
-    """Put adapters in. From then on they alone train, and a projector with a rate of its own."""
+def add_adapters(model: nn.Module, config: TrainConfig, places: StoredTensorOf) -> None:
+    """Put adapters in. From then on they alone train, and a projector with a rate of its own. `places` is for
+    names that the tower stores in one tensor: peft could not open adapters of these."""
     generator = torch.Generator().manual_seed(config.seed)
-    targets = [name.strip() for name in config.lora_targets.split(",")]
-    _peft().inject_adapter_in_model(lora_config(config, "language_model", targets), model, _NAME)
+    given = {
+        "language_model.layers": config.lora_targets,
+        "vision_model.layers": config.lora_vision_targets,
+    }
+    targets = {where: [one.strip() for one in names.split(",")] for where, names in given.items() if names}
+    inside = [name for name, _ in model.named_modules() if name.startswith("vision_model.layers.")]
+    found = {name.rpartition(".")[2]: name for name in inside}
+    for target in targets.get("vision_model.layers", ()):
+        if target not in found or places(f"{found[target]}.weight").parts > 1:
+            raise ValueError(
+                "--lora-vision-targets: expected layers that the tower has, not joined to others, "
+                f"got {target!r}"
+            )
+    _peft().inject_adapter_in_model(lora_config(config, targets), model, _NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or part_of(name) in config.learns)
         if "lora_A" in name:  # drawn from the run's seed alone
@@ -77,18 +94,18 @@ def save_adapter(
 
     places: where transformers has our tensors, of `models.checkpoints.save.written`.
     """
-    named, whole, targets = {}, dict[str, None](), set[str]()  # names of modules, each once
+    named, whole, targets = {}, dict[str, None](), dict[str, set[str]]()  # names of modules, each once
     for name, value in tensors.items():
         if match := _FACTOR.fullmatch(name):
             layer = places(f"{match[1]}.weight").name.removesuffix(".weight")
             named[f"base_model.model.{layer}.lora_{match[2]}.weight"] = value.contiguous()
-            targets.add(".".join(layer.split(".")[-2:]))  # "self_attn.q_proj"
+            layers, inside = re.split(r"\.\d+\.", layer, maxsplit=1)  # "self_attn.q_proj", from there on
+            targets.setdefault(layers.removeprefix("model."), set()).add(inside)
         elif part_of(name) in config.learns:
             stored = places(name).name
             named[f"base_model.model.{stored}"] = value.contiguous()
             whole[stored.rpartition(".")[0]] = None
-    inside = places("language_model.layers.0.weight").name.split(".layers.")[0].rsplit(".", 1)[-1]
-    described = lora_config(config, inside, sorted(targets), [*whole])
+    described = lora_config(config, {layers: sorted(names) for layers, names in targets.items()}, [*whole])
     described.base_model_name_or_path = config.init_from
     described.inference_mode = True
     folder = output / ADAPTER

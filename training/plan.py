@@ -485,7 +485,8 @@ SMOLLM2_TOKENS = 3  # of SmolVLM's special tokens, those that SmolLM2's tokenize
 def network(config: TrainConfig) -> tuple[VLMConfig, Tiles]:
     """The shape of the model that a run on rows trains, and the tiles of a 4:3 image."""
     if config.init_from:
-        return stored_network(config.init_from, config.max_pixels)
+        shape, tiles = stored_network(config.init_from, config.max_pixels)
+        return shape, _tiles(config.longest_edge, shape) if config.longest_edge else tiles
     stored, added = config_of(config.text_from), len(SPECIAL_TOKENS) - SMOLLM2_TOKENS
     text = read_text_config(stored)
     if config.text_from in PUBLISHED:

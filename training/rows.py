@@ -24,6 +24,7 @@ from data.sources import Mixture, open_datasets
 from data.tokenizer import SPECIAL_TOKENS
 from data.video import Clip, open_video
 from families import FAMILIES
+from families.idefics3 import IdeficsImages
 from models.checkpoints.hub import locate, snapshot
 from models.checkpoints.save import public_name, transformers_processor, written
 from models.config import VLMConfig
@@ -107,7 +108,7 @@ class RowsTask(Task):
         self.steps = config.steps or self._steps_of_epochs()
         self.loader = Loader(self.mixture, self.processor, self.loader_config, ranks.rank, ranks.world_size)
         self._before = self.loader.state  # where the latest step's batches begin
-        sees = bool(config.learns & {"vision_model", "projector"})
+        sees = bool(config.learns & {"vision_model", "projector"} or config.lora_vision_targets)
         self.module = self.new_loss(blank=sees or config.parallel == "fsdp")
         starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
         self.summary = f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
@@ -291,11 +292,19 @@ def new_tokenizer(folder: Path):
     return tokenizer
 
 
-def open_processor(folder: Path, config: VLMConfig, max_pixels: int) -> Processor:
-    """The processor of a checkpoint, with a budget for whole images; 0: its own."""
+def open_processor(folder: Path, config: VLMConfig, max_pixels: int, longest_edge: int = 0) -> Processor:
+    """The processor of a checkpoint, with a budget for whole images, or with another size for images that are
+    cut into tiles, which is saved with the model; 0: its own."""
     processor = Processor.from_pretrained(folder, config, max_pixels=max_pixels or None)
     if max_pixels and processor.images.budget is None:
         raise ValueError("--max-pixels: has no effect on a model whose images are cut into tiles")
+    if longest_edge:
+        images = processor.images
+        if not isinstance(images, IdeficsImages):
+            raise ValueError("--longest-edge: expected a checkpoint of Idefics3's kind, such as SmolVLM")
+        settings = images.settings | {"size": {"longest_edge": longest_edge}}
+        settings["do_image_splitting"] = longest_edge > images.tile_size
+        processor.images = IdeficsImages(settings, images.tile_positions)
     return processor
 
 
@@ -305,7 +314,7 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
         model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
         assert model.origin is not None, "a loaded model knows where it came from"
         folder = snapshot(config.init_from, model.origin.commit)
-        return model.train(), open_processor(folder, model.config, config.max_pixels)
+        return model.train(), open_processor(folder, model.config, config.max_pixels, config.longest_edge)
     text = locate(config.text_from)
     tokenizer = new_tokenizer(snapshot(config.text_from))
     model = VisionLanguageModel.from_backbones(
@@ -318,12 +327,16 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
         device=device,
         generator=torch.Generator().manual_seed(config.seed),
     )
-    processor = make_processor(
+    return model.train(), backbone_processor(tokenizer, model.config, config.longest_edge)
+
+
+def backbone_processor(tokenizer, config: VLMConfig, longest_edge: int) -> Processor:
+    """The processor of a model that starts from backbones; a `longest_edge` of 0 is one tile."""
+    return make_processor(
         tokenizer,
-        image_size=model.config.vision.image_size,
-        image_seq_len=FAMILIES[model.config.family].positions(model.config),
-        longest_edge=config.longest_edge or None,
-        split=config.longest_edge > model.config.vision.image_size,
-        config=model.config,
+        image_size=config.vision.image_size,
+        image_seq_len=FAMILIES[config.family].positions(config),
+        longest_edge=longest_edge or None,
+        split=longest_edge > config.vision.image_size,
+        config=config,
     )
-    return model.train(), processor

@@ -297,7 +297,7 @@ class _Writer(FileSystemWriter):
 _SOURCES = ("init_from", "vision_from", "text_from")
 _FIXED = (
     *_SOURCES,
-    *("lora_rank", "lora_targets", "muon"),
+    *("lora_rank", "lora_targets", "lora_vision_targets", "muon"),
     *("vision_width", "vision_layers", "vision_heads", "image_size", "patch_size", "scale_factor"),
     *("text_width", "text_layers", "text_heads", "text_kv_heads", "text_inner", "vocab_size", "longest_edge"),
     *("max_pixels", "task"),

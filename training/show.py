@@ -1,0 +1,84 @@
+"""A look at the rows of a run before it starts, as `train.py RECIPE --show 3` prints it, without weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+
+from data.loader import LoaderConfig, look
+from data.packing import IGNORE_INDEX, Sample
+from data.processor import Processor
+from data.sources import Source, open_datasets
+from models.checkpoints.hub import for_terminal, snapshot
+from training.config import TrainConfig, dataset_entries
+from training.plan import network
+from training.rows import backbone_processor, new_tokenizer, open_processor
+
+_LOOKED_AT = 200  # rows, at least
+
+
+def describe_rows(config: TrainConfig, count: int) -> str:
+    """What the first rows are like, why rows were left out, and `count` samples with their labels marked."""
+    if config.is_drawn:
+        raise ValueError("--show: expected --data with rows; this run draws its images")
+    mixture = open_datasets(dataset_entries(config.data), config.task == "preferences")
+    shape, _ = network(config)
+    if config.init_from:
+        folder = snapshot(config.init_from)
+        processor = open_processor(folder, shape, config.max_pixels, config.longest_edge)
+    else:
+        tokenizer = new_tokenizer(snapshot(config.text_from))
+        shape = replace(shape, image_token_id=tokenizer.convert_tokens_to_ids("<image>"))
+        processor = backbone_processor(tokenizer, shape, config.longest_edge)
+    limits = LoaderConfig(
+        sequence_length=config.sequence_length, max_tiles=config.max_tiles or None, seed=config.seed
+    )
+    samples, filtered, dropped = look(mixture, processor, limits, max(_LOOKED_AT, count))
+    lines = [_described(source) for source in mixture.sources]
+    read = len(samples) + filtered + len(dropped)
+    lines += [f"\nof the first {read:,} rows in the order of the run, {len(samples):,} can be trained on"]
+    lines += [f"  {filtered:,} below min_ratings"] * (filtered > 0)
+    for reason, number in Counter(one.reason for one in dropped).most_common():
+        example = next(one for one in dropped if one.reason == reason)
+        lines.append(f"  {number:,} {reason}, such as {example.row}: {example.message}")
+    if samples:
+        lines.append(f"{'':20}{'median':>10}{'95 %':>10}{'most':>10}")
+    columns = {
+        "tokens": [sample.tokens for sample in samples],
+        "labelled tokens": [sum(label != IGNORE_INDEX for label in sample.labels) for sample in samples],
+        "images": [len(sample.images) for sample in samples],
+        "tiles": [sample.tiles for sample in samples],
+    }
+    for name, values in columns.items() if samples else ():
+        numbers = "".join(f"{np.quantile(values, share):>10,.0f}" for share in (0.5, 0.95, 1))
+        lines.append(f"  {name:18}{numbers}")
+    lines += [_shown(sample, processor) for sample in samples[:count]]
+    return for_terminal("\n".join(lines))
+
+
+def _described(source: Source) -> str:
+    """Where a dataset's columns are read from."""
+    schema, number = source.schema, source.num_rows
+    named = {
+        one: f"always {schema.constants[one]!r}" if one in schema.constants else schema.columns.get(one, one)
+        for one in dict.fromkeys((*schema.text_columns, *schema.columns, *schema.constants))
+    }
+    read = ", ".join(one if one == theirs else f"{one} ({theirs})" for one, theirs in named.items())
+    return f"{source.name}: {'a stream' if number is None else f'{number:,} rows'}, read from {read}"
+
+
+def _shown(sample: Sample, processor: Processor) -> str:
+    """Its text, with special tokens, each row of image positions as one, and what is learned in ⟦ ⟧."""
+    name, number = sample.sample_id
+    tiles = f", {len(sample.images)} images of {sample.tiles} tiles" if sample.images else ""
+    text = ""
+    tokens = zip(sample.input_ids, sample.labels, strict=True)
+    kinds = ((label != IGNORE_INDEX, token == processor.image_token_id, token) for token, label in tokens)
+    for (learned, is_image), run in groupby(kinds, lambda one: one[:2]):
+        ids = [token for *_, token in run]
+        said = processor.decode(ids[:1] if is_image else ids, skip_special_tokens=False)
+        text += f"⟦{said}⟧" if learned else f"{said} x {len(ids)} " if is_image else said
+    return f"\n--- {name}, row {number}: {sample.tokens} tokens{tiles}\n{text}"
