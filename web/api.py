@@ -48,6 +48,7 @@ from data.tools import CallPiece, whole_calls
 from generation.options import GenerationOptions
 from inference.boxes import located
 from inference.checkpoint import Checkpoint, PixelText
+from inference.votes import pick
 from messages import printable
 from models import __version__
 from web import anthropic, completions, responses
@@ -606,7 +607,25 @@ class Answer:
             logprobs = {"content": content, "refusal": None} if self.asked.logprobs else None
             choice = {"index": index, "message": message, "logprobs": logprobs}
             choices.append(choice | {"finish_reason": self._reason(index, bool(calls))})
-        return self._object("chat.completion", choices, usage=self._usage())
+        more = {"usage": self._usage()}
+        if self.asked.pick:
+            more["picked"] = self._pick(choices, self.asked.pick)
+        return self._object("chat.completion", choices, **more)
+
+    def _pick(self, choices: list[dict[str, Any]], by: str) -> dict[str, Any]:
+        """Put the answer that is picked first, before the others in the order of their seeds, each with its
+        confidence. Returns what `pick` says of them in this order."""
+        for choice, confidence in zip(choices, self.ticket.confidences, strict=True):
+            choice["confidence"] = confidence
+
+        def picked() -> dict[str, Any]:
+            texts = [choice["message"]["content"] for choice in choices]
+            return pick(texts, [choice["confidence"] for choice in choices], by)
+
+        choices.insert(0, choices.pop(picked()["number"]))
+        for index, choice in enumerate(choices):
+            choice["index"] = index
+        return picked()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a stream: each answer begins with its role and ends with its reason."""

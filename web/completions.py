@@ -19,7 +19,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's own
 MOST_PROMPTS = 1_000
 NAMES = ("prompt", "echo", "logprobs", "max_tokens", "stream_options", "stream")
 # Without a template there are neither calls nor thinking.
-ABSENT = ("suffix", "tools", "reasoning_effort", "thinking_token_budget", "chat_template_kwargs")
+ABSENT = ("pick", "suffix", "tools", "reasoning_effort", "thinking_token_budget", "chat_template_kwargs")
 BACK = {"messages": "prompt", "top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
 
 

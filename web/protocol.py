@@ -288,6 +288,7 @@ class ChatRequest(Sampled, Strict):
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     n: Annotated[int, Field(ge=1)] = 1
+    pick: Literal["vote", "confidence"] | None = None  # Ocelli's own: see `inference.votes`
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=1000)]],
         Field(max_length=4),
@@ -311,6 +312,9 @@ class ChatRequest(Sampled, Strict):
     def _go_together(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: expected with logprobs only")
+        # Only whole answers have a confidence, and only words are alike.
+        if self.pick and (self.n < 2 or self.stream or self.stop or self.tools):
+            raise ValueError("pick: expected with n of 2 or more, without stream, stop and tools")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise ValueError("max_tokens: expected the same as max_completion_tokens, or one of them alone")
@@ -407,9 +411,8 @@ class ChatRequest(Sampled, Strict):
         if logged > MOST_LOGGED:
             message = f"top_logprobs: expected at most {MOST_LOGGED:,} log-probabilities of all tokens"
             raise Refused(400, f"{message}, got {logged:,}", "top_logprobs", "invalid_value")
-        return GenerationOptions(
-            max_new_tokens=most, num_return_sequences=self.n, constraint=think, **sampling
-        )
+        sampling |= {"num_return_sequences": self.n, "confidence": self.pick is not None}
+        return GenerationOptions(max_new_tokens=most, constraint=think, **sampling)
 
 
 def read_request(body: bytes, most_tokens: int, strict: bool = False) -> tuple[ChatRequest, dict[str, str]]:

@@ -42,7 +42,7 @@ NAMES = {
 BACK = {"messages": "input", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
 BACK |= {"max_completion_tokens": "max_output_tokens"}
 INSTEAD = {other: own for own, other in NAMES.items() if other} | {"max_tokens": "max_output_tokens"}
-ABSENT = ("background", "conversation", "prompt", "n")
+ABSENT = ("background", "conversation", "prompt", "n", "pick")
 LOGPROBS = "message.output_text.logprobs"
 FAILURES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
