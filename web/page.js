@@ -173,11 +173,16 @@
 			const asked = settings.examples.includes(message.text.trim()) && before.length < message.files.length;
 			const text = asked ? settings.question : message.text;
 			// Who types replaces the question that stands there now; where touching brings up a keyboard it waits.
+			// Who has gone on to another field meanwhile stays there: a list that was opened would close.
 			if (matchMedia("(pointer: fine)").matches) {
 				setTimeout(() => {
-					const field = $(`#${box} textarea`);
-					field.focus();
-					asked && field.select();
+					const place = $(`#${box}`), elsewhere = field(document.activeElement);
+					if (elsewhere && !place.contains(elsewhere)) {
+						return;
+					}
+					const question = place.querySelector("textarea");
+					question.focus();
+					asked && question.select();
 				}, 50);
 			}
 			const shown = files.map((file) => ({ ...file, mime_type: file.mime_type ?? "image/jpeg" }));
