@@ -12,10 +12,11 @@ the row again.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 from data.errors import DatasetError
@@ -110,10 +111,11 @@ class MapReader:
 class StreamReader:
     """A shard's rows of a stream, read in blocks of at most `block` rows, each block shuffled in memory.
 
-    In each epoch the files are shuffled and laid end to end, all of the same length, and every shard gets an
-    equal piece: whole files, and of the files at its two ends whole parts. Only a part that a border cuts is
-    read by the shards on both sides of it, each of which keeps its share of the rows. So a stream of F parts
-    is read by S shards at most (F + S) / F times.
+    In each epoch the files are shuffled and laid end to end, and every shard gets an equal piece. Where the
+    stream knows their `lengths`, that is a range of rows. Otherwise all files count as of the same length,
+    and a piece is whole files, and of the files at its two ends whole parts. Only a part that a border cuts
+    is read by the shards on both sides of it, each of which keeps its share of the rows. So a stream of F
+    parts is read by S shards at most (F + S) / F times.
 
     A block ends when it holds `block_bytes` bytes as well, and never crosses the end of an epoch. The state
     is where the block began and how many of its rows were taken: on resume the block is read once more.
@@ -138,6 +140,7 @@ class StreamReader:
         self.block_bytes = most_bytes(num_shards) if block_bytes is None else block_bytes
         # Row i of a part that is shared counts as row i * spread, so that few rows go to all shards alike.
         self.spread = next(n for n in count(round(num_shards * 0.618) or 1) if math.gcd(n, num_shards) == 1)
+        self._borders: tuple[int, list[int]] = (-1, [])  # an epoch, and the row at which each file begins
         self.restore([0, 0, 0, 0, 0])
 
     def state(self) -> list[int]:
@@ -215,15 +218,28 @@ class StreamReader:
         """A shard's own rows of an epoch, from a position on."""
         for i, p, turns in self._pieces(shard, epoch, index, part):
             first = row if (i, p) == (index, part) else 0
+            first = max(first, turns.start) if self.stream.lengths else first
             file = self._file(epoch, i)
             for number, (in_file, held) in enumerate(self.stream.open(file, p, first), first):
-                if number * self.spread % self.num_shards in turns:
+                turn = number if self.stream.lengths else number * self.spread % self.num_shards
+                if turn in turns:
                     yield self._read([epoch, i, p, number], file, in_file, held)
+                elif self.stream.lengths:
+                    break
 
     def _pieces(self, shard: int, epoch: int, index: int, part: int) -> Iterator[tuple[int, int, range]]:
-        """(index of the file in this epoch, part of it, which of `num_shards` rows in turn) of all that a
-        shard reads, from a file and a part of it on."""
+        """(index of the file in this epoch, part of it, which of `num_shards` rows in turn, or which of its
+        rows if their number is known) of all that a shard reads, from a file and a part of it on."""
         files, shards = self.stream.num_files, self.num_shards
+        if lengths := self.stream.lengths:
+            if self._borders[0] != epoch:
+                of_epoch = (lengths[self._file(epoch, i)] for i in range(files))
+                self._borders = epoch, list(accumulate(of_epoch, initial=0))
+            at = self._borders[1]
+            begin, end = (border * at[-1] // shards for border in (shard, shard + 1))
+            for i in range(max(index, bisect_right(at, begin) - 1), bisect_left(at, end)):
+                yield i, 0, range(max(0, begin - at[i]), min(end, at[i + 1]) - at[i])
+            return
         # A file is `shards` long, a shard's piece `files`.
         for i in range(max(index, shard * files // shards), -(-(shard + 1) * files // shards)):
             parts = self.stream.parts(self._file(epoch, i))

@@ -53,6 +53,7 @@ class Stream(Protocol):
     """Rows that can only be read one after another, in `num_files` files."""
 
     num_files: int
+    lengths: Sequence[int]  # rows of each file, all of which are one part; () where that is not known
 
     def parts(self, file: int) -> int:
         """Number of parts of a file that can be read without the others; always the same."""
@@ -136,6 +137,8 @@ class TarSamples(JsonLines):
 class JsonLinesStream:
     """JSON-lines files read from front to back, without looking up their lines first. A part is a range of
     bytes, and holds the lines that begin there."""
+
+    lengths: Sequence[int] = ()
 
     def __init__(self, files: Sequence[RowsFile]):
         self.files, self.num_files = files, len(files)
@@ -235,7 +238,8 @@ class ParquetGroups:
         self.groups = np.array([one for one in cut if one[2] < one[3]], np.int64).reshape(-1, 4)
         self.num_files, self._open = len(self.groups), parquet.ParquetFile
         self.column_names: list[str] = known[0].schema.to_arrow_schema().names
-        self._ends = np.cumsum(self.groups[:, 3] - self.groups[:, 2])
+        self.lengths: Sequence[int] = (self.groups[:, 3] - self.groups[:, 2]).tolist()
+        self._ends = np.cumsum(self.lengths)
         self._ahead: tuple[int, Iterator[tuple[int, Any]]] = (-1, iter(()))
 
     def __len__(self) -> int:
@@ -299,6 +303,8 @@ def _parsed(line: bytes, file: RowsFile) -> Any:
 class LibraryStream:
     """A streaming dataset of the `datasets` library, file by file. The row groups of Parquet are parts; any
     other file is one part."""
+
+    lengths: Sequence[int] = ()
 
     def __init__(self, dataset: Any):
         self.dataset, self.num_files = dataset, dataset.num_shards

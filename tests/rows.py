@@ -34,9 +34,12 @@ def rows(count: int, every: int = 5, longest: int = 24) -> list[dict]:
 
 
 class ListStream:
-    """Lists as the files of a stream, each in `parts` parts; `read` counts rows read."""
+    """Lists as the files of a stream, each in `parts` parts, or one of known length for 0; `read` counts
+    rows read."""
 
     def __init__(self, *files: list, parts: int = 1):
+        self.lengths = () if parts else [len(rows) for rows in files]
+        parts = parts or 1
         self.files, self.num_files, self.of_each, self.read = files, len(files), parts, 0
 
     def parts(self, file: int) -> int:

@@ -6,10 +6,13 @@ import itertools
 import weakref
 from collections import Counter
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from data.errors import DatasetError
 from data.order import MapReader, ShardReader, StreamReader, shuffled, size_of
+from data.row_files import ParquetGroups
 from data.sources import Mixture
 from tests.rows import ListStream, source
 
@@ -38,7 +41,7 @@ def test_shards_share_the_rows_of_each_epoch():
     assert sorted(interleaved[:23]) == rows and interleaved[:23] != interleaved[23:]
 
 
-@pytest.mark.parametrize(("parts", "block"), [(1, 8), (3, 1), (3, 3)])
+@pytest.mark.parametrize(("parts", "block"), [(1, 8), (3, 1), (3, 3), (0, 3)])
 @pytest.mark.parametrize("files", [(23,), (5, 9, 2), (4, 4, 4, 4), (1,), (3, 7), (2, 0, 3)])
 def test_streams_share_their_rows_and_go_on_anywhere(files, parts, block):
     """With epochs each row is read equally often; without, a shard that has no row of its own borrows one."""
@@ -78,6 +81,18 @@ def test_how_often_a_stream_is_read_is_bounded(parts):
         assert sum(given) == 100 * files and read <= (pieces + shards) / pieces, (files, shards, read)
         assert read < 2 or pieces < shards
         assert max(given) - min(given) <= 8 + max(given) / 20, (files, shards)
+
+
+def test_one_epoch_of_row_groups_of_any_size_is_every_row_once(tmp_path):
+    """Shards that take turns without end: none is at its second epoch while another is at its first."""
+    with parquet.ParquetWriter(tmp_path / "a.parquet", pyarrow.schema({"n": pyarrow.int64()})) as file:
+        for at, rows in enumerate([1000, 40] * 3):
+            file.write_table(pyarrow.table({"n": range(1000 * at, 1000 * at + rows)}))
+    stream = ParquetGroups([str(tmp_path / "a.parquet")])
+    readers = [StreamReader(stream, 5, shard, 16, None, block=64) for shard in range(16)]
+    for _ in range(2):
+        read = [reader.next().row["n"] for _ in range(len(stream) // 16) for reader in readers]
+        assert len({*read}) == len(read) == 3_120
 
 
 def test_a_block_is_bounded_in_bytes():
