@@ -77,6 +77,7 @@ class RowSchema:
         text_columns: the columns that hold the text, one of `_TEXT_COLUMNS`.
         columns: our name of a column -> the dataset's, where they differ; `json.question` is the question in
             a column `json`.
+        by_ending: a row without that image has it in whichever column is named as an image file ends.
         constants: our name of a column -> what every row has in it.
         min_ratings: rating column -> the lowest rating that is trained on. A column with one number per row
             leaves out rows; one with a number for each of `texts` leaves out turns. What is unrated stays.
@@ -88,6 +89,7 @@ class RowSchema:
 
     text_columns: tuple[str, ...]
     columns: Mapping[str, str] = field(default_factory=dict)
+    by_ending: bool = False
     constants: Mapping[str, str] = field(default_factory=dict)
     min_ratings: Mapping[str, float] = field(default_factory=dict)
     folder: Path | None = None
@@ -144,6 +146,8 @@ class RowSchema:
         for kind in ("image", "video"):
             value = self._get(row, f"{kind}s")
             value = self._get(row, kind) if value is None else value
+            if value is None and self.by_ending and kind == "image":
+                value = next((row[one] for one in row if looks_like_image(f"x.{one}")), None)
             values = value if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
             shown += [(kind, self._image(one)) for one in values]
         return shown

@@ -123,13 +123,13 @@ def open_rows(
     """Open a local path or a dataset on the Hub.
 
     Args:
-        path: a folder (of `save_to_disk`, images with metadata.jsonl, JSON lines, or anything else that the
-            `datasets` library knows), a file, a pattern like "rows/*.parquet", the same at an address that
-            fsspec reads (s3://, gs://, hf://, https://), where an ending says what it is, or a Hub id.
+        path: a folder (of `save_to_disk`, images with metadata.jsonl, JSON lines, tars, or anything else that
+            the `datasets` library knows), a file, a pattern like "rows/*.parquet", the same at an address
+            that fsspec reads (s3://, gs://, hf://, https://), where an ending says what it is, or a Hub id.
         subset: a Hub dataset's configuration.
         split: as in `datasets`, with slices such as "train[:90%]" unless streaming. Files that are named
-            themselves are all train. "" is all JSON lines of a folder; if they lie in several folders, and
-            for anything else, it is train.
+            themselves are all train. "" is all JSON lines or tars of a folder; if they lie in several
+            folders, and for anything else, it is train.
 
     Returns:
         (rows, folder): a sequence or a `Stream`, and the folder that relative image paths start from, None
@@ -155,7 +155,7 @@ def open_rows(
             rows = LibraryStream(rows.to_iterable_dataset(num_shards=max(1, min(_PARTS, len(rows)))))
         return rows, local
     if local.is_dir():
-        by_split = _json_lines_by_split(local)
+        by_split = _files_by_split(local)
         files = sorted(file for of_split in by_split.values() for file in of_split)
         is_image_folder = any(file.name == _METADATA for file in files)
         if not files or (not is_image_folder and any(local.rglob("*.parquet"))):
@@ -196,14 +196,16 @@ def _local_files(path: str) -> list[Path]:
     return sorted(map(Path, glob.glob(os.path.expanduser(path), recursive=True)))
 
 
-def _json_lines_by_split(folder: Path) -> dict[str, list[Path]]:
-    """Split -> JSON-lines files of a folder and of the folders in it.
+def _files_by_split(folder: Path) -> dict[str, list[Path]]:
+    """Split -> JSON-lines files of a folder and of the folders in it, or tars if there are none, nor CSV.
 
     rows/train/metadata.jsonl  rows/validation/metadata.jsonl      names of folders come first
     rows/train.jsonl           rows/my-dev-1.jsonl                 then words in names of files
     rows/a.jsonl               rows/b.jsonl                        all train, if nothing else is
     """
     files = sorted([*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")])
+    if not files and not any(folder.glob("*.csv")):
+        files = sorted([*folder.glob("*.tar"), *folder.glob("*/*.tar")])
     found: dict[str, dict[int, list[Path]]] = {}  # by split and by how plainly a name says so
     for file in files:
         if file.name != _METADATA and file.with_name(_METADATA) in files:
@@ -363,9 +365,11 @@ def _part(split: str, rows: int, path: str) -> slice:
     if (name := _name_of(split)) == split:
         return slice(None)
     try:
-        (part,) = library().ReadInstruction.from_spec(split).to_absolute({name: rows})
+        part, *others = library().ReadInstruction.from_spec(split).to_absolute({name: rows})
     except (ValueError, AssertionError) as error:
         raise DatasetError(f"{path}: split {split!r}: {one_line(error, 300)}") from error
+    if others:
+        raise DatasetError(f"{path}: split {split!r}: expected one slice; name each as a dataset of its own")
     return slice(part.from_ or 0, rows if part.to is None else part.to)
 
 
@@ -529,12 +533,15 @@ def open_source(
     columns, renamed = columns_of(rows, config.name), dict(config.columns)
     inside = _columns_within(rows)
     own = {one.removeprefix("json.") for one in inside if one.startswith("json.")} & {*COLUMNS}
+    # An image folder's metadata, or a sample of WebDataset, whose json may say where its image came from.
+    image = next((one for one in columns if one == "file_name" or looks_like_image(f"x.{one}")), None)
+    visual = {"image", "images", "video", "videos"}
+    own -= visual if image else set()
     for name in own - {*columns, *renamed, *config.constants}:  # of a sample of WebDataset
         renamed[name] = f"json.{name}"
-    if not {"image", "images", "video", "videos"} & {*columns, *renamed}:
-        # An image folder's metadata, or a sample of WebDataset.
-        image = next((one for one in columns if one == "file_name" or looks_like_image(f"x.{one}")), None)
-        renamed |= {"image": image} if image else {}
+    by_ending = "__key__" in columns and not visual & {*columns, *renamed}
+    if image and not visual & {*columns, *renamed}:
+        renamed["image"] = image
     known = [*columns, *inside]
     rejected, name = None, config.name
     if preferences:
@@ -551,6 +558,7 @@ def open_source(
     schema = RowSchema(
         text_columns,
         columns=renamed,
+        by_ending=by_ending,
         constants=dict(config.constants),
         min_ratings=dict(config.min_ratings),
         folder=folder,

@@ -23,7 +23,7 @@ from data.errors import DatasetError
 from data.images import load_image
 from data.loader import LoaderConfig, Shard
 from data.order import ShardReader
-from data.row_files import Stream
+from data.row_files import Stream, TarSamples, TarStream
 from data.sources import (
     DatasetConfig,
     all_rows,
@@ -214,6 +214,21 @@ def test_samples_of_webdataset(tmp_path, streaming):
         assert said["content"][0]["text"] == answer
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_image_of_webdataset_has_any_ending_whatever_its_json_says(tmp_path, streaming):
+    """A folder of tars, whose json tells where each image came from: none is trained on without its image."""
+    rows = [{"question": "what?", "answer": f"{i}", "image": f"from/{i}.png"} for i in range(3)]
+    endings, told = ("jpg", "png", "JPEG"), [json.dumps(row).encode() for row in rows]
+    samples = {f"{i}": {endings[i]: png(seed=i), "json": told[i]} for i in range(3)}
+    write_tar(tmp_path / "0.tar", samples)
+    write_tar(tmp_path / "val-0.tar", {"x": samples["0"]})
+    for split, count in (("train", 3), ("validation", 1)):
+        (source,) = open_datasets([{"path": str(tmp_path), "streaming": streaming, "split": split}]).sources
+        assert isinstance(source.rows, TarStream if streaming else TarSamples)
+        shown = [source.schema.images(row) for row in (all_rows(source.rows) if streaming else source.rows)]
+        assert shown == [[png(seed=i)] for i in range(count)]
+
+
 def test_parquet_is_read_where_it_lies(tmp_path, monkeypatch):
     """Nothing is written. Sorted rows come well mixed, each epoch otherwise; they can be looked up, too."""
     rows = [{"question": f"{i}", "answer": "x"} for i in range(4_000)]
@@ -374,6 +389,7 @@ GOOD = {"path": "{}/good.jsonl"}
         ([GOOD | {"min_ratings": {"score": 3}}], "score"),
         ([GOOD | {"split": "train[a:b]"}], "split"),
         ([GOOD | {"split": "train[:1]", "streaming": True}], "split"),
+        ([GOOD | {"split": "train[:1]+train[1:]"}], "one slice"),
         ([GOOD | {"split": "test[:1]"}], r"'test'.* train"),
         ([GOOD | {"wieght": 3}], "wieght.* path"),
         ([GOOD | {"weight": 0}], "weight"),

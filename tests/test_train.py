@@ -306,6 +306,10 @@ def test_a_look_at_the_rows(base, tmp_path, capsys):
     assert len(learned) == 2 and all(re.match(r"answer \d", one) for one in learned)
     lengths = re.search(r"labelled tokens +(\d+) +(\d+) +(\d+)", shown)
     assert lengths and all(0 < int(number) < 20 for number in lengths.groups())
+    of_rewards = {"task": "rewards", "packing": False, "rewards": {"exact": 1.0}}
+    train.main(settings(base, str(tmp_path / "run"), **more, **of_rewards))
+    compared = capsys.readouterr().out
+    assert learned[0] in compared and "⟦" not in compared  # the model learns from answers that it samples
 
 
 def test_answers_and_scores_change_nothing(base, watched):

@@ -40,6 +40,9 @@ def describe_rows(config: TrainConfig, count: int) -> str:
     lines = [_described(source) for source in mixture.sources]
     read = len(samples) + filtered + len(dropped)
     lines += [f"\nof the first {read:,} rows in the order of the run, {len(samples):,} can be trained on"]
+    if config.task == "rewards":
+        lines.append("  rewards compare answers of the model, which are what is learned, with theirs")
+        samples = [replace(sample, labels=[IGNORE_INDEX] * len(sample.labels)) for sample in samples]
     lines += [f"  {filtered:,} below min_ratings"] * (filtered > 0)
     for reason, number in Counter(one.reason for one in dropped).most_common():
         example = next(one for one in dropped if one.reason == reason)
