@@ -273,7 +273,9 @@ class Shard:
             if len(given) < len(conversations):
                 return False
             sample_id = source.name, read.number
-            row = asked(given[0], read.row) if self.config.questions else None
+            row = None
+            if self.config.questions:
+                row = source.schema.accepted(read.row) | asked(given[0], read.row)
             if len(given) == 1:
                 sample = replace(self.encoder.encode(given[0], sample_id), row=row)
             else:

@@ -132,6 +132,11 @@ class RowSchema:
         _check_texts(messages)
         return messages
 
+    def accepted(self, row: Any) -> dict[str, list[str]]:
+        """`accept`, the answers beside the first, of a row with a list of them."""
+        given = self._get(row, "answer") if self.text_columns == ("question", "answer") else None
+        return {"accept": [str(one) for one in given[1:]]} if isinstance(given, list | tuple) else {}
+
     def images(self, row: Any) -> list[Any] | None:
         """What `open_visual` takes, for each image and video of the conversation; None if the ratings are too
         low."""

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from data.boxes import COORDINATES, Box, BoxRows, Point, by_name
-from eval.metrics import MetricError
 from training.rewards import Rewards
 
 ROW = {"target": "Three.", "level": 2}
@@ -20,6 +19,10 @@ def longer(answers, row, *, base=0):
 
 def raises(answers, row):
     return row["absent"]
+
+
+def unable(answers, row):
+    return [None] * len(answers)
 
 
 def given_by(name: str, answers: list[str], row: dict, **options) -> list[float]:
@@ -96,9 +99,29 @@ def test_boxes_and_points_are_read_in_the_models_form(form):
         assert given_by("iou", [both], tabs) == pytest.approx([0.75])
 
 
-def test_rows_without_boxes_cannot_be_scored_by_them():
-    with pytest.raises(MetricError):
-        given_by("iou", ["[1, 2, 3, 4]"], ROW)
+def test_a_reward_that_cannot_score_a_row_is_left_out_of_the_sum():
+    """One without boxes, one without a number, and whatever a function says so of."""
+    rewards = Rewards({"exact": 2.0, "iou": 1.0, "number": 1.0, f"{__name__}:unable": 1.0})
+    given = rewards(["[1, 2, 3, 4]", "three"], ROW)
+    assert given == {"exact": [0, 1]} and rewards.totals(given) == [0, 2]
+
+
+@pytest.mark.parametrize("accept", ["six", 6, ["six", 6]])
+def test_another_answer_need_not_be_a_list(accept):
+    answer = str(accept[-1] if isinstance(accept, list) else accept)
+    row = {"target": "half a dozen", "accept": accept}
+    assert given_by("exact", [answer, "s", "half a dozen"], row) == [1, 0, 1]
+
+
+def test_a_file_may_hold_dataclasses_and_import_the_one_beside_it(tmp_path):
+    (tmp_path / "beside_rewards.py").write_text("BEST = 3\n")
+    (tmp_path / "mine.py").write_text(
+        "from __future__ import annotations\n\nfrom dataclasses import dataclass\n\n"
+        "from beside_rewards import BEST\n\n"
+        "@dataclass\nclass Score:\n    value: float\n\n"
+        "def score(answers, row):\n    return [Score(BEST).value for _ in answers]\n"
+    )
+    assert given_by(f"{tmp_path}/mine.py:score", ["a"], ROW) == [3]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +147,8 @@ def test_a_reward_that_there_is_not_is_refused(weights):
 
 
 @pytest.mark.parametrize(
-    "given", ["None", "1.0", "'1'", "['1']", "[None]", "[]", "[1, 2]", "[float('nan')]", "{'a': 1}", "1 / 0"]
+    "given",
+    ["None", "1.0", "'1'", "['1']", "[None, 1]", "[]", "[1, 2]", "[float('nan')]", "{'a': 1}", "1 / 0"],
 )
 def test_a_function_that_gives_no_numbers_is_named(given, tmp_path, monkeypatch):
     """In a file of one's own, wherever that lies."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch._dynamo.testing import CompileCounter
 
 import train
+from data.errors import DatasetError
 from models.vision_language_model import VisionLanguageModel
 from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.runs import (
@@ -39,6 +42,10 @@ OF_REWARDS = {"task": "rewards", "packing": False, "answer_tokens": 6, "group_si
 def varied(answers, row, **more):
     """Something that differs between answers and depends on the row."""
     return [sum(map(ord, answer)) % 7 / 7 + len(row["target"]) / 100 for answer in answers]
+
+
+def some(answers, row, of):
+    return varied(answers, row) if row["target"] in of else [0.0] * len(answers)
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +170,67 @@ def test_training_sees_the_probabilities_that_answers_were_drawn_by(opened, kind
         assert max(part["most"] - 1, 1 - part["least"]) <= bar
 
 
+def test_the_divergence_is_finite_with_filters(opened):
+    """The reference may have no chance of a token that the model drew: it is 0 before weights have moved, and
+    then that of the distributions without filters."""
+    task = task_of(opened("idefics3"), temperature=0.7, top_k=2, kl=0.5)
+    batch = next(task.batches())[0]
+    assert task.module(**batch.to("cpu"))[1]["kl"].item() == pytest.approx(0, abs=1e-6)
+    moved(task.model, 1.0)
+    loss, seen = task.module(**batch.to("cpu"))
+    expected = []
+    for group in task.groups:
+        for answer in range(len(group.ids)):
+            with torch.no_grad():
+                now, first = (
+                    alone(task, model, group, answer) for model in (task.model, task.reference.model)
+                )
+            expected.append(((first - now).exp() - (first - now) - 1).sum())
+    assert (
+        loss.isfinite()
+        and seen["kl"].item() == pytest.approx(sum(expected).item(), rel=1e-3)
+        and sum(expected) > 0
+    )
+
+
+def test_blocks_compiled_for_training_are_not_compiled_for_sampling(opened):
+    task, counter = task_of(opened("idefics3")), CompileCounter()
+    for block in task.model.language_model.layers:
+        block.compile(backend=counter)
+    next(task.batches())
+    assert counter.frame_count == 0
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}])
+def test_a_token_at_a_filters_edge_does_not_stop_a_run(opened, filters):
+    """But disagreement over many does, and without a filter over one."""
+    task, one = task_of(opened("idefics3"), **filters), torch.tensor(1.0)
+    seen = {"tokens": one * 1000, "most": one * 1.1, "least": one, "clipped": one * 0, "off": one * 0.1}
+    for off, stops in ((0.1, not filters), (50.0, True)):
+        task.noted = task.config.updates
+        with pytest.raises(ValueError) if stops else nullcontext():
+            task.note([seen | {"off": one * off}])
+
+
+def test_a_list_of_answers_is_accepted(opened, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"question": "red or", "answer": ["red", "crimson", 4]}) + "\n")
+    task = task_of(opened("idefics3"), data=[{"path": str(rows), "allow_text_only": True}], batch_size=1)
+    next(task.batches())
+    (group,) = task.groups
+    assert group.sample.row["target"] == "red" and group.sample.row["accept"] == ["crimson", "4"]
+
+
+@pytest.mark.parametrize("changed", [{"batch_size": 2}, {"group_size": 2}, {"updates": 2}])
+def test_a_batch_of_answers_is_not_resumed_with_others_settings(opened, changed):
+    folder, usual = opened("idefics3"), {"updates": 3}
+    task = task_of(folder, **usual)
+    next(task.batches())
+    state = task.state_dict()
+    with pytest.raises(DatasetError, match=next(iter(changed))):
+        task_of(folder, **usual | changed).load_state_dict([state], 1)
+
+
 def test_answers_depend_on_seed_batch_and_weights_alone(opened):
     """Not on how many are sampled at a time."""
     folder, ids = opened("idefics3"), []
@@ -197,13 +265,14 @@ def figures(folder: Path) -> list[dict]:
 
 @pytest.mark.parametrize("state", [3, 4])
 def test_a_killed_run_goes_on_to_the_bit(folder, state):
-    """Between batches of answers and in the midst of one, whose answers are in the state."""
+    """Between batches of answers and in the midst of one, whose answers are in the state, and what the next
+    line of metrics.jsonl says of them."""
     whole, again = folder / f"whole{state}", f"again{state}"
-    train.main(flags(**settings(folder, whole.name, updates=2, save_every=state, keep=2)))
+    train.main(flags(**settings(folder, whole.name, updates=2, save_every=state, keep=2, log_every=2)))
     shutil.copytree(whole, folder / again)
     shutil.rmtree(folder / again / "state" / "step-00000006")
     shutil.rmtree(folder / again / "rollouts")
-    train.main(flags(**settings(folder, again, updates=2, save_every=state)))
+    train.main(flags(**settings(folder, again, updates=2, save_every=state, log_every=2)))
     assert figures(folder / again) == figures(whole)
     made, expected = contents(folder / again / "rollouts"), contents(whole / "rollouts")
     assert made == {name: data for name, data in expected.items() if int(name[5:13]) > state} and made
@@ -211,16 +280,31 @@ def test_a_killed_run_goes_on_to_the_bit(folder, state):
         assert torch.equal(weights(folder / again)[name], tensor), name
 
 
-@pytest.mark.parametrize("more", [{"parallel": "ddp"}, {"parallel": "fsdp", "micro_batch_size": 1}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"parallel": "ddp", "kl": 0.1},
+        {"parallel": "fsdp", "kl": 0.1, "micro_batch_size": 1},
+        {"parallel": "fsdp", "kl": 0.0, "micro_batch_size": 1},
+    ],
+)
 def test_two_ranks(folder, more):
-    """Answers are those of one rank while weights are; a rank may have no group that varies."""
-    kl = {"kl": 0.1, "steps": 2, "decay_fraction": 1e-9}
-    if not (folder / "one").exists():
-        train.main(flags(**settings(folder, "one", **kl)))
-    output = more["parallel"]
-    run(2, **settings(folder, output, **kl, **more))
-    for one, other in zip(figures(folder / "one"), figures(folder / output), strict=True):
-        assert other.pop("samples") == one.pop("samples")
+    """Answers are those of one rank while weights are; a rank may have no group that varies, and without a KL
+    divergence nothing to train on."""
+    more, output = {"steps": 2, "decay_fraction": 1e-9} | more, f"{more['parallel']}-{more['kl']}"
+    alone = f"one-{more['kl']}"
+    if not more["kl"]:
+        task = RewardsTask(TrainConfig(**settings(folder, "first", **more)), Ranks(torch.device("cpu")))
+        batches = task.batches()
+        firsts = [group for _ in range(2) for group in (next(batches), task.groups[:2])[1]]
+        more["rewards"] = {f"{__name__}:some": {"of": [group.sample.row["target"] for group in firsts]}}
+    if not (folder / alone).exists():
+        train.main(flags(**settings(folder, alone, **more | {"parallel": "ddp"})))
+    run(2, **settings(folder, output, **more))
+    for one, other in zip(figures(folder / alone), figures(folder / output), strict=True):
+        samples, padded = one.pop("samples"), other.pop("samples")
+        assert [ids for ids in padded if ids] == samples
+        assert ([] in padded) == (not more["kl"])  # the rank that has nothing to train on
         assert other == pytest.approx(one, rel=2e-3, abs=1e-4)
 
 
@@ -241,6 +325,12 @@ def test_groups_in_which_all_are_alike_are_counted_and_teach_nothing(folder):
     assert [row["unvaried"] for row in metrics(folder / "alike")] == [1, 1]
     before, after = weights(folder / "tiny"), weights(folder / "alike")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_questions_that_no_reward_can_score_are_counted_and_do_not_stop_a_run(folder):
+    train.main(flags(**settings(folder, "unscored", rewards={"number": 1.0, "iou": 1.0}, steps=1)))
+    (row,) = metrics(folder / "unscored")
+    assert row["unscored"] == row["unvaried"] == 1 and "reward" not in row
 
 
 def test_what_is_kept_to_look_at(folder):
@@ -264,6 +354,7 @@ def test_what_is_kept_to_look_at(folder):
         {"data": "shapes"},
         {"task": "answers"},
         {"answer_tokens": 300},
+        {"sequence_length": 251},  # which leaves no room for an answer in the context of 256
         {"rewards": {f"{__name__}:absent": 1}},
         {"most_off_policy": 1e-12},
     ],

@@ -7,7 +7,8 @@
 | `dapo` (arXiv:2503.14476) | up to 1 + 0.28 | mean over all tokens of the step | (r - mean) / std |
 
 A token's ratio is its probability now over the one that it was drawn by, temperature and filters included in
-both. The formulas are those of TRL's GRPOTrainer (loss_type "grpo", "dr_grpo", "dapo"; beta for `kl`).
+both; the KL divergence is that under temperature alone. The formulas are those of TRL's GRPOTrainer
+(loss_type "grpo", "dr_grpo", "dapo"; beta for `kl`).
 """
 
 from __future__ import annotations
@@ -65,18 +66,24 @@ class PolicyLoss(RowsLoss):
     def __init__(self, model: VisionLanguageModel, blank: bool, config: TrainConfig):
         super().__init__(model, blank)
         self.params, self.kl, self.low = sampling_params(config), config.kl, config.clip
+        self.unfiltered = SamplingParams(temperature=config.temperature)
         high = _DAPO_HIGH if config.policy_loss == "dapo" else config.clip
         self.high = high if config.clip_high < 0 else config.clip_high
 
-    def logprobs(self, labels: Tensor, labelled: Tensor, **inputs: Tensor) -> Tensor:
-        """(L,) of the labels, under temperature and filters."""
+    def logprobs(
+        self, labels: Tensor, labelled: Tensor, *, every: Sequence[SamplingParams], **inputs: Tensor
+    ) -> list[Tensor]:
+        """(L,) of the labels under each of `every`, temperature and filters."""
         hidden, text = self.predicting(labelled, **inputs), self.model.language_model
         chunk = chunk_positions(text.config.vocab_size, hidden.device.type)
 
-        def scores(rows: Tensor) -> Tensor:
-            return adjusted_scores(text.loss_head(rows), self.params)
+        def under(params: SamplingParams) -> Tensor:
+            def scores(rows: Tensor) -> Tensor:
+                return adjusted_scores(text.loss_head(rows), params)
 
-        return log_probabilities(hidden, labels.flatten()[labelled], scores, chunk)
+            return log_probabilities(hidden, labels.flatten()[labelled], scores, chunk)
+
+        return [under(params) for params in every]
 
     def forward(  # type: ignore[override]
         self,
@@ -86,17 +93,22 @@ class PolicyLoss(RowsLoss):
         reference: Tensor | None = None,
         **inputs: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs = self.logprobs(**inputs)
+        # A filter would make the KL divergence infinite wherever the reference would not draw the token.
+        apart = reference is not None and self.params != self.unfiltered
+        every = (self.params, self.unfiltered) if apart else (self.params,)
+        logprobs, *unfiltered = self.logprobs(every=every, **inputs)
         logprobs = torch.where(logprobs == -math.inf, drawn, logprobs)
         ratio = (logprobs - drawn).exp()
         clipped = ratio.clamp(1 - self.low, 1 + self.high)
         losses = -torch.minimum(ratio * advantage, clipped * advantage)
         if reference is not None:
-            losses = losses + self.kl * divergence(logprobs, reference)
+            divergences = divergence(unfiltered[0] if unfiltered else logprobs, reference)
+            losses = losses + self.kl * divergences
         with torch.no_grad():
             ratios = torch.cat((ratio, ratio.new_ones(1)))  # of a micro-batch of padding as well
             seen = {"tokens": ratio.new_tensor(len(ratio)), "most": ratios.amax(), "least": ratios.amin()}
+            seen["off"] = (ratio - 1).abs().sum()
             seen["clipped"] = (ratio * advantage > clipped * advantage).sum()
             if reference is not None:
-                seen["kl"] = divergence(logprobs, reference).sum()
+                seen["kl"] = divergences.sum()
         return (weight * losses).sum(), seen

@@ -19,8 +19,9 @@ Options stand beside the weight: {"number": {"weight": 0.5, "tolerance": 0.1}}.
 
 A reward is called with the answers to one question, as texts, and with that question's row: its columns by
 name, without images, and `target`, the answer that the row holds (`accept`: others that are as good). A row
-of boxes has what `data.boxes.BoxRows.asked` says. It returns a number for each answer. One's own is named
-`module:function` or `FILE.py:function`, and gets options by name.
+of boxes has what `data.boxes.BoxRows.asked` says. It returns a number for each answer, or None for each where
+it cannot score the row, which leaves it out of the sum. One's own is named `module:function` or
+`FILE.py:function`, and gets options by name.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import inspect
 import json as json_text
 import math
 import re
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,12 +39,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
+from types import ModuleType
 from typing import Any, Protocol
 
 import jsonschema
 
 from eval.boxes import ious, matched
-from eval.metrics import METRICS, Metric, asked_of, find_metric
+from eval.metrics import METRICS, Metric, MetricError, asked_of, find_metric
 from messages import did_you_mean, one_line
 
 Row = Mapping[str, Any]
@@ -56,7 +59,7 @@ _FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
 class Reward(Protocol):
     """See the module's docstring."""
 
-    def __call__(self, answers: list[str], row: Row, **options: Any) -> Iterable[float]: ...
+    def __call__(self, answers: list[str], row: Row, **options: Any) -> Iterable[Any]: ...  # numbers, or None
 
 
 def plain(text: str) -> str:
@@ -65,7 +68,9 @@ def plain(text: str) -> str:
 
 
 def targets_of(row: Row) -> list[str]:
-    return [str(row["target"]), *map(str, row.get("accept") or ())]
+    accept = row.get("accept")
+    others = accept if isinstance(accept, list | tuple) else [] if accept is None else [accept]
+    return [str(row["target"]), *map(str, others)]
 
 
 def exact(answers: list[str], row: Row) -> list[float]:
@@ -76,7 +81,7 @@ def exact(answers: list[str], row: Row) -> list[float]:
 def number(answers: list[str], row: Row, *, tolerance: float = 0.0) -> list[float]:
     wanted = [value for target in targets_of(row) if (value := _last_number(target)) is not None]
     if not wanted:
-        raise ValueError(f"reward number: expected a target with a number, got {row['target']!r:.80}")
+        raise MetricError(f"reward number: expected a target with a number, got {row['target']!r:.80}")
 
     def right(value: float | None) -> bool:
         return value is not None and any(abs(value - one) <= tolerance for one in wanted)
@@ -205,16 +210,25 @@ def _own(name: str) -> Reward:
         )
     with _code_of(name):
         if place.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-            assert spec is not None and spec.loader is not None, "a file of Python"
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            found = getattr(module, function)
+            found = getattr(_run(Path(place)), function)
         else:
             found = resolve_name(name)
     if not callable(found):
         raise ValueError(f"reward {name}: expected a function, got {type(found).__name__}")
     return found
+
+
+def _run(file: Path) -> ModuleType:
+    """A person's file as a module, which dataclasses look up by its name; it may import files beside it."""
+    spec = importlib.util.spec_from_file_location(f"rewards of {file.with_suffix('')}", file)
+    assert spec is not None and spec.loader is not None, "a file of Python"
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, folder := str(file.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(folder)
+    return module
 
 
 class Rewards:
@@ -232,18 +246,25 @@ class Rewards:
         }
 
     def __call__(self, answers: list[str], row: Row) -> dict[str, list[float]]:
-        """What each gives to the answers to one question; ValueError unless that is a finite number each."""
-        return {name: self._given(name, answers, row) for name, reward in self._rewards.items()}
+        """What each that can score the row gives to the answers to one question; ValueError unless that is a
+        finite number each."""
+        given = {name: self._given(name, answers, row) for name in self._rewards}
+        return {name: values for name, values in given.items() if values is not None}
 
-    def _given(self, name: str, answers: list[str], row: Row) -> list[float]:
+    def _given(self, name: str, answers: list[str], row: Row) -> list[float] | None:
         reward = self._rewards[name]
         if ":" not in name:
-            return list(reward(answers, row))
+            try:
+                return list(reward(answers, row))
+            except MetricError:
+                return None
         with _code_of(name):
             given = reward(list(answers), row)
             values = None if isinstance(given, str | Mapping) else [*given]
         if values is None or any(isinstance(one, str) for one in values):
             raise ValueError(f"reward {name}: expected a list of numbers, got {given!r:.200}")
+        if len(values) == len(answers) and all(one is None for one in values):
+            return None
         with _code_of(name):
             numbers = [float(one) for one in values]
         if len(numbers) != len(answers) or not all(map(math.isfinite, numbers)):
@@ -251,6 +272,6 @@ class Rewards:
         return numbers
 
     def totals(self, given: Mapping[str, Sequence[float]]) -> list[float]:
-        """The weighted sum for each answer."""
+        """The weighted sum for each answer; none where no reward could score the row."""
         weighted = ([self.weights[name] * value for value in values] for name, values in given.items())
         return [math.fsum(values) for values in zip(*weighted, strict=True)]

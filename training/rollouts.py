@@ -7,8 +7,8 @@ A step is in `RewardsTask.batches`: questions with their images, a group of answ
 (`data.packing.pack_answers`), for the loss of `training/policy.py`.
 
 Answers depend on the seed, on the number of the batch, on a question's place in it, and on the weights: on
-nothing else. So a run that resumes samples the same ones, on any number of ranks; those that are still to be
-trained on are in its state.
+nothing else. So a run that resumes samples the same ones, on another number of ranks but for rounding; those
+that are still to be trained on are in its state.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Group:
     def score(self, rewards: Rewards) -> None:
         assert self.sample.row is not None, "a question has its row"
         self.rewards = rewards(self.texts, self.sample.row)
-        self.totals = rewards.totals(self.rewards)
+        self.totals = rewards.totals(self.rewards) or [0.0] * len(self.texts)
 
     def samples(self) -> list[Sample]:
         """The prompt with each answer, which is what is learnt."""
@@ -136,7 +136,9 @@ def roll_out(
         return []
     # A new one each time: what it computes depends on nothing before.
     scheduler = Scheduler(model, min(slots, len(requests)), step)
-    outputs = {output.key: output for output in scheduler.run(requests)}
+    # Blocks compiled for training would be compiled again for each shape that generation has.
+    with torch.compiler.set_stance("force_eager"):
+        outputs = {output.key: output for output in scheduler.run(requests)}
     return [[outputs[number, answer] for answer in range(count)] for number in range(len(groups))]
 
 
@@ -164,6 +166,15 @@ class RewardsTask(RowsTask):
         # Since the latest line of metrics.jsonl: sums with their counts, and largest numbers.
         self.sums: dict[str, tuple[float, float]] = {}
         self.peaks: dict[str, float] = {}
+
+    def check_context(self) -> None:
+        super().check_context()
+        context, config = self.model.config.text.max_position_embeddings, self.config
+        if config.sequence_length + config.answer_tokens > context:
+            raise ValueError(
+                f"--sequence-length: expected at most {context - config.answer_tokens}, the context less "
+                f"--answer-tokens, got {config.sequence_length}"
+            )
 
     def new_loss(self, blank: bool) -> RowsLoss:
         if self.config.kl:
@@ -277,7 +288,7 @@ class RewardsTask(RowsTask):
         device = self.ranks.device
         inputs = {name: value for name, value in batch.to(device).items() if name not in _OF_ANSWERS}
         with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return self.reference.logprobs(**inputs).cpu()
+            return self.reference.logprobs(every=(self.reference.unfiltered,), **inputs)[0].cpu()
 
     def padding(self) -> list[Batch]:
         raise AssertionError("rows without end")
@@ -296,17 +307,31 @@ class RewardsTask(RowsTask):
     def state_dict(self) -> dict[str, Any]:
         """Where the rows stand; in the midst of a batch of answers, where they stood before it, and these."""
         if self.trained == self.config.updates:
-            return {"rows": super().state_dict(), "rolled": self.rolled, "trained": 0, "groups": []}
+            return self._state(super().state_dict(), 0, [])
         now, self.loader.state = self.loader.state, self._before
         rows, self.loader.state = super().state_dict(), now
-        groups = [group.state() for group in self.groups]
-        return {"rows": rows, "rolled": self.rolled, "trained": self.trained, "groups": groups}
+        return self._state(rows, self.trained, [group.state() for group in self.groups])
+
+    def _state(self, rows: dict[str, Any], trained: int, groups: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = {name: getattr(self.config, name) for name in _OF_BATCH}
+        logged = {"sums": self.sums, "peaks": self.peaks}
+        return {"rows": rows, "rolled": self.rolled, "trained": trained, "groups": groups} | batch | logged
 
     def load_state_dict(self, states: list[dict], step: int) -> None:
         super().load_state_dict([state["rows"] for state in states], step)
         self.rolled, trained = states[0]["rolled"], states[0]["trained"]
         self.restored = {group["place"]: group for state in states for group in state["groups"]}
         self.trained = self.noted = trained if self.restored else self.config.updates
+        for name in _OF_BATCH if self.restored else ():
+            if (got := getattr(self.config, name)) != (was := states[0].get(name, got)):
+                raise DatasetError(
+                    f"{name}: cannot change in the midst of a batch of answers, which the saved run was in: "
+                    f"expected {was}, got {got}"
+                )
+        for state in states[self.ranks.rank :: self.ranks.world_size]:
+            for name, (total, count) in state.get("sums", {}).items():
+                self._note(name, total, count=count)
+            self._peak(state.get("peaks", {}))
 
     def _restore(self) -> None:
         for group in self.groups:
@@ -318,7 +343,8 @@ class RewardsTask(RowsTask):
     def _describe(self, groups: list[Group]) -> None:
         """Note what metrics.jsonl says of answers."""
         for group in groups:
-            self._note("reward", *group.totals)
+            self._note("reward", *(group.totals if group.rewards else ()))
+            self._note("unscored", len(group.rewards) < len(self.rewards.weights))
             for name, values in group.rewards.items() if len(group.rewards) > 1 else ():
                 self._note(f"reward_{name}", *values)
             self._note("unvaried", not group.varies)
@@ -330,6 +356,9 @@ class RewardsTask(RowsTask):
         total, before = self.sums.get(name, (0.0, 0.0))
         self.sums[name] = total + math.fsum(values), before + (len(values) if count is None else count)
 
+    def _peak(self, seen: dict[str, float]) -> None:
+        self.peaks |= {name: max(value, self.peaks.get(name, value)) for name, value in seen.items()}
+
     def note(self, parts: list[dict[str, Tensor]]) -> None:
         """Raises ValueError where training and sampling disagree about fresh answers."""
         found = [{name: value.item() for name, value in part.items()} for part in parts]
@@ -338,16 +367,20 @@ class RewardsTask(RowsTask):
             self._note(name, *(part[name] for part in found if name in part), count=tokens)
         most, least = max(part["most"] for part in found), min(part["least"] for part in found)
         seen = {"ratio_max": most, "ratio_min": -least}
-        if self.noted == self.config.updates:
+        off = 0.0
+        if self.noted >= self.config.updates:
             self.noted, seen["off_policy"] = 0, max(most - 1, 1 - least)
+            # By rounding, a token at the edge of a filter comes in, and takes from the probability of others.
+            filtered = self.config.top_k or self.config.top_p < 1
+            off = sum(part["off"] for part in found) / max(tokens, 1) if filtered else seen["off_policy"]
         self.noted += 1
-        self.peaks |= {name: max(value, self.peaks.get(name, value)) for name, value in seen.items()}
+        self._peak(seen)
         bound = self.config.most_off_policy or _MOST_OFF[self.dtype]
-        if bound < seen.get("off_policy", 0.0) < math.inf:
+        if bound < off < math.inf:
             raise ValueError(
                 "sampling and training disagree about the probability of a fresh token by a factor of 1 + "
-                f"{seen['off_policy']:.2g}, expected at most 1 + {bound:g}: set --rollout-step eager, "
-                "--precision float32 or --most-off-policy"
+                f"{off:.2g}, expected at most 1 + {bound:g}: set --rollout-step eager, "
+                "--precision float32, --top-p 1, --top-k 0 or --most-off-policy"
             )
 
     def row(self, parts: list[dict[str, Tensor]], loss: float, labels: float) -> dict[str, float]:
@@ -389,7 +422,7 @@ class RewardsTask(RowsTask):
             for group, of_group in zip(groups, outputs, strict=True):
                 group.answer(of_group, self.processor)
                 group.score(self.rewards)
-                totals += group.totals
+                totals += group.totals if group.rewards else []
         self.model.train()
         total, count = self.ranks.sum(math.fsum(totals), len(totals))
         if not count:
@@ -397,4 +430,5 @@ class RewardsTask(RowsTask):
         return {"eval_reward": total / count}
 
 
+_OF_BATCH = ("batch_size", "group_size", "updates")
 _OF_ANSWERS = ("drawn", "advantage", "weight", "reference")
