@@ -69,8 +69,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_frames(add)
     add("--slots", type=positive, default=8, metavar="N",
         help="answers that are made at the same time (default 8)")
-    add("--queue", type=positive, default=64, metavar="N",
-        help="requests that may wait for a model; the next one is refused with status 429 (default 64)")
+    add("--queue", type=positive, default=128, metavar="N",
+        help="requests that may wait for a model, half of them one client's; the next one is refused with "
+        "status 429 (default 128)")
     add("--prefill-chunk", type=positive, default=256, metavar="N",
         help="prompt tokens computed between two decode steps of the others (default 256)")
     add("--prefix-cache", type=Path, metavar="DIR",

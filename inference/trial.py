@@ -76,8 +76,11 @@ class Trials:
 
 
 def start_process(program: str) -> subprocess.Popen[bytes]:
-    """One that runs this line of Python, with pipes to and from it, and nothing of this one's secrets."""
+    """One that runs this line of Python, with pipes to and from it, and nothing of this one's secrets.
+
+    NumPy's threads, one for each core, would need more memory than such a process may take."""
     environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-P", "-c", program],
         stdin=subprocess.PIPE,

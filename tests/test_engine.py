@@ -169,7 +169,7 @@ class Doors(Models):
 def test_a_model_that_opens_holds_no_question_to_another(checkpoint):
     """However many wait for it; one that is to be opened as well is opened meanwhile."""
     models = Doors(checkpoint, "near", "shut", "later", "shut and broken")
-    engine = Engine(models, EngineLimits(slots=2, max_queue=6))
+    engine = Engine(models, EngineLimits(slots=2, max_queue=12))
 
     async def asked() -> None:
         waiting = [engine.submit(replace(request(), model="shut")) for _ in range(8)]
@@ -277,7 +277,7 @@ def test_who_gives_up_leaves_the_queue_at_once(models, monkeypatch):
 def test_who_sends_many_new_forms_leaves_places_and_turns_to_others(models, checkpoint, monkeypatch):
     """Each may take a second, one after the other: a new form of another client waits for one of them, and
     those that are too many are refused instead of filling the queue. The same form again is not one more."""
-    engine, go_on, order = Engine(models, EngineLimits(slots=2, max_queue=20)), threading.Event(), []
+    engine, go_on, order = Engine(models, EngineLimits(slots=2, max_queue=40)), threading.Event(), []
     compiled = type(checkpoint).constraint
 
     def constraint(self, grammar: str):
@@ -358,7 +358,7 @@ def test_a_form_whose_compiled_one_has_gone_holds_nobody_up(models, monkeypatch)
 
 
 def test_the_queue_is_bounded_and_says_places(models):
-    engine = Engine(models, EngineLimits(slots=1, max_queue=2))
+    engine = Engine(models, EngineLimits(slots=1, max_queue=4))
     long = {"max_new_tokens": 400, "temperature": 1.5, "seed": 1}
 
     async def run() -> None:
@@ -366,6 +366,10 @@ def test_the_queue_is_bounded_and_says_places(models):
         with pytest.raises(QueueFull) as full:
             engine.submit(request())
         assert 1 <= full.value.retry_after <= 60
+        # One client has half of it; the rest is for others.
+        tickets += [engine.submit(request(client=name)) for name in ("second", "third")]
+        with pytest.raises(QueueFull):
+            engine.submit(request(client="fourth"))
         assert sorted(ticket.place for ticket in tickets)[0] <= 1
         for ticket in tickets:
             ticket.cancel()

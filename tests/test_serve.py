@@ -107,7 +107,7 @@ def here() -> Iterator[Running]:
 def babbling(tmp_path_factory) -> Iterator[Running]:
     """A server whose answers take for ever: no stop token is likeliest, and each step takes its time."""
     folder = never_stopping(tmp_path_factory.mktemp("babbling") / "model")
-    with running(SlowModels([str(folder)], device="cpu"), slots=1, queue=2) as served:
+    with running(SlowModels([str(folder)], device="cpu"), slots=1, queue=4) as served:
         yield served
 
 
@@ -965,6 +965,28 @@ def test_what_a_request_has_fetched_or_read_takes_room_as_its_body_does(tmp_path
         for name, status in (("small", 200), ("large", 503), ("small", 200)):
             asked = {"model": NAME, "messages": [message(STAR, f"file:///{name}.png")]}
             assert served.send("POST", json=asked).status_code == status
+
+
+def test_an_image_that_is_read_after_another_was_refused_takes_no_room(tmp_path, monkeypatch):
+    """It was never given back, until there was none for anybody."""
+    shutil.copy(EXAMPLE, tmp_path / "slow.png")
+    gate, read = threading.Event(), api.Images._open
+
+    def held(self, url: str, name: str) -> bytes:
+        assert "slow" not in url or gate.wait(PATIENCE)
+        return read(self, url, name)
+
+    monkeypatch.setattr(api.Images, "_open", held)
+    size = EXAMPLE.stat().st_size
+    with running(allow_paths=tmp_path, max_held=size + size // 2) as served:
+
+        def ask(*names: str):
+            urls = (f"file:///{name}.png" for name in names)
+            return served.send("POST", json={"model": NAME, "messages": [message(STAR, *urls)]})
+
+        refused(ask("slow", "none"), 400)
+        gate.set()
+        assert ask("slow").status_code == 200
 
 
 def test_the_log_has_a_line_for_a_request_without_its_content(here, caplog):

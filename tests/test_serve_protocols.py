@@ -633,7 +633,7 @@ def test_what_is_wrong_in_a_completion_is_named_in_its_own_words(here, fields, p
 @pytest.mark.parametrize("stream", [False, True])
 def test_more_prompts_than_the_server_has_room_for_are_answered_one_after_another(stream):
     prompts = [f"The star is {number} and" for number in range(9)]
-    with running(slots=1, queue=2) as served:
+    with running(slots=1, queue=4) as served:
         client, fields = served.client(), {"model": NAME, "max_tokens": 3}
         with ThreadPoolExecutor(1) as other:
             beside = other.submit(served.ask)

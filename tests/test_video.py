@@ -9,11 +9,13 @@ import itertools
 import json
 import os
 import random
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from transformers.video_utils import VideoMetadata, read_video_pyav
 import app
 import serve
 from data import video
+from data.chat import Message
 from data.errors import ImageError, ProcessorError
 from data.images import ImageLimits
 from data.loader import Loader, LoaderConfig
@@ -51,7 +54,7 @@ from models.packed_vision_transformer import patches_of
 from tests import tiny
 from tests.clips import clip_of, noise, write_animation, write_clip
 from tests.evaluations import save_rows
-from tests.pages import make_service
+from tests.pages import EXAMPLE, make_service
 from tests.processors import draw_image
 from tests.qwen_checkpoints import KINDS, TEMPLATE, image_settings, save_hf, tokenizer
 from tests.runs import metrics, run, tiny_checkpoint
@@ -59,6 +62,7 @@ from tests.test_serve import refused, running
 from tests.waiting import PATIENCE, wait_for
 from training.rows import RowsLoss
 from web import engine, videos
+from web import service as page
 from web.models import Models
 from web.service import OF_VISITORS, AskRequest, Visitor
 from web.videos import open_apart
@@ -383,7 +387,7 @@ def test_videos_are_bounded(tmp_path, monkeypatch, limit, most):
         open_video(path)
 
 
-def endless(frames: int = 3000, side: int = 4000) -> bytes:
+def endless(frames: int = 900, side: int = 4000) -> bytes:
     """A GIF of few bytes whose frames are large: each of them takes a tenth of a second."""
     begin = b"GIF89a" + 2 * side.to_bytes(2, "little") + b"\x80\0\0" + b"\0\0\0\xff\xff\xff"
     frame = b"\x21\xf9\x04\0\x0a\0\0\0" + b"\x2c" + bytes(4) + b"\1\0\1\0\0" + b"\2\2\x44\1\0"
@@ -398,13 +402,15 @@ def test_a_process_of_its_own_decodes_the_same_frames(tmp_path, suffix):
     expected, data = open_video(path), path.read_bytes()
     assert is_video(data, ImageLimits(), "clip")
     with open_apart(data, ImageLimits(), "clip") as clip:
+        assert clip.animated == expected.animated == (suffix == ".gif")
         assert (clip.count, clip.rate, clip.size) == (expected.count, expected.rate, expected.size)
         for chosen in ([0, 3, 8], [2]):
             for got, wanted in zip(clip.frames(chosen), expected.frames(chosen), strict=True):
                 assert np.array_equal(got, wanted)
 
 
-def test_a_process_that_decodes_ends_with_its_time_its_memory_or_a_crash(tmp_path, monkeypatch):
+def test_a_process_that_decodes_ends_with_its_time_its_memory_or_a_crash(tmp_path, monkeypatch, caplog):
+    """The log tells a crash from what was too much."""
     data = endless()
     assert is_video(data, ImageLimits(), "endless") and not is_video(b"\xff\xd8\xff", ImageLimits(), "JPEG")
     started = []
@@ -413,14 +419,46 @@ def test_a_process_that_decodes_ends_with_its_time_its_memory_or_a_crash(tmp_pat
     )
     with pytest.raises(ImageError), open_apart(data, ImageLimits(max_seconds=0.5), "endless"):
         pass
+    with monkeypatch.context() as patch:
+        patch.setattr(videos, "PROGRAM", "from web import videos; videos.MEMORY = 2**24; videos.serve()")
+        with pytest.raises(ImageError), open_apart(data, ImageLimits(), "endless"):
+            pass
+    assert not caplog.records
     small = write_animation(tmp_path / "clip.gif", noise(4, 64, 48)).read_bytes()
     with pytest.raises(ImageError), open_apart(small, ImageLimits(), "clip") as clip:
         started[-1].kill()
         list(clip.frames([0, 1]))
+    assert len(caplog.records) == 1
     for bad in (b"GIF89a and no more", b"\0\0\0\x18ftypmp42", b"text"):
         with pytest.raises(ImageError), open_apart(bad, ImageLimits(), "bad"):
             pass
-    assert len(started) == 5 and all(process.returncode is not None for process in started)
+    assert len(started) == 6 and all(process.returncode is not None for process in started)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="nothing says how many threads there are")
+def test_a_process_of_its_own_has_one_thread_on_every_machine():
+    """NumPy's, one for each core, took more than its memory on a machine with many."""
+    process = start_process("import numpy, os; print(len(os.listdir('/proc/self/task')))")
+    assert int(process.communicate()[0]) == 1
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_video_that_nobody_waits_for_is_decoded_no_longer(closed):
+    served = engine.Engine(Models([str(DEFAULT_MODEL)], device="cpu"))
+    message = Message("user", (("video", endless()), ("text", "how many")))
+    prepare = partial(engine.prepare_messages, [message], GenerationOptions())
+
+    async def left() -> int:
+        ticket = served.submit(engine.EngineRequest(str(DEFAULT_MODEL), prepare, video=True))
+        assert await asyncio.to_thread(wait_for, lambda: ticket.decoding)
+        (process,) = ticket.decoding
+        served.close() if closed else ticket.cancel()
+        return await asyncio.to_thread(process.wait, PATIENCE)
+
+    try:
+        assert asyncio.run(left()) == -signal.SIGTERM
+    finally:
+        served.close()
 
 
 def test_videos_and_other_files_are_told_apart(tmp_path):
@@ -651,15 +689,38 @@ def test_a_page_is_shown_videos(tmp_path):
         service.close()
 
 
-def test_a_page_decodes_a_video_where_no_other_visitor_waits_for_it(tmp_path):
+def test_a_page_decodes_a_video_where_no_other_visitor_waits_for_it(tmp_path, monkeypatch):
+    begun, released = threading.Event(), threading.Event()
+
+    @contextmanager
+    def held(data, limits, name):
+        begun.set()
+        assert released.wait(PATIENCE)
+        with open_apart(data, limits, name) as clip:
+            yield clip
+
+    async def both() -> tuple:
+        """The last view of the first visitor, and of another who asked meanwhile."""
+        first = asyncio.create_task(all_views(service, request))
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
+        image = AskRequest((EXAMPLE,), "how many", service.models.default, max_new_tokens=2)
+        async with asyncio.timeout(PATIENCE / 2):
+            (*_, other) = await all_views(service, image)
+        assert not first.done()
+        released.set()
+        return (await first)[-1], other
+
+    monkeypatch.setattr(page, "open_apart", held)
     (tmp_path / "endless.gif").write_bytes(endless())
     service = make_service(image=replace(OF_VISITORS, max_seconds=0.5))
     try:
         path = service.take_in(str(tmp_path / "endless.gif"))
         request = AskRequest((path,), "how many", service.models.default)
-        (*_, view) = asyncio.run(all_views(service, request))
+        view, other = asyncio.run(both())
         assert view.failed and view.returned is request and "endless.gif" in view.notice
+        assert other.log[-1].stop_reasons and not other.failed
     finally:
+        released.set()
         service.close()
 
 

@@ -430,8 +430,14 @@ async def opened(request: Request, api: Api, asked: ChatRequest, record: Record)
     if len(shown) > (most := api.engine.limits.max_images):
         raise Refused(400, f"messages: expected at most {most} images, got {len(shown)}", "messages")
     named = [(f"{kind} {number}", url) for number, (kind, url) in enumerate(shown, start=1)]
-    opening = (api.images.open(url, name, client, record.take) for name, url in named)
-    images = iter(await asyncio.gather(*opening))
+    try:  # where one fails, the others end with it: they would take room that is never given back
+        async with asyncio.TaskGroup() as group:
+            opening = [
+                group.create_task(api.images.open(url, name, client, record.take)) for name, url in named
+            ]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    images = (task.result() for task in opening)
     return [
         chat.Message(
             "system" if message.role == "developer" else message.role,

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from subprocess import Popen
 from typing import Any, NamedTuple
 
 from torch import OutOfMemoryError
@@ -55,7 +56,7 @@ from inference.prefix_files import own_folder, with_prefixes
 from inference.thinking import Think, held_to
 from inference.trial import SECONDS
 from web.models import GUEST, Models
-from web.videos import open_apart
+from web.videos import RUNNING, open_apart
 
 OPENERS = 2  # threads that open images and encode prompts
 DECODERS = 2  # of these, for prompts with videos: a client has one of them at a time
@@ -86,7 +87,8 @@ class Interrupted(RuntimeError):
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """slots: answers that a model makes at the same time. max_queue: requests that wait for a model.
+    """slots: answers that a model makes at the same time. max_queue: requests that wait for a model,
+    of one client half of them.
     prefill_chunk: positions of a prompt, or one tile, between two tokens of the others; None computes prompts
     at once. prefix_bytes: of prefixes that a model keeps in memory, and prefix_folder, where as many outlive
     the process; None is no folder. lookup: see `GenerationOptions`.
@@ -95,7 +97,7 @@ class EngineLimits:
     """
 
     slots: int = 8
-    max_queue: int = 64
+    max_queue: int = 128
     prefill_chunk: int | None = 256
     prefix_bytes: int = PREFIX_BYTES
     prefix_folder: Path | None = None
@@ -206,6 +208,7 @@ class Ticket:
         # Of the models' thread: what is to be scheduled, and the texts of answers that have not ended.
         self.requests: list[Request] = []
         self.texts: dict[int, _Text] = {}
+        self.decoding = set[Popen[bytes]]()  # see `web.videos.RUNNING`
         self.started: float | None = None
 
     @property
@@ -217,8 +220,13 @@ class Ticket:
         """Nobody waits for it any more: iterating ends, and its slots are free at the next step. In vain
         after its end."""
         self.cancelled = True
+        self.stop_decoding()
         self._engine.withdraw(self)
         self.put(None)
+
+    def stop_decoding(self) -> None:
+        for process in self.decoding.copy():
+            process.terminate()
 
     def put(self, piece: Piece | Exception | None) -> None:
         """From any thread; None is the end."""
@@ -458,9 +466,11 @@ class Engine:
             place = self.models.place(request.model)
             others = [one for one in self._tickets if self.models.place(one.request.model) == place]
             running = sum(len(one.texts) for one in others if one.started is not None)
-            waiting = sum(one.started is None for one in others)
+            waits = [one.request.client for one in others if one.started is None]
+            waiting, most = len(waits), self.limits.max_queue
             # Those that wait for their images alone take a free slot at once.
-            if waiting - max(0, self.limits.slots - running) >= self.limits.max_queue:
+            free = max(0, self.limits.slots - running)
+            if waiting - free >= most or waits.count(request.client) - free >= max(1, most // 2):
                 rounds = waiting / self.limits.slots
                 raise QueueFull(min(max(1.0, math.ceil(rounds * self._seconds)), LONGEST_WAIT))
             videos = (one for one in self._tickets if one.request.video and one.started is None)
@@ -612,6 +622,7 @@ class Engine:
         """The images, the prompt."""
         request, checkpoint = ticket.request, ticket.checkpoint
         assert checkpoint is not None, "it was in a queue"
+        RUNNING.set(ticket.decoding)
         row, options, short, ticket.then, plain = request.prepare(checkpoint)
         checkpoint.check_images(row.image_tokens)
         if ticket.form is not None:
@@ -873,6 +884,7 @@ class Engine:
         """End all work at its next step, and write what is to be kept."""
         with self._lock:  # what is taken in before is ended below, and what comes later is refused
             self._closed = True
+            left = list(self._tickets)
         self._wake.set()
         for pool in (self._openers, self._decoders, self._former, *self._doors.values()):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -881,6 +893,8 @@ class Engine:
                 opening.set_exception(Interrupted("the server has ended"))
         if threading.current_thread() is not self._thread:
             self._thread.join(10)
+        for ticket in left:
+            ticket.stop_decoding()
         for key in list(self._schedulers):
             self._drop(key)
         self._stores.close()

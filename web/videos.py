@@ -10,12 +10,15 @@ process can. It gives way to the models' threads.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict
 from typing import Any
 
@@ -27,9 +30,14 @@ from data.video import Clip, open_video
 from inference.trial import end_process, start_process
 
 MEMORY = 2 * 2**30  # bytes for one video
-WALL = 3  # times the seconds of processor time, on a machine that is busy with other things
+WALL = 120.0  # seconds, on a machine that is busy with other things
 NICE = 10
 PROGRAM = "from web.videos import serve; serve()"
+OUT_OF_MEMORY = 77  # its exit status
+TOO_MUCH = (-signal.SIGPROF, -signal.SIGALRM, OUT_OF_MEMORY)
+log = logging.getLogger(__name__)
+# The processes that decode for what is being done here: whoever else holds the set can end them.
+RUNNING: ContextVar[set[subprocess.Popen[bytes]] | None] = ContextVar("RUNNING", default=None)
 
 
 @contextmanager
@@ -39,12 +47,18 @@ def open_apart(data: bytes, limits: ImageLimits, name: str) -> Iterator[Clip]:
     process = start_process(PROGRAM)
     sent, received = process.stdin, process.stdout
     assert sent is not None and received is not None, "they are pipes"
+    if (running := RUNNING.get()) is not None:
+        running.add(process)
 
     def reply() -> dict[str, Any]:
         line = received.readline()
         told = json.loads(line) if line.endswith(b"\n") else {}  # it may end within a line
         if "error" in told:
             raise ImageError(told["error"])
+        if not told and (status := process.wait()) not in TOO_MUCH:
+            if status != -signal.SIGTERM:  # nobody waits for it any more
+                log.warning("a process that decoded a video has ended with status %d", status)
+            raise ImageError(f"{name}: it could not be decoded; give another video, or save it anew")
         if not told:
             most = f"{limits.max_seconds:g} s or {MEMORY // 2**20:,} MiB"
             raise ImageError(f"{name}: it takes more than {most} to decode; give a shorter video")
@@ -67,9 +81,11 @@ def open_apart(data: bytes, limits: ImageLimits, name: str) -> Iterator[Clip]:
             sent.write(json.dumps(about).encode() + b"\n" + data)
             sent.flush()
         told = reply()
-        yield Clip(name, told["count"], told["rate"], tuple(told["size"]), read)
+        yield Clip(name, told["count"], told["rate"], tuple(told["size"]), read, told["animated"])
     finally:
         end_process(process)
+        if running is not None:
+            running.discard(process)
 
 
 def serve() -> None:
@@ -81,15 +97,17 @@ def serve() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     signal.setitimer(signal.ITIMER_PROF, limits.max_seconds)  # these signals end it
-    signal.setitimer(signal.ITIMER_REAL, WALL * limits.max_seconds)
+    signal.setitimer(signal.ITIMER_REAL, WALL)
     try:
         clip = open_video(sys.stdin.buffer.read(about["bytes"]), limits, about["name"])
-        _reply({"count": clip.count, "rate": clip.rate, "size": clip.size})
+        _reply({"count": clip.count, "rate": clip.rate, "size": clip.size, "animated": clip.animated})
         for line in sys.stdin.buffer:
             for frame in clip.read(json.loads(line)):
                 _reply({"size": frame.size}, frame.tobytes())
     except ImageError as error:
         _reply({"error": str(error)})
+    except MemoryError:
+        sys.exit(OUT_OF_MEMORY)
 
 
 def _reply(told: dict[str, Any], data: bytes = b"") -> None:
