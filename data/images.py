@@ -23,7 +23,7 @@ import sys
 import urllib.parse
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -115,8 +115,7 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
         check_size(*_array_size(source, name), limits, name)
         return _flatten(_from_array(source, name), name, own=True)
     image, orientation = _open(source, limits, name)
-    if isinstance(file := getattr(image, "fp", None), _CountedReads):
-        file.pieces = PIECES
+    _read_on(image)
     try:
         image.load()
     except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
@@ -130,17 +129,14 @@ def animation(data: bytes, limits: ImageLimits, name: str) -> Iterator[tuple[Ima
     """The frames of an animated GIF, WebP or PNG as `load_image` gives them, and for how many seconds each is
     shown. None of an image that does not move."""
     image, _ = _open_bytes(data, limits, name)
-    count = range(getattr(image, "n_frames", 1) if getattr(image, "is_animated", False) else 0)
-    if isinstance(file := getattr(image, "fp", None), _CountedReads):
-        file.pieces = PIECES
-    for number in count:
-        try:
+    _read_on(image)
+    with _refusing_damage(name):
+        count = getattr(image, "n_frames", 1) if getattr(image, "is_animated", False) else 0
+    _read_on(image)  # Pillow has read a whole GIF to count its frames
+    for number in range(count):
+        with _refusing_damage(name):
             image.seek(number)
             image.load()
-        except Exception as error:  # see load_image
-            raise ImageError(
-                f"{name}: the animation is damaged or cut off ({one_line(error, 200)})"
-            ) from error
         # Browsers take a tenth of a second where none is said.
         shown, picture = (image.info.get("duration") or 100) / 1000, image.copy()
         yield _flatten(picture, name, own=True), shown
@@ -149,8 +145,21 @@ def animation(data: bytes, limits: ImageLimits, name: str) -> Iterator[tuple[Ima
 def moves(data: bytes, limits: ImageLimits, name: str) -> bool:
     """Whether it is an animated GIF, WebP or PNG, by the header and what follows the first frame."""
     image, _ = _open_bytes(data, limits, name)
-    try:
+    _read_on(image)
+    with _refusing_damage(name):
         return bool(getattr(image, "is_animated", False))
+
+
+def _read_on(image: Image.Image) -> None:
+    """Let as many pieces be read as a whole file may have."""
+    if isinstance(file := getattr(image, "fp", None), _CountedReads):
+        file.pieces = PIECES
+
+
+@contextmanager
+def _refusing_damage(name: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # see load_image
         raise ImageError(f"{name}: the animation is damaged or cut off ({one_line(error, 200)})") from error
 

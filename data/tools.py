@@ -395,7 +395,7 @@ class Gemma(Markup):
     opens, closes = "<|tool_call>", "<tool_call|>"
     before, after, outer = "", "", ""
     QUOTE = '<|"|>'
-    _MARKS = r'~/(?s:.*)(<\|"\|>|<\|?tool_call\|?>)(?s:.*)/'
+    NO_MARKS = r'~/(?s:.*)(<\|"\|>|<\|?tool_call\|?>)(?s:.*)/'
     _DEPTH = 8  # within one another; deeper values are JSON
 
     @property
@@ -420,7 +420,7 @@ class Gemma(Markup):
             plain = not any(re.search(r'<\|"\|>|<\|?tool_call\|?>', text) for text in texts)
             return self._text(" | ".join(map(quoted, texts)), rules) if plain else ""
         if kind == "string" and (free := free_text(schema)) is not None:
-            return self._text(f"{free} & {self._MARKS}", rules)
+            return self._text(f"{free} & {self.NO_MARKS}", rules)
         if kind == "object" and depth < self._DEPTH and (named := named_parameters(schema)) is not None:
             if not all(re.fullmatch(r"\w+", one.name) for one in named):
                 return ""

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,8 @@ class Ocelli(lmms):
         """A part of a message; of a video, what the model is shown of it."""
         if part["type"] != "video":
             return [part]
+        if part.keys() & {"video_start", "video_end"}:
+            raise RequestError("it asks about a part of a video (video_start, video_end): not supported")
         if self._video[0] != part["video"]:  # several questions about one follow one another
             self._video = part["video"], self.checkpoint.processor.visuals(part["video"])
         return [{"type": kind_of(one), kind_of(one): one} for one in self._video[1]]
@@ -146,7 +149,7 @@ class Ocelli(lmms):
     def loglikelihood(self, requests: list[Instance]) -> list[GenerationResult]:
         """Pairs: of each choice the negative logarithm of its probability as a whole answer, with its end,
         since lmms-eval takes the least; and whether it is the likeliest. All choices of a document are looked
-        at together (`inference.decide`); where that fails, all are as good as impossible."""
+        at together (`inference.decide`); where that fails, none is likely, and a right one least of all."""
         asked: dict[tuple, dict[str, list[int]]] = {}  # text -> places in `requests`
         for number, request in enumerate(requests):
             if len(request.args) != 6 or callable(request.args[1]):
@@ -162,6 +165,8 @@ class Ocelli(lmms):
             for done in scheduler.run(deferred):
                 if (decision := done.decision) is None:
                     self.errors.append((done.key[0], done.key[2], one_line(done.error)))
+                    for number in chain(*asked[done.key].values()):
+                        results[number] = (IMPOSSIBLE ** (1 + self._is_right(requests[number])), False)
                 else:
                     for place, numbers in enumerate(asked[done.key].values()):
                         for number in numbers:
@@ -169,6 +174,14 @@ class Ocelli(lmms):
                 bar.update()
         # As results, because lmms-eval makes a text of a bare pair.
         return [GenerationResult(pair) for pair in results]  # type: ignore[arg-type]
+
+    def _is_right(self, request: Instance) -> bool:
+        """Whether a choice is its document's, of which there may be several, by number or text."""
+        _, _, doc_to_visual, document, task, split = request.args
+        asked, held = doc_to_visual.__self__, self.task_dict[task][split][document]
+        right = asked.doc_to_target(held)
+        right = right if isinstance(right, list) else [right]
+        return request.idx in right or asked.doc_to_choice(held)[request.idx] in right
 
     def _choice(self, requests: list[Instance], texts: Mapping[str, list[int]]) -> Request:
         """Asks for one of the texts, each of which has its places in `requests`."""

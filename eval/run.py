@@ -351,6 +351,7 @@ def _check_same(output: Path, described: Mapping[str, Any]) -> None:
     compared += [("model", key) for key in ("revision", "dtype", "max_pixels", "frames")]
     try:
         earlier = json.loads((output / RUN).read_text(encoding="utf-8"))
+        earlier["model"].setdefault("frames", described["model"]["frames"])  # runs before videos have none
         pairs = {key: (earlier[part].get(key), described[part][key]) for part, key in compared}
     except (ValueError, KeyError, AttributeError, TypeError):
         raise TaskError(f"{output / RUN} is not what an earlier run wrote: choose another --output") from None

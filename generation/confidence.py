@@ -6,8 +6,8 @@ probabilities that it gave to its tokens.
 
 Probabilities are the model's own, before temperature, filters and penalty, among the tokens that a constraint
 allows, once `Constraint.close` has moved those of the stop tokens. A token that a constraint forced does not
-count, nor does one of the thinking before an answer, nor a stop token, unless the answer is empty. The mean
-over tokens is the length-normalised likelihood of Malinin and Gales ("Uncertainty Estimation in
+count, nor does one of the thinking before an answer, nor a stop token, unless nothing before it does. The
+mean over tokens is the length-normalised likelihood of Malinin and Gales ("Uncertainty Estimation in
 Autoregressive Structured Prediction", 2021).
 """
 

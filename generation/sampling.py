@@ -192,7 +192,7 @@ class Row:
         if constraint is not None:
             constraint.accept(token_id)
         thinks = constraint is not None and constraint.thinking
-        if chosen is not None and not thinks and not (stops and self.tokens):
+        if chosen is not None and not thinks and not (stops and self.sums[1]):
             self.sums = self.sums[0] + chosen[0], self.sums[1] + chosen[1]
         if report is not None:
             self.reports.append(report)

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from data.tokenizer import AnyTokenizer, no_panic
+from data.tools import GEMMA
 from generation.choices import keep
 from generation.kv_cache import to_device
 from generation.options import ConstraintError
@@ -324,8 +325,9 @@ class Constraints:
     def _compile(self, grammar: str) -> tuple[llguidance.LLMatcher | str, int]:
         """The matcher, or why there is none, and its bytes. Only what was tried out is compiled here."""
         # Where it spells a special token, llguidance would force that in place of its characters.
-        plain = grammar.replace("\\", "")
-        ordinary = any(text in grammar or text in plain for text in self._special)
+        said = grammar.replace(GEMMA.NO_MARKS, "")  # texts have no marks in them
+        plain = said.replace("\\", "")
+        ordinary = any(text in said or text in plain for text in self._special)
         try:
             tried = NO_FORCING * ordinary + grammar
             taken = self._trials(tried)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import pytest
@@ -148,6 +149,10 @@ def test_videos_of_rows_are_asked_about(tmp_path, kind):
     asked = ["--data", tmp_path / "rows.jsonl", "--model", tmp_path / "model", "--max-new-tokens", 4]
     for most, status in ((4, 0), (4, 0), (6, 2 if kind == "qwen3_vl" else 0)):  # frames are part of a score
         assert run(*asked, "--max-frames", most, "--output", tmp_path / "few") == status
+    earlier = json.loads((tmp_path / "few" / "run.json").read_text())
+    del earlier["model"]["frames"]  # as in folders of versions without videos, which are resumed
+    (tmp_path / "few" / "run.json").write_text(json.dumps(earlier))
+    assert run(*asked, "--max-frames", 4, "--output", tmp_path / "few") == 0
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "red"}]
     (sample,) = task_of(tmp_path, [{"messages": messages, "videos": ["0.gif"]}], False).samples
     (clip,) = sample.images()

@@ -253,7 +253,7 @@ def test_choices_are_those_that_the_command_line_chooses(embedded, drawn, tmp_pa
     """With their likelihoods; choices that nobody can choose among are listed, and the others are scored."""
     colours = ["red", "blue", "green"]
     rows = [{**row, "choices": colours, "answer": place % 3} for place, row in enumerate(drawn[:5])]
-    rows[4]["choices"] = ["red", "", "blue"]
+    rows[4] |= {"choices": ["red", "", "blue"], "answer": 0}
     (result,) = run_drawn(store(rows, tmp_path / "rows.parquet"), embedded, tmp_path, name="ocelli_choices")
     options, right = GenerationOptions(constraint=embedded.constraint(choice_grammar(colours))), []
     for row, sample in zip(rows[:4], samples_of(tmp_path / "ocelli_choices")):
@@ -265,6 +265,7 @@ def test_choices_are_those_that_the_command_line_chooses(embedded, drawn, tmp_pa
         right.append(expected["answers"][0] == colours[row["answer"]])
         assert sample["acc"] == right[-1]
     assert result["n"] == 5 and [one["id"] for one in result["errors"]["samples"]] == [4]
+    assert samples_of(tmp_path / "ocelli_choices")[4]["acc"] == 0
 
 
 @NEEDS_LMMS_EVAL
@@ -284,6 +285,9 @@ def test_videos_are_asked_about_as_everywhere(kind, tmp_path):
     for row, sample in zip(rows[:4], samples_of(tmp_path / "ocelli_drawn")):
         alone = ask(checkpoint, checkpoint.processor.visuals(row["clip"]), row["question"], options).finish()
         assert sample["answer"] == alone["answers"]
+    part = {"type": "video", "url": paths[0], "start_time": 0.5}
+    with pytest.raises(RequestError):  # a part of a video is not asked about as if it were the whole
+        lmms.Ocelli(checkpoint, 1)._encoded([{"role": "user", "content": [part]}], "task", 0)
 
 
 @NEEDS_LMMS_EVAL

@@ -389,6 +389,20 @@ def test_a_conversation_goes_on_from_answers_without_their_thinking(checkpoint):
     assert off["token_ids"] == alone["token_ids"] and "thinking" not in off
 
 
+def test_an_empty_answer_after_thinking_is_as_likely_as_its_end(checkpoint):
+    """Not certain, or it would be picked before every other."""
+    options = GenerationOptions(max_new_tokens=9, confidence=True, stop_token_ids=checkpoint.stop_token_ids)
+    row = encode(checkpoint, [], QUESTION, think=True)
+    options = for_prompt(checkpoint, row, replace(options, constraint=Think(0)))
+    one = Row(options, torch.tensor(row.input_ids))
+    while not one.stop_reason:
+        logits = torch.zeros(1, checkpoint.model.config.text.vocab_size)
+        logits[0, checkpoint.stop_token_ids[0]] = 1
+        choose([one], logits).read()
+    assert one.tokens == [*checkpoint.processor.thinking.close_ids, checkpoint.stop_token_ids[0]]
+    assert one.confidence < 0.5
+
+
 # ------------------------------------------------------------------------------------------------- the doors
 THINK = ("--no-image", "-q", QUESTION, "--max-new-tokens", 6, "--think", "--think-tokens", 9)
 

@@ -281,6 +281,16 @@ def test_any_call_of_any_tool_fits_its_schema(constraints):
     assert kinds["calls"] > CALLS / 2 and kinds["cut"] < CALLS / 10, kinds
 
 
+def test_what_a_call_of_gemma_begins_with_is_forced(constraints):
+    """Marks that a text may not have are no reason to ask the model for every token of a call."""
+    made, own = constraints["gemma", True]
+    free = Tool("find", None, {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]})
+    grammar = tool_grammar(GEMMA, ToolUse((free,), must=True), made.get_added_vocab().get)
+    constraint = own(grammar)()
+    constraint.accept(made.convert_tokens_to_ids(GEMMA.opens))
+    assert made.decode(constraint.forced()).startswith("call:find{x:")
+
+
 def test_text_that_is_no_call_is_left_alone(constraints):
     (made, own), logits = constraints["hermes", False], torch.arange(352.0)
     grammar = tool_grammar(HERMES, ToolUse((WEATHER,)), made.get_added_vocab().get)

@@ -343,6 +343,14 @@ def test_animations_and_folders_are_videos(tmp_path, suffix):
     assert isinstance(open_visual(folder / "frame1.png"), Image.Image)
 
 
+def test_a_large_gif_is_a_video(tmp_path):
+    """Of megabytes, which Pillow reads in thousands of pieces."""
+    data = write_animation(tmp_path / "clip.gif", noise(4, 640, 480)).read_bytes()
+    assert is_video(data, ImageLimits(), "clip") and len(data) > 1_300_000
+    clip = open_video(data)
+    assert clip.count == len(list(clip.frames(range(4)))) == 4
+
+
 def test_a_phones_video_stands_upright(tmp_path):
     pytest.importorskip("av")
     frames = noise(5, 64, 48)
