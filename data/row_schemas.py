@@ -77,7 +77,6 @@ class RowSchema:
         text_columns: the columns that hold the text, one of `_TEXT_COLUMNS`.
         columns: our name of a column -> the dataset's, where they differ; `json.question` is the question in
             a column `json`.
-        by_ending: a row without that image has it in whichever column is named as an image file ends.
         constants: our name of a column -> what every row has in it.
         min_ratings: rating column -> the lowest rating that is trained on. A column with one number per row
             leaves out rows; one with a number for each of `texts` leaves out turns. What is unrated stays.
@@ -85,17 +84,18 @@ class RowSchema:
         allow_urls: images may be fetched from the network.
         allow_outside: paths may leave `folder`.
         boxes: how rows with boxes are read.
+        by_ending: a row without an image has it in whichever column is named as an image file ends.
     """
 
     text_columns: tuple[str, ...]
     columns: Mapping[str, str] = field(default_factory=dict)
-    by_ending: bool = False
     constants: Mapping[str, str] = field(default_factory=dict)
     min_ratings: Mapping[str, float] = field(default_factory=dict)
     folder: Path | None = None
     allow_urls: bool = False
     allow_outside: bool = False
     boxes: BoxRows = field(default_factory=BoxRows)
+    by_ending: bool = False
 
     def conversation(
         self, row: Any, seed: Sequence[int] = (), form_for: FormFor = by_name
