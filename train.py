@@ -344,7 +344,7 @@ class Run:
             gathered = ranks.gather(sample_ids(trained.batches))
             row["samples"] = [ids for of_rank in gathered for ids in of_rank]
         self.metrics.write(row | self.speed.row(trained.step))
-        self.metrics.write_samples(trained.step, task.answered(), ROLLOUTS)
+        self.metrics.write_samples(trained.step, task.answered() if ranks.is_first else [], ROLLOUTS)
 
     def _evaluate(self) -> None:
         self.check()

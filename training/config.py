@@ -117,7 +117,7 @@ class TrainConfig:
     # data
     task: str = setting(
         "answers",
-        "what is learnt of rows: their answers, which of two is preferred, or by rewards of the model's own",
+        "what is learned: the answers of rows, which of two is better, or what earns the model rewards",
         "answers", "preferences", "rewards", scope=OF_ROWS,
     )  # fmt: skip
     data: Data = setting(SHAPES, "shapes (drawn), or rows: a file, folder, Hub id, list of datasets")  # noqa: RUF009
@@ -207,15 +207,15 @@ class TrainConfig:
     rewards: Weights = setting(  # noqa: RUF009
         "", "rewards by name with their weights, as {exact: 1.0, length: 0.1}", scope=OF_REWARDS
     )
-    group_size: int = setting(8, "answers sampled to each question", 2, 4_096, scope=OF_REWARDS)
+    group_size: int = setting(8, "number of answers sampled for each question", 2, 4_096, scope=OF_REWARDS)
     policy_loss: str = setting(
         "dapo",
-        "mean over answers, sum by --answer-tokens, or mean over tokens",
+        "mean over answers, sum divided by --answer-tokens, or mean over tokens",
         *("grpo", "dr_grpo", "dapo"),
         scope=OF_REWARDS,
     )
     clip: float = setting(
-        0.2, "how far a token's probability ratio counts below 1, and above", 0, 1, scope=OF_REWARDS
+        0.2, "a token's probability ratio is clipped this far below 1, and above", 0, 1, scope=OF_REWARDS
     )
     clip_high: float = setting(
         -1.0, "the same above 1 alone; -1: 0.28 for dapo, else as --clip", -1, 1e6, scope=OF_REWARDS
@@ -224,7 +224,7 @@ class TrainConfig:
         0.0, "weight of the KL divergence from the first weights; 0: none", 0, 1e3, scope=OF_REWARDS
     )
     updates: int = setting(1, "optimizer steps on each batch of answers", 1, 1_000, scope=OF_REWARDS)
-    temperature: float = setting(1.0, "of the answers", 1e-3, 100, scope=OF_REWARDS)
+    temperature: float = setting(1.0, "sampling temperature of the answers", 1e-3, 100, scope=OF_REWARDS)
     top_k: int = setting(0, "answers: sample from the K likeliest tokens; 0: all", 0, _MANY, scope=OF_REWARDS)
     top_p: float = setting(
         1.0, "answers: sample from the likeliest tokens of this mass", 1e-9, 1, scope=OF_REWARDS
@@ -242,8 +242,8 @@ class TrainConfig:
     )
     most_off_policy: float = setting(
         0.0,
-        "the run stops where a fresh token's probability in training is off by a larger factor less 1; 0: "
-        "0.001 in float32, 1 in bfloat16",
+        "maximum difference from 1 of a fresh token's probability ratio, training over sampling; beyond it "
+        "the run stops; 0: 0.001 in float32, 1 in bfloat16",
         *(0, 1e6),
         scope=OF_REWARDS,
     )
@@ -401,7 +401,7 @@ class PlanOptions:
     """The flags of `train.py --plan` and `--show`: what a plan assumes besides the recipe."""
 
     plan: bool = setting(False, "print the run's parameters, memory, FLOPs and hours, and exit")
-    show: int = setting(0, "print so many samples, what the first rows are like, and exit", 0, 10_000)
+    show: int = setting(0, "print this many samples and what the first rows are like, and exit", 0, 10_000)
     plan_ranks: int = setting(1, "plan: number of processes, one per device", 1, 1_000_000)
     plan_device: str = setting("auto", f"plan: cpu, {', '.join(PEAKS)}; auto: this machine's GPU, else H100")
     plan_tflops: float = setting(0.0, "plan: peak TFLOP/s of a device; 0: looked up by its name", 0, 1e6)
@@ -680,20 +680,15 @@ def _weights(given: Any, where: str) -> Weights:
             read = yaml.load(given, yaml.BaseLoader)
     if read and not isinstance(read, dict):
         raise ValueError(f"{where}: expected names with weights, as {{exact: 1.0}}, got {given!r:.80}")
-    return _with_numbers(read) if read else ""
-
-
-def _with_numbers(given: Any) -> Any:
-    """`_plain`, within lists as well."""
-    if isinstance(given, dict):
-        return {key: _with_numbers(value) for key, value in given.items()}
-    return [*map(_with_numbers, given)] if isinstance(given, list) else _plain(given)
+    return _plain(read) if read else ""
 
 
 def _plain(given: Any) -> Any:
-    """The number or truth that a text stands for."""
+    """The number or truth that a text stands for, within mappings and lists as well."""
     if isinstance(given, dict):
         return {key: _plain(value) for key, value in given.items()}
+    if isinstance(given, list):
+        return [*map(_plain, given)]
     for kind in (int, float):
         with suppress(ValueError, TypeError):
             return kind(given)

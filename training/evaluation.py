@@ -55,33 +55,30 @@ class Evaluation:
         self.config, self.ranks, self.task, self.held_out = task.config, task.ranks, task, held_out
         self.average, self.metrics, self.dtype = average, metrics, dtype
         self.output = Path(task.config.output)
-        self.best = self._best_before(first) if task.ranks.is_first else None
-        self.since = task.ranks.gather(self._since_best())[0]  # evaluations, none of which was better
+        self.best, since = self._best_before(first) if task.ranks.is_first else (None, 0)
+        self.since = task.ranks.gather(since)[0]  # evaluations, none of which was better
 
-    def _best_before(self, step: int) -> float | None:
-        """The best score so far of a resumed run; one of a step that is done again does not count."""
+    def _best_before(self, step: int) -> tuple[float | None, int]:
+        """The best score so far of a resumed run, and how many evaluations came after it; one of a step that
+        is done again does not count."""
         if not self.config.resume:
             for name in (BEST, SAMPLES):
                 shutil.rmtree(self.output / name, ignore_errors=True)
         try:
             row = json.loads((self.output / BEST / SCORE).read_text(encoding="utf-8"))
-            same = row["name"] == self.task.best_by[0] and row["step"] <= step
-            return float(row["value"]) if same else None
+            name, at, best = row["name"], row["step"], float(row["value"])
+            if name != self.task.best_by[0] or at > step:
+                return None, 0
         except (OSError, ValueError, KeyError, TypeError):  # none, or cut off
-            return None
+            return None, 0
+        # The metrics of a resumed run end at the step that it resumes from.
+        rows = read_metrics(self.metrics.path) if self.metrics.path.exists() else []
+        return best, sum(name in row and row["step"] > at for row in rows)
 
     @property
     def stale(self) -> bool:
         """Whether to stop early; the same on all ranks."""
         return 0 < self.config.patience <= self.since
-
-    def _since_best(self) -> int:
-        """Of a resumed run, whose metrics end at the step that it resumes from."""
-        if self.best is None or not self.metrics.path.exists():
-            return 0
-        best = json.loads((self.output / BEST / SCORE).read_text(encoding="utf-8"))["step"]
-        rows = read_metrics(self.metrics.path)
-        return sum(self.task.best_by[0] in row and row["step"] > best for row in rows)
 
     def run(self, wrapped: nn.Module, step: int) -> dict[str, float]:
         """Evaluate the model after `step` steps. Ranks but the first get the scores that all know."""

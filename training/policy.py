@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -52,10 +53,6 @@ def divergence(logprobs: Tensor, reference: Tensor) -> Tensor:
     return (reference - logprobs).exp() - (reference - logprobs) - 1
 
 
-def sampling_params(config: TrainConfig) -> SamplingParams:
-    return SamplingParams(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
-
-
 class PolicyLoss(RowsLoss):
     """(summed loss, what to log) of a micro-batch of answers: a `data.packing.Batch`, and for each label
     `drawn`, its log-probability when it was sampled, `advantage`, `weight` and, with `kl`, `reference`.
@@ -65,8 +62,9 @@ class PolicyLoss(RowsLoss):
 
     def __init__(self, model: VisionLanguageModel, blank: bool, config: TrainConfig):
         super().__init__(model, blank)
-        self.params, self.kl, self.low = sampling_params(config), config.kl, config.clip
+        self.kl, self.low = config.kl, config.clip
         self.unfiltered = SamplingParams(temperature=config.temperature)
+        self.params = replace(self.unfiltered, top_k=config.top_k, top_p=config.top_p)
         high = _DAPO_HIGH if config.policy_loss == "dapo" else config.clip
         self.high = high if config.clip_high < 0 else config.clip_high
 

@@ -99,6 +99,7 @@ class PreferencesTask(RowsTask):
     """See `training.task.Task`."""
 
     preferences = True
+    called = "pairs of answers, each pair"
     logs_sums = True
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
@@ -113,7 +114,4 @@ class PreferencesTask(RowsTask):
 
     def count(self, batches: Sequence[Batch]) -> float:
         """Of pairs."""
-        return float(sum(map(bool, (ids for batch in batches for ids in batch.sample_ids))))
-
-    def training_data(self, step: int) -> str:
-        return super().training_data(step).replace(" rows of up to", " pairs of answers, each pair of up to")
+        return float(sum(bool(ids) for batch in batches for ids in batch.sample_ids))

@@ -39,7 +39,7 @@ from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks
 from training.export import answering_model
-from training.policy import PolicyLoss, advantages, sampling_params, step_weight, token_weights
+from training.policy import PolicyLoss, advantages, step_weight, token_weights
 from training.rewards import Rewards
 from training.rows import RowsLoss, RowsTask, frozen_copy, grouped
 from training.task import Answered, Question
@@ -51,7 +51,8 @@ _MOST_OFF = {torch.float32: 1e-3, torch.bfloat16: 1.0}
 @dataclass(eq=False)
 class Group:
     """A question and the answers to it: their token ids, the log-probabilities that each token was drawn by,
-    and what each reward gives to each answer. `place`: the question's number in the batch of all ranks."""
+    and what each reward gives to each answer. `place`: the question's number in the batch of all ranks;
+    `ended`: whether the model itself ended the answer, before the longest that it may be."""
 
     place: int
     sample: Sample
@@ -59,12 +60,9 @@ class Group:
     ids: list[list[int]] = field(default_factory=list)
     drawn: list[list[float]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    ended: list[bool] = field(
-        default_factory=list
-    )  # by the model itself, before the longest that they may be
+    ended: list[bool] = field(default_factory=list)
     rewards: dict[str, list[float]] = field(default_factory=dict)
     totals: list[float] = field(default_factory=list)
-    advantages: list[float] = field(default_factory=list)
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -153,7 +151,9 @@ class RewardsTask(RowsTask):
         self.reference: PolicyLoss | None = None
         super().__init__(config, ranks)
         self.options = GenerationOptions(
-            **{name: getattr(sampling_params(config), name) for name in ("temperature", "top_k", "top_p")},
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
             max_new_tokens=config.answer_tokens,
             stop_token_ids=tuple({*self.model.config.eos_token_ids, *self.processor.stop_token_ids}),
             num_return_sequences=config.group_size,
@@ -162,7 +162,6 @@ class RewardsTask(RowsTask):
         self.trained = self.noted = config.updates  # steps on the latest of them, and those looked at
         self.groups: list[Group] = []
         self.restored: dict[int, dict[str, Any]] = {}  # what a state has of the batch that comes next
-        self.weight = 0.0  # of this rank's part of the batch: `step_weight`
         # Since the latest line of metrics.jsonl: sums with their counts, and largest numbers.
         self.sums: dict[str, tuple[float, float]] = {}
         self.peaks: dict[str, float] = {}
@@ -205,7 +204,10 @@ class RewardsTask(RowsTask):
             if self.restored:
                 self._restore()
             else:
-                self._answer(self.groups, model, step)
+                of_batch = self.config.seed, "answers", self.rolled
+                seeds = [key_of(*of_batch, group.place) for group in self.groups]
+                self._answer(self.groups, model, step, self.options, seeds)
+                self._describe(self.groups)
             del model, step
             batches = self._packed()
             while self.trained < self.config.updates:
@@ -237,41 +239,41 @@ class RewardsTask(RowsTask):
             if batch.samples
         ]
 
-    def _answer(self, groups: list[Group], model: VisionLanguageModel, step: Step | None) -> None:
-        seeds = [key_of(self.config.seed, "answers", self.rolled, group.place) for group in groups]
+    def _answer(
+        self,
+        groups: list[Group],
+        model: VisionLanguageModel,
+        step: Step | None,
+        options: GenerationOptions,
+        seeds: list[int],
+    ) -> None:
+        """Give the groups their answers, and these their rewards."""
         model.eval()
-        outputs = roll_out(model, step, groups, self.options, seeds, self.config.answers_at_once)
+        outputs = roll_out(model, step, groups, options, seeds, self.config.answers_at_once)
         self.model.train()
         for group, of_group in zip(groups, outputs, strict=True):
             group.answer(of_group, self.processor)
             group.score(self.rewards)
-        self._describe(groups)
 
     def _packed(self) -> list[Batch]:
         """Micro-batches of the groups that say something, and of padding as far as ranks need some."""
-        for group in self.groups:
-            (group.advantages,) = advantages(torch.tensor([group.totals]), self.config.policy_loss).tolist()
-        lengths = [length for group in self.groups for length in group.lengths]
-        self.weight = step_weight(lengths, self.config)
         telling = [group for group in self.groups if group.varies or self.config.kl]
         of_rank = self.config.batch_size // self.ranks.world_size
         micro = self.config.micro_batch_size or of_rank
         batches = [self._batch(telling[at : at + micro]) for at in range(0, len(telling), micro)]
         wanted = math.ceil(of_rank / micro) if self.ranks.together else 1  # ranks exchange as often
-        return batches + [self._batch([])] * (wanted - len(batches))
+        lacking = wanted - len(batches)
+        return batches + [self._batch([])] * lacking if lacking > 0 else batches
 
     def _batch(self, groups: list[Group]) -> Batch:
         config, image = self.model.config, self.processor.image_token_id
         rows = [pack_answers(group.samples(), group.parts, config) for group in groups]
         batch = collate(rows or [None], self.processor.pad_token_id, None, image)
         batch.sample_ids = [(group.sample.sample_id,) for group in groups] or [()]
-        answers = [
-            (drawn, advantage, weight)
-            for group in groups
-            for drawn, advantage, weight in zip(
-                group.drawn, group.advantages, token_weights(group.lengths, self.config), strict=True
-            )
-        ]
+        answers = list[tuple[list[float], float, float]]()
+        for group in groups:
+            (gained,) = advantages(torch.tensor([group.totals]), self.config.policy_loss).tolist()
+            answers += zip(group.drawn, gained, token_weights(group.lengths, self.config), strict=True)
         # A model may say an image's placeholder, too, where no image is meant.
         places, said = batch["placeholders"], batch["labelled"]
         batch["placeholders"] = places[~torch.isin(places, said)]
@@ -301,7 +303,7 @@ class RewardsTask(RowsTask):
             self.rolled, self.trained = self.rolled - 1, self.config.updates
 
     def count(self, batches: list[Batch]) -> float:
-        return self.weight
+        return step_weight([length for group in self.groups for length in group.lengths], self.config)
 
     # ------------------------------------------------------------------------------------------- state
     def state_dict(self) -> dict[str, Any]:
@@ -399,8 +401,9 @@ class RewardsTask(RowsTask):
         shown = []
         for group in sorted(self.groups, key=lambda group: not group.varies)[:2]:
             order = sorted(range(len(group.totals)), key=lambda answer: group.totals[answer])
+            question = self._question(group)
             for answer in (order[-1], order[0]):
-                shown.append(Answered(self._question(group), group.texts[answer], group.totals[answer]))
+                shown.append(Answered(question, group.texts[answer], group.totals[answer]))
         return shown
 
     def _question(self, group: Group) -> Question:
@@ -417,13 +420,8 @@ class RewardsTask(RowsTask):
         options, totals = replace(self.options, temperature=0.0, num_return_sequences=1), list[float]()
         for batches in self._held_out_groups():
             groups = self._asked(batches)
-            slots = self.config.answers_at_once
-            outputs = roll_out(model.eval(), native, groups, options, [0] * len(groups), slots)
-            for group, of_group in zip(groups, outputs, strict=True):
-                group.answer(of_group, self.processor)
-                group.score(self.rewards)
-                totals += group.totals if group.rewards else []
-        self.model.train()
+            self._answer(groups, model, native, options, [0] * len(groups))
+            totals += [total for group in groups if group.rewards for total in group.totals]
         total, count = self.ranks.sum(math.fsum(totals), len(totals))
         if not count:
             raise DatasetError("--eval-data: no row can be scored, on any rank")

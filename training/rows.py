@@ -93,9 +93,11 @@ def frozen_copy(model: VisionLanguageModel, learns: frozenset[str]) -> VisionLan
 
 
 class RowsTask(Task):
-    """See `training.task.Task`. `preferences`: a row is a pair of answers (`training/preferences.py`)."""
+    """See `training.task.Task`. `preferences`: a row is a pair of answers (`training/preferences.py`), and
+    `called` is what the model card says for rows."""
 
     preferences = False
+    called = "rows"
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
         super().__init__(config, ranks)
@@ -189,7 +191,7 @@ class RowsTask(Task):
     def training_data(self, step: int) -> str:
         names = ", ".join(public_name(source.name) for source in self.mixture.sources)
         rows, tokens = self.config.batch_size, self.config.sequence_length
-        return f"{names}: {step:,} steps of {rows} rows of up to {tokens} tokens."
+        return f"{names}: {step:,} steps of {rows} {self.called} of up to {tokens} tokens."
 
     def questions(self, count: int) -> list[Question]:
         """The first questions of held-out rows, in an order that is always the same; bad rows are skipped."""

@@ -41,7 +41,7 @@ def describe_rows(config: TrainConfig, count: int) -> str:
     read = len(samples) + filtered + len(dropped)
     lines += [f"\nof the first {read:,} rows in the order of the run, {len(samples):,} can be trained on"]
     if config.task == "rewards":
-        lines.append("  rewards compare answers of the model, which are what is learned, with theirs")
+        lines.append("  the model learns from its own answers; rewards compare these with the rows' answers")
         samples = [replace(sample, labels=[IGNORE_INDEX] * len(sample.labels)) for sample in samples]
     lines += [f"  {filtered:,} below min_ratings"] * (filtered > 0)
     for reason, number in Counter(one.reason for one in dropped).most_common():

@@ -143,7 +143,7 @@ class Task:
         return {name: round(one / count, 5) for name, one in zip(parts[0], sums, strict=True)}
 
     def answered(self) -> list[Answered]:
-        """Some answers of the latest step's, with their rewards, to look at."""
+        """Some answers of the latest step's, with their rewards, to look at; the first rank asks."""
         return []
 
     def seen(self, step: int) -> dict[str, int]:
