@@ -9,6 +9,7 @@ import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -116,7 +117,13 @@ class JsonLines(Sequence):
             return self._row(opened, self.files[number])
 
     def _starts(self, file: RowsFile) -> Iterator[int]:
-        return _line_starts(file)
+        """Where its lines begin, blank ones left out."""
+        offset = 0
+        with file.open() as lines:
+            for line in lines:
+                if line.strip():
+                    yield offset
+                offset += len(line)
 
     def _row(self, opened: IO[bytes], file: RowsFile) -> Any:
         return _parsed(opened.readline(), file)
@@ -223,30 +230,36 @@ class ParquetGroups:
     groups: (n, 4) int64, the file of each, its number there, and which of its rows count, from and to.
     """
 
-    def __init__(self, files: Sequence[str], features: Any = None, part: slice = slice(None)):
-        self.files, self.features, parquet = files, features, resolve_name("pyarrow.parquet")
+    def __init__(self, files: Sequence[str], features: Any = None):
+        self.files, parquet = files, resolve_name("pyarrow.parquet")
         known = [parquet.read_metadata(file) for file in files]
-        sizes = [
-            (f, g, m.row_group(g).num_rows) for f, m in enumerate(known) for g in range(m.num_row_groups)
+        self._open, schema = parquet.ParquetFile, known[0].schema.to_arrow_schema()
+        self.column_names: list[str] = schema.names
+        self.features = library().Features.from_arrow_schema(schema) if features is None else features
+        groups = [
+            (f, g, 0, m.row_group(g).num_rows) for f, m in enumerate(known) for g in range(m.num_row_groups)
         ]
-        ends = np.cumsum([size for *_, size in sizes])
-        first, last, _ = part.indices(int(ends[-1]) if sizes else 0)
-        cut = [
-            (file, group, max(0, first - int(end) + size), min(size, last - int(end) + size))
-            for (file, group, size), end in zip(sizes, ends, strict=True)
-        ]
-        self.groups = np.array([one for one in cut if one[2] < one[3]], np.int64).reshape(-1, 4)
-        self.num_files, self._open = len(self.groups), parquet.ParquetFile
-        self.column_names: list[str] = known[0].schema.to_arrow_schema().names
+        self._hold(np.array(groups, np.int64).reshape(-1, 4))
+
+    def _hold(self, groups: np.ndarray) -> None:
+        """Those of these groups that have rows."""
+        self.groups = groups[groups[:, 2] < groups[:, 3]]
+        self.num_files = len(self.groups)
         self.lengths: Sequence[int] = (self.groups[:, 3] - self.groups[:, 2]).tolist()
-        self._ends = np.cumsum(self.lengths)
+        self._ends = np.cumsum(self.lengths, dtype=np.int64)
         self._ahead: tuple[int, Iterator[tuple[int, Any]]] = (-1, iter(()))
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if self.num_files else 0
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Quick where rows are asked for one after another."""
+        if isinstance(index, slice):
+            first, last = self.groups[:, 2], self.groups[:, 3]
+            begins, own = self._ends - (last - first), copy(self)
+            cut = (np.clip(first + end - begins, first, last) for end in index.indices(len(self))[:2])
+            own._hold(np.column_stack([self.groups[:, :2], *cut]))
+            return own
         if not 0 <= index < len(self):
             raise IndexError(index)
         at, rows = self._ahead
@@ -281,16 +294,6 @@ class ParquetGroups:
             [os.path.basename(name), int((files == at).sum()), int(sizes[files == at].sum())]
             for at, name in enumerate(self.files)
         ]
-
-
-def _line_starts(file: RowsFile) -> Iterator[int]:
-    """Where the lines of a file begin, blank ones left out."""
-    offset = 0
-    with file.open() as lines:
-        for line in lines:
-            if line.strip():
-                yield offset
-            offset += len(line)
 
 
 def _parsed(line: bytes, file: RowsFile) -> Any:

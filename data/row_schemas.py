@@ -40,6 +40,7 @@ PLACEHOLDERS, TOO_MANY_TILES, TOO_LONG = "images and placeholders differ", "too 
 BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
 
 PAIR = ("chosen", "rejected")
+SHOWN = ("images", "image", "videos", "video")
 COLUMNS = (
     *(
         "messages",
@@ -281,19 +282,19 @@ def find_pairs(
     for what was chosen, and for what was rejected. Both are texts or messages that go on from the prompt, or
     hold it as well."""
     have, has = {*renamed, *columns}, f"it has {', '.join(columns) or 'none'}"
-    missing = [renamed.get(key, key) for key in PAIR if renamed.get(key, key) not in columns]
-    if missing:
+    pair = [renamed.get(key, key) for key in PAIR]
+    if not {*pair} <= {*columns}:
         raise DatasetError(
             f"{name}: preferences need columns chosen and rejected; {has}: name yours under columns"
         )
     prompt = next((column for column in _PROMPTS if column in have), None)
-    said = first.get(renamed.get("chosen", "chosen")) if isinstance(first, Mapping) else None
+    said = first.get(pair[0]) if isinstance(first, Mapping) else None
     begins = _message(said[0]) if isinstance(said, list) and said and isinstance(said[0], Mapping) else {}
     others = {key: value for key, value in renamed.items() if key not in (*PAIR, *_PROMPTS)}
     goes_on = prompt is not None and begins.get("role") not in ("user", "system")
     text_columns = ("prompt", "completion") if goes_on else ("messages",)
     names = others | ({"prompt": renamed.get(prompt, prompt)} if goes_on and prompt else {})
-    chosen, rejected = (names | {text_columns[-1]: renamed.get(key, key)} for key in PAIR)
+    chosen, rejected = (names | {text_columns[-1]: column} for column in pair)
     return text_columns, chosen, rejected
 
 
@@ -312,8 +313,7 @@ def find_images(
         images_of: a row -> its images, None if its ratings are too low; may raise BadRow.
         how: see `no_images`.
     """
-    shown = ("images", "image", "videos", "video")
-    read = {schema.columns.get(column, column) for column in (*schema.text_columns, *shown)}
+    read = {schema.columns.get(column, column) for column in (*schema.text_columns, *SHOWN)}
     usable, refused, alike = False, "", dict[str, None]()
     columns: dict[str, None] = {}
     for row in (row for row in rows if isinstance(row, Mapping)):  # others could not be read
@@ -355,12 +355,13 @@ def looks_like_image(value: Any) -> bool:
 
 def plain_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a row that hold words, numbers, and lists and mappings of these: no images, no bytes."""
-    return {key: value for key, value in row.items() if _is_plain(value) and not looks_like_image(value)}
+    return {key: value for key, value in row.items() if is_plain(value) and not looks_like_image(value)}
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether a column's value is words, numbers, or lists and mappings of these."""
     if isinstance(value, Mapping | list | tuple):
-        return all(map(_is_plain, value.values() if isinstance(value, Mapping) else value))
+        return all(map(is_plain, value.values() if isinstance(value, Mapping) else value))
     return value is None or isinstance(value, str | int | float)
 
 

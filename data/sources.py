@@ -45,6 +45,7 @@ from data.row_files import (
 from data.row_schemas import (
     COLUMNS,
     OF_BOXES,
+    SHOWN,
     RowSchema,
     find_images,
     find_pairs,
@@ -83,11 +84,11 @@ def first_rows(rows: Sequence[Any] | Stream) -> Iterator[Any]:
     return (rows[i] for i in range(min(len(rows), _LOOKED_AT)))
 
 
-def columns_of(rows: Sequence[Any] | Stream, name: str) -> list[str]:
-    """Names of the columns; [] if there is no row."""
+def columns_of(rows: Sequence[Any] | Stream, name: str, first: Sequence[Any] | None = None) -> list[str]:
+    """Names of the columns; [] if there is no row. `first`: what `first_rows` gives, where it is known."""
     if known := getattr(rows, "column_names", None):
         return list(known)
-    first = list(first_rows(rows))
+    first = list(first_rows(rows)) if first is None else first
     columns = {column: None for row in first if isinstance(row, Mapping) for column in row}
     if first and not columns and isinstance(first[0], str):
         raise DatasetError(f"{name}: no row can be read: {first[0]}")
@@ -110,9 +111,9 @@ def _class_names(feature: Any) -> tuple[str, ...]:
     return _class_names(feature.feature) if several else ()
 
 
-def _columns_within(rows: Sequence[Any] | Stream) -> list[str]:
-    """Names such as json.question, of what objects in columns of the first rows hold."""
-    held = (item for row in first_rows(rows) if isinstance(row, Mapping) for item in row.items())
+def _columns_within(rows: Iterable[Any]) -> list[str]:
+    """Names such as json.question, of what objects in columns of these rows hold."""
+    held = (item for row in rows if isinstance(row, Mapping) for item in row.items())
     return list({f"{name}.{key}": None for name, one in held if isinstance(one, Mapping) for key in one})
 
 
@@ -311,7 +312,8 @@ def _load(builder: str, path: str, subset: str | None, split: str, streaming: bo
         if files and (here or not streaming) and isinstance(found, resolve_name(_PARQUET)):
             known = None if found.info.features is None else found.info.features.copy()
             places = files if here else library().DownloadManager().download(files)
-            return _parquet_rows(list(map(str, places)), known, path, split)
+            rows = ParquetGroups(list(map(str, places)), known)
+            return rows[_part(split, len(rows), path)]
         # As `load_dataset` goes on, which would ask the Hub for all of this once more.
         if streaming:
             rows = found.as_streaming_dataset(split=split or TRAIN)
@@ -320,15 +322,6 @@ def _load(builder: str, path: str, subset: str | None, split: str, streaming: bo
             rows = found.as_dataset(split=split or TRAIN)
         _leave_undecoded(rows.info.features)
     return LibraryStream(rows) if streaming else rows
-
-
-def _parquet_rows(files: list[str], features: Any, path: str, split: str) -> ParquetGroups:
-    known = features
-    if known is None:
-        schema = resolve_name("pyarrow.parquet").read_schema(files[0])
-        known = library().Features.from_arrow_schema(schema)
-    rows = ParquetGroups(files, known)
-    return rows if _name_of(split) == split else ParquetGroups(files, known, _part(split, len(rows), path))
 
 
 def _builder(path: str, subset: str | None, **options) -> Any:
@@ -528,24 +521,23 @@ def open_source(
     Args:
         folder: where relative image paths start; None refuses paths.
     """
-    if not any(True for _ in first_rows(rows)):
+    if not (first := list(first_rows(rows))):
         raise DatasetError(f"{config.name}: split {config.split!r} has no rows")
-    columns, renamed = columns_of(rows, config.name), dict(config.columns)
-    inside = _columns_within(rows)
+    columns, renamed = columns_of(rows, config.name, first), dict(config.columns)
+    inside = _columns_within(first)
     own = {one.removeprefix("json.") for one in inside if one.startswith("json.")} & {*COLUMNS}
     # An image folder's metadata, or a sample of WebDataset, whose json may say where its image came from.
     image = next((one for one in columns if one == "file_name" or looks_like_image(f"x.{one}")), None)
-    visual = {"image", "images", "video", "videos"}
-    own -= visual if image else set()
+    own -= {*SHOWN} if image else set()
     for name in own - {*columns, *renamed, *config.constants}:  # of a sample of WebDataset
         renamed[name] = f"json.{name}"
-    by_ending = "__key__" in columns and not visual & {*columns, *renamed}
-    if image and not visual & {*columns, *renamed}:
+    by_ending = "__key__" in columns and not {*SHOWN} & {*columns, *renamed}
+    if image and not {*SHOWN} & {*columns, *renamed}:
         renamed["image"] = image
     known = [*columns, *inside]
     rejected, name = None, config.name
     if preferences:
-        text_columns, renamed, rejected = find_pairs(known, renamed, next(first_rows(rows)), name)
+        text_columns, renamed, rejected = find_pairs(known, renamed, first[0], name)
     else:
         text_columns = find_schema(known, renamed, name, config.constants)
     numbered = ["answer"] if text_columns == ("question", "answer") else CATEGORIES

@@ -142,6 +142,11 @@ class Named(NamedTuple):
     required: bool
 
 
+def definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What references within a schema name: a part of it needs them, too."""
+    return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+
+
 def named_parameters(schema: Mapping[str, Any]) -> list[Named] | None:
     """The parameters of a schema that says of each by itself what it may be; None for any other."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -150,7 +155,7 @@ def named_parameters(schema: Mapping[str, Any]) -> list[Named] | None:
         return None
     if not properties and schema.get("additionalProperties", "properties" not in schema) is not False:
         return None  # any names
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    shared = definitions(schema)
     named = []
     for name, one in properties.items():
         text = json.dumps(one)
@@ -166,8 +171,7 @@ def alternatives(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
     keys, kinds = schema.keys() - ABOUT, schema.get("type")
     listed = schema.get("anyOf")
     if keys == {"anyOf"} and isinstance(listed, list) and all(isinstance(one, dict) for one in listed):
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        return [one for inner in listed for one in alternatives({**shared, **inner})]
+        return [one for inner in listed for one in alternatives({**definitions(schema), **inner})]
     if isinstance(kinds, list) and "enum" not in keys and "const" not in keys:
         return [dict(schema, type=kind) for kind in kinds]
     return [dict(schema)]
@@ -262,8 +266,7 @@ class Markup:
             else:
                 rest.append(one)
         if rest:
-            shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-            inner = rest[0] if len(rest) == 1 else {**shared, "anyOf": rest}
+            inner = rest[0] if len(rest) == 1 else {**definitions(schema), "anyOf": rest}
             ways.append(rules.add(rules.json(inner if ways else schema)))
         return rules.add(" | ".join(ways))
 
@@ -304,7 +307,8 @@ class Plain(Markup):
 
 class Xml(Markup):
     _ENDS = "\n</parameter>\n"
-    _MARKS = r"~/(?s:.*)<\/?(parameter|function|tool_call)[=>](?s:.*)/"
+    _MARK = r"<\/?(parameter|function|tool_call)[=>]"
+    _NO_MARKS = rf"~/(?s:.*){_MARK}(?s:.*)/"
 
     def _parameters(self, tool: Tool) -> list[Named] | None:
         """None where they are JSON."""
@@ -350,11 +354,11 @@ class Xml(Markup):
             if one.get("type") in kinds - {"text"}:
                 allowed.append(f"/{_SCALARS[one['type']]}/")
             elif (texts := texts_of(one)) is not None:
-                if any(re.search(r"</?(parameter|function|tool_call)[=>]", text) for text in texts):
+                if any(re.search(self._MARK, text) for text in texts):
                     return None
                 allowed += map(quoted, texts)
             elif (free := free_text(one)) is not None:
-                allowed.append(f"({free} & {self._MARKS})")
+                allowed.append(f"({free} & {self._NO_MARKS})")
             else:
                 return None
         return " | ".join(allowed)
@@ -395,7 +399,8 @@ class Gemma(Markup):
     opens, closes = "<|tool_call>", "<tool_call|>"
     before, after, outer = "", "", ""
     QUOTE = '<|"|>'
-    NO_MARKS = r'~/(?s:.*)(<\|"\|>|<\|?tool_call\|?>)(?s:.*)/'
+    _MARK = r'(<\|"\|>|<\|?tool_call\|?>)'
+    NO_MARKS = rf"~/(?s:.*){_MARK}(?s:.*)/"
     _DEPTH = 8  # within one another; deeper values are JSON
 
     @property
@@ -417,7 +422,7 @@ class Gemma(Markup):
     def way(self, schema: Mapping[str, Any], rules: Rules, depth: int) -> str:
         kind, texts = schema.get("type"), texts_of(schema)
         if texts is not None:
-            plain = not any(re.search(r'<\|"\|>|<\|?tool_call\|?>', text) for text in texts)
+            plain = not any(re.search(self._MARK, text) for text in texts)
             return self._text(" | ".join(map(quoted, texts)), rules) if plain else ""
         if kind == "string" and (free := free_text(schema)) is not None:
             return self._text(f"{free} & {self.NO_MARKS}", rules)
@@ -431,9 +436,9 @@ class Gemma(Markup):
             return f'"{{" {fields} "}}"'
         items = schema.get("items")
         if kind == "array" and schema.keys() - ABOUT == {"type", "items"} and isinstance(items, dict):
-            shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-            item = self.value({**shared, **items}, rules, depth + 1) if depth < self._DEPTH else ""
-            return f'"[" ({item} ("," {item})*)? "]"' if item else ""
+            item = {**definitions(schema), **items}
+            written = self.value(item, rules, depth + 1) if depth < self._DEPTH else ""
+            return f'"[" ({written} ("," {written})*)? "]"' if written else ""
         return ""
 
     def _text(self, terminal: str, rules: Rules) -> str:
@@ -487,6 +492,13 @@ class Arguments:
         return text, ""
 
 
+def text_until(mark: str, text: str) -> tuple[str, bool, str]:
+    """More of a text that ends at a mark: (as JSON, whether it has ended, what is left)."""
+    value, end, rest = text.partition(mark)
+    value = value if end else text[: 1 - len(mark)]
+    return quoted(value)[1:-1] + '"' * bool(end), bool(end), rest if end else text[len(value) :]
+
+
 class XmlArguments(Arguments):
     _BEGINS, _ENDS, _LAST = "<parameter=", "\n</parameter>\n", "</function>"
 
@@ -507,11 +519,9 @@ class XmlArguments(Arguments):
     def _step(self, text: str) -> str:
         """What is left of `text`: all of it where more is needed."""
         if self._text:
-            value, end, rest = text.partition(self._ENDS)
-            value = value if end else text[: 1 - len(self._ENDS)]
-            self._made += quoted(value)[1:-1] + '"' * bool(end)
-            self._text = not end
-            return rest if end else text[len(value) :]
+            made, ended, left = text_until(self._ENDS, text)
+            self._made, self._text = self._made + made, not ended
+            return left
         if text.startswith(self._LAST):
             self._made, self.ended = self._made + "}", True
             return text
@@ -599,13 +609,10 @@ class GemmaArguments(Arguments):
         made, quote = "", Gemma.QUOTE
         while text and not self.ended:
             if self._text:
-                value, end, rest = text.partition(quote)
-                value = value if end else text[: 1 - len(quote)]
-                made += quoted(value)[1:-1] + '"' * bool(end)
-                self._text = not end
-                if not end:
-                    return made, text[len(value) :]
-                text = rest
+                more, ended, text = text_until(quote, text)
+                made, self._text = made + more, not ended
+                if not ended:
+                    break
             elif not self._in_string and text.startswith(quote):
                 made, text, self._text = made + '"', text[len(quote) :], True
             elif not self._in_string and quote.startswith(text):
@@ -661,7 +668,8 @@ class CallReader:
                     if not arguments.ended:
                         return
                 tail = markup.tail(tool)
-                rest = self._after(tail, [markup.inner] * bool(markup.inner) + [markup.after + markup.closes])
+                ways = [markup.inner] * bool(markup.inner) + [markup.after + markup.closes]
+                rest = next((way for way in ways if self._held.startswith(tail + way)), None)
                 if rest is None:
                     return
                 pieces.append(CallPiece(self._count - 1, call_id, ended=True))
@@ -694,10 +702,6 @@ class CallReader:
                 end = start + len(markup.opens)
                 yield self._held[:end]
                 self._held = self._held[end:]
-
-    def _after(self, tail: str, ways: Sequence[str]) -> str | None:
-        """Which of the ways text goes on after a call; None as long as it is open."""
-        return next((way for way in ways if self._held.startswith(tail + way)), None)
 
     def _may_open(self) -> int:
         """How many of the last characters may belong to a call: the beginning of a mark, and space."""

@@ -38,7 +38,7 @@ from typing import Any
 from data.boxes import CATEGORIES, BoxRows, FormFor, by_name
 from data.errors import ADDRESS, BadRow, DatasetError
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
-from data.row_schemas import RowSchema, find_images, find_schema, no_images
+from data.row_schemas import SHOWN, RowSchema, find_images, find_schema, is_plain, no_images
 from data.sources import all_rows, class_names, columns_of, first_rows, open_rows
 from data.video import open_video
 from eval.metrics import Metric, MetricError
@@ -51,7 +51,6 @@ SHAPES_QUESTIONS = 2000
 DESCRIBE_TOKENS, SHORT_TOKENS = 128, 16
 MAX_NEW_TOKENS, BOX_TOKENS = 32, 512  # of an answer about rows; a dozen boxes as JSON
 CHOICES_PROMPT = "{question}\n{choices}\nAnswer with the option's letter from the given choices directly."
-SHOWN = ("images", "image", "videos", "video")
 COLUMNS = ("question", "answer", "answers", *SHOWN, "choices", "family", "id")
 BOX_COLUMNS = ("ref", "bbox", "objects")
 _bad = partial(BadRow, "bad row")
@@ -449,7 +448,7 @@ class _Reader:
                 yield f"{number + 1}.{turn + 1}", {"question": question}, answer, opened, held
             return
         held = [self.names[key] for key in SHOWN]
-        fields = {key: value for key, value in row.items() if key not in held and _is_plain(value)}
+        fields = {key: value for key, value in row.items() if key not in held and is_plain(value)}
         fields["question"] = row.get(self.names["question"])
         if choices := row.get(self.names["choices"]):
             if not isinstance(choices, list | tuple) or len(choices) > len(ascii_uppercase):
@@ -545,12 +544,3 @@ def _keys(value: Any) -> tuple[str, ...]:
         text = os.fspath(value)
         return (text if len(text) <= 200 else hashlib.sha256(text.encode()).hexdigest(),)
     return ()
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a column's value is text and numbers, not an image in disguise."""
-    if isinstance(value, Mapping):
-        value = [*value.values()]
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, str | int | float)
