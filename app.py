@@ -23,15 +23,14 @@ from inference.cli import (
     DTYPES,
     MODEL,
     Parser,
-    add_frames,
-    add_max_pixels,
-    add_threads,
+    add_machine,
     address,
     check_model,
     device,
     dtype,
     listen,
     log_if_slow,
+    machine,
     model,
     positive,
 )
@@ -67,9 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dtype", type=dtype, default="auto", choices=DTYPES,
         help="data type of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the "
         "checkpoint's own; int8 and int4 work on a CPU and on CUDA")
-    add_threads(add)
-    add_max_pixels(add)
-    add_frames(add)
+    add_machine(add)
     add("--share", action=argparse.BooleanOptionalAction, default=False,
         help="make the page public for a week, through Gradio's servers")
     add("--browser", action=argparse.BooleanOptionalAction, default=None,
@@ -92,9 +89,7 @@ def start(settings: argparse.Namespace, host: str, port: int):
     from web import engine, guard, models, page, service
 
     largest = settings.largest_model * 10**9
-    fields = ("device", "dtype", "threads", "max_pixels", "fps", "max_frames")
-    machine = {name: getattr(settings, name) for name in fields}
-    opened = models.Models(names, settings.any_model, largest_guest=largest, **machine)
+    opened = models.Models(names, settings.any_model, largest_guest=largest, **machine(settings))
     with log_if_slow("app.py", opened.default):
         first = opened.open(opened.default)
     space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name

@@ -91,9 +91,7 @@ def load(args: argparse.Namespace, options: GenerationOptions, long: bool = Fals
     from inference.checkpoint import open_checkpoint, worth_compiling
 
     with cli.log_if_slow("generate.py", args.model):
-        machine = (args.device, args.dtype, args.threads, args.max_pixels)
-        checkpoint = open_checkpoint(args.model, args.revision, *machine)
-    checkpoint.processor.choose_frames(args.fps, args.max_frames)
+        checkpoint = open_checkpoint(args.model, args.revision, **cli.machine(args))
     if args.compile != "off" and args.cache:
         compiling = args.compile == "on" or worth_compiling(checkpoint.model, long)
         checkpoint = checkpoint.compiled(compiling)
@@ -160,10 +158,10 @@ def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dic
     if locator is not None:
         result |= locator.locate(reply.checkpoint, about["question"], result)
     result["answers"] = [pixels().whole(answer) for answer in result["answers"]]
-    numbers = range(args.num_answers)
+    numbers = [*range(args.num_answers)]
     if args.pick:
         picked = result["picked"] = pick(result["answers"], result["confidences"], args.pick)
-        numbers = range(picked["number"], picked["number"] + 1)
+        numbers = [picked["number"]]
         if not args.json:
             cli.log_votes(picked, log)
     if draft := result.get("draft"):

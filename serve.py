@@ -25,15 +25,14 @@ from inference.cli import (
     DTYPES,
     MODEL,
     Parser,
-    add_frames,
-    add_max_pixels,
-    add_threads,
+    add_machine,
     address,
     check_model,
     device,
     dtype,
     listen,
     log_if_slow,
+    machine,
     model,
     positive,
 )
@@ -64,13 +63,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dtype", type=dtype, default="auto", choices=DTYPES,
         help="data type of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the "
         "checkpoint's own; int8 and int4 work on a CPU and on CUDA")
-    add_threads(add)
-    add_max_pixels(add)
-    add_frames(add)
+    add_machine(add)
     add("--slots", type=positive, default=8, metavar="N",
         help="answers that are made at the same time (default 8)")
     add("--queue", type=positive, default=128, metavar="N",
-        help="requests that may wait for a model, half of them one client's; the next one is refused with "
+        help="maximum of requests that wait for a model, of one client half as many; more are refused with "
         "status 429 (default 128)")
     add("--prefill-chunk", type=positive, default=256, metavar="N",
         help="prompt tokens computed between two decode steps of the others (default 256)")
@@ -119,9 +116,7 @@ def start(settings: argparse.Namespace, uploads: str):
     listening = listen(settings.host, settings.port)
     from web import api, engine, guard, models
 
-    fields = ("device", "dtype", "threads", "max_pixels", "fps", "max_frames")
-    machine = {name: getattr(settings, name) for name in fields}
-    opened = models.Models(names, **machine)
+    opened = models.Models(names, **machine(settings))
     with log_if_slow("serve.py", opened.default):
         first = opened.open(opened.default)
     limits = api.ApiLimits(

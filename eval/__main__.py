@@ -38,10 +38,8 @@ from inference.cli import (
     DTYPES,
     MODEL,
     Parser,
-    add_frames,
-    add_max_pixels,
+    add_machine,
     add_think,
-    add_threads,
     check_model,
     device,
     dtype,
@@ -107,9 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     compiled = "compile the decode step (auto, the default: if this machine can)"
     add("--compile", default="auto", choices=("auto", "off"), help=compiled)
     add("--batch-size", type=positive, default=32, metavar="N", help="answers in parallel (default 32)")
-    add_threads(add)
-    add_max_pixels(add)
-    add_frames(add)
+    add_machine(add)
 
     add = parser.add_argument_group("output").add_argument
     add("--output", type=Path, metavar="DIR", help="folder of the run (default runs/eval/TASK-MODEL)")

@@ -81,7 +81,7 @@ from inference.checkpoint import (
     pick_device,
     pixel_budget,
 )
-from inference.cli import log_if_slow
+from inference.cli import log_if_slow, machine
 from inference.conversation import Turn, messages_of
 from inference.grammar import choice_grammar
 from inference.locks import only_writer
@@ -519,9 +519,8 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
 
         check_tasks(official)  # before our own tasks are answered
     with log_if_slow("python -m eval", settings.model) if ranks.is_first else nullcontext():
-        machine = (str(ranks.device), settings.dtype, settings.threads, settings.max_pixels)
-        checkpoint = open_checkpoint(settings.model, settings.revision, *machine)
-    checkpoint.processor.choose_frames(settings.fps, settings.max_frames)
+        own = machine(settings) | {"device": str(ranks.device)}
+        checkpoint = open_checkpoint(settings.model, settings.revision, **own)
     if settings.think:
         checkpoint.processor.chat.check_thinking("--think")
     if settings.compile != "off":

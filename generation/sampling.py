@@ -291,10 +291,10 @@ def choose(rows: Sequence[Row], logits: Tensor) -> Chosen:
         found = likeliest(_rows_of(logprobs, places), _rows_of(token, members), count or 0)
         reports.append((members, *found))
     sampled = [number for number in asked if rows[number].options.logprobs_mode == "sampler"]
-    for params, members in _alike(sampled, lambda number: rows[number].params).items():
+    kinds = _alike(sampled, lambda number: (rows[number].params, rows[number].options.logprobs))
+    for (params, count), members in kinds.items():
         logprobs = adjusted_scores(_rows_of(logits, members), params).log_softmax(-1)
-        most = max(rows[number].options.logprobs or 0 for number in members)
-        reports.append((members, *likeliest(logprobs, _rows_of(token, members), most)))
+        reports.append((members, *likeliest(logprobs, _rows_of(token, members), count or 0)))
     confident = any(row.options.confidence for row in rows)
     chosen = chosen_logprobs(logits, token) if confident else None
     return Chosen(rows, token, token[:, 0], logits.amax(-1), chosen, reports, forced)

@@ -358,6 +358,8 @@ def open_checkpoint(
     dtype: str = "auto",
     threads: int | None = None,
     max_pixels: int | None = None,
+    fps: float | None = None,
+    max_frames: int | None = None,
 ) -> Checkpoint:
     """Load model and processor from a folder or the Hub.
 
@@ -366,7 +368,8 @@ def open_checkpoint(
     well) and int4 (with a C compiler: the language model's matrices have four bits, all others int8). A CPU
     without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32. `threads` is for all
     that this process computes: see `generation.threads.choose`. `max_pixels` is that of
-    `Processor.from_pretrained`, by default CPU_PIXELS on a CPU.
+    `Processor.from_pretrained`, by default CPU_PIXELS on a CPU; `fps` and `max_frames` are those of
+    `Processor.choose_frames`.
     """
     choose(threads)
     chosen, began = pick_device(device), time.perf_counter()
@@ -397,6 +400,7 @@ def open_checkpoint(
     name = dtype if dtype in PACKED else str(model.dtype).removeprefix("torch.")
     if name == "bfloat16" and chosen.type == "cpu" and not has_fast_bfloat16():
         pack(model, name)
+    processor.choose_frames(fps, max_frames)
     give_back()
     if chosen.type == "cpu":
         for blocks in (model.language_model.layers, model.vision_model.layers):

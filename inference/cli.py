@@ -172,19 +172,23 @@ def dtype(text: str) -> str:
     return _DTYPE_ALIASES.get(text, text)
 
 
-def add_max_pixels(add: Callable[..., Any]) -> None:
-    """The option of `inference.checkpoint.open_checkpoint`."""
+def add_machine(add: Callable[..., Any]) -> None:
+    """Options of `inference.checkpoint.open_checkpoint`, beside --device and --dtype."""
+    usual = "the variable OMP_NUM_THREADS, or one for each processor that this process may use"
+    number = partial(positive, most=MOST_THREADS)
+    add("--threads", type=number, metavar="N", help=f"maximum of CPU threads (default: {usual})")
     about = "pixels that larger images are made to fit, for models that take images whole (Qwen-VL, Qwen3.5, "
     about += "Gemma 4); default: 524288 on a CPU, elsewhere the checkpoint's own, which is never exceeded"
     add("--max-pixels", type=partial(positive, least=1024), metavar="N", help=about)
-
-
-def add_frames(add: Callable[..., Any]) -> None:
-    """The options of `data.processor.Processor.choose_frames`."""
     second = "frames of a second of a video that are shown (default: as many as the checkpoint says)"
     add("--fps", type=frames_a_second, metavar="N", help=second)
-    most = "maximum of frames of a video (default: the checkpoint's)"
-    add("--max-frames", type=positive, metavar="N", help=most)
+    add("--max-frames", type=positive, metavar="N", help="most frames of a video (default: the checkpoint's)")
+
+
+def machine(args: argparse.Namespace) -> dict[str, Any]:
+    """How `inference.checkpoint.open_checkpoint` is to open a model, as those options say."""
+    names = ("device", "dtype", "threads", "max_pixels", "fps", "max_frames")
+    return {name: getattr(args, name) for name in names}
 
 
 def add_think(add: Callable[..., Any]) -> None:
@@ -193,13 +197,6 @@ def add_think(add: Callable[..., Any]) -> None:
     add("--think", action=argparse.BooleanOptionalAction, default=False, help=first)
     most = f"maximum of tokens that it thinks, besides those of the answer (default {THINK_TOKENS})"
     add("--think-tokens", type=positive, metavar="N", help=most)
-
-
-def add_threads(add: Callable[..., Any]) -> None:
-    """The option of `generation.threads.choose`."""
-    usual = "the variable OMP_NUM_THREADS, or one for each processor that this process may use"
-    number = partial(positive, most=MOST_THREADS)
-    add("--threads", type=number, metavar="N", help=f"maximum of CPU threads (default: {usual})")
 
 
 def model(name: str) -> str:
@@ -310,17 +307,16 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     compiled += "is already compiled, if the model is large, and for a chat or a batch; off: never, except "
     compiled += "for --dtype int4, which C rounds to"
     add("--compile", default="auto", choices=when, help=compiled)
-    add_threads(add)
-    add_max_pixels(add)
-    add_frames(add)
+    add_machine(add)
 
     add_group = parser.add_argument_group("answer")
     add = add_group.add_argument
     add("--max-new-tokens", **number, default=256, help="maximum of tokens of the answer (default 256)")
     add_think(add)
     add("--num-answers", **number, default=1, help="answers to each question (default 1)")
-    best = "print one of them: the most frequent (but for case, white space and a dot at the end; of equals, "
-    best += "with the higher mean confidence), or that with the highest mean log-probability of its tokens"
+    best = "print only one of them. vote: the most frequent, whatever its case, white space and final dot "
+    best += "(of equally frequent ones that with the higher mean confidence). confidence: that with the "
+    best += "highest mean log-probability of its tokens"
     add("--pick", choices=PICKS, help=best)
     for own in fields(SamplingParams):
         kind, about = float if isinstance(own.default, float) else int, own.metadata

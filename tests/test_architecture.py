@@ -95,7 +95,7 @@ MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 # commit's message what went elsewhere for it: what is added should displace something. The second number is
 # what the room should come down to.
 BUDGETS = {
-    "*.py": (1_035, 850),  # the entry points, and what errors say
+    "*.py": (1_020, 850),  # the entry points, and what errors say
     "models": (2_556, 1_900),
     "models/checkpoints": (3_452, 1_400),
     "families": (2_513, 2_000),
@@ -104,10 +104,10 @@ BUDGETS = {
     "tools": (944, 600),
     "data": (8_056, 4_900),
     "inference": (6_236, 3_100),
-    "web": (5_779, 3_000),
+    "web": (5_772, 3_000),
     "training": (4_631, 3_100),
     "shapes": (2_370, 1_700),
-    "eval": (4_170, 3_400),
+    "eval": (4_165, 3_400),
     "benchmarks": (2_525, 1_900),
     "recipes": (4_545, 1_900),
     "tests": (38_013, 20_000),

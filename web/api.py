@@ -236,14 +236,11 @@ class Record:
     def __str__(self) -> str:
         said = [f"model={self.model} images={self.images}"] if self.model != "-" else []
         if tickets := self.tickets:
-            prompt, cached = (
-                sum(counts) for counts in zip(*((one.prompt_tokens, one.cached_tokens) for one in tickets))
-            )
+            prompt = sum(one.prompt_tokens for one in tickets)
+            cached = sum(one.cached_tokens for one in tickets)
+            new = sum(one.completion_tokens for one in tickets)
             reasons = dict.fromkeys(reason for one in tickets for reason in one.finish_reasons if reason)
-            said.append(f"prompt={prompt} cached={cached}")
-            said.append(
-                f"new={sum(one.completion_tokens for one in tickets)} finish={','.join(reasons) or '-'}"
-            )
+            said.append(f"prompt={prompt} cached={cached} new={new} finish={','.join(reasons) or '-'}")
         return " ".join([*said, *self.details])
 
 
@@ -691,7 +688,8 @@ def make_app(engine: Engine, limits: ApiLimits, metrics: Metrics) -> FastAPI:
     )
 
     async def refuse(request: Request, error: Exception) -> Response:
-        told, record = record_of(request).told(error), record_of(request)
+        record = record_of(request)
+        told = record.told(error)
         allow = (error.headers if isinstance(error, HTTPException) else None) or {}  # of a 405
         return JSONResponse(record.body(told), told.status, {**told.headers, **allow})
 

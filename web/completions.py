@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from web.blocks import STREAMED, check_fields, piece_of
-from web.errors import Refused
+from web.errors import Refused, unexpected
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's own
 MOST_PROMPTS = 1_000
@@ -31,14 +31,12 @@ def chat_body(asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         message = "prompt: expected a text, or a list of texts that are not empty"
         raise Refused(400, message, "prompt", "invalid_type")
     if len(prompts) > MOST_PROMPTS:
-        message = f"prompt: expected at most {MOST_PROMPTS:,} texts, got {len(prompts):,}"
-        raise Refused(400, message, "prompt", "invalid_value")
+        raise unexpected("prompt", f"at most {MOST_PROMPTS:,} texts, got {len(prompts):,}")
     check_fields(asked, ABSENT)
     piece_of(asked, "stream_options", dict)
     top = asked.get("logprobs")
     if top is not None and piece_of(asked, "echo", bool):
-        message = "logprobs: expected without echo: those of a prompt are not computed here"
-        raise Refused(400, message, "logprobs", "invalid_value")
+        raise unexpected("logprobs", "without echo: those of a prompt are not computed here")
     own = {name: value for name, value in asked.items() if name not in NAMES}
     body = own | {
         "messages": [{"role": "user", "content": "".join(prompts)}],

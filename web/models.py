@@ -46,8 +46,7 @@ class Models:
     Args:
         names: folders or Hub ids that visitors may choose; the first is the default.
         any_model: visitors may name other repositories on the Hub, one of which (the guest) is kept open.
-        device, dtype, threads, max_pixels: as for `open_checkpoint`.
-        fps, max_frames: as for `Processor.choose_frames`.
+        device, dtype, threads, max_pixels, fps, max_frames: as for `open_checkpoint`.
         largest_guest: most bytes of a guest's files, and of its weights in memory. Both are measured before
             any weights are downloaded. After the download as much room must be left on the disk.
 
@@ -70,8 +69,8 @@ class Models:
         self.names, self.any_model, self.largest_guest = tuple(dict.fromkeys(names)), any_model, largest_guest
         self.ids = model_ids(self.names)
         self.closed: Callable[[Checkpoint], None] = lambda checkpoint: None
-        self._device, self._dtype, self._more = device, dtype, (threads, max_pixels)
-        self._frames = fps, max_frames
+        self._device, self._dtype = device, dtype
+        self._more = threads, max_pixels, fps, max_frames
         self._open: dict[str, Checkpoint] = {}  # changed while a lock of `_opening` is held, read without one
         self._said: dict[str, Mapping[str, Any]] = {}  # of those that are not open
         self._opening = {name: threading.Lock() for name in (*self.names, GUEST)}
@@ -158,9 +157,7 @@ class Models:
         if name not in self.names:
             commit = self._measured(name)
             self._drop_guest()  # two at once need not fit into memory
-        checkpoint = open_checkpoint(name, commit, self._device, self._dtype, *self._more)
-        checkpoint.processor.choose_frames(*self._frames)
-        return checkpoint.compiled()
+        return open_checkpoint(name, commit, self._device, self._dtype, *self._more).compiled()
 
     def _drop_guest(self) -> None:
         for name in self.guests:

@@ -36,7 +36,7 @@ from inference.errors import RequestError
 from inference.grammar import LONGEST_DECIDED, MOST_DECIDED, choice_grammar, response_grammar
 from inference.thinking import THINK_TOKENS, Think
 from messages import did_you_mean, one_line, printable
-from web.errors import Refused, unsupported
+from web.errors import Refused, unexpected, unsupported
 
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
 MOST_LOGGED = 2**17  # log-probabilities of all answers to a request: writing them holds everybody up
@@ -409,8 +409,8 @@ class ChatRequest(Sampled, Strict):
         most, think = min(self.most_tokens or DEFAULT_MAX_TOKENS, most_tokens), self.think(most_tokens)
         logged = 0 if self.top is None else prompts * self.n * most * (1 + self.top)
         if logged > MOST_LOGGED:
-            message = f"top_logprobs: expected at most {MOST_LOGGED:,} log-probabilities of all tokens"
-            raise Refused(400, f"{message}, got {logged:,}", "top_logprobs", "invalid_value")
+            most_logged = f"at most {MOST_LOGGED:,} log-probabilities of all tokens"
+            raise unexpected("top_logprobs", f"{most_logged}, got {logged:,}")
         sampling |= {"num_return_sequences": self.n, "confidence": self.pick is not None}
         return GenerationOptions(max_new_tokens=most, constraint=think, **sampling)
 
@@ -456,7 +456,7 @@ def check_request(
         if hint := did_you_mean(name, ChatRequest.model_fields, SLIP):
             raise Refused(400, f"unknown field {name!r}{hint}", name, "unknown_parameter")
     if strict and "stream_options" in ignored:
-        raise Refused(400, "stream_options: expected with stream only", "stream_options", "invalid_value")
+        raise unexpected("stream_options", "with stream only")
     headers = {"x-ocelli-ignored": _listed([*ignored, *more])} if ignored or more else {}
     asked_for = {"max_tokens": request.most_tokens, "thinking_token_budget": request.thinking_token_budget}
     if clipped := [name for name, tokens in asked_for.items() if (tokens or 0) > most_tokens]:
