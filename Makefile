@@ -34,10 +34,11 @@ serve: $(INSTALLED)
 	@$(PY) serve.py
 
 # At once, of about the same length: what trains, evaluates and serves with the commands of the docs, and
-# everything else. Beside them are the types: much of the time somebody waits.
+# everything else. Beside them are the types: much of the time somebody waits. (The last line is there for the length.)
 TRAINING := $(sort $(wildcard tests/test_train*.py tests/test_eval*.py tests/test_page*.py tests/test_serv*.py)) \
     tests/test_docs_commands.py tests/test_engine.py tests/test_finetune.py tests/test_launch.py \
-    tests/test_loader.py tests/test_locks.py
+    tests/test_loader.py tests/test_locks.py tests/test_notebook.py tests/test_convert.py \
+    tests/test_benchmarks.py tests/test_chat_terminal.py tests/test_qwen_vl.py
 
 test: $(INSTALLED) $(TESTED)
 	$(PY) -m ruff check .
