@@ -17,6 +17,7 @@ from data.packing import Batch, dense_mask
 from data.processor import Processor
 from families import FAMILIES, lfm2_vl
 from models.checkpoints.load import choose_family
+from models.checkpoints.weights import StoredTensor
 from models.config import VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes.settings import total_steps, vision_steps
@@ -33,8 +34,9 @@ from training.flops import (
     training_flops,
     what_learns,
 )
+from training.lora import add_adapters
 from training.optim import build_optimizers, part_of
-from training.plan import AverageRow, Device, make_plan, network, plan_of
+from training.plan import AverageRow, Device, adapter_weights, make_plan, network, plan_of
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 H100 = ["--plan", "--plan-device", "H100"]
@@ -209,6 +211,22 @@ def test_flops_are_those_of_torchs_counter(frozen, shape):
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         loss_of(model, batch_of(shape)).backward()
     assert tiny_plan(frozen, shape=shape).flops == pytest.approx(counter.get_total_flops(), rel=0.03)
+
+
+def test_adapters_in_the_tower_are_counted_where_they_are():
+    """With the projector trained beside them: by the plan, and by what measures a run that learns so."""
+    model, batch = model_of(TINY), batch_of(TINY)
+    lora = {"lora_rank": 4, "lora_vision_targets": "q_proj,k_proj,v_proj,out_proj,fc1,fc2"}
+    config = TrainConfig(init_from="x", data="rows.jsonl", lr=1.0, projector_lr=1.0, **lora)
+    add_adapters(model, config, lambda name: StoredTensor(name))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        loss_of(model, batch).backward()
+    plan = tiny_plan(lr=1.0, vision_lr=-1.0, **lora)
+    assert plan.flops == pytest.approx(counter.get_total_flops(), rel=0.03)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert sum(plan.trainable.values()) == trained
+    assert what_learns(model) == (config.learns, adapter_weights(config, TINY))
+    assert plan.memory["activations"] == pytest.approx(kept_by(model, **batch), rel=0.1)
 
 
 def test_what_learns_is_named_as_the_model_names_it():

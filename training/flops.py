@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -95,17 +97,17 @@ def image_weights(config: VLMConfig) -> tuple[float, float, bool]:
 
 
 @lru_cache(8)
-def linear_sizes(config: VLMConfig) -> list[dict[str, tuple[int, int]]]:
-    """(in, out) of the linear layers of each decoder block."""
+def linear_sizes(config: VLMConfig, part: str = "language_model") -> list[dict[str, tuple[int, int]]]:
+    """(in, out) of the linear layers of each block of the language model, or of the tower."""
     with meta_init():
-        _, _, text = FAMILIES[config.family].build(config)
+        tower, _, text = FAMILIES[config.family].build(config)
     return [
         {
-            name.rpartition(".")[2]: (part.in_features, part.out_features)
-            for name, part in block.named_modules()
-            if isinstance(part, nn.Linear)
+            name.rpartition(".")[2]: (layer.in_features, layer.out_features)
+            for name, layer in block.named_modules()
+            if isinstance(layer, nn.Linear)
         }
-        for block in text.layers
+        for block in (tower if part == "vision_model" else text).layers
     ]
 
 
@@ -120,11 +122,12 @@ def training_flops(
     config: VLMConfig,
     amounts: Amounts,
     learns: frozenset[str] = frozenset(PARTS),
-    adapters: int = 0,
+    adapters: Mapping[str, int] = MappingProxyType({}),
     recompute: bool = False,
 ) -> float:
     """FLOPs of forward and backward. `learns` says which of PARTS do; `adapters` is the number of weights
-    that LoRA trains in their place; `recompute` counts the second forward pass of activation checkpointing.
+    that LoRA trains in a part in their place; `recompute` counts the second forward pass of activation
+    checkpointing.
 
     Backward repeats a product once for its input, where something in front of it learns, and once for its
     weight, where that learns: three times forward where everything learns. Attention's two activations both
@@ -146,25 +149,30 @@ def training_flops(
     head = 2 * text.hidden_size * text.vocab_size
 
     sees, projects, speaks = (part in learns for part in PARTS)
-    into_blocks = sees or projects or speaks or adapters > 0  # gradients go back through the decoder
-    patch, patch_pair = convolution * (1 + sees) + tower * (1 + 2 * sees), seeing * (1 + 2 * sees)
+    in_tower, in_blocks = (adapters.get(PARTS[at], 0) for at in (0, 2))
+    into_tower = sees or in_tower > 0  # gradients go back through the tower, and the decoder
+    into_blocks = into_tower or projects or speaks or in_blocks > 0
+    patch = convolution * (1 + sees) + tower * (1 + sees + into_tower) + 3 * 2 * in_tower
+    patch_pair = seeing * (1 + 2 * into_tower)
     if amounts.positions:
-        patch += projector * (1 + projects + (sees or (projects and normed)))
-    position = products * (1 + speaks + into_blocks) + 3 * 2 * adapters + rules * (1 + 2 * into_blocks)
+        patch += projector * (1 + projects + (into_tower or (projects and normed)))
+    position = products * (1 + speaks + into_blocks) + 3 * 2 * in_blocks + rules * (1 + 2 * into_blocks)
     pair = attention * (1 + 2 * into_blocks)
     label = head * (1 + speaks + into_blocks)
     if recompute:
-        patch, patch_pair = patch + tower * sees, patch_pair + seeing * sees
+        patch, patch_pair = patch + tower * into_tower, patch_pair + seeing * into_tower
         position, pair = position + products + rules, pair + attention
     through_tower = patch * amounts.patches + patch_pair * amounts.patch_pairs
     through_blocks = position * amounts.positions + pair * amounts.pairs
     return through_tower + through_blocks + label * amounts.labelled
 
 
-def what_learns(model: nn.Module) -> tuple[frozenset[str], int]:
-    """Parts of the model whose own weights learn, and the number of weights in adapters."""
+def what_learns(model: nn.Module) -> tuple[frozenset[str], Counter[str]]:
+    """Parts of the model whose own weights learn, and the number of weights in each part's adapters."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    adapters = sum(p.numel() for name, p in named if "lora_" in name)
+    adapters: Counter[str] = Counter()
+    for name, p in named:
+        adapters[part_of(name)] += p.numel() * ("lora_" in name)
     return frozenset(part_of(name) for name, _ in named if "lora_" not in name), adapters
 
 

@@ -137,7 +137,7 @@ def make_plan(
         if part_of(name) in learns:
             trainable[module_of(name)] += parameter.numel()
     if adapters := adapter_weights(config, shape):
-        shown["adapters"] = trainable["adapters"] = adapters
+        shown["adapters"] = trainable["adapters"] = sum(adapters.values())
 
     positions, samples = config.batch_size * config.sequence_length, config.batch_size * row.samples
     tokens = positions * row.fill
@@ -178,13 +178,17 @@ def _of_tower(shape: VLMConfig, row: AverageRow, rows: int) -> tuple[float, floa
     return tower_amounts(shape.vision, sizes, rows * row.tiles / len(sizes))
 
 
-def adapter_weights(config: TrainConfig, shape: VLMConfig) -> int:
-    """Weights of LoRA adapters: r · (in + out) for each layer (arXiv:2106.09685)."""
-    targets = {name.strip() for name in config.lora_targets.split(",")}
-    layers = [item for block in linear_sizes(shape) for item in block.items()]
-    if unknown := sorted(targets - dict(layers).keys()):
-        raise ValueError(f"--lora-targets: expected {', '.join(dict(layers))}, got {', '.join(unknown)}")
-    return config.lora_rank * sum(sum(size) for name, size in layers if name in targets)
+def adapter_weights(config: TrainConfig, shape: VLMConfig) -> Counter[str]:
+    """Weights of LoRA adapters by part, {} without: r · (in + out) for each layer (arXiv:2106.09685)."""
+    found: Counter[str] = Counter()
+    for part, flag in (("language_model", "lora_targets"), ("vision_model", "lora_vision_targets")):
+        targets = {name.strip() for name in getattr(config, flag).split(",")} - {""}
+        layers = [item for block in linear_sizes(shape, part) for item in block.items()]
+        if unknown := sorted(targets - dict(layers).keys()):
+            flag, known = flag.replace("_", "-"), ", ".join(dict(layers))
+            raise ValueError(f"--{flag}: expected {known}, got {', '.join(unknown)}")
+        found[part] = config.lora_rank * sum(sum(size) for name, size in layers if name in targets)
+    return +found
 
 
 # ------------------------------------------------------------------------------------------------- memory
@@ -204,7 +208,7 @@ def memory(
     """
     text, fsdp, full = shape.text, config.parallel == "fsdp" and ranks > 1, device.dtype == torch.float32
     residual, product = (4, 4) if full else (2, 2) if fsdp else (4, 2)  # bytes of a number there
-    parts, adapters = config.learns, adapter_weights(config, shape)
+    parts, adapters = config.learns, sum(adapter_weights(config, shape).values())
     learns = {name: p for name, p in parameters.items() if part_of(name) in parts}
     trained = sum(p.numel() for p in learns.values()) + adapters
     muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, config.muon))
@@ -219,7 +223,7 @@ def memory(
         gathered = blocks.pop("") + 2 * max(blocks.values())
     # Gathered blocks have whole gradients until these are scattered.
     gradients = 4 * trained / shards + ((4 if full else 2) * gathered if learns else 0)
-    weights = master + 4 * gathered if full else 2 * (gathered or _cast(parts, shape, parameters))
+    weights = master + 4 * gathered if full else 2 * (gathered or _cast(_reached(config), shape, parameters))
 
     labelled = micro * config.sequence_length * row.fill * row.labelled
     # A chunk of float32 logits, with their product and gradient where those are narrower, and the hidden
@@ -245,6 +249,11 @@ def memory(
         "logits of a chunk": logits + 2 * labelled * text.hidden_size * residual,
     }
     return {name: round(size) for name, size in result.items() if size or name in ("weights", "gradients")}
+
+
+def _reached(config: TrainConfig) -> frozenset[str]:
+    """The parts that learn, by their own weights or by adapters in the tower."""
+    return config.learns | ({"vision_model"} if config.lora_vision_targets else set())
 
 
 def _cast(parts: frozenset[str], shape: VLMConfig, parameters: dict[str, nn.Parameter]) -> int:
@@ -277,7 +286,7 @@ def activation_bytes(
     where each product casts its own. Attention keeps q, k, v, its output, and a float32 normalizer for each
     head. With checkpointing, each block keeps its input alone, and one block at a time has everything.
     """
-    vision, text, learns = shape.vision, shape.text, config.learns
+    vision, text, learns = shape.vision, shape.text, _reached(config)
     casts, size = residual != product, 0.0
     (_, patches, _), positions = _of_tower(shape, row, micro), micro * config.sequence_length
     packed = isinstance(vision, PackedVisionConfig)
