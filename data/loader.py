@@ -53,6 +53,9 @@ _COUNTED = 2_000  # rows up to which it is counted
 _WHOLE = 10_000  # rows of a file without parts, below which it does not matter how often they are read
 
 
+_STREAMS = "streams (files, cut by their sizes)"  # missing in runs of versions that cut them otherwise
+
+
 @dataclass(frozen=True)
 class LoaderConfig:
     """How batches are made.
@@ -516,7 +519,7 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the merged states of all ranks, on any number of ranks and workers."""
-        order, streams = self._order(), "streams (files and their sizes)"
+        order, streams = self._order(), _STREAMS
         if order[streams] and streams not in state["order"]:
             raise DatasetError(
                 "the saved run read its streams in the order of an earlier version, in which rows cannot be "
@@ -562,8 +565,7 @@ class Loader:
             "datasets (name, rows, weight)": [
                 [source.name, source.num_rows, source.weight] for source in self.mixture.sources
             ],
-            # Missing in runs of versions that read streams in another order.
-            "streams (files and their sizes)": [
+            _STREAMS: [
                 [source.name, source.rows.sizes_of_files()]
                 for source in self.mixture.sources
                 if isinstance(source.rows, Stream)

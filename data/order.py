@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import accumulate, count
+from itertools import accumulate
 from typing import Any
 
 from data.errors import DatasetError
@@ -24,6 +24,8 @@ from data.row_files import Stream
 from data.sources import Mixture
 
 _MASK = (1 << 64) - 1
+# Row i of a part that is shared has turn i * _SPREAD, so that few rows go to all shards alike.
+_TURNS, _SPREAD = 1 << 32, 0x9E3779B1
 RowPosition = list[int]
 
 
@@ -112,10 +114,10 @@ class StreamReader:
     """A shard's rows of a stream, read in blocks of at most `block` rows, each block shuffled in memory.
 
     In each epoch the files are shuffled and laid end to end, and every shard gets an equal piece. Where the
-    stream knows their `lengths`, that is a range of rows. Otherwise all files count as of the same length,
-    and a piece is whole files, and of the files at its two ends whole parts. Only a part that a border cuts
-    is read by the shards on both sides of it, each of which keeps its share of the rows. So a stream of F
-    parts is read by S shards at most (F + S) / F times.
+    stream knows their `lengths`, that is a range of rows. Otherwise a file is as long as it has bytes, or as
+    any other where that is not known, and a piece is whole files, and of the files at its two ends whole
+    parts. Only a part that a border cuts is read by the shards on both sides of it, each of which keeps its
+    share of the rows. So a stream of F equal parts is read by S shards at most (F + S) / F times.
 
     A block ends when it holds `block_bytes` bytes as well, and never crosses the end of an epoch. The state
     is where the block began and how many of its rows were taken: on resume the block is read once more.
@@ -138,8 +140,6 @@ class StreamReader:
         self.stream, self.key, self.shard, self.num_shards = stream, key, shard, num_shards
         self.epochs, self.block, self.name = epochs, block, name
         self.block_bytes = most_bytes(num_shards) if block_bytes is None else block_bytes
-        # Row i of a part that is shared counts as row i * spread, so that few rows go to all shards alike.
-        self.spread = next(n for n in count(round(num_shards * 0.618) or 1) if math.gcd(n, num_shards) == 1)
         self._borders: tuple[int, list[int]] = (-1, [])  # an epoch, and the row at which each file begins
         self.restore([0, 0, 0, 0, 0])
 
@@ -221,33 +221,32 @@ class StreamReader:
             first = max(first, turns.start) if self.stream.lengths else first
             file = self._file(epoch, i)
             for number, (in_file, held) in enumerate(self.stream.open(file, p, first), first):
-                turn = number if self.stream.lengths else number * self.spread % self.num_shards
+                turn = number if self.stream.lengths else number * _SPREAD % _TURNS
                 if turn in turns:
                     yield self._read([epoch, i, p, number], file, in_file, held)
                 elif self.stream.lengths:
                     break
 
     def _pieces(self, shard: int, epoch: int, index: int, part: int) -> Iterator[tuple[int, int, range]]:
-        """(index of the file in this epoch, part of it, which of `num_shards` rows in turn, or which of its
-        rows if their number is known) of all that a shard reads, from a file and a part of it on."""
-        files, shards = self.stream.num_files, self.num_shards
-        if lengths := self.stream.lengths:
-            if self._borders[0] != epoch:
-                of_epoch = (lengths[self._file(epoch, i)] for i in range(files))
-                self._borders = epoch, list(accumulate(of_epoch, initial=0))
-            at = self._borders[1]
-            begin, end = (border * at[-1] // shards for border in (shard, shard + 1))
-            for i in range(max(index, bisect_right(at, begin) - 1), bisect_left(at, end)):
-                yield i, 0, range(max(0, begin - at[i]), min(end, at[i + 1]) - at[i])
-            return
-        # A file is `shards` long, a shard's piece `files`.
-        for i in range(max(index, shard * files // shards), -(-(shard + 1) * files // shards)):
-            parts = self.stream.parts(self._file(epoch, i))
-            begin, end = (max(0, min(shards, border * files - i * shards)) for border in (shard, shard + 1))
-            for p in range(begin * parts // shards, -(-end * parts // shards)):
+        """(index of the file in this epoch, part of it, which of `_TURNS` rows in turn, or which of its rows
+        if their number is known) of all that a shard reads, from a file and a part of it on."""
+        stream, shards = self.stream, self.num_shards
+        if self._borders[0] != epoch:  # without lengths, shards times as long, for borders that are whole
+            sizes = stream.lengths or [size * shards for size in stream.sizes or [1] * stream.num_files]
+            of_epoch = (sizes[self._file(epoch, i)] for i in range(stream.num_files))
+            self._borders = epoch, list(accumulate(of_epoch, initial=0))
+        at = self._borders[1]
+        begin, end = (border * at[-1] // shards for border in (shard, shard + 1))
+        for i in range(max(index, bisect_right(at, begin) - 1), bisect_left(at, end)):
+            size, low, high = at[i + 1] - at[i], max(0, begin - at[i]), min(end, at[i + 1]) - at[i]
+            if stream.lengths:
+                yield i, 0, range(low, high)
+                continue
+            parts = stream.parts(self._file(epoch, i)) if size else 0
+            for p in range(low * parts // size, -(-high * parts // size)) if parts else ():
                 if (i, p) >= (index, part):
-                    low, high = begin * parts - p * shards, end * parts - p * shards
-                    yield i, p, range(max(0, low), min(shards, high))
+                    share = (min(max(0, cut * parts - p * size), size) for cut in (low, high))
+                    yield i, p, range(*(cut * _TURNS // size for cut in share))
 
     def _file(self, epoch: int, index: int) -> int:
         return shuffled(index, self.stream.num_files, key_of(self.key, epoch))

@@ -55,6 +55,7 @@ class Stream(Protocol):
 
     num_files: int
     lengths: Sequence[int]  # rows of each file, all of which are one part; () where that is not known
+    sizes: Sequence[int]  # bytes of each file, likewise
 
     def parts(self, file: int) -> int:
         """Number of parts of a file that can be read without the others; always the same."""
@@ -244,7 +245,7 @@ class ParquetGroups:
     def _hold(self, groups: np.ndarray) -> None:
         """Those of these groups that have rows."""
         self.groups = groups[groups[:, 2] < groups[:, 3]]
-        self.num_files = len(self.groups)
+        self.num_files, self.sizes = len(self.groups), ()
         self.lengths: Sequence[int] = (self.groups[:, 3] - self.groups[:, 2]).tolist()
         self._ends = np.cumsum(self.lengths, dtype=np.int64)
         self._ahead: tuple[int, Iterator[tuple[int, Any]]] = (-1, iter(()))
@@ -307,7 +308,7 @@ class LibraryStream:
     """A streaming dataset of the `datasets` library, file by file. The row groups of Parquet are parts; any
     other file is one part."""
 
-    lengths: Sequence[int] = ()
+    lengths = sizes = ()
 
     def __init__(self, dataset: Any):
         self.dataset, self.num_files = dataset, dataset.num_shards

@@ -38,7 +38,7 @@ class ListStream:
     rows read."""
 
     def __init__(self, *files: list, parts: int = 1):
-        self.lengths = () if parts else [len(rows) for rows in files]
+        self.lengths, self.sizes = () if parts else [len(rows) for rows in files], ()
         parts = parts or 1
         self.files, self.num_files, self.of_each, self.read = files, len(files), parts, 0
 

@@ -189,7 +189,7 @@ def test_a_stream_that_was_read_in_the_order_of_before_is_not_resumed():
         uninterrupted = steps(ranks(data, 1), 3)
         steps([one], 1)
         state = one.state_dict()
-        del state["order"]["streams (files and their sizes)"]
+        del state["order"]["streams (files, cut by their sizes)"]
         second = loader(data)
         if refused:
             with pytest.raises(DatasetError, match="no-resume"):
