@@ -1,5 +1,6 @@
-"""Attention for training in bfloat16 on a CPU, by products of matrices that keep the probabilities: the
-backward pass of torch's own takes a third of a small model's step there."""
+"""Attention for training on a CPU, by products of matrices that keep the probabilities: the backward pass of
+torch's own takes a third of a small model's step there in bfloat16. In float32 it is slower only where a mask
+hides much: over 8 rows of packed questions 0.34 s a layer instead of 0.57 (one thread of a Zen 2 core)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-MOST_KEPT = 2**27  # bytes of probabilities of one call: beyond, memory is worth more than time
+MOST_KEPT = 2**28  # bytes of probabilities of one call: beyond, memory is worth more than time
 AT_ONCE = 2**22  # scores that are computed at a time: what stays in a CPU's cache
 QUERIES = 128  # of which the keys that none sees are left out
 
@@ -84,7 +85,7 @@ def grouped(x: Tensor, k: Tensor) -> Tensor:
 
 class AttentionOnCPU(TorchFunctionMode):
     """While it is active, attention with gradients is computed by `KeptProbabilities` where that is faster:
-    in bfloat16 on a CPU."""
+    on a CPU, in bfloat16 or under a mask."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -110,7 +111,7 @@ def _kept(
     if torch.is_autocast_enabled(q.device.type):
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
     size = q.numel() // q.shape[-1] * k.shape[2] * q.element_size()
-    faster = q.device.type == "cpu" and q.dtype == torch.bfloat16 and size <= MOST_KEPT
+    faster = q.device.type == "cpu" and (q.dtype == torch.bfloat16 or mask is not None) and size <= MOST_KEPT
     additive = mask is None or (mask.is_floating_point() and mask.shape[:2] == (len(q), 1))
     if not (faster and additive) or is_causal or dropout_p or scale is not None:
         return None

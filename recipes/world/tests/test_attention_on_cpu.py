@@ -47,14 +47,15 @@ def test_arguments_may_be_named_and_what_is_not_computed_is_left_to_torch():
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_taken_in_bfloat16_alone(autocast):
+def test_taken_in_bfloat16_and_under_a_mask(autocast):
     """Under autocast, too, whose dtype decides; and never for a causal pass or without gradients."""
 
-    def attended(dtype, **how):
-        q, k, v, _, _ = made(4, 2, False, dtype)
+    def attended(dtype, masked=False, **how):
+        q, k, v, mask, _ = made(4, 2, masked, dtype)
+        how |= {"enable_gqa": True}
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast), AttentionOnCPU():
-            out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **how)
-        return out, F.scaled_dot_product_attention(q.float(), k.float(), v.float(), enable_gqa=True, **how)
+            out = F.scaled_dot_product_attention(q, k, v, mask, **how)
+        return out, F.scaled_dot_product_attention(q.float(), k.float(), v.float(), mask, **how)
 
     def ours(out):
         return "KeptProbabilities" in type(out.grad_fn).__name__
@@ -63,6 +64,7 @@ def test_taken_in_bfloat16_alone(autocast):
     assert ours(out)
     torch.testing.assert_close(out.float(), expected, atol=0.02, rtol=0.02)
     assert ours(attended(torch.float32)[0]) == autocast
+    assert ours(attended(torch.float32, masked=True)[0])
     assert not ours(attended(torch.bfloat16, is_causal=True)[0])
     with torch.no_grad():
         assert attended(torch.bfloat16)[0].grad_fn is None
