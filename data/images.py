@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import io
+import mimetypes
 import os
 import re
 import sys
@@ -410,7 +411,10 @@ def _open_bytes(data: bytes, limits: ImageLimits, name: str, whole: bool = True)
     except UnidentifiedImageError as error:
         kind = next((kind for start, kind in _KINDS if re.match(start, data, re.DOTALL | re.I)), "")
         got = kind or f"a file that starts with {data[:16]!r}"
-        raise ImageError(f"{name}: expected an image, such as PNG, JPEG or WebP, got {got}") from error
+        wanted = "an image, such as PNG, JPEG or WebP"
+        if (mimetypes.guess_type(name.strip("'"))[0] or "").startswith("video/"):
+            wanted = "a video: MP4, QuickTime, WebM, Matroska or AVI"
+        raise ImageError(f"{name}: expected {wanted}, got {got}") from error
     except Exception as error:  # Pillow's own guard of 179 million pixels, or whatever hostile bytes lead to
         raise ImageError(f"{name}: the image cannot be opened ({one_line(error, 200)})") from error
     check_size(image.width, image.height, limits, name)

@@ -253,16 +253,24 @@ def held(row: Mapping[str, Any], column: str) -> Any:
     return value.get(rest) if isinstance(value, Mapping) else None
 
 
-def find_schema(
-    columns: Sequence[str], renamed: Mapping[str, str], name: str, constants: Iterable[str] = ()
-) -> tuple[str, ...]:
-    """Which columns of a dataset hold its text."""
+def _check_names(
+    columns: Sequence[str], renamed: Mapping[str, str], name: str, constants: Iterable[str]
+) -> str:
+    """Refuse names that are none of ours, and columns that are not there. Says which ones are."""
     if unknown := sorted({*renamed, *constants} - set(COLUMNS)):
         known = ", ".join(COLUMNS)
         raise DatasetError(f"{name}: columns: expected names out of {known}, got {', '.join(unknown)}")
     has = f"it has {', '.join(columns) or 'none'}"
     if absent := sorted(set(renamed.values()) - set(columns)):
         raise DatasetError(f"{name}: no column {', '.join(absent)}; {has}")
+    return has
+
+
+def find_schema(
+    columns: Sequence[str], renamed: Mapping[str, str], name: str, constants: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """Which columns of a dataset hold its text."""
+    has = _check_names(columns, renamed, name, constants)
     have = {*renamed, *constants} | (set(columns) - set(renamed.values()))
     for needed in _TEXT_COLUMNS:
         if have.issuperset(needed):
@@ -276,12 +284,12 @@ def find_schema(
 
 
 def find_pairs(
-    columns: Sequence[str], renamed: Mapping[str, str], first: Any, name: str
+    columns: Sequence[str], renamed: Mapping[str, str], first: Any, name: str, constants: Iterable[str] = ()
 ) -> tuple[tuple[str, ...], dict[str, str], dict[str, str]]:
     """How rows of preferences are read, of which `first` is one: the text columns, and the names of columns
     for what was chosen, and for what was rejected. Both are texts or messages that go on from the prompt, or
     hold it as well."""
-    have, has = {*renamed, *columns}, f"it has {', '.join(columns) or 'none'}"
+    have, has = {*renamed, *columns}, _check_names(columns, renamed, name, constants)
     pair = [renamed.get(key, key) for key in PAIR]
     if not {*pair} <= {*columns}:
         raise DatasetError(

@@ -537,7 +537,7 @@ def open_source(
     known = [*columns, *inside]
     rejected, name = None, config.name
     if preferences:
-        text_columns, renamed, rejected = find_pairs(known, renamed, first[0], name)
+        text_columns, renamed, rejected = find_pairs(known, renamed, first[0], name, config.constants)
     else:
         text_columns = find_schema(known, renamed, name, config.constants)
     numbered = ["answer"] if text_columns == ("question", "answer") else CATEGORIES

@@ -101,15 +101,13 @@ def open_video(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     return clip
 
 
-def may_be_video(head: bytes) -> bool:
-    """Whether a file that begins so may be one; an image of a kind that can be animated may be one, too."""
-    return _container(head[:HEAD]) is not None or _ANIMATED.match(head) is not None
-
-
-def is_video(data: bytes, limits: ImageLimits, name: str) -> bool:
+def is_video(data: bytes, limits: ImageLimits, name: str, rest: Callable[[], bytes] = bytes) -> bool:
     """Whether `open_visual` would make a Clip of these bytes, without a look at more than a frame of them.
-    Raises ImageError for an animation that cannot be opened."""
-    return _container(data[:HEAD]) is not None or (may_be_video(data) and moves(data, limits, name))
+    Those that follow the first HEAD may be the `rest`, which is read where they have to tell. Raises
+    ImageError for an animation that cannot be opened."""
+    if _container(data[:HEAD]) is not None:
+        return True
+    return _ANIMATED.match(data) is not None and moves(data + rest(), limits, name)
 
 
 def _open(source: Any, limits: ImageLimits, name: str) -> Any:

@@ -17,7 +17,7 @@ chosen are then forced.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -40,12 +40,12 @@ class Choices:
     """Makes the constraint of each answer: `GenerationOptions.constraint`.
 
     answers: of each the token ids, its stop token included; no two alike. stop_ids: all that end an answer.
-    known: log-probabilities of all answers, by the prompt's length and what was said before; None keeps none.
+    known: log-probabilities of answers, by the prompt's length and what was said before; None keeps none.
     """
 
     answers: tuple[Ids, ...]
     stop_ids: Ids
-    known: dict[Ids, tuple[float, ...]] | None = field(default=None, compare=False)
+    known: dict[Ids, dict[Ids, float]] | None = field(default=None, compare=False)
 
     def __call__(self) -> _Choosing:
         return _Choosing(self)
@@ -54,33 +54,29 @@ class Choices:
         """The same for several answers to it, which look at all choices once."""
         return replace(self, known={})
 
-    def decide(self, scores: Tensor, row: Row) -> Decision:
-        """The choice of a row whose next token has these logits (V,)."""
-        place = (len(row.prompt_ids), *row.tokens)
-        found = self.known.get(place) if self.known else None
-        if found is None:
-            found = self._look(scores, row)
-        if self.known is not None:
-            self.known[place] = found
+    def decide(self, found: tuple[float, ...], row: Row) -> Decision:
+        """The choice of a row by the log-probabilities of all answers."""
         params, uniform = replace(row.params, repetition_penalty=1.0), None
         if not params.greedy:
             uniform = uniforms(torch.tensor([row.first_seed()]), torch.tensor(row.launched))
         return Decision(int(sample(torch.tensor([found]), params, uniform)), found)
 
-    def _look(self, scores: Tensor, row: Row) -> tuple[float, ...]:
-        """Log-probabilities of all answers."""
+    def look(self, scores: Tensor, row: Row, known: dict[Ids, float]) -> tuple[float, ...] | None:
+        """One more pass over answers of a row whose next token has these logits (V,): log-probabilities of
+        all, None as long as some are not `known`."""
         assert row.look_ahead is not None, "choices need the cache"
-        first, known = scores.float()[None], dict[Ids, float]()
+        first = scores.float()[None]
         said = sorted({ids[:-1] for ids in self.answers})
         # In this order whatever begins with an answer follows it.
-        rows = [ids for ids, after in pairwise([*said, ()]) if after[: len(ids)] != ids]
-        for ids, logits in zip(rows, row.look_ahead(rows), strict=True):
+        ends = (ids for ids, after in pairwise([*said, ()]) if after[: len(ids)] != ids)
+        left = [ids for ids in ends if ids not in known]
+        for ids, logits in zip(left, row.look_ahead(left) if left else ()):
             logprobs = torch.cat((first, logits.float())).log_softmax(-1)  # (n + 1, V)
             of_tokens = logprobs[range(len(ids)), ids].double().cumsum(0).tolist()
             of_end = logprobs[:, list(self.stop_ids)].double().logsumexp(-1).tolist()
             for count, logprob in enumerate(of_tokens, 1):
                 known[ids[:count]] = logprob + of_end[count]
-        return tuple(known[ids[:-1]] for ids in self.answers)
+        return tuple(known[ids[:-1]] for ids in self.answers) if known.keys() >= {*said} else None
 
 
 class _Choosing:
@@ -89,14 +85,20 @@ class _Choosing:
     thinking = full = False
 
     def __init__(self, choices: Choices):
-        self._choices, self._forced = choices, list[int]()
+        self._choices, self._forced, self._known = choices, list[int](), dict[Ids, float]()
 
-    def close(self, scores: Tensor, row: Row) -> None:
-        if row.decision is None:
-            row.decision, row.look_ahead = self._choices.decide(scores, row), None
-            self._forced = list(self._choices.answers[row.decision.chosen])
-            if not math.isfinite(torch.tensor(row.decision.logprobs).logsumexp(0).item()):
-                scores.fill_(math.nan)  # the row's error, as for any other logits
+    def close(self, scores: Tensor, row: Row) -> bool:
+        if row.decision is not None:
+            return False
+        if (shared := self._choices.known) is not None:
+            self._known = shared.setdefault((len(row.prompt_ids), *row.tokens), {})
+        if (found := self._choices.look(scores, row, self._known)) is None:
+            return True
+        row.decision, row.look_ahead = self._choices.decide(found, row), None
+        self._forced = list(self._choices.answers[row.decision.chosen])
+        if not math.isfinite(torch.tensor(found).logsumexp(0).item()):
+            scores.fill_(math.nan)  # the row's error, as for any other logits
+        return False
 
     def allows(self, token_id: int) -> bool:
         return self._forced[:1] == [token_id]
@@ -121,13 +123,13 @@ def keep(scores: Tensor, ids: Sequence[int]) -> None:
 
 def look_ahead(
     step: Step, kv_cache: KVCache, number: int, start: int, offset: int, sequences: Sequence[Ids]
-) -> Iterator[Tensor]:
-    """Logits (n, V) after each of the n ids of every sequence, had it followed the first `start` positions of
-    row `number`, whose rotary places are `offset` on. The cache stays as it is."""
+) -> Sequence[Tensor]:
+    """Logits (n, V) after each of the n ids of sequences, had they followed the first `start` positions of
+    row `number`, whose rotary places are `offset` on: of the first ones, as many as a pass takes. The cache
+    stays as it is."""
     own, longest = kv.view(kv_cache, start, number, 1), max(map(len, sequences))
     most = AHEAD_BYTES * start // (kv.size_in_bytes(own) * (start + longest))
     count = max(1, min(most, AHEAD_POSITIONS // longest))
-    for first in range(0, len(sequences), count):
-        some = sequences[first : first + count]
-        copies = kv.fork(own, start, len(some), start + longest)
-        yield from step.ragged(some, copies, [start] * len(some), [offset] * len(some))
+    some = sequences[:count]
+    copies = kv.fork(own, start, len(some), start + longest)
+    return step.ragged(some, copies, [start] * len(some), [offset] * len(some))

@@ -268,7 +268,7 @@ def _generate(
     if len(rows) == 1 and kv_cache:
         speculation.begin(rows[0])
 
-    def ahead(number: int, sequences: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
+    def ahead(number: int, sequences: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
         start, offset = row_lengths[number] + len(rows[number].tokens), position.offset
         offset = offset if isinstance(offset, int) else int(offset[number])
         return look_ahead(step, position.kv_cache, number, start, offset, sequences)

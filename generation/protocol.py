@@ -99,10 +99,11 @@ class Constraint(Protocol):
     @property
     def full(self) -> bool: ...
 
-    def close(self, scores: Tensor, row: Any) -> None:
+    def close(self, scores: Tensor, row: Any) -> bool | None:
         """Where ending the answer means to end a part of it, move in scores (V,), in place, what the stop
         tokens have to the token that ends the part. The probabilities of the rest stay as they are. `row` is
-        the answer's `generation.sampling.Row`."""
+        the answer's `generation.sampling.Row`. True where there is more to compute before a token can be
+        chosen: it is to be called again, with the same logits."""
 
     def allows(self, token_id: int) -> bool:
         """Whether this may be the next token. It costs less than `mask`, which leaves just these."""

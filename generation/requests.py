@@ -143,7 +143,8 @@ class SlotRow(Row):
     @property
     def decodes(self) -> bool:
         """Whether the next step chooses a token for it."""
-        return 0 < self.launched < self.options.max_new_tokens and not self.stop_reason
+        going = 0 < self.launched < self.options.max_new_tokens and not self.stop_reason
+        return going and self.scores is None
 
     def worth_sharing(self, start: int, end: int) -> bool:
         """Whether getting positions start … end - 1 for free is worth an arrangement."""

@@ -16,7 +16,7 @@ in any batch, without a generator's state, and all rows in one call. What filter
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,8 +128,9 @@ class Row:
     sums: of `chosen_logprobs`, over the tokens that count for its confidence; reports: of each token, where
         the options ask for log-probabilities.
     proposer: what proposes its next tokens (see `generation.speculation`), if anything does.
-    look_ahead: sequences of ids -> the logits (n, V) after each id of every one, as if it came next; None
-        without a cache, and after the end. decision: what was chosen with it (see `generation.choices`).
+    look_ahead: sequences of ids -> of the first ones the logits (n, V) after each id, as if it came next;
+        None without a cache, and after the end. decision: what was chosen with it (see `generation.choices`).
+    scores: the logits (V,) of a token that could not be chosen yet (see `choose`).
     """
 
     options: GenerationOptions
@@ -144,7 +145,8 @@ class Row:
     sums: tuple[float, float] = (0.0, 0.0)
     reports: list[TokenLogprobs] = field(default_factory=list)
     proposer: Proposer | None = None
-    look_ahead: Callable[[Sequence[tuple[int, ...]]], Iterator[Tensor]] | None = None
+    look_ahead: Callable[[Sequence[tuple[int, ...]]], Sequence[Tensor]] | None = None
+    scores: Tensor | None = None
     decision: Decision | None = None
     _proposed_for: int = 0  # tokens that the proposer was told
 
@@ -255,14 +257,24 @@ def _sent(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def choose(rows: Sequence[Row], logits: Tensor) -> Chosen:
-    """The next token of each row, from logits (k, V), which constraints change in place."""
+def choose(rows: Sequence[Row], logits: Tensor, patient: bool = False) -> Chosen:
+    """The next token of each row, from logits (k, V), which constraints change in place. patient: not of rows
+    that need more than one pass for it, which get `scores`, to be chosen from later."""
     constrained = [
         (number, row) for number, row in enumerate(rows) if row.constraint is not None and not row.stop_reason
     ]
     for number, row in constrained:
         assert row.constraint is not None
-        row.constraint.close(logits[number], row)
+        while row.constraint.close(logits[number], row):
+            if patient:
+                row.scores = logits[number].clone()
+                break
+    if any(row.scores is not None for row in rows):
+        left = [number for number, row in enumerate(rows) if row.scores is None]
+        constrained = [(left.index(number), row) for number, row in constrained if row.scores is None]
+        rows, logits = [rows[number] for number in left], logits[left]
+        if not rows:
+            return Chosen(rows, (none := torch.empty(0, 1, dtype=torch.int64)), none[:, 0])
     asked = [n for n, row in enumerate(rows) if row.options.logprobs is not None and not row.stop_reason]
     forced = [
         number

@@ -371,6 +371,7 @@ class Scheduler:
     def _compute_prompts(self) -> None:
         """All prompts, or one chunk or tile of one, each in turn; rows whose prompt is complete get their
         first token."""
+        self._look_on()
         fresh: list[tuple[list[SlotRow], Tensor]] = []
         while self._entered or self._waiting:
             for row in [row for row in self._entered if not row.waits]:
@@ -539,7 +540,21 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------- tokens
 
-    def _ahead(self, row: SlotRow, sequences: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
+    def _look_on(self) -> None:
+        """Another pass for a row that chooses among more answers than one takes: see `Row.scores`."""
+        row = next((one for one in self._rows if one is not None and one.scores is not None), None)
+        if row is not None and row.scores is not None:
+            with self._timed("decode"):
+                scores, row.scores = row.scores, None
+                self._launch([row], scores[None])
+                self._collect(self._lag)
+
+    def _patient(self, rows: list[SlotRow]) -> bool:
+        """Whether rows may choose later: there is room for a token in vain."""
+        most = max(row.length + row.launched for row in rows)
+        return self._chunk is not None and most < self._cache.capacity
+
+    def _ahead(self, row: SlotRow, sequences: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
         """See `Row.look_ahead`."""
         start = row.length + len(row.tokens)
         return look_ahead(self._step, self._cache.kv_cache, row.slot, start, row.prompt.offset, sequences)
@@ -624,7 +639,7 @@ class Scheduler:
         began = time.perf_counter()
         logits = self._step.ragged(ids, cache, positions, [row.prompt.offset for row in span])
         self.speculation.observe(rows, proposals, time.perf_counter() - began)
-        self.speculation.verify(rows, proposals, [logits[row.slot] for row in rows])
+        self.speculation.verify(rows, proposals, [logits[row.slot] for row in rows], self._patient(rows))
         self._counted = []
         last = torch.tensor([row.tokens[-1:] for row in rows])
         self._tokens[self._index([row.slot for row in rows])] = kv.to_device(last, self.model.device)
@@ -636,7 +651,7 @@ class Scheduler:
         for nothing, in a place that holds nothing yet."""
         if row.decodes:
             return row.position
-        place = row.position if row.launched else row.start
+        place = row.position + (row.scores is not None) if row.launched else row.start
         self._cache.filled[row.slot] = min(self._cache.filled[row.slot], place)
         return place
 
@@ -674,9 +689,10 @@ class Scheduler:
 
     def _launch(self, rows: list[SlotRow], logits: Tensor) -> None:
         """Choose the next token of each row, logits (k, V), without waiting for it."""
-        chosen, slots = choose(rows, logits), [row.slot for row in rows]
-        if slots == list(range(len(rows))):
-            self._tokens[: len(rows)] = chosen.token
+        chosen = choose(rows, logits, self._patient(rows))
+        slots = [row.slot for row in rows if row.scores is None]
+        if slots == list(range(len(slots))):
+            self._tokens[: len(slots)] = chosen.token
         else:
             self._tokens[self._index(slots)] = chosen.token
         self._launched.append(chosen.send())

@@ -245,19 +245,24 @@ class Speculation:
                 row.proposer.observe(len(ids))
 
     def verify(
-        self, rows: Sequence[Row], proposals: Sequence[Sequence[int]], logits: Sequence[Tensor]
+        self,
+        rows: Sequence[Row],
+        proposals: Sequence[Sequence[int]],
+        logits: Sequence[Tensor],
+        patient: bool = False,
     ) -> None:
         """Choose tokens from the logits (1 + n, V) that follow each row's last token and n proposals, as far
-        as these are what is chosen."""
+        as these are what is chosen. patient: see `choose`."""
         agreeing, place = list(range(len(rows))), 0
         while agreeing:
             columns = torch.stack([logits[number][place] for number in agreeing])
-            choose([rows[number] for number in agreeing], columns).read()
+            choose([rows[number] for number in agreeing], columns, patient).read()
             self.accepted += len(agreeing) if place else 0
             agreeing = [
                 number
                 for number in agreeing
                 if not rows[number].stop_reason
+                and rows[number].scores is None
                 and [rows[number].tokens[-1]] == list(proposals[number][place : place + 1])
             ]
             place += 1

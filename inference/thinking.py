@@ -107,15 +107,16 @@ class _ThinkFirst:
         """What the next token is held to, if it may be one of the answer."""
         return self._form if self._span.place != "inside" and not self._forced else None
 
-    def close(self, scores: Tensor, row: Row) -> None:
+    def close(self, scores: Tensor, row: Row) -> bool | None:
         if (form := self._of_answer) is not None:
-            form.close(scores, row)
-        elif self._span.place == "inside" and not self._forced:
+            return form.close(scores, row)
+        if self._span.place == "inside" and not self._forced:
             stops, end = [*self._think.stop_token_ids], self._thinking.end_ids[0]
             stop, ending = scores[stops].float().logsumexp(0), scores[end].float()
             self._ends_turn = bool(stop > ending)
             scores[end] = stop.logaddexp(ending).to(scores.dtype)
             scores[stops] = -math.inf
+        return False
 
     def allows(self, token_id: int) -> bool:
         if self._forced:

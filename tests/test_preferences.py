@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import train
-from data.errors import BadRow
+from data.errors import BadRow, DatasetError
 from data.packing import IGNORE_INDEX, SampleEncoder, collate, pack
 from data.processor import Processor
 from models import VisionLanguageModel
@@ -166,6 +166,9 @@ def test_columns_have_other_names():
     row = {"q": "how many", "good": "three red", "bad": "two squares", "image": png(seed=1)}
     names = {"question": "q", "chosen": "good", "rejected": "bad"}
     assert encoded(row, columns=names) == encoded(LAYOUTS["question"] | {"image": png(seed=1)})
+    for wrong in ({"image": "photo"}, {"colour": "q"}, {"prompt": "gone"}):
+        with pytest.raises(DatasetError):
+            encoded(row, columns=names | wrong)
 
 
 def test_only_the_answers_that_differ_are_learnt():

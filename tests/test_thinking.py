@@ -293,7 +293,7 @@ def test_thinking_ends_in_time_and_an_answer_in_its_form_follows(checkpoint, bud
     size = checkpoint.model.config.text.vocab_size
     for number in range(12):
         one = Row(bound, torch.tensor(row.input_ids), seed=number)
-        one.look_ahead = lambda rows: (torch.randn(len(ids), size, generator=generator) for ids in rows)
+        one.look_ahead = lambda rows: [torch.randn(len(ids), size, generator=generator) for ids in rows]
         while not one.stop_reason:
             logits = torch.randn(1, size, generator=generator)
             logits[0, [*checkpoint.stop_token_ids[:1], thinking.end_ids[0]]] += number / 2

@@ -379,6 +379,9 @@ def test_damaged_videos_end_in_one_sentence(tmp_path):
                 assert all(frame.size == clip.size for frame in frames)
             except ImageError as error:
                 assert "\n" not in str(error)
+    (named := tmp_path / "notes.mp4").write_bytes(b"text")
+    with pytest.raises(ImageError, match="a video"):
+        open_visual(named)
 
 
 @pytest.mark.parametrize(
@@ -409,6 +412,8 @@ def test_a_process_of_its_own_decodes_the_same_frames(tmp_path, suffix):
     path = (write_animation if suffix == ".gif" else write_clip)(tmp_path / f"clip{suffix}", noise(9, 64, 48))
     expected, data = open_video(path), path.read_bytes()
     assert is_video(data, ImageLimits(), "clip")
+    rest = (lambda: data[16:]) if suffix == ".gif" else pytest.fail  # of an MP4 the head tells
+    assert is_video(data[:16], ImageLimits(), "clip", rest)
     with open_apart(data, ImageLimits(), "clip") as clip:
         assert clip.animated == expected.animated == (suffix == ".gif")
         assert (clip.count, clip.rate, clip.size) == (expected.count, expected.rate, expected.size)

@@ -32,7 +32,7 @@ from PIL import Image
 from data.errors import ImageError, PromptError
 from data.images import ImageLimits, NamedBytes, describe, load_image, read_bytes
 from data.tiles import Sizes, Visual
-from data.video import HEAD, is_video, may_be_video
+from data.video import HEAD, is_video
 from generation.kv_cache import bytes_per_position
 from generation.options import GenerationOptions
 from inference.answer import split
@@ -299,8 +299,7 @@ class Service:
     def shows_video(self, path: str) -> bool:
         """Whether an upload is a video. In any thread."""
         with suppress(OSError, ImageError), open(path, "rb") as file:  # whoever opens it says so
-            head = file.read(HEAD)
-            return may_be_video(head) and is_video(head + file.read(), self.limits.image, path)
+            return is_video(file.read(HEAD), self.limits.image, path, file.read)
         return False
 
     @property
