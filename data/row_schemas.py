@@ -105,7 +105,7 @@ class RowSchema:
         seeds the augmentation of rows with boxes; `form_for` (`Processor.form`) says how they are written."""
         if not isinstance(row, Mapping):  # a line that could not be read
             raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
-        if (kept := self._turns_kept(row)) is None:
+        if (kept := self.turns_kept(row)) is None:
             return None
         shown = self.shown(row)
         images = [value for kind, value in shown if kind == "image"]
@@ -113,11 +113,11 @@ class RowSchema:
         if self.text_columns in OF_BOXES:
             if len(images) != 1:
                 raise BadRow(PLACEHOLDERS, f"expected one image with its boxes, got {len(images)}")
-            own = {name: self._get(row, name) for name in self.text_columns}
+            own = {name: self.get(row, name) for name in self.text_columns}
             turns, image = self.boxes.turns(own, images[0], seed, form_for)
             shown = [("image", image)]
         given = turns if self.text_columns in OF_BOXES else self._given(row, kept)
-        if system := self._get(row, "system"):
+        if system := self.get(row, "system"):
             given = [{"role": "system", "content": system}, *given]
         unplaced = {kind: iter([value for one, value in shown if one == kind]) for kind in ("image", "video")}
         messages = [
@@ -135,7 +135,7 @@ class RowSchema:
 
     def accepted(self, row: Any) -> dict[str, list[str]]:
         """`accept`, the answers beside the first, of a row with a list of them."""
-        given = self._get(row, "answer") if self.text_columns == ("question", "answer") else None
+        given = self.get(row, "answer") if self.text_columns == ("question", "answer") else None
         return {"accept": [str(one) for one in given[1:]]} if isinstance(given, list | tuple) else {}
 
     def images(self, row: Any) -> list[Any] | None:
@@ -148,25 +148,26 @@ class RowSchema:
 
     def shown(self, row: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """("image" or "video", what `open_visual` takes) of the columns, images first."""
-        shown = []
-        for kind in ("image", "video"):
-            value = self._get(row, f"{kind}s")
-            value = self._get(row, kind) if value is None else value
-            if value is None and self.by_ending and kind == "image":
-                value = next((row[one] for one in row if looks_like_image(f"x.{one}")), None)
-            values = value if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
-            shown += [(kind, self._image(one)) for one in values]
-        return shown
+        return [(kind, self._image(one)) for kind in ("image", "video") for one in self.held(row, kind)]
 
-    def _get(self, row: Mapping[str, Any], name: str) -> Any:
+    def held(self, row: Mapping[str, Any], kind: str) -> Sequence[Any]:
+        """Its images, or videos, as the row has them."""
+        value = self.get(row, f"{kind}s")
+        value = self.get(row, kind) if value is None else value
+        if value is None and self.by_ending and kind == "image":
+            value = next((row[one] for one in row if looks_like_image(f"x.{one}")), None)
+        return value if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
+
+    def get(self, row: Mapping[str, Any], name: str) -> Any:
+        """What a row has in one of our columns, None without."""
         return self.constants[name] if name in self.constants else held(row, self.columns.get(name, name))
 
-    def _turns_kept(self, row: Mapping[str, Any]) -> list[bool] | None:
+    def turns_kept(self, row: Mapping[str, Any]) -> list[bool] | None:
         """Which of the `texts` have the ratings they need; None if the row has not."""
-        texts = self._get(row, "texts") if self.text_columns == ("texts",) else None
+        texts = self.get(row, "texts") if self.text_columns == ("texts",) else None
         kept = [True] * (len(texts) if isinstance(texts, Sequence) else 0)
         for column, lowest in self.min_ratings.items():
-            rating = row.get(column)
+            rating = held(row, column)
             if isinstance(rating, Sequence) and not isinstance(rating, str) and len(rating) == len(kept):
                 kept = [keep and _reaches(value, lowest) for keep, value in zip(kept, rating)]
             else:
@@ -204,7 +205,7 @@ class RowSchema:
 
     def _given(self, row: Mapping[str, Any], kept: list[bool]) -> list[Mapping[str, Any]]:
         """A row's messages, as the row holds them."""
-        values = [self._get(row, name) for name in self.text_columns]
+        values = [self.get(row, name) for name in self.text_columns]
         if self.text_columns == ("question", "answer"):
             question, answer = values
             return _turn(question, self.boxes.names.get(answer, answer) if type(answer) is int else answer)

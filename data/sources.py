@@ -6,8 +6,9 @@
     ])
 
 The `datasets` library opens the Hub, `save_to_disk` folders, CSV and image folders. JSON lines, tars and
-Parquet are read where they lie (`data.row_files`): the library first writes a copy of everything, turns texts
-that look like dates into dates, and cannot open a file with one broken line. Images stay bytes or paths.
+Parquet are read where they lie (`data.row_files`), files as COCO has them once (`data.coco`): the library
+first writes a copy of everything, turns texts that look like dates into dates, and cannot open a file with
+one broken line. Images stay bytes or paths.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any, get_type_hints
 from urllib.parse import urlsplit
 
 from data.boxes import CATEGORIES, COORDINATES, NAMES, BoxRows
+from data.coco import coco_rows
 from data.errors import ADDRESS, DatasetError, check_rows_path
 from data.row_files import (
     JsonLines,
@@ -95,8 +97,33 @@ def columns_of(rows: Sequence[Any] | Stream, name: str, first: Sequence[Any] | N
     return list(columns)
 
 
+def known_columns(
+    first: Sequence[Any],
+    columns: Sequence[str],
+    given: Mapping[str, str],
+    constants: Iterable[str] = (),
+    ours: Iterable[str] = COLUMNS,
+) -> tuple[list[str], dict[str, str], bool]:
+    """Of rows with these columns, of which `first` are some: the columns, and those within, such as
+    json.question; our names -> theirs, those `given` and those that follow, for what is not constant; and
+    whether a row's image is in whichever column is named as an image file ends."""
+    held = (item for row in first if isinstance(row, Mapping) for item in row.items())
+    inside = {f"{name}.{key}": None for name, one in held if isinstance(one, Mapping) for key in one}
+    # An image folder's metadata, or a sample of WebDataset, whose json may say where its image came from.
+    sample = "__key__" in columns
+    ends = (one for one in columns if one == "file_name" or (sample and looks_like_image(f"x.{one}")))
+    image = next(ends, None)
+    own = [one for one in ours if f"json.{one}" in inside and not (image and one in SHOWN)]
+    renamed = {one: f"json.{one}" for one in own if one not in (*columns, *given, *constants)} | {**given}
+    shown = bool({*SHOWN} & {*columns, *renamed})
+    renamed |= {"image": image} if image and not shown else {}
+    return [*columns, *inside], renamed, sample and not shown
+
+
 def class_names(rows: Sequence[Any] | Stream, columns: Iterable[str]) -> dict[int, str]:
-    """What numbers in the first of these columns that has a `ClassLabel` mean; {} where none has."""
+    """What numbers in the first of these columns that has a `ClassLabel` mean, or in COCO's rows; else {}."""
+    if known := getattr(rows, "names", None):
+        return known
     features = getattr(getattr(rows, "dataset", rows), "features", None) or {}
     names = next(filter(None, (_class_names(features.get(column)) for column in columns)), ())
     return dict(enumerate(names))
@@ -109,12 +136,6 @@ def _class_names(feature: Any) -> tuple[str, ...]:
         return () if feature is None else tuple(feature.names)
     several = isinstance(feature, library().List | library().LargeList)
     return _class_names(feature.feature) if several else ()
-
-
-def _columns_within(rows: Iterable[Any]) -> list[str]:
-    """Names such as json.question, of what objects in columns of these rows hold."""
-    held = (item for row in rows if isinstance(row, Mapping) for item in row.items())
-    return list({f"{name}.{key}": None for name, one in held if isinstance(one, Mapping) for key in one})
 
 
 # ------------------------------------------------------------------------------------------ opening rows
@@ -263,7 +284,7 @@ def _open_files(files: list[Path], path: str, split: str, streaming: bool) -> An
 def _our_rows(files: list[RowsFile], path: str, split: str, streaming: bool) -> Any:
     tars = files[0].name.endswith(".tar")
     with reading(f"{path}: cannot be opened"):
-        rows: Any = _json_list(files[0]) if len(files) == 1 else None
+        rows: Any = _json_whole(files[0]) if len(files) == 1 else None
         if rows is None and streaming:
             rows = (TarStream if tars else JsonLinesStream)(files)
         elif rows is None:
@@ -275,15 +296,14 @@ def _our_rows(files: list[RowsFile], path: str, split: str, streaming: bool) -> 
     return rows[_part(split, len(rows), path)]
 
 
-def _json_list(file: RowsFile) -> list[Any] | None:
-    """The rows of a file that is one list, None if it is not."""
+def _json_whole(file: RowsFile) -> Any:
+    """The rows of a file that is one list, or one object as COCO has it, None if it is neither."""
     if not file.name.endswith(".json"):
         return None
-    with file.open() as lines:
-        if lines.read(2**16).lstrip()[:1] != b"[":
-            return None
-        lines.seek(0)
-        return json.load(lines)
+    with file.open() as opened:
+        begins = opened.read(2**16).lstrip()[:1]
+        opened.seek(0)
+        return json.load(opened) if begins == b"[" else coco_rows(opened, file.name) if begins else None
 
 
 def _files_at(path: str, streaming: bool) -> list[RowsFile]:
@@ -523,18 +543,8 @@ def open_source(
     """
     if not (first := list(first_rows(rows))):
         raise DatasetError(f"{config.name}: split {config.split!r} has no rows")
-    columns, renamed = columns_of(rows, config.name, first), dict(config.columns)
-    inside = _columns_within(first)
-    own = {one.removeprefix("json.") for one in inside if one.startswith("json.")} & {*COLUMNS}
-    # An image folder's metadata, or a sample of WebDataset, whose json may say where its image came from.
-    image = next((one for one in columns if one == "file_name" or looks_like_image(f"x.{one}")), None)
-    own -= {*SHOWN} if image else set()
-    for name in own - {*columns, *renamed, *config.constants}:  # of a sample of WebDataset
-        renamed[name] = f"json.{name}"
-    by_ending = "__key__" in columns and not {*SHOWN} & {*columns, *renamed}
-    if image and not {*SHOWN} & {*columns, *renamed}:
-        renamed["image"] = image
-    known = [*columns, *inside]
+    columns = columns_of(rows, config.name, first)
+    known, renamed, by_ending = known_columns(first, columns, config.columns, config.constants)
     rejected, name = None, config.name
     if preferences:
         text_columns, renamed, rejected = find_pairs(known, renamed, first[0], name, config.constants)
@@ -558,7 +568,7 @@ def open_source(
         allow_outside=config.allow_outside,
         boxes=BoxRows(**config.boxes, names=names),
     )
-    if absent := sorted(set(config.min_ratings) - set(columns)):
+    if absent := sorted(set(config.min_ratings) - set(known)):
         has = ", ".join(columns)
         raise DatasetError(f"{config.name}: min_ratings: no column {', '.join(absent)}; it has {has}")
     weight = config.weight or (len(rows) if isinstance(rows, Sized) else 1)

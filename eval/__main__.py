@@ -47,6 +47,7 @@ from inference.cli import (
     positive,
 )
 from messages import one_line
+from training.config import dataset_entries, read_datasets
 
 # Nothing here imports torch before everything is checked that can be: --help and refusals answer at once.
 
@@ -61,7 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m eval", description=__doc__)
     add = parser.add_argument_group("what to ask").add_argument
     add("--tasks", type=names, metavar="NAMES", help="shapes, drawings, or tasks of lmms-eval, by commas")
-    add("--data", metavar="PATH", help="rows of your own: a Hub id, a folder, JSON lines or Parquet")
+    rows = "rows of your own: a Hub id, folder or file, or an entry as train.py takes it, [{path: ...}]"
+    add("--data", type=dataset, metavar="PATH", help=rows)
     add(
         "--limit",
         type=positive,
@@ -110,6 +112,15 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("output").add_argument
     add("--output", type=Path, metavar="DIR", help="folder of the run (default runs/eval/TASK-MODEL)")
     return parser
+
+
+def dataset(text: str) -> dict[str, Any]:
+    """A path, or an entry as in a recipe's list of datasets."""
+    try:
+        (entry,) = dataset_entries(read_datasets(text, "--data"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected one dataset ({error})") from None
+    return dict(entry)
 
 
 def above_zero(text: str) -> float:
@@ -177,7 +188,7 @@ def check_names(settings: argparse.Namespace) -> None:
         raise TaskError(f"{flag}: tasks of lmms-eval have none; run {', '.join(official)} without it")
     if settings.data:
         find_metric(settings.metric or "exact_match", **dict(settings.metric_option))
-        check_rows_path(settings.data)
+        check_rows_path(str(settings.data.get("path", "")))
     check_model(settings.model, settings.revision)
     if settings.output is not None and settings.output.is_file():
         raise TaskError(f"--output: expected a folder, got the file {settings.output}")

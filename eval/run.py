@@ -24,13 +24,14 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from PIL import Image
 from tqdm import tqdm
 
-from data.boxes import BoxRows, by_name
+from data.boxes import BoxRows, FormFor, by_name
 from data.errors import DatasetError
 from data.images import image_size
 from data.processor import EncodedConversation, Processor
@@ -456,6 +457,24 @@ class HeldOutQuestions:
         return [Answered(one, answer.text.strip()) for one, answer in given if not answer.error]
 
 
+OF_ENTRY = (
+    *("subset", "split", "revision", "columns", "constants", "names", "image_folder", "min_ratings"),
+    *("allow_urls", "allow_outside", "allow_text_only"),
+)
+
+
+def _boxes_of(
+    entry: DatasetConfig, form_for: FormFor, options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[BoxRows, dict[str, Any]]:
+    """How a dataset's boxes are asked for, in images as they are, and the options of the metric that say so;
+    `options` of the metric go before the dataset's own."""
+    said = {**entry.boxes, "augment": False, "flip": False}
+    boxes = BoxRows(**said | {key: options[key] for key in ("form", "corners", "points") if key in options})
+    form = boxes.coordinates(ANY_SIZE, form_for)
+    points = boxes.points or not form.detect  # a form that has no boxes is asked for points
+    return boxes, {"form": form.name, "corners": boxes.corners, "points": points}
+
+
 def scored_tasks(config: TrainConfig, processor: Processor) -> list[EvalTask]:
     """Held-out questions about shapes, or held-out rows if there is a metric."""
     if config.eval_questions and config.is_drawn:
@@ -467,15 +486,11 @@ def scored_tasks(config: TrainConfig, processor: Processor) -> list[EvalTask]:
     for entry in entries:
         if entry.streaming:
             raise DatasetError(f"{entry.name}: --eval-metric: expected rows on this machine, got a stream")
-        same = ("subset", "split", "revision", "columns", "allow_urls", "allow_outside", "allow_text_only")
-        options: dict[str, Any] = {name: getattr(entry, name) for name in same}
+        options: dict[str, Any] = {name: getattr(entry, name) for name in OF_ENTRY}
         of_metric: dict[str, Any] = {}
         if config.eval_metric == "boxes":  # asked for as in training, in images as they are
-            boxes = BoxRows(**{**entry.boxes, "augment": False, "flip": False})
-            form = boxes.coordinates(ANY_SIZE, processor.form)
-            points = boxes.points or not form.detect  # a form that has no boxes is asked for points
+            boxes, of_metric = _boxes_of(entry, processor.form)
             options |= {"boxes": boxes, "form_for": processor.form}
-            of_metric = {"form": form.name, "corners": boxes.corners, "points": points}
         limit = max(1, config.eval_questions // len(entries))
         rows = DataConfig(entry.path, limit=limit, download=True, **options)
         tasks.append(data_task(rows, find_metric(config.eval_metric, **of_metric)))
@@ -541,25 +556,25 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
 
 
 def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
-    names = (
-        *("subset", "split", "columns", "system", "max_new_tokens", "limit"),
-        *("allow_urls", "allow_outside", "allow_text_only"),
-    )
+    flags = {name: "data_revision" if name == "revision" else name for name in OF_ENTRY}
+    given = {name: getattr(settings, flag, None) for name, flag in flags.items()}
+    said = {"split": ""} | settings.data | {name: one for name, one in given.items() if one}
+    entry = DatasetConfig.from_dict(said)
     options, boxes, form_for = dict(settings.metric_option), None, by_name
     if settings.metric == "boxes":
         seen = {"revision": settings.revision, "max_pixels": pixel_budget(on, settings.max_pixels)}
         form_for = Processor.from_pretrained(settings.model, **seen).form
-        given: dict[str, Any] = {name: bool(options.get(name)) for name in ("corners", "points")}
-        boxes = BoxRows(options.get("form", ""), **given)
-        options["form"] = boxes.coordinates(ANY_SIZE, form_for).name
+        boxes, of_boxes = _boxes_of(entry, form_for, options)
+        options |= of_boxes
+    own = {name: getattr(entry, name) for name in OF_ENTRY}
+    own |= {name: getattr(settings, name) for name in ("system", "max_new_tokens", "limit")}
     config = DataConfig(
-        settings.data,
-        revision=settings.data_revision,
+        entry.path,
         prompt=settings.prompt.replace("\\n", "\n"),
         boxes=boxes,
         form_for=form_for,
         looked=bool(options.get("looked", False)),
-        **{name: getattr(settings, name) for name in names},
+        **own,
     )
     return data_task(config, find_metric(settings.metric or "exact_match", **options))
 

@@ -39,7 +39,7 @@ from data.boxes import CATEGORIES, BoxRows, FormFor, by_name
 from data.errors import ADDRESS, BadRow, DatasetError
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import SHOWN, RowSchema, find_images, find_schema, is_plain, no_images
-from data.sources import all_rows, class_names, columns_of, first_rows, open_rows
+from data.sources import all_rows, class_names, columns_of, first_rows, known_columns, open_rows
 from data.video import open_video
 from eval.metrics import Metric, MetricError
 from inference.errors import user_errors
@@ -281,7 +281,7 @@ class DataConfig:
 
     path: Hub id, folder, file or pattern, as `data.sources.open_rows` takes it.
     split: "" is test on the Hub, and what `open_rows` makes of it for local files.
-    columns: our column names -> the data's, where they differ.
+    columns, constants, names, image_folder, min_ratings: as in `data.sources.DatasetConfig`.
     prompt: a template with columns in braces; "" is the question with its choices.
     max_new_tokens: None is 32, and of boxes 512.
     limit: the first so many questions; None is all.
@@ -296,6 +296,10 @@ class DataConfig:
     split: str = ""
     revision: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+    image_folder: str = ""
+    min_ratings: Mapping[str, float] = field(default_factory=dict)
     prompt: str = ""
     system: str = ""
     max_new_tokens: int | None = None
@@ -320,8 +324,7 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     few = config.limit is not None and not config.download
     streaming = few and (at_address or not is_here) and "[" not in split
     rows, folder = open_rows(path, config.subset, split, streaming, config.revision)
-    if not any(True for _ in first_rows(rows)):
-        raise DatasetError(f"{path}: split {split!r} has no rows")
+    folder = Path(config.image_folder).expanduser() if config.image_folder else folder
     reader = _Reader(config, rows, folder, metric.chooses)
     samples, problems, taken = list[EvalSample](), [], list[Any]()
     for number, row in enumerate(all_rows(rows) if streaming else rows):
@@ -346,6 +349,9 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     split = split or "train"  # as files without a split are called
     data: dict[str, Any] = {"path": path, "subset": config.subset, "split": split}
     data |= {"revision": config.revision, "columns": dict(config.columns)}
+    numbered = {str(number): one for number, one in config.names.items()}  # as JSON will have them
+    read = {key: getattr(config, key) for key in ("constants", "image_folder", "min_ratings")}
+    data |= {key: value for key, value in (read | {"names": numbered}).items() if value}  # older runs: none
     name = (Path(path).stem if is_local else path) + (f"/{config.subset}" if config.subset else "")
     samples = samples[: config.limit]
     return EvalTask(name, samples, metric, reader.prompt, data, config.system, config.looked)
@@ -357,46 +363,45 @@ class _Reader:
     def __init__(self, config: DataConfig, rows: Sequence[Any], folder: Path | None, chooses: bool):
         self.config, self.rows, self.boxes = config, rows, config.boxes
         self.max_new_tokens = config.max_new_tokens or (BOX_TOKENS if config.boxes else MAX_NEW_TOKENS)
-        columns, path, renamed = columns_of(rows, config.path), config.path, config.columns
-        theirs = {*columns, *renamed}
+        path, constants = config.path, config.constants
+        if not (first := list(first_rows(rows))):
+            raise DatasetError(f"{path}: split {config.split!r} has no rows")
+        columns, ours = columns_of(rows, path, first), dict.fromkeys((*COLUMNS, *SCHEMA_COLUMNS))
+        known, renamed, by_ending = known_columns(first, columns, config.columns, constants, ours)
         has = f"it has {', '.join(columns) or 'none'}"
-        if wrong := ({*renamed} - {*COLUMNS, *SCHEMA_COLUMNS}) | ({*renamed.values()} - {*columns}):
+        if wrong := ({*renamed, *constants} - {*ours}) | (
+            {*renamed.values(), *config.min_ratings} - {*known}
+        ):
             raise DatasetError(
                 f"{path}: no column {', '.join(sorted(wrong))}; {has}; ours are {', '.join(COLUMNS)}"
             )
-        self.names = {name: renamed.get(name, name) for name in COLUMNS}
-        have = {name for name in COLUMNS if self.names[name] in columns}
-        if "file_name" in columns and not {*SHOWN} & have:
-            self.names["image"] = "file_name"  # metadata of an image folder
-        if config.boxes is not None and not {"bbox", "objects"} & theirs:
+        have = {name for name in ours if name in constants or renamed.get(name, name) in known}
+        if config.boxes is not None and not {"bbox", "objects"} & have:
             raise DatasetError(f"{path}: no column bbox or objects; {has}")
-        self.answers = [self.names[name] for name in ("answers", "answer") if name in have]
+        self.answers = [name for name in ("answers", "answer") if name in have]
         self.is_plain = config.boxes is None and "question" in have and bool(self.answers)
         kind: tuple[str, ...] = ("question", "answer")
-        schema_columns = {key: self.names[key] for key in SHOWN}
-        of_schema = {key: value for key, value in renamed.items() if key in SCHEMA_COLUMNS}
+        numbered = self.answers if config.boxes is None else CATEGORIES
+        self.numbers = config.names or class_names(rows, [renamed.get(name, name) for name in numbered])
         if config.boxes is not None:
-            self.box_names = {name: renamed.get(name, name) for name in BOX_COLUMNS}
-            names = class_names(rows, [self.box_names[key] for key in CATEGORIES])
-            self.boxes = replace(config.boxes, names=names)
-            schema_columns |= of_schema
+            self.boxes = replace(config.boxes, names=self.numbers)
         elif not self.is_plain:
-            if not {"messages", "conversations", "texts", "completion"} & theirs:
+            if not {"messages", "conversations", "texts", "completion"} & have:
                 missing = "answer or answers" if "question" in have else "question"
                 raise DatasetError(
                     f"{path}: no column {missing}; {has}: name yours with --columns OURS=YOURS"
                 )
-            schema_columns |= of_schema
-            kind = find_schema(columns, of_schema, path)
-        urls, outside = config.allow_urls, config.allow_outside
-        schema = RowSchema(kind, schema_columns, folder=folder, allow_urls=urls, allow_outside=outside)
-        self.schema = schema
+            of_schema = {key: value for key, value in renamed.items() if key in SCHEMA_COLUMNS}
+            kind = find_schema(known, of_schema, path, constants)
+        may: dict[str, Any] = {"allow_urls": config.allow_urls, "allow_outside": config.allow_outside}
+        may |= {"folder": folder, "min_ratings": config.min_ratings, "by_ending": by_ending}
+        self.schema = schema = RowSchema(kind, renamed, constants, **may)
         self.prompt = config.prompt or (CHOICES_PROMPT if "choices" in have else "{question}")
         named = _columns_in(self.prompt)
-        known = [*columns, "question", "choices"] if self.is_plain else ["question"]
-        if named is None or not {*named} <= {*known}:
+        can = [*columns, "question", "choices"] if self.is_plain else ["question"]
+        if named is None or not {*named} <= {*can}:
             raise DatasetError(
-                f"{path}: prompt {self.prompt!r}: expected columns out of {', '.join(dict.fromkeys(known))} "
+                f"{path}: prompt {self.prompt!r}: expected columns out of {', '.join(dict.fromkeys(can))} "
                 "in braces, and {{ for a brace"
             )
         self.in_prompt = named
@@ -405,13 +410,15 @@ class _Reader:
             by_column = self.is_plain or config.boxes is not None
             images_of = schema.shown if by_column else schema.images
             how = "--columns image=COLUMN, or --allow-text-only"
-            if not find_images(first_rows(rows), images_of, schema, path, how):
+            if not find_images(first, images_of, schema, path, how):
                 raise no_images(path, columns, how)
 
     def samples(self, number: int, row: Any) -> Iterator[EvalSample]:
         """The questions of a row, counted from 0. Raises BadRow."""
         if not isinstance(row, Mapping):
             raise _bad(f"expected an object with columns, got {str(row)[:200]}")
+        if self.schema.turns_kept(row) is None:
+            return
         for name, fields, answer, images, shown in self._asked(number, row):
             question, choices = fields["question"], fields.get("choices") or ()
             if not isinstance(question, str) or not question.strip():
@@ -431,8 +438,8 @@ class _Reader:
                 max_new_tokens=self.max_new_tokens,
                 shows=shows,
                 choices=tuple(ascii_uppercase[: len(choices)]) if self.chooses else (),
-                family=str(row.get(self.names["family"]) or ""),
-                system=self.config.system,
+                family=str(self.schema.get(row, "family") or ""),
+                system=self.config.system or str(self.schema.get(row, "system") or ""),
                 fields=fields,
             )
 
@@ -447,18 +454,18 @@ class _Reader:
                 held = [value for _, value in images]
                 yield f"{number + 1}.{turn + 1}", {"question": question}, answer, opened, held
             return
-        held = [self.names[key] for key in SHOWN]
+        get, held = partial(self.schema.get, row), [self.schema.columns.get(key, key) for key in SHOWN]
         fields = {key: value for key, value in row.items() if key not in held and is_plain(value)}
-        fields["question"] = row.get(self.names["question"])
-        if choices := row.get(self.names["choices"]):
+        fields["question"] = get("question")
+        if choices := get("choices"):
             if not isinstance(choices, list | tuple) or len(choices) > len(ascii_uppercase):
                 raise _bad(f"choices: expected a list of at most {len(ascii_uppercase)}, got {choices!r:.80}")
             fields["choices"] = [str(choice) for choice in choices]
-        name = row.get(self.names["id"])
-        given = [row[key] for key in self.answers if row.get(key) is not None]
+        name, given = get("id"), next((one for one in map(get, self.answers) if one is not None), None)
+        if type(given) is int and not choices:
+            given = self.numbers.get(given, given)
         of_row = partial(self._images_of_row, number)
-        shown = [row.get(column) for column in held]
-        yield str(number + 1 if name is None else name), fields, (given or [None])[0], of_row, shown
+        yield str(number + 1 if name is None else name), fields, given, of_row, self._held(row)
 
     def _located(self, number: int, row: Mapping[str, Any], rows: BoxRows) -> Iterator[tuple]:
         """As `_asked`, one question for each thing in a row's boxes."""
@@ -466,14 +473,18 @@ class _Reader:
         if [kind for kind, _ in shown] != ["image"]:
             raise _bad(f"expected one image with its boxes, got {len(shown)} images and videos")
         size, _ = rows.measure(shown[0][1])
-        own = {name: row[column] for name, column in self.box_names.items() if column in row}
-        given = row.get(self.names["id"])
+        theirs = {name: self.schema.columns.get(name, name) for name in BOX_COLUMNS}
+        own = {name: self.schema.get(row, name) for name in BOX_COLUMNS}
+        own = {name: one for name, one in own.items() if one is not None or theirs[name] in row}
+        given = self.schema.get(row, "id")
         name = str(number + 1 if given is None else given)
-        held = [row.get(self.names[key]) for key in ("images", "image")]
         asked = [*rows.asked(rows.groups(own, size), size, self.config.form_for)]
         for place, (fields, target) in enumerate(asked, 1):
             full = f"{name}.{place}" if len(asked) > 1 else name
-            yield full, fields, target, partial(self._images_of_row, number), held
+            yield full, fields, target, partial(self._images_of_row, number), self._held(row)
+
+    def _held(self, row: Mapping[str, Any]) -> list[Any]:
+        return [value for kind in ("image", "video") for value in self.schema.held(row, kind)]
 
     def _images_of_row(self, number: int) -> list[Any]:
         return _opened(self.schema.shown(self.rows[number]))

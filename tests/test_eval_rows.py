@@ -12,7 +12,7 @@ from data.errors import DatasetError
 from data.images import load_image
 from data.sources import open_datasets
 from eval.metrics import find_metric
-from eval.run import evaluate
+from eval.run import evaluate, scored_tasks
 from eval.tasks import DataConfig, data_task
 from generation.options import GenerationOptions
 from inference.answer import ask
@@ -21,6 +21,7 @@ from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.clips import noise, write_animation
 from tests.evaluations import blank_image, run, samples_of, save_rows
 from tests.rows import ListStream, png
+from training.config import TrainConfig
 
 EXACT = find_metric("exact_match")
 ROW = {"question": "How many?", "answer": "3", "image": "a.png"}
@@ -51,6 +52,36 @@ def test_rows_become_samples(tmp_path):
     assert (first.fields["hint"], first.family) == ("few", "k") and "pic" not in first.fields
     assert load_image(first.images()[0]).size == (48, 48)
     assert "2 questions about 1 different images" in str(task)
+
+
+def test_rows_are_read_as_training_reads_them(tmp_path, monkeypatch):
+    """Columns within others, constants, names of numbers and a folder of images, from an entry of a recipe,
+    as `--data` here takes it and as `--eval-data` with `--eval-metric` does."""
+    (tmp_path / "images").mkdir()
+    blank_image(tmp_path / "images")
+    rows = [{"meta": {"class": at, "about": "grey.png", "mark": at}} for at in range(3)]
+    entry = {
+        "path": str(save_rows(tmp_path / "rows.jsonl", rows)),
+        "image_folder": str(tmp_path / "images"),
+        "columns": {"answer": "meta.class", "image": "meta.about"},
+        "constants": {"question": "What is it?", "system": "Be brief."},
+        "names": ["cat", "dog", "owl"],
+        "min_ratings": {"meta.mark": 1},
+    }
+    tasks: list = []
+    monkeypatch.setattr("eval.run._run_own", lambda task, *_: tasks.append(task))
+    assert run("--data", json.dumps([entry])) == 0
+    tasks += scored_tasks(
+        TrainConfig(init_from="x", data="rows.jsonl", eval_data=[entry], eval_metric="exact_match"), None
+    )
+    assert len(tasks) == 2
+    for task in tasks:
+        assert [(one.prompt, one.targets) for one in task.samples] == [
+            ("What is it?", ("dog",)), ("What is it?", ("owl",)),
+        ]  # fmt: skip
+        assert all(one.system == "Be brief." and one.shows == ("grey.png",) for one in task.samples)
+        assert load_image(task.samples[0].images()[0]).size == (48, 48)
+    assert run("--data", json.dumps([entry, entry])) == 2
 
 
 def test_of_a_few_questions_about_rows_of_the_hub_few_rows_are_read(monkeypatch):

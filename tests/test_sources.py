@@ -190,6 +190,52 @@ def test_llavas_file_beside_a_folder_of_images(tmp_path):
     assert sum(batch.images for batch in batches) == 1 and sum(batch.num_labels for batch in batches) > 4
 
 
+def write_coco(path, indent=None, **more) -> None:
+    """Images 7 and 8 of 20 x 10 pixels, and 9 without annotations; a dog in one, a cat and a crowd of dogs in
+    the other; two captions of one."""
+    (path.parent / "val").mkdir(exist_ok=True)
+    for number in (7, 8, 9):
+        (path.parent / "val" / f"{number}.png").write_bytes(png(20, 10, number))
+    polygon = {"segmentation": [[1, 2, 3.5]], "area": 9.5}
+    images = [{"id": number, "file_name": f"{number}.png", "height": 10} for number in (9, 8, 7)]
+    boxes = [(8, 18, 0), (7, 18, 1), (7, 17, 0), (7, 18, 0)]
+    found = [
+        polygon
+        | {"id": at, "image_id": image, "category_id": kind, "bbox": [at, 2, 5.5, 6], "iscrowd": crowd}
+        for at, (image, kind, crowd) in enumerate(boxes)
+    ]
+    said = [{"id": at, "image_id": 7 + at % 2, "caption": f"caption {at}"} for at in range(3)]
+    whole = {"info": {}, "images": images, "annotations": said if "caption" in path.name else found}
+    named = [{"id": 17, "name": "cat", "supercategory": "animal"}, {"id": 18, "name": "dog"}]
+    path.write_text(json.dumps(whole | {"categories": named} | more, indent=indent))
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_cocos_files(tmp_path, indent):
+    """Boxes by the names of their categories, without a category that has a crowd; a row for each caption,
+    with the image's others as right answers; other objects are refused in a sentence."""
+    path, said = (tmp_path / f"{name}_val.json" for name in ("instances", "captions"))
+    write_coco(path, indent)
+    write_coco(said, indent)
+    entry = {"path": str(path), "image_folder": str(tmp_path / "val")}
+    (source,) = open_datasets([entry]).sources
+    first, second = map(source.schema.conversation, source.rows)
+    assert [Path(one[0]["content"][0]["image"]).name for one in (first, second)] == ["8.png", "7.png"]
+    texts = [message["content"][-1]["text"] for message in first + second]
+    assert '"dog"' in texts[0] and json.loads(texts[1]) == [{"bbox_2d": [0, 200, 275, 800], "label": "dog"}]
+    assert '"cat"' in texts[2] and json.loads(texts[3]) == [{"bbox_2d": [100, 200, 375, 800], "label": "cat"}]
+    (source,) = open_datasets([entry | {"names": {18: "Hund"}, "split": "train[:1]"}]).sources
+    assert source.num_rows == 1 and '"Hund"' in str(source.schema.conversation(source.rows[0]))
+    more = {"path": str(said), "constants": {"question": "Describe it."}}
+    (source,) = open_datasets([entry | more]).sources
+    assert [row["answer"] for row in source.rows] == [
+        ["caption 1"], ["caption 0", "caption 2"], ["caption 2", "caption 0"],
+    ]  # fmt: skip
+    write_coco(path, indent=1, annotations=[{"id": 1, "image_id": 7}])
+    with pytest.raises(DatasetError, match=r"instances_val\.json"):
+        open_datasets([entry])
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_samples_of_webdataset(tmp_path, streaming):
     """An image and a json of conversations, or of a caption to a question that is always the same; what is no

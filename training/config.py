@@ -639,7 +639,7 @@ def _value(kind: Any, name: str, given: Any, where: str) -> Any:
     """The value, of this type, of a field from what a recipe or a flag says: text, or for datasets lists of
     mappings."""
     if kind == Data:
-        return _datasets(given, where)
+        return read_datasets(given, where)
     if kind == Weights:
         return _weights(given, where)
     try:
@@ -652,7 +652,7 @@ def _value(kind: Any, name: str, given: Any, where: str) -> Any:
         raise ValueError(f"{where}: expected {_EXPECTED[kind]}, got {given!r:.80}") from None
 
 
-def _datasets(given: Any, where: str) -> Data:
+def read_datasets(given: Any, where: str) -> Data:
     """A path, or a list of datasets; the command line writes the list in YAML or JSON."""
     read = given
     if isinstance(given, str) and given.lstrip().startswith("["):

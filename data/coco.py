@@ -1,0 +1,90 @@
+"""COCO's files, each of which holds the images and annotations of a whole data set.
+
+    with open("annotations/instances_val2017.json", "rb") as opened:
+        rows = coco_rows(opened, "instances_val2017.json")
+    rows[0]  # {"image": "000000397133.jpg", "objects": {"bbox": [[x, y, width, height], ...],
+    #           "category_id": [44, ...]}}, and rows.names says that 44 is a bottle
+
+A row of instances_*.json (or LVIS) is an image with its boxes, and one of captions_*.json is a caption, with
+the image's others after it. Such a file is read once; polygons, which are most of it, are not kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from copy import copy
+from typing import IO, Any
+
+import numpy as np
+
+from data.errors import DatasetError
+
+_KEPT = ("image_id", "category_id", "bbox", "iscrowd", "caption")  # of an annotation
+
+
+class CocoRows(Sequence):
+    """rows: (n, 4) int64, of each its image, the image's annotations, from and to, and the one that is first.
+    names: of categories, by their numbers."""
+
+    def __init__(self, rows: np.ndarray, images: Sequence[str], found: Sequence[Any], names: dict[int, str]):
+        self.rows, self.images, self.names = rows, images, names
+        self.captions = [one["caption"] for one in found if "caption" in one]
+        self.boxes = np.array([one["bbox"] for one in found if "bbox" in one], np.float64)  # (annotations, 4)
+        self.categories = np.array([one["category_id"] for one in found if "bbox" in one], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            part = copy(self)
+            part.rows = self.rows[index]
+            return part
+        image, begin, end, first = self.rows[index].tolist()
+        row: dict[str, Any] = {"image": self.images[image]}
+        if self.captions:
+            others = (self.captions[at] for at in range(begin, end) if at != first)
+            return row | {"answer": [self.captions[first], *others]}
+        held = {"bbox": self.boxes[begin:end], "category_id": self.categories[begin:end]}
+        return row | {"objects": {name: values.tolist() for name, values in held.items()}}
+
+
+def coco_rows(opened: IO[bytes], name: str) -> CocoRows | None:
+    """The rows of a file that begins with an object, None where it is lines of JSON. A crowd is left out, and
+    what is of its category in the same image: nobody counted it. So are images without annotations."""
+    text = opened.readline()
+    try:
+        whole, lines = json.loads(text, object_hook=_smaller), True
+        if opened.read(2**16).strip():
+            return None
+    except json.JSONDecodeError as error:
+        if error.pos < len(error.doc.rstrip()):  # a line that is broken
+            return None
+        whole, lines = json.loads(text + opened.read(), object_hook=_smaller), False
+    images, annotations = (whole.get(key) for key in ("images", "annotations"))
+    each = [one for part in (images, annotations) for one in (part if isinstance(part, list) else [None])]
+    kinds = [key for key in ("bbox", "caption") if any(key in one for one in each if isinstance(one, dict))]
+    if not kinds or not all(isinstance(one, dict) for one in each):
+        if lines:
+            return None
+        wanted = "a list, an object in each line, or COCO's images and annotations with a bbox or a caption"
+        raise DatasetError(f"{name}: expected {wanted}, got an object with {', '.join(whole)}")
+    numbers = {one["id"]: at for at, one in enumerate(images)}
+    found = [one for one in annotations if kinds[0] in one and one["image_id"] in numbers]
+    crowds = {(one["image_id"], one.get("category_id")) for one in annotations if one.get("iscrowd")}
+    found = [one for one in found if (one["image_id"], one.get("category_id")) not in crowds]
+    found.sort(key=lambda one: numbers[one["image_id"]])
+    of_image = np.array([numbers[one["image_id"]] for one in found], np.int64)
+    shown, begin, count = np.unique(of_image, return_index=True, return_counts=True)
+    rows = np.stack([shown, begin, begin + count, begin], axis=1)
+    if kinds[0] == "caption":
+        rows = np.repeat(rows, count, axis=0)
+        rows[:, 3] = np.arange(len(rows))
+    # LVIS has the address of an image in place of its name, which begins with the folder.
+    files = [one.get("file_name") or "/".join(one["coco_url"].split("/")[-2:]) for one in images]
+    return CocoRows(rows, files, found, {one["id"]: one["name"] for one in whole.get("categories") or ()})
+
+
+def _smaller(one: dict[str, Any]) -> dict[str, Any]:
+    return {key: one[key] for key in _KEPT if key in one} if "image_id" in one else one
