@@ -111,7 +111,7 @@ def load(args: argparse.Namespace, options: GenerationOptions, long: bool = Fals
 def answer_questions(args: argparse.Namespace) -> None:
     """Answer every question about the images."""
     options, names, images, questions = read_request(args)
-    from inference import answer, draft
+    from inference.answer import ask_each
 
     locator = None
     if args.json or args.detect or args.point or args.describe or args.show_boxes:
@@ -127,8 +127,7 @@ def answer_questions(args: argparse.Namespace) -> None:
 
         attention.check_layers(checkpoint, args.layers, args.heads)
     keep = args.show_attention is not None  # the maps are made from the same features
-    ask_each = draft.ask_each if args.draft else partial(answer.ask_each, keep=keep)
-    replies = ask_each(checkpoint, images, questions, options, args.system)
+    replies = ask_each(checkpoint, images, questions, options, args.system, keep, args.draft)
     for number, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         if number == 0:
             cli.log_defaults(args, question, EXAMPLE_IMAGE.relative_to(ROOT), checkpoint, log)

@@ -5,8 +5,10 @@ for number, piece in reply:
     print(piece, end="", flush=True)
 print(reply.finish()["decode_tokens_per_second"])
 
-`ask_each` asks several questions about the same images, which are encoded and prefilled once. What a model
-thinks before its answer (`inference.thinking`) is no part of it: see `Reply.hear`.
+`ask_each` asks several questions about the same images, which are encoded and prefilled once. Answers may be
+drafted from small pictures while the images are still to be encoded: see `Reply.draft` and
+`generation.draft`. What a model thinks before its answer (`inference.thinking`) is no part of it: see
+`Reply.hear`.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from typing import Any
 
 import torch
 
-from data.processor import EncodedConversation
+from data.processor import EncodedConversation, Processor
 from data.thinking import Span
+from data.tiles import Visual
 from data.tools import CallPiece
 from generation.choices import Choices
 from generation.decoding import GenerationOutput, TokenStream
+from generation.draft import DraftStream
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.requests import Request, each_answer
 from generation.sampling import Decision
@@ -32,6 +36,7 @@ from inference.decide import decided
 from inference.errors import ContextFullError
 from inference.grammar import Form
 from inference.results import logprobs_of
+from inference.terminal import GreyText, wrapped
 from inference.thinking import Think, for_prompt, form_of, held_to
 
 DEFAULTS = GenerationOptions()
@@ -46,15 +51,17 @@ def ask(
     options: GenerationOptions,
     system: str | None = None,
     session: Session | None = None,
+    small: Sequence[Visual] | None = None,
 ) -> Reply:
     """Ask a question about images (any number, anything that `load_image` takes); what cannot be answered is
-    refused before anything is computed. What the session holds of a prompt is not computed again."""
+    refused before anything is computed. What the session holds of a prompt is not computed again. `small`:
+    for a draft, the images' `wholes`."""
     began = time.perf_counter()
     checkpoint.check_images(len(images))
     row = encode(checkpoint, images, question, system, isinstance(options.constraint, Think))
-    stream = start(checkpoint, row, options, session)
-    row = replace(row, parts=None)  # the stream has them, and lets go of them with the prefill
-    return Reply(checkpoint, row, stream, options, time.perf_counter() - began)
+    short = encode(checkpoint, small, question, system) if small else None
+    stream = start(checkpoint, row, options, session, small is not None, short)
+    return Reply(checkpoint, row, stream, options, time.perf_counter() - began, short)
 
 
 def ask_each(
@@ -64,16 +71,28 @@ def ask_each(
     options: GenerationOptions,
     system: str | None = None,
     keep: bool = False,
+    draft: bool = False,
 ) -> Iterator[Reply]:
     """`ask` several questions about the same images, each after the reply before it has ended. `keep`: the
-    images' features will be needed again, as by `inference.attribution`."""
+    images' features will be needed again, as by `inference.attribution`. `draft`: the first answer has a
+    draft, where one helps; for the others the images are encoded."""
     images = [visual for image in images for visual in checkpoint.processor.visuals(image)]
     repeat = any(len({*visual.parts}) < len(visual.parts) for visual in images)  # frames of a video
     keep = keep or repeat or len(questions) > 1 or checkpoint.prefixes is not None
     keep = options.use_cache and (keep or options.lookup == "on")  # of several answers too
-    session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes) if keep else None
+    session = None
+    if keep or draft:
+        session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes, slots=1 + draft)
+    small = wholes(checkpoint.processor, images) if draft else None
     for question in questions:
-        yield ask(checkpoint, images, question, options, system, session)
+        yield ask(checkpoint, images, question, options, system, session, small)
+
+
+def wholes(processor: Processor, images: Sequence[Visual]) -> list[Visual]:
+    """A small picture of each image; [] if none of them is smaller, or an image has none."""
+    found = [whole for image in images if (whole := processor.images.whole(image)) is not None]
+    smaller = any(whole is not image for whole, image in zip(found, images))
+    return found if smaller and len(found) == len(images) else []
 
 
 def encode(
@@ -93,17 +112,27 @@ def start(
     row: EncodedConversation,
     options: GenerationOptions,
     session: Session | None = None,
+    draft: bool = False,
+    short: EncodedConversation | None = None,
 ) -> TokenStream:
-    """The token stream of a prompt's answers; a RequestError if they do not fit the context."""
+    """The token stream of a prompt's answers; a RequestError if they do not fit the context. With a `draft`,
+    which needs a session, it is a `DraftStream`, whose draft answers the `short` prompt if there is one."""
     step = checkpoint.decode_step if options.use_cache else None
     options = for_choices(options, checkpoint.context - len(row.input_ids))
     if isinstance(options.constraint, Think):
         options = for_prompt(checkpoint, row, options)
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
-    generate_stream = (checkpoint.model if session is None else session).generate_stream
+
+    def inputs(row: EncodedConversation) -> dict[str, Any]:
+        return checkpoint.processor.collate([replace(row, parts=None)]) | {"pixel_values": row.parts}
+
     try:
-        inputs = checkpoint.processor.collate([replace(row, parts=None)])
-        return generate_stream(**inputs, pixel_values=row.parts, options=options)
+        if draft:
+            assert session is not None, "drafts need a session"
+            alone = None if short is None else inputs(short)
+            return session.draft_stream(inputs(row), alone, options)
+        generate_stream = (checkpoint.model if session is None else session).generate_stream
+        return generate_stream(**inputs(row), options=options)
     except CacheMemoryError:
         raise
     except ValueError as error:
@@ -135,7 +164,7 @@ class Reply:
 
     Iterating may be interrupted and continued; `finish` makes what is left. `prepare` is the time that the
     prompt took, `ids` are the answers' tokens so far, with those of their thinking. `hear` is called with
-    (number of the answer, next piece of what is thought before it).
+    (number of the answer, next piece of what is thought before it). `short`: the prompt of its draft.
     """
 
     checkpoint: Checkpoint
@@ -143,9 +172,12 @@ class Reply:
     stream: TokenStream
     options: GenerationOptions
     prepare: float
+    short: EncodedConversation | None = None
     hear: Callable[[int, str], None] = lambda number, piece: None
 
     def __post_init__(self) -> None:
+        # The stream has the tiles, and lets go of them with the prefill.
+        self.row, self.short = replace(self.row, parts=None), self.short and replace(self.short, parts=None)
         self.ids: list[list[int]] = [[] for _ in range(self.options.num_return_sequences)]
         self._times: list[float] = []  # of the start, then of each token
         self._pieces = self._run()
@@ -174,9 +206,42 @@ class Reply:
             self.hear(number, thought)
         return number, piece
 
+    def draft(self) -> Iterator[str]:
+        """The pieces of the draft's text, if this is iterated first: "" for a token that completes none; no
+        pieces where no draft helps, or the answer has begun."""
+        if isinstance(self.stream, DraftStream):
+            self._times = self._times or [time.perf_counter()]
+            text = AnswerText(self.checkpoint, self.options)
+            for ids in self.stream.draft():
+                yield text.put(int(ids))
+            yield text.finish()
+
+    def after_draft(self, grey: GreyText, always: bool = False) -> Iterator[tuple[int, str]]:
+        """What iterating gives, once the draft was made and shown; that goes when the answer comes.
+
+        A draft that cannot be shown is not made, unless `always`. Ctrl-C leaves on the screen what is there.
+        """
+        if grey.possible or always:
+            for piece in wrapped(self.checkpoint.pixels(self.short or self.row).each(self.draft())):
+                grey.put(piece)
+
+        def replacing() -> Iterator[tuple[int, str]]:
+            try:
+                for number, piece in self:
+                    grey.clear()
+                    yield number, piece
+            except Exception:  # an answer that failed leaves no draft
+                grey.clear()
+                raise
+            grey.clear()
+
+        return replacing()
+
     def finish(self) -> dict[str, Any]:
         """Make what is left. Returns answers, token ids, stop reasons, sizes and timings. Of the "seconds",
-        "first_token" is the time from the question, with "prepare", to the first token."""
+        "first_token" is the time from the question, with "prepare", to the first token. Where there was to be
+        a "draft": its text, how many tokens it has and with how many of them the answer begins, seconds of
+        work until the first one and until the last; None if none was made."""
         for _ in self:
             pass
         return self.describe(self.stream.result)
@@ -192,6 +257,17 @@ class Reply:
         logprobs = output.logprobs if output else []
         of_answers = [split(checkpoint, one, self.options)[1] for one in ids]
         logprobs = [one[len(one) - len(own) :] for one, own in zip(logprobs, of_answers)]
+        drafted: dict[str, Any] = {}
+        if isinstance(self.stream, DraftStream):
+            self.stream.end_draft()
+            made = self.stream.drafted
+            drafted["draft"] = made and {
+                "text": answer_text(checkpoint, made.token_ids, self.options),
+                "tokens": len(made.token_ids),
+                "accepted": made.accepted(ids[0]),
+                "first_token_seconds": made.first_token_seconds,
+                "draft_seconds": made.seconds,
+            }
         return {
             **answers_of(checkpoint, self.row, ids, self.options, output.decisions if output else ()),
             "confidences": output.confidences if output else [],
@@ -201,6 +277,7 @@ class Reply:
             "decode_tokens_per_second": after_first / seconds["decode"] if after_first else None,
             **{name: getattr(output, name, 0) for name in _COUNTS},
             **checkpoint.settings,
+            **drafted,
         }
 
 

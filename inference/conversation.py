@@ -25,9 +25,8 @@ from data.processor import EncodedConversation, Processor
 from data.tiles import Sizes, Visual
 from generation.decoding import GenerationOptions, TokenStream
 from generation.session import Session
-from inference.answer import answers_of, for_choices, start
+from inference.answer import Reply, answers_of, for_choices, start, wholes
 from inference.checkpoint import Checkpoint, PixelText, RequestError
-from inference.draft import DraftedReply, start_drafted, wholes
 from inference.errors import ContextFullError as ContextFullError
 from inference.thinking import Think
 
@@ -104,13 +103,11 @@ class Conversation:
         checkpoint, before = self.checkpoint, self.before
         tiled = tuple(visual for image in images for visual in self.visuals(image))
         asked = next_turn(checkpoint, self.system, before, tiled, question, options)
-        if draft and not isinstance(options.constraint, Think):
-            short = encode_short(checkpoint, self.system, before, tiled, question) if tiled else None
-            stream: TokenStream = start_drafted(checkpoint, asked.row, short, asked.options, self.session)
-        else:
-            short, stream = None, start(checkpoint, asked.row, asked.options, self.session)
-        self._pending = TurnReply(self, asked, began, stream)
-        self._pending.short = short and replace(short, parts=None)
+        draft, short = draft and not isinstance(options.constraint, Think), None
+        if draft and tiled:
+            short = encode_short(checkpoint, self.system, before, tiled, question)
+        stream = start(checkpoint, asked.row, asked.options, self.session, draft, short)
+        self._pending = TurnReply(self, asked, began, stream, short)
         return self._pending
 
     def undo(self) -> Turn:
@@ -135,7 +132,7 @@ class Conversation:
             self._pending.close()
 
 
-class TurnReply(DraftedReply):
+class TurnReply(Reply):
     """The answers to the next question of a conversation.
 
     `close`, leaving a `with`, and whatever is done to the conversation next end the answer. The history then
@@ -143,19 +140,26 @@ class TurnReply(DraftedReply):
     history.
     """
 
-    def __init__(self, conversation: Conversation, asked: NextTurn, began: float, stream: TokenStream):
+    def __init__(
+        self,
+        conversation: Conversation,
+        asked: NextTurn,
+        began: float,
+        stream: TokenStream,
+        short: EncodedConversation | None,
+    ):
         self.turn, self.kept = asked.turn, False
         self._conversation, self._asked = conversation, asked.without_tiles()
         self._result: dict[str, Any] | None = None
         prepare = time.perf_counter() - began
-        super().__init__(conversation.checkpoint, self._asked.row, stream, asked.options, prepare)
+        super().__init__(conversation.checkpoint, self._asked.row, stream, asked.options, prepare, short)
 
     def pixels(self, lines: bool = True) -> PixelText:
         """See `Checkpoint.pixels`."""
         return self.checkpoint.pixels(self.row, lines)
 
     def draft(self) -> Iterator[str]:
-        """See `DraftedReply.draft`; only where `send` was to let it have one."""
+        """See `Reply.draft`; only where `send` was to let it have one."""
         return super().draft() if self._result is None else iter(())
 
     def __enter__(self) -> TurnReply:

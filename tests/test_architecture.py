@@ -95,15 +95,15 @@ MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 # commit's message what went elsewhere for it: what is added should displace something. The second number is
 # what the room should come down to.
 BUDGETS = {
-    "*.py": (1_020, 850),  # the entry points, and what errors say
+    "*.py": (1_019, 850),  # the entry points, and what errors say
     "models": (2_556, 1_900),
     "models/checkpoints": (3_452, 1_400),
     "families": (2_513, 2_000),
     "generation": (4_939, 2_700),
-    "generation/fast": (5_709, 4_300),
+    "generation/fast": (5_703, 4_300),
     "tools": (944, 600),
     "data": (8_169, 4_900),
-    "inference": (6_237, 3_100),
+    "inference": (6_182, 3_100),
     "web": (5_772, 3_000),
     "training": (4_640, 3_100),
     "shapes": (2_370, 1_700),

@@ -19,11 +19,10 @@ from data.errors import ImageError
 from generation import kv_cache as kv
 from generation.options import GenerationOptions
 from generation.scheduler import Scheduler
-from inference.answer import AnswerText, ask, encode
+from inference.answer import AnswerText, ask, encode, wholes
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.constraint import Constraints
-from inference.draft import wholes
 from inference.grammar import choice_grammar, pattern_grammar
 from inference.prefix_files import PrefixFolder
 from tests.documents import ROOT

@@ -33,10 +33,10 @@ from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.requests import Request
 from generation.session import Session
+from inference.answer import wholes
 from inference.attribution.attention import attention_maps
 from inference.attribution.occlusion import greyed, occlusion_maps
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
-from inference.draft import wholes
 from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes, meta_init
 from models.checkpoints.weights import check_shapes, export_tensors

@@ -13,11 +13,10 @@ import pytest
 
 import generate
 from inference import cli
-from inference.answer import AnswerText
+from inference.answer import AnswerText, Reply
 from inference.boxes import Locator
 from inference.checkpoint import PixelText
 from inference.cli import log
-from inference.draft import DraftedReply
 from inference.results import to_json
 from inference.terminal import GreyText, wrapped
 from models.checkpoints.hub import for_terminal
@@ -93,7 +92,7 @@ def test_no_word_of_a_draft_is_cut_either(show, monkeypatch):
     shown, text = show(), TEXTS["words"][:100]
     checkpoint = SimpleNamespace(pixels=lambda row: PixelText(None, None))
     reply = SimpleNamespace(draft=lambda: iter(text), checkpoint=checkpoint, short=None, row=None)
-    DraftedReply.after_draft(reply, GreyText())
+    Reply.after_draft(reply, GreyText())
     lines = re.sub(r"\x1b\[\d*m", "", shown.getvalue()).split("\n")
     assert len(lines) == 3 and max(map(len, lines)) <= 40
     assert [word for line in lines for word in line.split()] == text.split()
