@@ -170,7 +170,8 @@ def check_question(messages: Sequence[Message], label: str) -> None:
     """Raises PromptError unless the user asks something last."""
     last = next((message for message in reversed(messages) if message.role == "user"), None)
     if last is None or not last.text.strip():
-        raise PromptError(f"{label}: expected a question, got {last and last.text!r}")
+        got = "no message of the user" if last is None else repr(last.text)
+        raise PromptError(f"{label}: expected a question, got {got}")
 
 
 def check_text(text: Any, label: str) -> str:
@@ -641,7 +642,8 @@ class ChatEncoder:
         put(rendered[last:])
         if images != len(image_prompts):
             raise PromptError(
-                f"{label}: expected {len(image_prompts)} placeholders of images in the prompt, got {images}"
+                f"{label}: this model's chat template has room for {images} of {len(image_prompts)} images "
+                "and videos: put them into what the user says, or take another model"
             )
         if not used >= {index for index, (role, _) in enumerate(texts) if role}:
             raise PromptError(f"{label}: the checkpoint's chat template leaves out part of the text")

@@ -228,7 +228,7 @@ def read_bytes(source: Any, limits: ImageLimits, name: str) -> bytes:
         data: Any = _read_data_url(source, limits, name)
     elif isinstance(source, str) and source[:8].lower().startswith(("http://", "https://")):
         if not limits.allow_urls:
-            raise ImageError(f"{name}: image URLs are disabled here; send the image itself")
+            raise ImageError(f"{name}: URLs are disabled here; send the file itself")
         from data.fetch import fetch  # takes a tenth of a second to import
 
         try:
@@ -250,13 +250,13 @@ def read_bytes(source: Any, limits: ImageLimits, name: str) -> bytes:
         raise ImageError(f"{name}: expected a file opened in binary mode ('rb'), got {type(data).__name__}")
     _check_most(name, "bytes", len(data), limits.max_bytes)
     if not data:
-        raise ImageError(f"{name}: expected an image, got 0 bytes; the file is empty")
+        raise ImageError(f"{name}: expected a file with something in it, got 0 bytes")
     return data
 
 
 def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> bytes:
     if not limits.allow_paths:
-        raise ImageError(f"{name}: local file paths are disabled here; send the image itself")
+        raise ImageError(f"{name}: local file paths are disabled here; send the file itself")
     try:
         path = Path(source).expanduser()
         if path.is_file():  # a pipe or a device might never end

@@ -6,7 +6,7 @@
 Two limits stand side by side. `Think.tokens` counts the thinking: there it is ended by force, with the tokens
 that a template writes after it. `max_new_tokens` counts the answer that follows. So an answer is made of both
 limits' tokens at most and is never empty because the thinking took all of them; where the context has not
-enough room for both, the thinking gets what the answer leaves.
+enough room for both, the thinking gets what the answer leaves, and at least half of it.
 
 A model that would end its turn while it thinks ends the thinking instead.
 """
@@ -78,7 +78,7 @@ def for_prompt(
     assert isinstance(think, Think) and thinking is not None, "others were refused, or need none of this"
     answer, closing = options.max_new_tokens, len(thinking.close_ids)
     room = checkpoint.context - len(row.input_ids)
-    tokens = max(0, min(think.tokens, room - answer - closing))
+    tokens = max(0, min(think.tokens, max(room - answer, room // 2) - closing))
     whole = max(answer, min(answer + tokens + closing, room))
     stops = tuple(one for one in checkpoint.stop_token_ids if one < checkpoint.model.config.text.vocab_size)
     own = replace(think, tokens=tokens, thinking=thinking, stop_token_ids=stops, answer_tokens=answer)

@@ -356,10 +356,11 @@ def test_the_context_leaves_the_thinking_what_the_answer_leaves(checkpoint):
     """In Python, where it would be refused otherwise, and in a conversation."""
     room = checkpoint.context - len(encode(checkpoint, [], QUESTION, think=True).input_ids)
     closing = len(checkpoint.processor.thinking.close_ids)
-    for answer in (room - closing - 3, room - closing, room):
+    for answer in (room // 4, room - closing - 3, room):
         options = GenerationOptions(max_new_tokens=answer, constraint=Think(10**6))
         bound = for_prompt(checkpoint, encode(checkpoint, [], QUESTION, think=True), options)
-        assert bound.max_new_tokens == room and bound.constraint.tokens == max(0, room - answer - closing)
+        tokens = max(room - answer, room // 2) - closing
+        assert bound.max_new_tokens == room and bound.constraint.tokens == tokens
 
 
 def ctrl_c(number: int, piece: str) -> None:
@@ -540,6 +541,8 @@ def test_who_does_not_ask_for_thinking_or_cannot_have_it(served):
     assert (
         refused(served.send("POST", json=asked(reasoning_effort="much")), 400)["param"] == "reasoning_effort"
     )
+    answer = served.send("POST", json=asked(thinking_token_budget=0)).json()["choices"][0]["message"]
+    assert not answer.get("reasoning_content")
     answer = served.send("POST", json=asked(reasoning_effort="low", thinking_token_budget=10**9))
     assert answer.status_code == 200 and "thinking_token_budget=4096" in answer.headers["x-ocelli-clipped"]
 

@@ -230,8 +230,9 @@ class Record:
         field = (told.param or "").split("[")[0]
         if field not in self.names:
             return told
-        said = f"{self.names[field]}: {str(told).removeprefix(f'{told.param}: ')}"
-        return Refused(told.status, said, self.names[field], told.code, told.retry_after)
+        name, said = self.names[field], str(told).removeprefix(f"{told.param}: ")
+        said = f"{name}: {said.replace(f'without {field}', f'without {name}')}"
+        return Refused(told.status, said, name, told.code, told.retry_after)
 
     def __str__(self) -> str:
         said = [f"model={self.model} images={self.images}"] if self.model != "-" else []

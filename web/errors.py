@@ -27,7 +27,7 @@ CODES = {
     499: "client_gone", 500: "internal_error", 503: "overloaded", 504: "timeout",
 }  # fmt: skip
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_FOR_PROGRAMS = re.compile(r" or raise ImageLimits\.\w+")  # advice of a sentence about an image
+_FOR_PROGRAMS = re.compile(r" or raise ImageLimits\.\w+| \(--model list\)")  # advice for others
 _NO_MEMORY = "there is not enough memory: ask for fewer or shorter answers, or about smaller images"
 _FAULT = "something went wrong on the server: other requests are not affected; ask again"
 

@@ -305,7 +305,7 @@ class ChatRequest(Sampled, Strict):
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    thinking_token_budget: Annotated[int | None, Field(ge=1)] = None  # vLLM's
+    thinking_token_budget: Annotated[int | None, Field(ge=0)] = None  # vLLM's
     chat_template_kwargs: TemplateSwitches | None = None
 
     @model_validator(mode="after")
@@ -388,8 +388,8 @@ class ChatRequest(Sampled, Strict):
         switch = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
         wanted = self.thinking_token_budget is not None if switch is None else switch
         effort = self.reasoning_effort or ("medium" if wanted else "none")
-        most = EFFORTS[effort]
-        return None if most is None else Think(min(self.thinking_token_budget or most, most_tokens))
+        most, budget = EFFORTS[effort], self.thinking_token_budget
+        return None if most is None else Think(min(most if budget is None else budget, most_tokens))
 
     @property
     def thinks_by(self) -> str:
