@@ -39,7 +39,7 @@ from inference.cli import positive
 from models.checkpoints.load import meta_init
 from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel, prepare_device
-from training.plan import stored_network
+from training.plan import stored_shape
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -85,8 +85,8 @@ SHAPES = {
         tie_word_embeddings=True,
         family=qwen_vl.NAME,
     ),
-    "Qwen3.5-0.8B": stored_network("Qwen/Qwen3.5-0.8B")[0],
-    "LFM2.5-VL-450M": stored_network("LiquidAI/LFM2.5-VL-450M")[0],
+    "Qwen3.5-0.8B": stored_shape("Qwen/Qwen3.5-0.8B"),
+    "LFM2.5-VL-450M": stored_shape("LiquidAI/LFM2.5-VL-450M"),
     # What configs/nanovlm-*.yaml train.
     "nanoVLM-222M": VLMConfig(
         _vision(768, 3072, 12, 12, 224, 16), _text(49_152, 576, 1536, 30, 9, 3, **_LLAMA), 2, **_TIED

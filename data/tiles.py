@@ -306,6 +306,10 @@ class Images(Protocol):
     def cells(self, visual: Visual) -> list[Cell]:
         """What each part shows of the image: (top, left, bottom, right) in cells of its grid."""
 
+    def within(self, positions: int) -> Images:
+        """This rule for images that take at most so many positions, but for those far longer than wide, as it
+        is saved. Raises ProcessorError where there is none."""
+
     def normalise_messages(self, messages: list[Any], label: str) -> list[Any]:
         """Messages with their images where the family has them."""
 
@@ -371,6 +375,16 @@ class TiledImages:
         tiles = [(row, col, row + 1, col + 1) for row in range(rows) for col in range(columns)]
         whole = [(0, 0, rows, columns)] * self.with_whole
         return [*whole, *tiles] if self.whole_first else [*tiles, *whole]
+
+    def within(self, positions: int) -> Images:
+        raise ProcessorError("images of this family have settings that belong to the weights")
+
+    def _tiles_within(self, positions: int) -> int:
+        """How many tiles that are. Raises ProcessorError where it is none."""
+        if positions < self.tile_positions:
+            said = f"expected at least {self.tile_positions}, which a tile takes, got {positions}"
+            raise ProcessorError(said)
+        return positions // self.tile_positions
 
     def transformers(self, tokenizer: Any, chat_template: str) -> Any:
         """None: transformers has no processor of this kind."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data.chat import chat_template
+from data.errors import ProcessorError
 from data.tiles import Visual, check_numbers
 from data.tokenizer import AnyTokenizer, image_settings, open_with, read_object
 from families.qwen_images import QwenImages
@@ -18,6 +19,7 @@ from families.saving import SavedProcessor
 
 # What a tokenizer_config.json calls the placeholder and what stands around it, and what they mostly are.
 _TOKENS = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
+_POSITIONS = (70, 140, 280, 560, 1120)  # that transformers lets an image have
 # Gemma4ImageProcessor's own, where a file does not say: pixels in 0 … 1, which the tower shifts.
 _DEFAULTS: dict[str, Any] = {
     "patch_size": 16,
@@ -49,6 +51,11 @@ class Gemma4Images(QwenImages):
         token_id = tokenizer.convert_tokens_to_ids(self.image_token)
         settings = {"image_processor": self.settings}
         return SavedProcessor(tokenizer, chat_template, token_id, None, self.tokens, settings)
+
+    def within(self, positions: int) -> Gemma4Images:
+        if not (most := max((one for one in _POSITIONS if one <= positions), default=0)):
+            raise ProcessorError(f"expected at least {_POSITIONS[0]}, got {positions}")
+        return Gemma4Images(self.settings | {"max_soft_tokens": most}, self.tokens)
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of positions: the most that keep the image's shape within the budget."""

@@ -161,6 +161,16 @@ class IdeficsImages(TiledImages):
         pictures, seen = Idefics3ImageProcessorPil(**self.settings), self.tile_positions
         return Idefics3Processor(pictures, tokenizer, image_seq_len=seen, chat_template=chat_template)
 
+    def resized(self, longest_side: int) -> IdeficsImages:
+        """This rule for images whose longer side has so many pixels, which are tiles where it is longer."""
+        size = {"size": {"longest_edge": longest_side}, "do_image_splitting": longest_side > self.tile_size}
+        other = IdeficsImages(self.settings | size, self.tile_positions)
+        other.videos = self.videos
+        return other
+
+    def within(self, positions: int) -> IdeficsImages:
+        return self.resized(max(1, math.isqrt(self._tiles_within(positions) - 1)) * self.tile_size)
+
     def grid(self, width: int, height: int) -> tuple[int, int]:
         if not self.splits:
             return self.uncut

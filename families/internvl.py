@@ -206,6 +206,12 @@ class InternVLImages(tiles.TiledImages):
         token_id = tokenizer.convert_tokens_to_ids(IMAGE)
         return saving.SavedProcessor(tokenizer, chat_template, token_id, self.tile_positions, ROLES, settings)
 
+    def within(self, positions: int) -> InternVLImages:
+        most = self._tiles_within(positions)
+        most = most - 1 if most > 2 else 1  # all of a cut image is one more
+        counts = {"min_patches": min(self.settings["min_patches"], most), "max_patches": most}
+        return InternVLImages(self.settings | counts, self.tile_positions)
+
     def grid(self, width: int, height: int) -> tuple[int, int]:
         return self._grids.nearest(width, height)
 

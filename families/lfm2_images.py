@@ -73,6 +73,19 @@ class Lfm2Images(tiles.TiledImages):
                 f"got {self.tile_size}"
             )
 
+    def within(self, positions: int) -> Lfm2Images:
+        tiles.check_numbers(("positions", positions, tiles.MOST_PIXELS // self.factor**2))
+        own, settings = self.settings["max_image_tokens"], dict(self.settings)
+        rest = positions - own * self.with_whole
+        most = min(rest // self.tile_positions, settings["max_tiles"])
+        if self._splits and most > 1:
+            settings |= {"max_tiles": most, "min_tiles": min(settings["min_tiles"], most)}
+        else:
+            whole = min(own, positions) if self._splits else positions
+            least = min(settings["min_image_tokens"], whole)
+            settings |= {"min_image_tokens": least, "max_image_tokens": whole, "do_image_splitting": False}
+        return Lfm2Images(settings)
+
     def grid(self, width: int, height: int) -> tuple[int, int]:
         near = max(self.patch, self._round(height)) * max(self.patch, self._round(width))
         if not self._splits or near <= self._largest:

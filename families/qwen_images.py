@@ -77,6 +77,15 @@ class QwenImages:
             self._resample, self.values = pixel_rule(known)
         self.longest_side = math.isqrt(self.budget * _MOST_OBLONG)
 
+    def within(self, positions: int) -> QwenImages:
+        check_numbers(("positions", positions, MOST_PIXELS // self.factor**2))
+        most = positions * self.factor**2
+        size = {"shortest_edge": min(self.least, most), "longest_edge": most}
+        others = {key: self.settings[key] for key in self.settings if key not in ("min_pixels", "max_pixels")}
+        other = QwenImages(others | {"size": size}, self.video)
+        other.videos = self.videos
+        return other
+
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
         settings: dict[str, Any] = {"image_processor": self.settings}
         if self.video:

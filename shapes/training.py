@@ -47,7 +47,7 @@ from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig
 from training.config import PlanOptions, TrainConfig, flag
 from training.distributed import Ranks
 from training.flops import Amounts, amounts_of, tower_amounts, training_flops
-from training.plan import AverageRow, choose_device, line, make_plan, stored_network
+from training.plan import AverageRow, choose_device, line, make_plan, stored_shape
 from training.rows import open_model
 from training.task import Question, Task
 
@@ -448,7 +448,7 @@ class ShapesTask(Task):
         is an image."""
         processor, device = cls.new_processor(config), choose_device(config, options)
         if config.init_from:
-            shape, _ = stored_network(config.init_from)
+            shape = stored_shape(config.init_from)
         else:
             shape = model_config(config, processor.tokenizer)
         pieces = chat_pieces(processor.tokenizer, tile_positions(shape))

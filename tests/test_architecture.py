@@ -98,19 +98,19 @@ BUDGETS = {
     "*.py": (1_019, 850),  # the entry points, and what errors say
     "models": (2_556, 1_900),
     "models/checkpoints": (3_452, 1_400),
-    "families": (2_513, 2_000),
+    "families": (2_558, 2_000),
     "generation": (4_939, 2_700),
     "generation/fast": (5_703, 4_300),
     "tools": (944, 600),
-    "data": (8_171, 4_900),
+    "data": (8_185, 4_900),
     "inference": (6_182, 3_100),
     "web": (5_772, 3_000),
-    "training": (4_640, 3_100),
+    "training": (4_667, 3_100),
     "shapes": (2_370, 1_700),
     "eval": (4_202, 3_400),
     "benchmarks": (2_525, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (38_160, 20_000),
+    "tests": (38_196, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -159,7 +159,7 @@ WITHOUT_EFFECT = {
         "shuffle_buffer",
         "packing",
         "max_drop_rate",
-        "longest_edge",
+        *("longest_edge", "image_tokens"),
     ],
     "--init-from x": ["vision_width", "text_layers", "text_kv_heads", "vocab_size", "scale_factor"],
     ROWS: [
@@ -178,7 +178,7 @@ WITH_EFFECT = {
     f"{ROWS} --lora-rank 2": ["lora_alpha", "lora_dropout", "lora_targets"],
     f"{ROWS} --eval-data z --eval-metric exact_match": ["eval_questions", "eval_pictures", "eval_samples"],
     ROWS: ["packing_buffer", "max_tiles", "micro_batch_size", "epochs", "decay_fraction"],
-    BACKBONES: ["scale_factor", "longest_edge"],
+    BACKBONES: ["scale_factor", "longest_edge", "image_tokens"],
 }
 CASES = {False: WITHOUT_EFFECT, True: WITH_EFFECT}
 EFFECTS = [(run, name, has) for has, cases in CASES.items() for run, names in cases.items() for name in names]

@@ -13,12 +13,17 @@ from peft import PeftModel
 from transformers import AutoModelForImageTextToText
 
 import train
+from data.errors import ProcessorError
 from data.packing import Batch, SampleEncoder, collate, pack, pack_answers
 from data.processor import Processor
+from data.tiles import Images
 from families import FAMILIES
+from families.internvl import CHAT_PIXELS, InternVLImages
 from models import VisionLanguageModel
 from models.packed_vision_transformer import patches_of
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints
+from tests.processors import embedded
+from tests.processors import processor as processor_of
 from tests.rows import loader, png, rows
 from tests.runs import SETTINGS, flags
 from training.distributed import prepare_blocks
@@ -46,6 +51,39 @@ def opened(request, tmp_path_factory):
     theirs = SAVE[request.param](folder, seed=1).train()
     ours = VisionLanguageModel.from_pretrained(folder, dtype=torch.float32).train()
     return theirs, ours, Processor.from_pretrained(folder, config=ours.config)
+
+
+def check_within(images: Images, least: int, reopened=lambda rule: rule) -> None:
+    """Whatever their size, images take at most so many positions, and hardly fewer; `least` is the least."""
+    for most in (least, 3 * least, 8 * least, 40 * least):
+        rule = images.within(most)
+        stored = reopened(rule)
+        for size in ((4000, 3000), (900, 2000), (1500, 1500), (40, 30)):
+            planned, saved = rule.plan(*size), stored.plan(*size)
+            assert planned.positions == saved.positions <= most and planned.grid == saved.grid
+        assert rule.plan(4000, 3000).positions > most / 4
+    with pytest.raises(ProcessorError):
+        images.within(least - 1)
+
+
+def test_images_may_take_fewer_positions(opened, tmp_path):
+    """Also by what is saved with the model."""
+    _, model, processor = opened
+
+    def reopened(rule: Images) -> Images:
+        rule.transformers(processor.tokenizer, processor.chat.chat_template).save_pretrained(tmp_path)
+        config = FAMILIES[model.config.family].write(model.config, "float32")
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return Processor.from_pretrained(tmp_path, model.config).images
+
+    check_within(processor.images, {"gemma4": 70}.get(model.config.family, 1), reopened)
+
+
+def test_images_of_tiles_may_take_fewer_positions():
+    check_within(embedded(split=True).images, 4)
+    check_within(InternVLImages(CHAT_PIXELS | {"size": {"height": 32, "width": 32}, "max_patches": 9}, 4), 4)
+    with pytest.raises(ProcessorError):
+        processor_of("nanovlm-current").images.within(1000)
 
 
 def batches(processor: Processor, **config) -> list[Batch]:

@@ -295,6 +295,11 @@ class TrainConfig:
         *(0, "pixels of an image's longer side, cut into tiles; 0: the checkpoint's, or one tile", 0, 4_096),
         scope=OF_ROWS,
     )
+    image_tokens: int = setting(
+        *(0, "maximum number of positions that an image takes, saved with the model; 0: the checkpoint's"),
+        *(0, 65_536),
+        scope=OF_ROWS,
+    )
 
     # watching it
     log_every: int = setting(20, "steps between lines of metrics.jsonl", 1, _MANY)
@@ -333,6 +338,10 @@ class TrainConfig:
             raise ValueError("--patience: expected --keep-best, which knows the best evaluation so far")
         if 0 < self.max_pixels < 1024:
             raise ValueError(f"--max-pixels: expected 0 or at least 1024, got {self.max_pixels}")
+        if sum(map(bool, (self.max_pixels, self.longest_edge, self.image_tokens))) > 1:
+            raise ValueError(
+                "--max-pixels, --longest-edge, --image-tokens: expected one of them, 0 for the others"
+            )
         if self.init_from and self.vision_from:
             raise ValueError("--init-from and --vision-from: expected one of them")
         if not (self.is_drawn or self.init_from or self.vision_from):

@@ -17,11 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from data.processor import Processor
 from data.sources import DatasetConfig, count_rows
 from data.tiles import Images
 from data.tokenizer import SPECIAL_TOKENS
 from families import FAMILIES, lfm2_vl
+from families.idefics3 import IdeficsImages
 from families.lfm2_images import Lfm2Images
+from families.qwen_images import QwenImages
 from families.text import checked
 from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.hub import describe as describe_checkpoint
@@ -44,7 +47,7 @@ from training.flops import (
     training_flops,
 )
 from training.optim import is_muon_matrix, part_of
-from training.rows import new_tokenizer, open_processor
+from training.rows import new_tokenizer, sized
 
 _TAGS = 2  # tokens around a tile (what names its place, and a marker), or around a whole image
 Tiles = tuple[tuple[int, int], ...]  # heights and widths in pixels of the parts that an image makes
@@ -492,17 +495,26 @@ SMOLLM2_TOKENS = 3  # of SmolVLM's special tokens, those that SmolLM2's tokenize
 
 
 def network(config: TrainConfig) -> tuple[VLMConfig, Tiles]:
-    """The shape of the model that a run on rows trains, and the tiles of a 4:3 image."""
+    """The shape of the model that a run on rows trains, and the parts that its processor makes of a 4:3
+    photograph."""
     if config.init_from:
-        shape, tiles = stored_network(config.init_from, config.max_pixels)
-        return shape, _tiles(config.longest_edge, shape) if config.longest_edge else tiles
+        shape = stored_shape(config.init_from)
+        images = sized(_images_of(config.init_from, shape), config)
+    else:
+        shape = _joined_shape(config)
+        images = sized(_tiles(shape, shape.vision.least_side), config)
+    return shape, tuple(part_size(part.pixels) for part in images.plan(4000, 3000).parts)
+
+
+def _joined_shape(config: TrainConfig) -> VLMConfig:
+    """Of a model that starts from backbones."""
     stored, added = config_of(config.text_from), len(SPECIAL_TOKENS) - SMOLLM2_TOKENS
     text = read_text_config(stored)
     if config.text_from in PUBLISHED:
         vocabulary = text.vocab_size + added
     else:
         vocabulary = max(text.vocab_size, len(new_tokenizer(snapshot(config.text_from))))
-    shape = checked(
+    return checked(
         VLMConfig,
         vision=read_vision_config(config_of(config.vision_from)),
         text=replace(text, vocab_size=vocabulary),
@@ -510,38 +522,34 @@ def network(config: TrainConfig) -> tuple[VLMConfig, Tiles]:
         image_token_id=vocabulary - 1,
         tie_word_embeddings=bool(stored.get("tie_word_embeddings", False)),
     )
-    return shape, _tiles(config.longest_edge, shape)
 
 
 def config_of(source: str) -> dict[str, Any]:
     return PUBLISHED.get(source) or describe_checkpoint(source).config
 
 
-def stored_network(source: str, max_pixels: int = 0) -> tuple[VLMConfig, Tiles]:
-    """The shape of a checkpoint, and the tiles that its processor makes of a 4:3 photograph, or, of a whole
-    one, of at most `max_pixels`, where that is given."""
+def stored_shape(source: str) -> VLMConfig:
+    """The shape of a checkpoint."""
     stored = config_of(source)
-    shape = choose_family(stored, source).read_config(stored, {}, {})
-    if shape.family == lfm2_vl.NAME and source in PUBLISHED:
-        images: Images = Lfm2Images({})
-    elif source in PUBLISHED:
-        most = min(max_pixels or MAX_PIXELS, MAX_PIXELS)
-        return shape, _tiles(most if isinstance(shape.vision, PackedVisionConfig) else LONGEST_EDGE, shape)
-    else:
-        images = open_processor(snapshot(source), shape, max_pixels).images
-    planned = images.plan(4000, 3000)
-    return shape, tuple(part_size(part.pixels) for part in planned.parts)
+    return choose_family(stored, source).read_config(stored, {}, {})
 
 
-def _tiles(longest: int, shape: VLMConfig) -> Tiles:
-    """Of an image whose longer side has so many pixels: the tiles that it is cut into, and one more of all of
-    it. Or the whole image, of so many pixels in all."""
-    side = shape.vision.least_side
+def _images_of(source: str, shape: VLMConfig) -> Images:
+    """How a checkpoint's processor cuts images."""
+    if source not in PUBLISHED:
+        return Processor.from_pretrained(snapshot(source), shape).images
+    if shape.family == lfm2_vl.NAME:
+        return Lfm2Images({})
     if isinstance(shape.vision, PackedVisionConfig):
-        rows, columns = (max(1, int(math.sqrt(longest * ratio) / side)) for ratio in (3 / 4, 4 / 3))
-        return ((rows * side, columns * side),)
-    long = math.ceil(longest / side)
-    return ((side, side),) * (1 if long <= 1 else long * math.ceil(0.75 * long) + 1)
+        sizes = {"patch_size": shape.vision.patch_size, "merge_size": shape.vision.merge_size}
+        return QwenImages(sizes | {"size": {"longest_edge": MAX_PIXELS}})
+    return _tiles(shape, LONGEST_EDGE)
+
+
+def _tiles(shape: VLMConfig, longest: int) -> IdeficsImages:
+    """Of images whose longer side has so many pixels."""
+    side = {"max_image_size": {"longest_edge": shape.vision.least_side}}
+    return IdeficsImages(side, FAMILIES[shape.family].positions(shape)).resized(longest)
 
 
 def _rows_here(config: TrainConfig) -> int | None:

@@ -14,13 +14,14 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
-from data.errors import BadRow, DatasetError, ImageError
+from data.errors import BadRow, DatasetError, ImageError, ProcessorError
 from data.images import load_image
 from data.loader import DropCount, Loader, LoaderConfig, counts_exactly, merge_states, steps_per_run
 from data.order import ShardReader
 from data.packing import Batch, segment_mask
 from data.processor import Processor, make_processor
 from data.sources import Mixture, open_datasets
+from data.tiles import Images
 from data.tokenizer import SPECIAL_TOKENS
 from data.video import Clip, open_video
 from families import FAMILIES
@@ -294,20 +295,28 @@ def new_tokenizer(folder: Path):
     return tokenizer
 
 
-def open_processor(folder: Path, config: VLMConfig, max_pixels: int, longest_edge: int = 0) -> Processor:
-    """The processor of a checkpoint, with a budget for whole images, or with another size for images that are
-    cut into tiles, which is saved with the model; 0: its own."""
-    processor = Processor.from_pretrained(folder, config, max_pixels=max_pixels or None)
-    if max_pixels and processor.images.budget is None:
-        raise ValueError("--max-pixels: has no effect on a model whose images are cut into tiles")
-    if longest_edge:
-        images = processor.images
+def open_processor(folder: Path, shape: VLMConfig, config: TrainConfig) -> Processor:
+    """The processor of a checkpoint of this shape, with images as the run has them."""
+    processor = Processor.from_pretrained(folder, shape)
+    processor.images = sized(processor.images, config)
+    return processor
+
+
+def sized(images: Images, config: TrainConfig) -> Images:
+    """A rule of images as a run has it: with a budget for whole images, or with other sizes, which are saved
+    with the model."""
+    if config.max_pixels:
+        if images.budget is None:
+            raise ValueError("--max-pixels: has no effect on a model whose images are cut into tiles")
+        images.budget = min(images.budget, config.max_pixels)
+    if config.longest_edge:
         if not isinstance(images, IdeficsImages):
             raise ValueError("--longest-edge: expected a checkpoint of Idefics3's kind, such as SmolVLM")
-        settings = images.settings | {"size": {"longest_edge": longest_edge}}
-        settings["do_image_splitting"] = longest_edge > images.tile_size
-        processor.images = IdeficsImages(settings, images.tile_positions)
-    return processor
+        return images.resized(config.longest_edge)
+    try:
+        return images.within(config.image_tokens) if config.image_tokens else images
+    except ProcessorError as error:
+        raise ValueError(f"--image-tokens: {error}") from error
 
 
 def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
@@ -316,7 +325,7 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
         model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
         assert model.origin is not None, "a loaded model knows where it came from"
         folder = snapshot(config.init_from, model.origin.commit)
-        return model.train(), open_processor(folder, model.config, config.max_pixels, config.longest_edge)
+        return model.train(), open_processor(folder, model.config, config)
     text = locate(config.text_from)
     tokenizer = new_tokenizer(snapshot(config.text_from))
     model = VisionLanguageModel.from_backbones(
@@ -329,16 +338,17 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
         device=device,
         generator=torch.Generator().manual_seed(config.seed),
     )
-    return model.train(), backbone_processor(tokenizer, model.config, config.longest_edge)
+    return model.train(), backbone_processor(tokenizer, model.config, config)
 
 
-def backbone_processor(tokenizer, config: VLMConfig, longest_edge: int) -> Processor:
-    """The processor of a model that starts from backbones; a `longest_edge` of 0 is one tile."""
-    return make_processor(
+def backbone_processor(tokenizer, shape: VLMConfig, config: TrainConfig) -> Processor:
+    """The processor of a model that starts from backbones, with images of one tile unless the run says how
+    large they are."""
+    processor = make_processor(
         tokenizer,
-        image_size=config.vision.image_size,
-        image_seq_len=FAMILIES[config.family].positions(config),
-        longest_edge=longest_edge or None,
-        split=longest_edge > config.vision.image_size,
-        config=config,
+        image_size=shape.vision.image_size,
+        image_seq_len=FAMILIES[shape.family].positions(shape),
+        config=shape,
     )
+    processor.images = sized(processor.images, config)
+    return processor

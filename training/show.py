@@ -28,11 +28,11 @@ def describe_rows(config: TrainConfig, count: int) -> str:
     shape, _ = network(config)
     if config.init_from:
         folder = snapshot(config.init_from)
-        processor = open_processor(folder, shape, config.max_pixels, config.longest_edge)
+        processor = open_processor(folder, shape, config)
     else:
         tokenizer = new_tokenizer(snapshot(config.text_from))
         shape = replace(shape, image_token_id=tokenizer.convert_tokens_to_ids("<image>"))
-        processor = backbone_processor(tokenizer, shape, config.longest_edge)
+        processor = backbone_processor(tokenizer, shape, config)
     limits = LoaderConfig(
         sequence_length=config.sequence_length, max_tiles=config.max_tiles or None, seed=config.seed
     )

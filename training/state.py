@@ -300,7 +300,7 @@ _FIXED = (
     *("lora_rank", "lora_targets", "lora_vision_targets", "muon"),
     *("vision_width", "vision_layers", "vision_heads", "image_size", "patch_size", "scale_factor"),
     *("text_width", "text_layers", "text_heads", "text_kv_heads", "text_inner", "vocab_size", "longest_edge"),
-    *("max_pixels", "task"),
+    *("max_pixels", "image_tokens", "task"),
 )
 _SWITCHES: dict[str, Callable[[TrainConfig], bool]] = {  # of these only whether they are on is fixed
     "ema": lambda config: config.ema > 0,
