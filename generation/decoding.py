@@ -86,6 +86,7 @@ class TokenStream:
         return None
 
 
+@torch.no_grad()
 def decode(
     step: Step,
     logits: Tensor,
@@ -234,7 +235,9 @@ def _generate(
 ) -> Generator[Tensor, None, GenerationOutput]:
     """Yield (B · N,) ids: one prefill pass, then token by token through the cache."""
     language_model, answers, longest = model.language_model, options.num_return_sequences, max(lengths)
-    room = initial_capacity(longest, options.max_new_tokens)
+    # All positions that will be needed (the last token is never fed back and takes none), or to start with
+    # what fills the step that the prompt ends in.
+    room = min(longest + options.max_new_tokens - 1, kv.round_up(longest + 1, kv.STEP))
     kv_cache: KVCache = []
     watch = _Stopwatch(model.device)
     with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
@@ -275,8 +278,20 @@ def _generate(
 
     for number, row in enumerate(rows):
         row.look_ahead = partial(ahead, number) if kv_cache and row.constraint is not None else None
-    pad = pad_id(model, options)
-    return (yield from run_decode(step, logits, rows, position, speculation, lengths, watch, pad))
+    pad, count = pad_id(model, options), 0
+    for ids in decode(step, logits, rows, position, speculation):
+        count += 1
+        yield torch.tensor([one if len(row.tokens) >= count else pad for one, row in zip(ids, rows)])
+    watch.lap("decode")
+    return GenerationOutput(
+        **fields_of(rows, pad, model.device),
+        prompt_tokens=lengths,
+        seconds=watch.seconds,
+        kv_cache_bytes=kv.size_in_bytes(position.kv_cache),
+        decode_steps=count - 1 - speculation.accepted,
+        proposed_tokens=speculation.proposed,
+        accepted_tokens=speculation.accepted,
+    )
 
 
 def prefill(step: Step, prompt: Prompt, kv_cache: KVCache, chunk: int | None = None) -> Tensor:
@@ -310,35 +325,6 @@ def pad_id(model: VisionLanguage, options: GenerationOptions) -> int:
     """What a row that has stopped goes on with: an id that has an embedding, which not all configs name."""
     ids = (model.config.pad_token_id, *(options.stop_token_ids or ()), 0)
     return next(i for i in ids if i is not None and i < model.config.text.vocab_size)
-
-
-@torch.no_grad()
-def run_decode(
-    step: Step,
-    logits: Tensor,
-    rows: list[Row],
-    position: CachePosition,
-    speculation: Speculation,
-    prompt_tokens: list[int],
-    watch: _Stopwatch,
-    pad: int,
-) -> Generator[Tensor, None, GenerationOutput]:
-    """`decode` as a generator that yields (B · N,) ids, `pad` after a row's end, and returns the output, to
-    which `prompt_tokens`, the positions of each prompt, and the laps of `watch` belong."""
-    count = 0
-    for ids in decode(step, logits, rows, position, speculation):
-        count += 1
-        yield torch.tensor([one if len(row.tokens) >= count else pad for one, row in zip(ids, rows)])
-    watch.lap("decode")
-    return GenerationOutput(
-        **fields_of(rows, pad, logits.device),
-        prompt_tokens=prompt_tokens,
-        seconds=watch.seconds,
-        kv_cache_bytes=kv.size_in_bytes(position.kv_cache),
-        decode_steps=count - 1 - speculation.accepted,
-        proposed_tokens=speculation.proposed,
-        accepted_tokens=speculation.accepted,
-    )
 
 
 def fields_of(rows: Sequence[Row], pad: int, device: torch.device) -> dict[str, Any]:
@@ -384,9 +370,3 @@ class _Stopwatch:
             return {name: end - begin for name, begin, end in laps}
         self._times[-1].synchronize()
         return {name: begin.elapsed_time(end) / 1000 for name, begin, end in laps}
-
-
-def initial_capacity(prompt_length: int, max_new_tokens: int) -> int:
-    """Positions to start with: all that will be needed (the last token is never fed back and takes none), or
-    what fills the step that the prompt ends in."""
-    return min(prompt_length + max_new_tokens - 1, kv.round_up(prompt_length + 1, kv.STEP))

@@ -304,12 +304,6 @@ class Prompt:
     places: Tensor | None = None
     offsets: tuple[int, ...] = (0,)
 
-    def lengths_tensor(self) -> Tensor:
-        return to_device(torch.tensor(self.lengths), self.embeddings.device)
-
-    def offsets_tensor(self) -> Tensor:
-        return to_device(torch.tensor(self.offsets), self.embeddings.device)
-
     def repeat(self, n: int) -> Prompt:
         """Every row n times in a row."""
         lengths, offsets = (
@@ -335,14 +329,13 @@ def prompt_lengths(
     input_ids: Tensor,
     attention_mask: Tensor | None,
     max_new_tokens: int,
-    context: int | None = None,
 ) -> list[int]:
-    """Real positions of each row, images included: checks shapes, and that an answer fits, before any work.
+    """Real positions of each row, images included: checks shapes, and that an answer fits the context (else a
+    ContextError), before any work.
 
     Args:
         input_ids: (B, T).
         attention_mask: (B, T), 0 on padding, wherever that is; or None.
-        context: positions that prompt and answer may take (else a ContextError); None is all that there are.
     """
     if input_ids.dim() != 2 or input_ids.numel() == 0:
         raise ValueError(f"input_ids: expected (B, T) with at least one token, got {tuple(input_ids.shape)}")
@@ -363,8 +356,7 @@ def prompt_lengths(
         lengths = attention_mask.bool().sum(1).tolist()
     if min(lengths) == 0:
         raise ValueError(f"row {lengths.index(0)} of the batch is all padding: there is nothing to continue")
-    context = config.text.max_position_embeddings if context is None else context
-    if max(lengths) + max_new_tokens > context:
+    if max(lengths) + max_new_tokens > (context := config.text.max_position_embeddings):
         raise ContextError(max(lengths), max_new_tokens, context)
     return lengths
 

@@ -21,6 +21,7 @@ import torch
 from generation.kv_cache import bytes_per_position, bytes_per_row
 from generation.options import CacheMemoryError
 from generation.protocol import Decoder
+from generation.threads import cgroups
 
 SPARE = 0.1  # share of the free memory that is left to activations
 # Files of a control group, version 2 and 1: its limit, its use, and which part of that are droppable files.
@@ -94,28 +95,15 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def cgroup_available(root: Path) -> list[int]:
-    """Bytes that each limited control group around this process leaves to it (psutil knows nothing of them).
-
-    Inside a container the process's own group is mounted as the root, whatever its path says; so groups that
-    are not there are passed over, and the root is always tried.
-    """
+    """Bytes that each limited control group of this process leaves to it (psutil knows nothing of them)."""
     found: list[int] = []
-    membership = root / "proc/self/cgroup"  # lines "number:controllers:path"
-    for line in membership.read_text().splitlines() if membership.is_file() else []:
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            base, (limit, used, droppable) = root / "sys/fs/cgroup", _CGROUP_V2
-        elif "memory" in controllers.split(","):
-            base, (limit, used, droppable) = root / "sys/fs/cgroup/memory", _CGROUP_V1
-        else:
+    for group, v2 in cgroups("memory", root):
+        limit, used, droppable = _CGROUP_V2 if v2 else _CGROUP_V1
+        if not (group / limit).is_file() or not (group / used).is_file():
             continue
-        for part in (Path(path), *Path(path).parents):
-            group = base / str(part).strip("/")
-            if not (group / limit).is_file() or not (group / used).is_file():
-                continue
-            if (most := (group / limit).read_text().strip()) != "max":
-                stat = group / "memory.stat"
-                lines = stat.read_text().splitlines() if stat.is_file() else []
-                files = int(dict(map(str.split, lines)).get(droppable, 0))
-                found.append(max(0, int(most) - int((group / used).read_text()) + files))
+        if (most := (group / limit).read_text().strip()) != "max":
+            stat = group / "memory.stat"
+            lines = stat.read_text().splitlines() if stat.is_file() else []
+            files = int(dict(map(str.split, lines)).get(droppable, 0))
+            found.append(max(0, int(most) - int((group / used).read_text()) + files))
     return found

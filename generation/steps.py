@@ -158,13 +158,15 @@ def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -
         count = new.shape[1]
         new = F.pad(new, (0, prompt.embeddings.shape[2] - new.shape[2]))
         x = F.pad(prompt.embeddings, (0, 0, 0, count))  # (B, L + n, D)
-        slots = prompt.lengths_tensor()[:, None] + torch.arange(count, device=x.device)  # (B, n)
+        lengths = to_device(torch.tensor(prompt.lengths), x.device)
+        slots = lengths[:, None] + torch.arange(count, device=x.device)  # (B, n)
         rows = torch.arange(x.shape[0], device=x.device)
         x[rows[:, None], slots] = new  # after each row's real positions
         places = None
         if prompt.places is not None:
             places = F.pad(prompt.places, (0, count))  # (3, B, L + n)
-            places[:, rows[:, None], slots] = slots + prompt.offsets_tensor()[:, None]
+            offsets = to_device(torch.tensor(prompt.offsets), x.device)
+            places[:, rows[:, None], slots] = slots + offsets[:, None]
         hidden, _ = language_model(x, position_ids=places)
         return language_model.logits(hidden[rows, slots[:, -1]])
 

@@ -42,19 +42,13 @@ def processors(root: Path = Path("/")) -> float:
 
 def quota(root: Path = Path("/")) -> float:
     """The smallest quota of the cgroups that this process is in, in processors; infinite without any."""
-    least = math.inf
-    for mount, group, v2 in _cgroups(root):
-        # In a container the path may not be there; what is mounted is then the container's own cgroup.
-        for folder in (mount / group, *(mount / group).parents):
-            least = min(least, _quota_of(folder, v2))
-            if folder == mount:
-                break
-    return least
+    return min((_quota_of(folder, v2) for folder, v2 in cgroups("cpu", root)), default=math.inf)
 
 
-def _cgroups(root: Path) -> list[tuple[Path, str, bool]]:
-    """(where it is mounted, this process's path in it, whether it is of version 2) of each hierarchy of
-    cgroups that shares out processors."""
+def cgroups(controller: str, root: Path) -> list[tuple[Path, bool]]:
+    """(folder, whether it is of version 2) of each cgroup that this process is in and that shares out what
+    `controller` stands for, in each hierarchy from its own group up to what is mounted. In a container its
+    path may not be there; what is mounted is then the container's own cgroup."""
     try:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -67,11 +61,13 @@ def _cgroups(root: Path) -> list[tuple[Path, str, bool]]:
         if len(fields) < 5 or len(more) < 3 or more[0] not in ("cgroup", "cgroup2"):
             continue
         v2 = more[0] == "cgroup2"
-        if not v2 and "cpu" not in more[2].split(","):
+        if not v2 and controller not in more[2].split(","):
             continue
+        mount = root / fields[4].lstrip("/")
         for number, names, path in (entry.split(":", 2) for entry in lines if entry.count(":") >= 2):
-            if number == "0" if v2 else "cpu" in names.split(","):
-                found.append((root / fields[4].lstrip("/"), path.lstrip("/"), v2))
+            if number == "0" if v2 else controller in names.split(","):
+                group = mount / path.lstrip("/")
+                found += [(one, v2) for one in (group, *group.parents) if one.is_relative_to(mount)]
     return found
 
 

@@ -9,6 +9,7 @@ from models.config import RopeScaling, TextConfig
 from models.language_model import LanguageModel
 from tests import invariants
 from tests.prompts import keys
+from tests.test_threads import MEMORY, V2
 
 
 def language_model(**changes) -> LanguageModel:
@@ -158,7 +159,8 @@ def test_control_groups_leave_what_their_limits_say(tmp_path):
 
     def left(membership, root=tmp_path):
         (root / "proc/self").mkdir(parents=True, exist_ok=True)
-        (root / "proc/self/cgroup").write_text(membership)
+        for name, text in (("cgroup", membership), ("mountinfo", f"{V2}\n{MEMORY}\n")):
+            (root / "proc/self" / name).write_text(text)
         return memory.cgroup_available(root)
 
     second = ("memory.max", "memory.current", "memory.stat", "inactive_file")

@@ -181,7 +181,7 @@ class StaticCache:
         positions = min(of_row // each // BUCKET * BUCKET, config.max_position_embeddings)
         if needed > positions or (self._user is not None and self._user() is not None):
             return
-        if self.cache is None or not _serves(kv.geometry(self.cache), held):
+        if self.cache is None or kv.geometry(self.cache)[::3] != held[::3]:  # rows and dtype
             self.cache = None  # the old memory is freed before the new one is taken
             try:
                 layout = config.cache_layout
@@ -376,10 +376,6 @@ def addresses(language_model) -> list[int]:
 def first_line(error: Exception) -> str:
     """The message without the C++ stack."""
     return (str(error).strip() or type(error).__name__).split("\n")[0]
-
-
-def _serves(own: kv.Geometry, user: kv.Geometry) -> bool:
-    return (own.rows, own.dtype) == (user.rows, user.dtype)
 
 
 def buffer_addresses(kv_cache: KVCache) -> tuple:

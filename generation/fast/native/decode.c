@@ -146,13 +146,8 @@ static void find_runs(const Tokens *t, Scratch *s) {
 }
 
 static __attribute__((noinline)) void rms_norm(const float *x, const float *w, float eps, int64_t n, float *y) {
-    vec squares = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) squares = multiply_add(load_f32(x + i), load_f32(x + i), squares);
-    float total = sum_lanes(squares);
-    for (; i < n; i++) total = multiply_add_one(x[i], x[i], total);
-    float factor = 1.0f / sqrtf(total / n + eps);
-    for (i = 0; i < n; i++) y[i] = w[i] * (x[i] * factor);
+    float factor = 1.0f / sqrtf(squares_of(x, n) / n + eps);
+    for (int64_t i = 0; i < n; i++) y[i] = w[i] * (x[i] * factor);
 }
 
 /* Norm, where the model has one, and rotate one head of a token, in place. */
@@ -291,14 +286,8 @@ static void convolve_channels(const Layer *layer, const Scratch *s, const Tokens
 
 /* x (n,) as a vector of this length. */
 static inline void set_length(float *x, int64_t n, float length) {
-    float total = 0;
-    vec squares = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) squares = multiply_add(load_f32(x + i), load_f32(x + i), squares);
-    total = sum_lanes(squares);
-    for (; i < n; i++) total = multiply_add_one(x[i], x[i], total);
-    float factor = length / sqrtf(total + 1e-6f);
-    for (i = 0; i < n; i++) x[i] *= factor;
+    float factor = length / sqrtf(squares_of(x, n) + 1e-6f);
+    for (int64_t i = 0; i < n; i++) x[i] *= factor;
 }
 
 /* The gated delta rule of a row's tokens [first, end) for the value heads of one key head; the result (T, H_d * D_v).

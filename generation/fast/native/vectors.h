@@ -16,7 +16,6 @@
 #define LANES 8
 #endif
 #define MOST_CHUNK 128 /* cache positions that one unit of attention work covers at most */
-#define PREFETCH 512   /* bytes ahead */
 
 typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -60,12 +59,10 @@ static inline void store_bf16(uint16_t *p, vec v) {
 
 #if CACHE_BITS == 32
 typedef float cached;
-#define LOAD_CACHED load_f32
 #define CACHED_VALUE(c) (c)
 #define TO_CACHED(v) (v)
 #else
 typedef uint16_t cached;
-#define LOAD_CACHED load_bf16
 #define CACHED_VALUE bf16_to_float
 #define TO_CACHED float_to_bf16
 #endif
@@ -105,6 +102,15 @@ static inline float sum_of(const float *x, int64_t n) {
     for (; i + LANES <= n; i += LANES) sum += load_f32(x + i);
     float total = sum_lanes(sum);
     for (; i < n; i++) total += x[i];
+    return total;
+}
+
+static inline float squares_of(const float *x, int64_t n) {
+    vec sum = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) sum = multiply_add(load_f32(x + i), load_f32(x + i), sum);
+    float total = sum_lanes(sum);
+    for (; i < n; i++) total = multiply_add_one(x[i], x[i], total);
     return total;
 }
 
