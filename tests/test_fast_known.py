@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from generation.fast.cuda.graph import GraphStep
-from generation.fast.native import build
 from generation.fast.native.step import DECODER, NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import TOWER, FastTower
@@ -19,6 +18,7 @@ from models import VisionLanguageModel
 from models.language_model import MLP
 from models.vision_transformer import ModalityProjector, VisionBlock
 from tests.prompts import ImageBlock, inputs_of, tiny_vlm
+from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 
 
 class OtherBlock(nn.Module):
@@ -104,14 +104,6 @@ OF_DECODER = (
     *(other_epsilon, mixed_types, other_config),
 )
 OF_TOWER = (scaled_tower, class_token, norms_without_biases)
-
-
-@pytest.fixture(autouse=True)
-def needs_compiler():
-    try:
-        build.find_compiler()
-    except build.NoCompiler:
-        pytest.skip("no C compiler on this machine")
 
 
 @torch.no_grad()

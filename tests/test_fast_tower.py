@@ -24,6 +24,7 @@ from models.config import PackedVisionConfig
 from models.packed_vision_transformer import PackedVisionTransformer
 from models.vision_transformer import VisionTransformer
 from tests.qwen_checkpoints import KINDS, save_hf
+from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 
 # Widths, head sizes and numbers of patches that fill no panel, no unit and no group of rows.
 SHAPES = {
@@ -44,14 +45,6 @@ OTHER_MACHINES = {
     "AVX-512 without dot products": ("-march=skylake-avx512",),
     "any x86": ("-march=x86-64",),
 }
-
-
-@pytest.fixture(autouse=True)
-def needs_compiler():
-    try:
-        build.find_compiler()
-    except build.NoCompiler:
-        pytest.skip("no C compiler on this machine")
 
 
 def make_tower(shape: str, seed: int = 1, **parts) -> VisionTransformer:
