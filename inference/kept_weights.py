@@ -41,7 +41,7 @@ from generation.fast.native.build import (
     put_rounded,
     second_moments,
 )
-from models.checkpoints.hub import CheckpointError, describe
+from models.checkpoints.hub import CheckpointError, describe, state_of
 from models.checkpoints.weights import memory_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,12 +143,6 @@ class KeptWeights:
             write_whole(self._path, None, *parts, digest.digest())
         except OSError as error:  # a full disk, say: it is rounded again the next time
             logger.warning("%s: rounded weights cannot be kept: %s", self._path.parent, error.strerror)
-
-
-def state_of(path: Path) -> tuple[str, int, int, int, int, int]:
-    """By what a file is taken for the one that it was: path, inode, size and times."""
-    info = path.stat()
-    return str(path), info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
 def _mapped(path: Path, identity: str) -> dict[str, Tensor]:

@@ -46,7 +46,8 @@ from generation.prefix import is_finite
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
-from inference.kept_weights import code_digest, state_of, write_whole
+from inference.kept_weights import code_digest, write_whole
+from models.checkpoints.hub import state_of
 from models.checkpoints.weights import file_header, memory_of
 
 FOLDER_BYTES = 8 * 2**30  # of a folder: 180 images of 17 tiles for SmolVLM-256M in float32

@@ -18,8 +18,8 @@ from models.checkpoints.gguf import SUFFIX, Place, write_file
 from models.checkpoints.gguf_config import GENERATION, metadata
 from models.checkpoints.gguf_tensors import arranged
 from models.checkpoints.hub import CheckpointError
-from models.checkpoints.save import placed, stored_tensors, written
-from models.checkpoints.weights import NAMES, Pending, memory_of
+from models.checkpoints.save import stored_tensors, written
+from models.checkpoints.weights import NAMES, Pending, memory_of, placed
 
 # What llama.cpp computes with in float32, whatever a file's other weights are: norms, biases, and these.
 _FLOAT32 = ("v.position_embd", "v.patch_embd", "shortconv.conv")

@@ -90,6 +90,11 @@ def arranged(config: Mapping[str, Any]) -> dict[str, Arranged]:
     kind, text, vision = config["model_type"], config["text_config"], config["vision_config"]
     depth = vision["depth" if "depth" in vision else "num_hidden_layers"]
     found = {"lm_head.weight": Arranged(("output.weight",))}
+
+    def add(ours: str, *theirs: str, how: tuple[Any, ...] = ()) -> None:
+        for end in (".weight", ".bias"):
+            found[ours + end] = Arranged(tuple(name + end for name in theirs), *how)
+
     for (front, names), layers in (
         (_TEXTS[kind], text["num_hidden_layers"]),
         (_TOWERS[kind], depth),
@@ -97,27 +102,24 @@ def arranged(config: Mapping[str, Any]) -> dict[str, Arranged]:
     ):
         for theirs, ours in names.items():
             for layer in range(layers) if "{}" in ours else ("",):
-                for end in (".weight", ".bias"):
-                    found[front + ours.format(layer) + end] = Arranged((theirs.format(layer) + end,))
+                add(front + ours.format(layer), theirs.format(layer))
     for at, layer in enumerate(vision.get("deepstack_visual_indexes", ())):
         for part, ours in (("norm", "norm"), ("fc1", "linear_fc1"), ("fc2", "linear_fc2")):
-            for end in (".weight", ".bias"):
-                name = f"model.visual.deepstack_merger_list.{at}.{ours}{end}"
-                found[name] = Arranged((f"v.deepstack.{layer}.{part}{end}",))
+            add(f"model.visual.deepstack_merger_list.{at}.{ours}", f"v.deepstack.{layer}.{part}")
     front = _TEXTS[kind][0]
     for layer in range(text["num_hidden_layers"] if text["model_type"] == "llama" else 0):
         for part, heads in (("q", text["num_attention_heads"]), ("k", text["num_key_value_heads"])):
-            for end in (".weight", ".bias"):
-                name = f"{front}layers.{layer}.self_attn.{part}_proj{end}"
-                found[name] = Arranged(found[name].names, *_of_one(partial(_turned, heads=heads)))
+            how = _of_one(partial(_turned, heads=heads))
+            add(f"{front}layers.{layer}.self_attn.{part}_proj", f"blk.{layer}.attn_{part}", how=how)
     if kind == "qwen2_5_vl":
         for layer in range(depth):
-            for end in (".weight", ".bias"):
-                parts = tuple(f"v.blk.{layer}.attn_{part}{end}" for part in "qkv")
-                found[f"model.visual.blocks.{layer}.attn.qkv{end}"] = Arranged(parts, _cat, _thirds)
+            parts = (f"v.blk.{layer}.attn_{part}" for part in "qkv")
+            thirds = (lambda *rows: torch.cat(rows), lambda whole: whole.chunk(3))
+            add(f"model.visual.blocks.{layer}.attn.qkv", *parts, how=thirds)
     if kind.startswith("qwen"):
         frames = "v.patch_embd.weight", "v.patch_embd.weight.1"
-        found["model.visual.patch_embed.proj.weight"] = Arranged(frames, _stack, partial(torch.unbind, dim=2))
+        pair = (lambda *both: torch.stack(both, 2), lambda whole: whole.unbind(2))
+        found["model.visual.patch_embed.proj.weight"] = Arranged(frames, *pair)
     if kind == "lfm2_vl":
         name = "model.vision_tower.embeddings.patch_embedding.weight"
         found[name] = Arranged(found[name].names, *_of_one(_colours_last))
@@ -150,15 +152,3 @@ def _colours_last(kernel: Tensor, back: bool) -> Tensor:
 def _channelwise(kernel: Tensor, back: bool) -> Tensor:
     """That of a short convolution: (D, K) there, (D, 1, K) in the Hub's layout."""
     return kernel[:, 0] if back else kernel[:, None]
-
-
-def _cat(*parts: Tensor) -> Tensor:
-    return torch.cat(parts)
-
-
-def _thirds(whole: Tensor) -> Sequence[Tensor]:
-    return whole.chunk(3)
-
-
-def _stack(*frames: Tensor) -> Tensor:
-    return torch.stack(frames, dim=2)

@@ -586,9 +586,9 @@ class _Gguf(_Folder):
         """Of the files with these names: `text`, or the text part of that quantization, and its tower."""
         self._files, self.pair = files, _pair(files.name, names, wanted, text)
         self.headers = tuple(self._there(name, files.header(name)) for name in self.pair)
-        text_part, vision = map(_Version.of, self.headers)
-        super().__init__(_translated(text_part, vision).name)
-        self.name, self.commit = str(text_part.path), files.commit
+        resolved = [path.resolve() for path in self.headers]
+        super().__init__(_translated(*map(state_of, resolved)).name)
+        self.name, self.commit = str(resolved[0]), files.commit
 
     def _there(self, name: str, path: Path | None) -> Path:
         if path is None:
@@ -606,31 +606,23 @@ class _Gguf(_Folder):
         return self._files.cached(name) if name in self.pair else self.file(name)
 
 
-@dataclass(frozen=True)
-class _Version:
-    """A file as it was at a time."""
-
-    path: Path
-    state: tuple[int, ...]
-
-    @classmethod
-    def of(cls, path: Path) -> _Version:
-        stat = path.stat()
-        return cls(path.resolve(), (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+def state_of(path: Path) -> tuple[str, int, int, int, int, int]:
+    """By what a file is taken for the one that it was: path, inode, size and times."""
+    info = path.stat()
+    return str(path), info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
 @cache  # the folder is there as long as the process
-def _translated(text: _Version, vision: _Version) -> tempfile.TemporaryDirectory:
-    headers = []
-    for version in (text, vision):
-        try:
-            headers.append(read_header(version.path))
-        except ValueError as error:
-            raise CheckpointError(f"{version.path}: {error}") from None
+def _translated(*parts: tuple[str, int, int, int, int, int]) -> tempfile.TemporaryDirectory:
+    """Of files that have these states."""
     try:
+        headers = []
+        for place, *_ in parts:
+            headers.append(read_header(Path(place)))
+        place = parts[0][0]
         files = hub_files(*headers)
     except ValueError as error:
-        raise CheckpointError(f"{text.path}: {error}") from None
+        raise CheckpointError(f"{place}: {error}") from None
     folder = tempfile.TemporaryDirectory(prefix="ocelli-gguf-")
     for name, content in files.items():
         written = content if isinstance(content, str) else json.dumps(content)

@@ -31,6 +31,7 @@ from models.checkpoints.hub import (
     locate,
     read_json,
     resolve_source,
+    state_of,
 )
 from models.checkpoints.weights import (
     FLOATS,
@@ -355,12 +356,11 @@ def one_version(source: str | Path, revision: str | None, read: Callable[[], T])
     )
 
 
-def _state(folder: Path) -> frozenset[tuple]:
-    """(path, device, inode, length, times of change in ns) of each file that a checkpoint is read from."""
+def _state(folder: Path) -> set[tuple]:
+    """The state of each file that a checkpoint is read from."""
     paths = [path for path in folder.glob("*") if _READ.fullmatch(path.name)]
-    found = set()
+    found = set[tuple]()
     for path in (*paths, *(path for pattern in _READ_BELOW for path in folder.glob(pattern))):
         with suppress(OSError):  # it went between the list and this
-            stat = path.stat()
-            found.add((path, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
-    return frozenset(found)
+            found.add(state_of(path))
+    return found

@@ -27,7 +27,7 @@ from families.text import write_ids
 from models.checkpoints.folder import replace_folder
 from models.checkpoints.hub import INDEX, CheckpointError, client, fetched, one_sentence, read_json
 from models.checkpoints.load import choose_family
-from models.checkpoints.weights import Pending, StoredTensor, StoredTensorOf, write_file
+from models.checkpoints.weights import Pending, StoredTensorOf, placed, write_file
 from models.config import VLMConfig
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -106,10 +106,17 @@ def stored_tensors(model: Any) -> dict[str, Pending]:
     """A model's tensors by name, a tied head once, as the embedding. Of one that was rearranged for decoding
     they are what it was loaded with, to the bit, and each is made when it is written. Raises CheckpointError
     for weights that are not there, on the meta device or rounded to int8 or four bits."""
+
+    def one_of(read: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
+        return read()[name]
+
+    def narrow(wide: Pending) -> Tensor:
+        return wide.make().bfloat16()
+
     found: dict[str, Pending] = {}
     for read in _parts_of(model):
         for name, tensor in read().items():
-            found[name] = Pending(tuple(tensor.shape), tensor.dtype, partial(_one_of, read, name))
+            found[name] = Pending(tuple(tensor.shape), tensor.dtype, partial(one_of, read, name))
             if tensor.is_meta:
                 raise CheckpointError("the model has no weights yet: its parameters are on the meta device")
             if tensor.dtype in (torch.int8, torch.int32):
@@ -123,18 +130,8 @@ def stored_tensors(model: Any) -> dict[str, Pending]:
         # Rearranging makes all that is small float32: what loses nothing by it is bfloat16 again.
         for name, one in found.items():
             if one.dtype == torch.float32 and torch.equal((wide := one.make()).bfloat16().float(), wide):
-                found[name] = Pending(one.shape, torch.bfloat16, partial(_narrow, one))
+                found[name] = Pending(one.shape, torch.bfloat16, partial(narrow, one))
     return found
-
-
-def placed(tensors: Mapping[str, Pending], places: StoredTensorOf) -> dict[str, Pending]:
-    """A model's tensors under a checkpoint's own names; what was split on the way in is fused again."""
-    stored: dict[str, Pending] = {}
-    for place, tensor in sorted(((places(name), tensor) for name, tensor in tensors.items()), key=_part_of):
-        before = stored[place.name].make if place.part else None
-        make = tensor.make if before is None else partial(_joined, before, tensor)
-        stored[place.name] = replace(tensor, shape=place.stored_shape(tensor.shape), make=make)
-    return stored
 
 
 def _parts_of(module: nn.Module, prefix: str = "") -> Iterator[Callable[[], dict[str, Tensor]]]:
@@ -148,22 +145,6 @@ def _parts_of(module: nn.Module, prefix: str = "") -> Iterator[Callable[[], dict
     yield own
     for name, child in module.named_children():
         yield from _parts_of(child, f"{prefix}{name}.")
-
-
-def _one_of(read: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
-    return read()[name]
-
-
-def _part_of(placed: tuple[StoredTensor, Pending]) -> int:
-    return placed[0].part
-
-
-def _joined(before: Callable[[], Tensor], last: Pending) -> Tensor:
-    return torch.cat([before(), last.make()])
-
-
-def _narrow(wide: Pending) -> Tensor:
-    return wide.make().bfloat16()
 
 
 def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -83,22 +84,6 @@ def module_of(name: str) -> str:
     if owner != "language_model":
         return {"vision_model": "vision", "projector": "projector"}[owner]
     return {"embed_tokens": "embeddings", "lm_head": "head"}.get(rest.partition(".")[0], "blocks")
-
-
-def export_tensors(state: Mapping[str, Tensor], stored_tensor: StoredTensorOf) -> dict[str, Tensor]:
-    """Our tensors under a checkpoint's own names; what was split on the way in is fused again."""
-    pieces: dict[str, dict[int, Tensor]] = {}
-    leading = set()
-    for name, tensor in state.items():
-        source = stored_tensor(name)
-        pieces.setdefault(source.name, {})[source.part] = tensor
-        if source.leading_axis:
-            leading.add(source.name)
-    out = {}
-    for name, parts in pieces.items():
-        tensor = parts[0] if len(parts) == 1 else torch.cat([parts[part] for part in sorted(parts)])
-        out[name] = tensor[None] if name in leading else tensor
-    return out
 
 
 def check_shapes(
@@ -346,6 +331,26 @@ class Pending:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def placed(tensors: Mapping[str, Pending], places: StoredTensorOf) -> dict[str, Pending]:
+    """A model's tensors under a checkpoint's own names; what was split on the way in is fused again."""
+
+    def fused(before: Callable[[], Tensor], last: Callable[[], Tensor]) -> Tensor:
+        return torch.cat([before(), last()])
+
+    stored: dict[str, Pending] = {}
+    pairs = ((places(name), tensor) for name, tensor in tensors.items())
+    for place, tensor in sorted(pairs, key=lambda pair: pair[0].part):
+        make = partial(fused, stored[place.name].make, tensor.make) if place.part else tensor.make
+        stored[place.name] = replace(tensor, shape=place.stored_shape(tensor.shape), make=make)
+    return stored
+
+
+def export_tensors(state: Mapping[str, Tensor], places: StoredTensorOf) -> dict[str, Tensor]:
+    """`placed`, of tensors that are there."""
+    known = {name: Pending(tuple(one.shape), one.dtype, one.detach) for name, one in state.items()}
+    return {name: one.make().reshape(one.shape) for name, one in placed(known, places).items()}
 
 
 def write_file(
