@@ -114,13 +114,12 @@ def parts_left(
     prompt: KeyedPrompt,
     short: KeyedPrompt,
     reused: int,
-    limits: DraftLimits,
 ) -> float:
     """How much is to be encoded after the parts of the short prompt, in such parts, by their positions. The
     first `reused` positions of the full prompt need not be computed. 0 where a draft does not help, or its
     parts would be encoded twice."""
     position_bytes = model.config.feature_width * model.language_model.norm.weight.itemsize
-    too_long = len(short) > limits.most_prompt * (len(prompt) - reused)
+    too_long = len(short) > LIMITS.most_prompt * (len(prompt) - reused)
     if too_long or sum(item.positions for item in short.items) * position_bytes > features.max_bytes:
         return 0
     missing = features.missing(prompt.digests[first_part(prompt, reused)[0] :])

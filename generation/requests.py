@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from generation.confidence import TokenLogprobs as TokenLogprobs
-from generation.draft import DraftLimits
 from generation.options import MAX_SEED, GenerationOptions
 from generation.prefix import KeyedPrompt
 from generation.protocol import Pixels
@@ -119,7 +118,6 @@ class SlotRow(Row):
     of: SlotRow | None = None
     left: float = 0
     until: float = math.inf
-    limits: DraftLimits = field(default_factory=DraftLimits)
 
     def __post_init__(self):
         super().__post_init__()

@@ -45,7 +45,7 @@ from generation import draft
 from generation import kv_cache as kv
 from generation.choices import look_ahead
 from generation.decoding import step_of
-from generation.draft import DraftLimits, parts_left
+from generation.draft import parts_left
 from generation.memory import available_bytes
 from generation.options import (
     CacheMemoryError,
@@ -224,19 +224,17 @@ class Scheduler:
         prompt: KeyedPrompt,
         options: GenerationOptions,
         short: KeyedPrompt | None = None,
-        limits: DraftLimits | None = None,
     ) -> SlotRow:
         """`add` of a prompt that was read, for options that were looked at. Returns its row, which says how
         its answer grows."""
         row = SlotRow(options, prompt.input_ids, key=key, prompt=prompt)
-        new, limits = [row], limits or draft.LIMITS
-        if short is not None and self.free > 1 and (left := self._drafts(row, short, limits)):
+        new = [row]
+        if short is not None and self.free > 1 and (left := self._left(prompt, short)):
             if not options.greedy:
                 row.first_seed()  # one for draft and answer
             plain = replace(options, confidence=False, logprobs=None, lookup="off")
             row.draft = SlotRow(plain, short.input_ids, row.seed, key=key, prompt=short, of=row)
-            row.draft.left, row.draft.limits = left, limits
-            new = [row.draft, row]
+            row.draft.left, new = left, [row.draft, row]
         for one in new:
             self.speculation.begin(one)
             one.look_ahead = None if one.constraint is None else partial(self._ahead, one)
@@ -255,10 +253,9 @@ class Scheduler:
             self.give_back()
         return row
 
-    def _drafts(self, row: SlotRow, short: KeyedPrompt, limits: DraftLimits) -> float:
+    def _left(self, prompt: KeyedPrompt, short: KeyedPrompt) -> float:
         """`parts_left` after a draft from the short prompt."""
-        reused = self.reusable(row.prompt)
-        return parts_left(self.model, self._features, row.prompt, short, reused, limits)
+        return parts_left(self.model, self._features, prompt, short, self.reusable(prompt))
 
     def reusable(self, prompt: KeyedPrompt) -> int:
         """How many positions of a prompt a slot holds, never all."""
@@ -465,8 +462,8 @@ class Scheduler:
         if not encoded and row.until < math.inf:
             return  # a tile that equals one before it
         rest = row.left * seconds / max(encoded, 1)  # 0: another one was quicker
-        row.until = time.perf_counter() + row.limits.share * rest
-        if row.of is not None and (not encoded or rest < row.limits.least_wait):
+        row.until = time.perf_counter() + draft.LIMITS.share * rest
+        if row.of is not None and (not encoded or rest < draft.LIMITS.least_wait):
             self.end_draft(row.of)
 
     def _groups(self) -> list[list[SlotRow]]:

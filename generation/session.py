@@ -25,7 +25,7 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.decoding import GenerationOutput, TokenStream, fields_of, pad_id
-from generation.draft import Draft, DraftLimits, DraftStream
+from generation.draft import Draft, DraftStream
 from generation.memory import check_caches_fit
 from generation.options import CacheMemoryError, GenerationOptions, with_overrides
 from generation.prefix import FeatureCache, KeyedPrompt, read_prompt
@@ -149,14 +149,12 @@ class Session:
         inputs: Mapping[str, Any],
         short_inputs: Mapping[str, Any] | None,
         options: GenerationOptions,
-        limits: DraftLimits | None = None,
     ) -> DraftStream:
         """`generate_stream(**inputs, options=options)`, with a draft before it where one helps (see
         `generation.draft`).
 
         Args:
             short_inputs: the prompt with a small picture of each image; None where there is none.
-            limits: None for the usual ones.
 
         Raises ValueError for what a session refuses.
         """
@@ -166,8 +164,7 @@ class Session:
         if short_inputs is not None and options.num_return_sequences == 1:
             short = read_prompt(self.model, **short_inputs, max_new_tokens=options.max_new_tokens)
         self._check(prompt, options, short)
-        steps = self._answer(prompt, options, draft, short, limits)
-        return DraftStream(self._locked(steps), draft)
+        return DraftStream(self._locked(self._answer(prompt, options, draft, short)), draft)
 
     def _check(
         self, prompt: KeyedPrompt, options: GenerationOptions, short: KeyedPrompt | None = None
@@ -220,7 +217,6 @@ class Session:
         options: GenerationOptions,
         draft: Draft | None = None,
         short: KeyedPrompt | None = None,
-        limits: DraftLimits | None = None,
     ) -> Generator[Tensor, None, SessionOutput]:
         """Yield (N,) ids: first those of a draft, if there is one, then those of the answers."""
         short = short if draft is not None and draft.wanted else None
@@ -228,7 +224,7 @@ class Session:
         scheduler = self._ready(slots, options, prompt)
         self.reuse, tiles = None, len(prompt.items)
         answers = enumerate(each_answer(options))
-        rows = [scheduler.enter(number, prompt, own, short, limits) for number, own in answers]
+        rows = [scheduler.enter(number, prompt, own, short) for number, own in answers]
         self._rows, length, short = rows, len(prompt), None
         del prompt
         try:

@@ -254,9 +254,9 @@ class Reply:
         seconds |= output.seconds if output else {"decode": last - first}
         seconds["first_token"] = self.prepare + first - begun
         after_first = sum(len(answer) - 1 for answer in ids if answer)
-        logprobs = output.logprobs if output else []
-        of_answers = [split(checkpoint, one, self.options)[1] for one in ids]
-        logprobs = [one[len(one) - len(own) :] for one, own in zip(logprobs, of_answers)]
+        answers = answers_of(checkpoint, self.row, ids, self.options, output.decisions if output else ())
+        own_ids, logprobs = answers["token_ids"], output.logprobs if output else []
+        logprobs = [one[len(one) - len(own) :] for one, own in zip(logprobs, own_ids)]
         drafted: dict[str, Any] = {}
         if isinstance(self.stream, DraftStream):
             self.stream.end_draft()
@@ -269,9 +269,9 @@ class Reply:
                 "draft_seconds": made.seconds,
             }
         return {
-            **answers_of(checkpoint, self.row, ids, self.options, output.decisions if output else ()),
+            **answers,
             "confidences": output.confidences if output else [],
-            **(logprobs_of(checkpoint.processor.tokenizer, of_answers, logprobs) if logprobs else {}),
+            **(logprobs_of(checkpoint.processor.tokenizer, own_ids, logprobs) if logprobs else {}),
             "reused_tokens": getattr(output, "reused", 0),  # of a session
             "seconds": seconds,
             "decode_tokens_per_second": after_first / seconds["decode"] if after_first else None,

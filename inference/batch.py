@@ -20,8 +20,7 @@ from tqdm import tqdm
 from data.processor import EncodedConversation, Processor
 from data.tiles import Visual
 from generation.decoding import GenerationOptions
-from generation.requests import LazyRequest, Request
-from generation.sampling import Decision
+from generation.requests import LazyRequest, Request, RequestOutput
 from generation.scheduler import Scheduler
 from inference.answer import answers_of, encode, requests_for
 from inference.batch_files import BatchFiles, Line, passed_on, read_question
@@ -113,10 +112,8 @@ def run_batch(
 
         for done in scheduler.run(requests()):
             question, answer = done.key
-            question.error = question.error or done.error
-            question.ids[answer], question.confidences[answer] = done.token_ids, done.confidence
-            question.decisions[answer] = done.decision
-            if len(question.ids) < options.num_return_sequences:
+            question.error, question.done[answer] = question.error or done.error, done
+            if len(question.done) < options.num_return_sequences:
                 continue
             write(record := question.record())
             summary.answered += question.error is None
@@ -136,7 +133,7 @@ class _Question:
     key: names it in the results. read: gives it as an object.
     tiled: opens its images and cuts them into tiles.
     requests: for its answers. Each is given away once, so that its tiles are not kept.
-    ids, confidences, decisions: the answers so far, by their number. error: why there are none.
+    done: the answers so far, by their number. error: why there are none.
     """
 
     key: int | str
@@ -150,9 +147,7 @@ class _Question:
     pick_by: str | None
     value: dict[str, Any] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
-    ids: dict[int, list[int]] = field(default_factory=dict)
-    confidences: dict[int, float | None] = field(default_factory=dict)
-    decisions: dict[int, Decision | None] = field(default_factory=dict)
+    done: dict[int, RequestOutput] = field(default_factory=dict)
     error: Exception | None = None
     asked: tuple[Line, EncodedConversation] | None = None
 
@@ -187,17 +182,17 @@ class _Question:
         assert self.asked is not None, "without an error there is a question"
         line, row = self.asked
         result |= {"model": self.files.model, "images": line.images, "question": line.question}
-        ids = [self.ids[number] for number in sorted(self.ids)]
-        decisions = [self.decisions[number] for number in sorted(self.decisions)]
+        done = [self.done[number] for number in sorted(self.done)]
+        ids, decisions = [one.token_ids for one in done], [one.decision for one in done]
         answers = answers_of(self.checkpoint, row, ids, self.options, decisions)
-        if len(self.ids) == 1:
+        if len(done) == 1:
             said = self.box_format or self.checkpoint.processor.coordinates
             thing = self.files.source.things.get(line.question, "")
             answers |= located(said, row.sizes, answers["answers"][0], thing)
         pixels = self.checkpoint.pixels(row, False, self.box_format)
         answers["answers"] = [pixels.whole(one) for one in answers["answers"]]
         # With so few digits a line is the same in whatever company it was answered.
-        kept = (self.confidences[number] for number in sorted(self.confidences))
+        kept = (one.confidence for one in done)
         confidences = [one if one is None else round(one, 4) for one in kept]
         if choices := answers.get("probabilities"):
             answers["probabilities"] = [{text: round(one, 4) for text, one in of.items()} for of in choices]

@@ -237,10 +237,11 @@ class Conversation:
         interrupt = draw.randrange(8000) if draw.random() < 0.3 else None
         drafted = answers == 1 and draw.random() < 0.2
         columns, stream, cut = list[Tensor](), None, draw.choice((None, None, draw.randint(1, 9)))
-        with guessing(known, draw.randrange(99)), interrupted(interrupt, "/generation/", "/models/"):
+        always = patch("generation.draft.LIMITS", ALWAYS)
+        with always, guessing(known, draw.randrange(99)), interrupted(interrupt, "/generation/", "/models/"):
             if drafted:
                 short, most = given_to(model, [ImageBlock(9), 5]), draw.randrange(5)
-                stream = self.session.draft_stream(inputs, short, GenerationOptions(**options), ALWAYS)
+                stream = self.session.draft_stream(inputs, short, GenerationOptions(**options))
                 for number, _ in enumerate(stream.draft()):
                     if number == most:
                         break

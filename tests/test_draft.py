@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -101,11 +102,12 @@ def drafted(
     session: Session, full: dict, short: dict | None, most: int, limits: DraftLimits = ALWAYS, **options
 ) -> tuple[DraftStream, list[int]]:
     """A stream at its end, after a draft of at most so many tokens, and the answer's ids."""
-    stream = session.draft_stream(full, short, GenerationOptions(**options), limits)
-    for number, _ in enumerate(stream.draft(), 1):
-        if number == most:
-            break
-    return stream, [int(ids) for ids in stream]
+    with patch.object(draft_module, "LIMITS", limits):
+        stream = session.draft_stream(full, short, GenerationOptions(**options))
+        for number, _ in enumerate(stream.draft(), 1):
+            if number == most:
+                break
+        return stream, [int(ids) for ids in stream]
 
 
 def check(vlm, seeds: Iterable[int], step: DecodeStep | None, sampling: dict) -> Counter[str]:
@@ -157,10 +159,11 @@ def test_the_answer_is_the_one_without_a_draft(kind):
     assert kinds["questions"] == QUESTIONS and min(kinds.values()) > 0 and len(kinds) == 7, kinds
 
 
+@pytest.mark.usefixtures("always")
 def test_the_whole_image_is_encoded_once_and_before_the_others(vlm, monkeypatch):
     passes, images = record(monkeypatch, vlm)
     full, short = prompts(2, 9)
-    stream = new_session(vlm).draft_stream(full, short, GenerationOptions(**SHORT), ALWAYS)
+    stream = new_session(vlm).draft_stream(full, short, GenerationOptions(**SHORT))
     first = next(iter(stream.draft()))
     assert first.shape == (1,) and images == [1] and passes == [short["input_ids"].shape[1]]
     assert stream.accepted is None and stream.drafted.seconds > 0
@@ -272,10 +275,10 @@ def test_what_is_wrong_is_refused_before_any_work(vlm, monkeypatch):
         (full, short, {"max_new_tokens": 10_000}, "context"),
     ):
         with pytest.raises(ValueError, match=field):
-            new_session(vlm).draft_stream(inputs, alone, GenerationOptions(**SHORT | options), ALWAYS)
+            new_session(vlm).draft_stream(inputs, alone, GenerationOptions(**SHORT | options))
     monkeypatch.setattr("generation.memory.available_bytes", lambda device: 0)
     with pytest.raises(CacheMemoryError):
-        new_session(vlm).draft_stream(full, short, GenerationOptions(**SHORT), ALWAYS)
+        new_session(vlm).draft_stream(full, short, GenerationOptions(**SHORT))
     assert not passes and not images
 
 
