@@ -42,6 +42,7 @@ SETTINGS = {
     "save_every": 1000,
     "eval_every": 1000,
 }
+OF_REWARDS = {"task": "rewards", "packing": False, "answer_tokens": 6, "group_size": 4}
 # Three steps of each stage on shapes.
 SMALL_SHAPES = {
     "device": "cpu",
@@ -198,6 +199,12 @@ def metrics(folder: Path, key: str = "step") -> list[dict]:
     """The lines of metrics.jsonl that have this key."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if key in row]
+
+
+def figures(folder: Path) -> list[dict]:
+    """What does not depend on the clock, of each step."""
+    clock = ("tokens_per_second", "images_per_second", "mfu", "seconds_left")
+    return [{key: value for key, value in row.items() if key not in clock} for row in metrics(folder)]
 
 
 def curve(folder: Path) -> list[tuple]:

@@ -111,14 +111,14 @@ def test_loss_and_gradient_are_the_papers_on_transformers_model(models):
         other = gradients[place.name].chunk(place.parts)[place.part]
         assert (parameter.grad - other).abs().max() <= BAR * largest, name
     assert logged["loss"] == loss and logged["margin"] != 0
-    assert all(p.grad is None for p in module.reference.parameters())
+    assert all(p.grad is None for p in module.references[0].parameters())
 
 
 def test_images_are_encoded_once_where_the_tower_is_frozen(models, monkeypatch):
     *_, module, processor = models
     (sample, tiles), *_ = pairs(processor, 1)
     batch = collate([pack([sample], [tiles], module.model.config)], 0, None, processor.image_token_id)
-    frozen = PreferencesLoss(copy.deepcopy(module.reference.model), False, SETTINGS_OF_PAIRS)
+    frozen = PreferencesLoss(copy.deepcopy(module.references[0].model), False, SETTINGS_OF_PAIRS)
     with torch.no_grad():
         frozen.model.language_model.norm.weight.mul_(1.1)
     seen, encode = [], VisionLanguageModel.encode_images

@@ -20,7 +20,9 @@ from data.errors import DatasetError
 from models.vision_language_model import VisionLanguageModel
 from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.runs import (
+    OF_REWARDS,
     contents,
+    figures,
     flags,
     metrics,
     prepared,
@@ -36,7 +38,6 @@ from training.rollouts import RewardsTask
 
 SAVE = {"idefics3": tiny_checkpoint, "qwen3_vl": partial(qwen_checkpoints.save_hf, "qwen3_vl")}
 SAVE |= {"lfm2_vl": lfm2_checkpoints.save_hf}  # whose short convolutions share no prompt
-OF_REWARDS = {"task": "rewards", "packing": False, "answer_tokens": 6, "group_size": 4}
 
 
 def varied(answers, row, **more):
@@ -134,9 +135,7 @@ def test_loss_and_gradients_are_those_of_the_formulas(opened, kind, variant):
     image, repeated = task.processor.image_token_id, 4 if kind == "lfm2_vl" else 1
     shown = sum(group.prompt_ids.count(image) for group in task.groups)
     assert sum(len(batch["placeholders"]) for batch in batches) == repeated * shown > 0
-    moved(
-        task.model, 1.0 if kind == "idefics3" else 0.1
-    )  # whose weights hardly say one thing more than another
+    moved(task.model, 1.0 if kind == "idefics3" else 0.1)  # whose weights hardly prefer one thing
     expected = expected_loss(task, task.model, reference)
     expected.backward()
     gradients = {name: p.grad.clone() for name, p in task.model.named_parameters() if p.grad is not None}
@@ -144,7 +143,7 @@ def test_loss_and_gradients_are_those_of_the_formulas(opened, kind, variant):
     parts = []
     total = torch.zeros(())
     for batch in batches:
-        loss, seen = task.module(**batch.to("cpu"))
+        loss, seen = task.module(**task.inputs(batch, 0))
         (loss / task.count(batches)).backward()
         total += loss.detach() / task.count(batches)
         parts.append(seen)
@@ -164,7 +163,7 @@ def test_loss_and_gradients_are_those_of_the_formulas(opened, kind, variant):
 @pytest.mark.parametrize("kind", SAVE)
 def test_training_sees_the_probabilities_that_answers_were_drawn_by(opened, kind, step, bar, filters):
     task = task_of(opened(kind), rollout_step=step, answer_tokens=24, **filters)
-    parts = [task.module(**batch.to("cpu"))[1] for batch in next(task.batches())]
+    parts = [task.module(**task.inputs(batch, 0))[1] for batch in next(task.batches())]
     assert sum(part["tokens"] for part in parts) > 4 * 4 * 8
     for part in parts:
         assert max(part["most"] - 1, 1 - part["least"]) <= bar
@@ -175,22 +174,16 @@ def test_the_divergence_is_finite_with_filters(opened):
     then that of the distributions without filters."""
     task = task_of(opened("idefics3"), temperature=0.7, top_k=2, kl=0.5)
     batch = next(task.batches())[0]
-    assert task.module(**batch.to("cpu"))[1]["kl"].item() == pytest.approx(0, abs=1e-6)
+    assert task.module(**task.inputs(batch, 0))[1]["kl"].item() == pytest.approx(0, abs=1e-6)
     moved(task.model, 1.0)
-    loss, seen = task.module(**batch.to("cpu"))
-    expected = []
+    loss, seen = task.module(**task.inputs(batch, 0))
+    expected, models = 0.0, (task.model, task.module.references[0].model)
     for group in task.groups:
         for answer in range(len(group.ids)):
             with torch.no_grad():
-                now, first = (
-                    alone(task, model, group, answer) for model in (task.model, task.reference.model)
-                )
-            expected.append(((first - now).exp() - (first - now) - 1).sum())
-    assert (
-        loss.isfinite()
-        and seen["kl"].item() == pytest.approx(sum(expected).item(), rel=1e-3)
-        and sum(expected) > 0
-    )
+                now, first = (alone(task, model, group, answer) for model in models)
+            expected += ((first - now).exp() - (first - now) - 1).sum().item()
+    assert loss.isfinite() and seen["kl"].item() == pytest.approx(expected, rel=1e-3) and expected > 0
 
 
 def test_blocks_compiled_for_training_are_not_compiled_for_sampling(opened):
@@ -253,31 +246,19 @@ def settings(folder, output: str, **more) -> dict:
     return settings_in(folder, output, **OF_REWARDS | usual | more)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def figures(folder: Path) -> list[dict]:
-    """What does not depend on the clock, and the answers, of each step."""
-    clock = ("tokens_per_second", "images_per_second", "mfu", "seconds_left")
-    return [{key: value for key, value in row.items() if key not in clock} for row in metrics(folder)]
-
-
-@pytest.mark.parametrize("state", [3, 4])
-def test_a_killed_run_goes_on_to_the_bit(folder, state):
-    """Between batches of answers and in the midst of one, whose answers are in the state, and what the next
-    line of metrics.jsonl says of them."""
-    whole, again = folder / f"whole{state}", f"again{state}"
-    train.main(flags(**settings(folder, whole.name, updates=2, save_every=state, keep=2, log_every=2)))
-    shutil.copytree(whole, folder / again)
-    shutil.rmtree(folder / again / "state" / "step-00000006")
-    shutil.rmtree(folder / again / "rollouts")
-    train.main(flags(**settings(folder, again, updates=2, save_every=state, log_every=2)))
-    assert figures(folder / again) == figures(whole)
-    made, expected = contents(folder / again / "rollouts"), contents(whole / "rollouts")
-    assert made == {name: data for name, data in expected.items() if int(name[5:13]) > state} and made
-    for name, tensor in weights(whole).items():
-        assert torch.equal(weights(folder / again)[name], tensor), name
+def test_a_killed_run_goes_on_to_the_bit(folder):
+    """In the midst of a batch of answers, which are in the state, with what the next line of metrics.jsonl is
+    to say of them (`python -m tests.soak.kills --parts rewards` does it at any moment)."""
+    whole, again, more = folder / "whole", folder / "again", {"updates": 2, "save_every": 3, "log_every": 2}
+    train.main(flags(**settings(folder, whole.name, keep=2, **more)))
+    shutil.copytree(whole, again)
+    shutil.rmtree(again / "state" / "step-00000006")
+    shutil.rmtree(again / "rollouts")
+    train.main(flags(**settings(folder, again.name, **more)))
+    assert figures(again) == figures(whole)
+    made, expected = contents(again / "rollouts"), contents(whole / "rollouts")
+    assert made == {name: data for name, data in expected.items() if int(name[5:13]) > 3} and made
+    assert (again / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -323,14 +304,17 @@ def test_adapters_learn_beside_a_reference_without_them(folder):
 def test_groups_in_which_all_are_alike_are_counted_and_teach_nothing(folder):
     train.main(flags(**settings(folder, "alike", rewards={"exact": 1.0}, steps=2)))
     assert [row["unvaried"] for row in metrics(folder / "alike")] == [1, 1]
-    before, after = weights(folder / "tiny"), weights(folder / "alike")
+    before, after = (load_file(folder / name / "model.safetensors") for name in ("tiny", "alike"))
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-def test_questions_that_no_reward_can_score_are_counted_and_do_not_stop_a_run(folder):
-    train.main(flags(**settings(folder, "unscored", rewards={"number": 1.0, "iou": 1.0}, steps=1)))
-    (row,) = metrics(folder / "unscored")
-    assert row["unscored"] == row["unvaried"] == 1 and "reward" not in row
+def test_questions_that_no_reward_can_score_are_counted_and_end_a_run_that_has_no_others(folder, capsys):
+    more = {"rewards": {"number": 1.0, "iou": 1.0}, "batch_size": 32, "group_size": 2, "answer_tokens": 1}
+    said = refused(capsys, flags(**settings(folder, "unscored", **more)))
+    assert all(word in said for word in ("number", "boxes", "target"))
+    rows = metrics(folder / "unscored")
+    assert [row["unscored"] for row in rows] == [row["unvaried"] for row in rows] == [1, 1]
+    assert "reward" not in rows[0]
 
 
 def test_what_is_kept_to_look_at(folder):

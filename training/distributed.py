@@ -180,8 +180,8 @@ def wrap(
     module: nn.Module, model: VisionLanguageModel, ranks: Ranks, parallel: str, dtype: torch.dtype
 ) -> nn.Module:
     """The module that computes the loss, as all ranks train it. With fsdp, its weights and those of the model
-    inside become sharded DTensors in place, and those of its `reference`, a frozen module that is no part of
-    it, where it has one; gradients are reduced in float32, whatever `dtype` is.
+    inside become sharded DTensors in place, and those of its `references`, frozen modules that are no part of
+    it, where it has some; gradients are reduced in float32, whatever `dtype` is.
     """
     if not ranks.together:
         return module
@@ -193,8 +193,8 @@ def wrap(
         )
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    reference = getattr(module, "reference", None)
-    for whole, part in ((module, model), *([(reference, reference.model)] if reference else [])):
+    frozen = [(one, one.model) for one in getattr(module, "references", ())]
+    for whole, part in ((module, model), *frozen):
         for block in blocks_of(part):
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(whole, mesh=mesh, mp_policy=policy)

@@ -20,11 +20,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from generation.options import SamplingParams, adjusted_scores
-from models.losses import chunk_positions, log_probabilities
+from generation.options import SamplingParams
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
-from training.rows import RowsLoss
+from training.rows import ComparedLoss
 
 _LITTLE = 1e-4  # beside a standard deviation
 _DAPO_HIGH = 0.28
@@ -53,7 +52,7 @@ def divergence(logprobs: Tensor, reference: Tensor) -> Tensor:
     return (reference - logprobs).exp() - (reference - logprobs) - 1
 
 
-class PolicyLoss(RowsLoss):
+class PolicyLoss(ComparedLoss):
     """(summed loss, what to log) of a micro-batch of answers: a `data.packing.Batch`, and for each label
     `drawn`, its log-probability when it was sampled, `advantage`, `weight` and, with `kl`, `reference`.
 
@@ -61,27 +60,12 @@ class PolicyLoss(RowsLoss):
     """
 
     def __init__(self, model: VisionLanguageModel, blank: bool, config: TrainConfig):
-        super().__init__(model, blank)
+        super().__init__(model, blank, config.learns if config.kl else None)
         self.kl, self.low = config.kl, config.clip
         self.unfiltered = SamplingParams(temperature=config.temperature)
         self.params = replace(self.unfiltered, top_k=config.top_k, top_p=config.top_p)
         high = _DAPO_HIGH if config.policy_loss == "dapo" else config.clip
         self.high = high if config.clip_high < 0 else config.clip_high
-
-    def logprobs(
-        self, labels: Tensor, labelled: Tensor, *, every: Sequence[SamplingParams], **inputs: Tensor
-    ) -> list[Tensor]:
-        """(L,) of the labels under each of `every`, temperature and filters."""
-        hidden, text = self.predicting(labelled, **inputs), self.model.language_model
-        chunk = chunk_positions(text.config.vocab_size, hidden.device.type)
-
-        def under(params: SamplingParams) -> Tensor:
-            def scores(rows: Tensor) -> Tensor:
-                return adjusted_scores(text.loss_head(rows), params)
-
-            return log_probabilities(hidden, labels.flatten()[labelled], scores, chunk)
-
-        return [under(params) for params in every]
 
     def forward(  # type: ignore[override]
         self,
@@ -94,7 +78,7 @@ class PolicyLoss(RowsLoss):
         # A filter would make the KL divergence infinite wherever the reference would not draw the token.
         apart = reference is not None and self.params != self.unfiltered
         every = (self.params, self.unfiltered) if apart else (self.params,)
-        logprobs, *unfiltered = self.logprobs(every=every, **inputs)
+        logprobs, *unfiltered = super().forward(every=every, **inputs)
         logprobs = torch.where(logprobs == -math.inf, drawn, logprobs)
         ratio = (logprobs - drawn).exp()
         clipped = ratio.clamp(1 - self.low, 1 + self.high)

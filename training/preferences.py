@@ -15,37 +15,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.packing import Batch
-from models.losses import log_probabilities
+from generation.options import SamplingParams
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks
-from training.rows import RowsLoss, RowsTask, frozen_copy
+from training.rows import ComparedLoss, RowsTask
 
 
-class LogProbabilities(RowsLoss):
-    """(L,) of the labelled tokens of a micro-batch."""
-
-    def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:  # type: ignore[override]
-        hidden, targets = self.predicting(**inputs), labels.flatten()[inputs["labelled"]]
-        return log_probabilities(hidden, targets, self.model.language_model.loss_head)
-
-
-class PreferencesLoss(LogProbabilities):
+class PreferencesLoss(ComparedLoss):
     """(loss summed over pairs, sums to log) of a micro-batch of rows that `data.packing.pack_answers` made of
-    a chosen and a rejected answer. `beta`, `smoothing` and `sft` are as in `pair_losses`.
-
-    reference: the frozen model that the run starts from, in the same form; it is no part of this module.
-    """
+    a chosen and a rejected answer. `beta`, `smoothing` and `sft` are as in `pair_losses`."""
 
     def __init__(self, model: VisionLanguageModel, blank: bool, config: TrainConfig):
-        super().__init__(model, blank)
+        super().__init__(model, blank, config.learns)
         self.settings = config.dpo_beta, config.dpo_smoothing, config.dpo_sft
-        # Held in a tuple, it is neither saved nor given to an optimizer.
-        self._frozen = (LogProbabilities(frozen_copy(model, config.learns), blank),)
-
-    @property
-    def reference(self) -> LogProbabilities:
-        return self._frozen[0]
 
     def forward(  # type: ignore[override]
         self, segment_ids: Tensor, labelled: Tensor, **inputs: Tensor
@@ -57,9 +40,10 @@ class PreferencesLoss(LogProbabilities):
         seeing = (*self.model.vision_model.parameters(), *self.model.projector.parameters())
         if "pixel_values" in inputs and not (self.blank or any(p.requires_grad for p in seeing)):
             inputs["features"] = self.features(inputs.pop("pixel_values"))  # are the same for both
+        (frozen,), every = self.references, (SamplingParams(temperature=1.0),)
         with torch.no_grad():
-            before = self.reference(**inputs)
-        now = super().forward(**inputs)
+            (before,) = frozen(every=every, **inputs)
+        (now,) = super().forward(every=every, **inputs)
         tokens, policy, reference = (
             one.new_zeros(2 * rows).index_add(0, place, one).view(rows, 2)
             for one in (torch.ones_like(before), now, before)

@@ -233,7 +233,7 @@ def _run(file: Path) -> ModuleType:
 
 class Rewards:
     """Several rewards with their weights, or mappings of `weight` and options. Raises ValueError for a name
-    or an option that is not known."""
+    or an option that is not known. `refused`: by name, why a reward could not score the latest such row."""
 
     def __init__(self, weights: Mapping[str, Any]):
         given = {name: one if isinstance(one, Mapping) else {"weight": one} for name, one in weights.items()}
@@ -244,6 +244,7 @@ class Rewards:
             name: find_reward(name, {key: value for key, value in one.items() if key != "weight"})
             for name, one in given.items()
         }
+        self.refused: dict[str, str] = {}
 
     def __call__(self, answers: list[str], row: Row) -> dict[str, list[float]]:
         """What each that can score the row gives to the answers to one question; ValueError unless that is a
@@ -256,7 +257,8 @@ class Rewards:
         if ":" not in name:
             try:
                 return list(reward(answers, row))
-            except MetricError:
+            except MetricError as error:
+                self.refused[name] = one_line(error)
                 return None
         with _code_of(name):
             given = reward(list(answers), row)
@@ -264,6 +266,7 @@ class Rewards:
         if values is None or any(isinstance(one, str) for one in values):
             raise ValueError(f"reward {name}: expected a list of numbers, got {given!r:.200}")
         if len(values) == len(answers) and all(one is None for one in values):
+            self.refused[name] = f"reward {name}: None for each answer"
             return None
         with _code_of(name):
             numbers = [float(one) for one in values]

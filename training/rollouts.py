@@ -37,15 +37,16 @@ from generation.scheduler import Scheduler
 from generation.steps import Step
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
-from training.distributed import Ranks
+from training.distributed import Ranks, reshard
 from training.export import answering_model
 from training.policy import PolicyLoss, advantages, step_weight, token_weights
 from training.rewards import Rewards
-from training.rows import RowsLoss, RowsTask, frozen_copy, grouped
+from training.rows import RowsLoss, RowsTask, grouped
 from training.task import Answered, Question
 
 # Factor less 1 by which training may give a fresh token another probability than sampling did.
 _MOST_OFF = {torch.float32: 1e-3, torch.bfloat16: 1.0}
+_SCORED_BY = 64  # questions, by which one has to be scored
 
 
 @dataclass(eq=False)
@@ -102,10 +103,8 @@ class Group:
         return [replace(bare, input_ids=prompt + ids, labels=unlearnt + ids) for ids in self.ids]
 
     def state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _SAVED}
-
-
-_SAVED = ("place", "ids", "drawn", "texts", "ended", "rewards", "totals")
+        """But for what is read again."""
+        return {name: value for name, value in vars(self).items() if name not in ("sample", "parts")}
 
 
 def roll_out(
@@ -148,7 +147,6 @@ class RewardsTask(RowsTask):
     def __init__(self, config: TrainConfig, ranks: Ranks):
         assert isinstance(config.rewards, Mapping), "the settings were checked"
         self.rewards = Rewards(config.rewards)
-        self.reference: PolicyLoss | None = None
         super().__init__(config, ranks)
         self.options = GenerationOptions(
             temperature=config.temperature,
@@ -162,6 +160,7 @@ class RewardsTask(RowsTask):
         self.trained = self.noted = config.updates  # steps on the latest of them, and those looked at
         self.groups: list[Group] = []
         self.restored: dict[int, dict[str, Any]] = {}  # what a state has of the batch that comes next
+        self.scored: list[bool] | None = []  # whether each question so far was; None: one was, all ranks know
         # Since the latest line of metrics.jsonl: sums with their counts, and largest numbers.
         self.sums: dict[str, tuple[float, float]] = {}
         self.peaks: dict[str, float] = {}
@@ -176,9 +175,6 @@ class RewardsTask(RowsTask):
             )
 
     def new_loss(self, blank: bool) -> RowsLoss:
-        if self.config.kl:
-            frozen = frozen_copy(self.model, self.config.learns)
-            self.reference = PolicyLoss(frozen, blank=False, config=self.config)
         return PolicyLoss(self.model, blank, self.config)
 
     def _loader_config(self) -> LoaderConfig:
@@ -198,21 +194,38 @@ class RewardsTask(RowsTask):
             self._before = self.loader.state
             if not self.restored:
                 self.rolled, self.trained = self.rolled + 1, 0
-            # Before rows are read: ranks do it together, and reading may fail on one.
+            # Before rows are read: ranks do both together, and reading may fail on one.
+            self._check_scores()
             model, step = self._answering()
             self.groups = self._asked(next(questions))
             if self.restored:
                 self._restore()
             else:
-                of_batch = self.config.seed, "answers", self.rolled
-                seeds = [key_of(*of_batch, group.place) for group in self.groups]
+                seed = self.config.seed
+                seeds = [key_of(seed, "answers", self.rolled, group.place) for group in self.groups]
                 self._answer(self.groups, model, step, self.options, seeds)
                 self._describe(self.groups)
+                if self.scored is not None:
+                    self.scored += [bool(group.rewards) for group in self.groups]
             del model, step
             batches = self._packed()
             while self.trained < self.config.updates:
                 self.trained += 1
                 yield batches
+
+    def _check_scores(self) -> None:
+        """Raises ValueError where no reward suits any row so far."""
+        if self.scored is None:
+            return
+        asked, scored = self.ranks.sum(len(self.scored), sum(self.scored))
+        if scored:
+            self.scored = None
+        elif asked >= _SCORED_BY:
+            raise ValueError(
+                f"--rewards: none could score any of {asked:.0f} questions: "
+                f"{'; '.join(self.rewards.refused.values())}; the latest row has "
+                f"{', '.join(self.groups[-1].sample.row or ())}, of which target is its last answer"
+            )
 
     def _answering(self) -> tuple[VisionLanguageModel, Step | None]:
         """The model with its weights of now, and the step that samples; None is the eager one."""
@@ -262,8 +275,7 @@ class RewardsTask(RowsTask):
         micro = self.config.micro_batch_size or of_rank
         batches = [self._batch(telling[at : at + micro]) for at in range(0, len(telling), micro)]
         wanted = math.ceil(of_rank / micro) if self.ranks.together else 1  # ranks exchange as often
-        lacking = wanted - len(batches)
-        return batches + [self._batch([])] * lacking if lacking > 0 else batches
+        return batches + [self._batch([]) for _ in range(wanted - len(batches))]
 
     def _batch(self, groups: list[Group]) -> Batch:
         config, image = self.model.config, self.processor.image_token_id
@@ -280,17 +292,21 @@ class RewardsTask(RowsTask):
         batch["drawn"] = torch.tensor([one for drawn, _, _ in answers for one in drawn])
         batch["advantage"] = torch.tensor([one for drawn, one, _ in answers for _ in drawn])
         batch["weight"] = torch.tensor([one for drawn, _, one in answers for _ in drawn])
-        if self.reference is not None:
-            batch["reference"] = self._reference(batch)
         return batch
 
     @torch.no_grad()
-    def _reference(self, batch: Batch) -> Tensor:
-        assert self.reference is not None, "there is a KL divergence"
-        device = self.ranks.device
-        inputs = {name: value for name, value in batch.to(device).items() if name not in _OF_ANSWERS}
-        with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return self.reference.logprobs(every=(self.reference.unfiltered,), **inputs)[0].cpu()
+    def inputs(self, batch: Batch, step: int) -> dict[str, Any]:
+        """With what the reference says, kept for other updates. Here, because ranks compute it together: none
+        of them has failed to read its rows."""
+        if self.config.kl and "reference" not in batch:
+            assert isinstance(self.module, PolicyLoss), "it compares"
+            (reference,), device = self.module.references, self.ranks.device
+            inputs = {name: value for name, value in batch.to(device).items() if name not in _OF_ANSWERS}
+            with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
+                (logprobs,) = reference(every=(self.module.unfiltered,), **inputs)
+            reshard(reference)
+            batch["reference"] = logprobs.cpu()
+        return super().inputs(batch, step)
 
     def padding(self) -> list[Batch]:
         raise AssertionError("rows without end")
@@ -429,4 +445,4 @@ class RewardsTask(RowsTask):
 
 
 _OF_BATCH = ("batch_size", "group_size", "updates")
-_OF_ANSWERS = ("drawn", "advantage", "weight", "reference")
+_OF_ANSWERS = ("drawn", "advantage", "weight")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +26,11 @@ from data.tokenizer import SPECIAL_TOKENS
 from data.video import Clip, open_video
 from families import FAMILIES
 from families.idefics3 import IdeficsImages
+from generation.options import SamplingParams, adjusted_scores
 from models.checkpoints.hub import locate, snapshot
 from models.checkpoints.save import public_name, transformers_processor, written
 from models.config import VLMConfig
-from models.losses import summed_cross_entropy
+from models.losses import chunk_positions, log_probabilities, summed_cross_entropy
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
 from training.distributed import Ranks
@@ -86,11 +87,36 @@ class RowsLoss(nn.Module):
         return torch.cat(tuple(self.model.encode_images(pixel_values)))
 
 
-def frozen_copy(model: VisionLanguageModel, learns: frozenset[str]) -> VisionLanguageModel:
-    """The model as it is now, for good, for others to be compared with. Weights that do not learn are shared;
-    adapters, which are put beside weights later, are not in it."""
-    shared = {id(p): p for name, p in model.named_parameters() if part_of(name) not in learns}
-    return deepcopy(model, shared).requires_grad_(False)
+class LogProbabilities(RowsLoss):
+    """(L,) of a micro-batch's labels under each of `every`, temperature and filters."""
+
+    def forward(  # type: ignore[override]
+        self, labels: Tensor, labelled: Tensor, *, every: Sequence[SamplingParams], **inputs: Tensor
+    ) -> list[Tensor]:
+        hidden, text = self.predicting(labelled, **inputs), self.model.language_model
+        chunk = chunk_positions(text.config.vocab_size, hidden.device.type)
+
+        def under(params: SamplingParams) -> Tensor:
+            def scores(rows: Tensor) -> Tensor:
+                return adjusted_scores(text.loss_head(rows), params)
+
+            return log_probabilities(hidden, labels.flatten()[labelled], scores, chunk)
+
+        return [under(params) for params in every]
+
+
+class ComparedLoss(LogProbabilities):
+    """A loss that compares the model with what it is now, for good: `references`, one, which is no part of
+    this module, or none without `learns`. Weights that do not learn are shared with it; adapters, which are
+    put beside weights later, are not in it."""
+
+    def __init__(self, model: VisionLanguageModel, blank: bool, learns: frozenset[str] | None):
+        super().__init__(model, blank)
+        self.references: tuple[LogProbabilities, ...] = ()  # in a tuple, so neither saved nor trained
+        if learns is not None:
+            shared = {id(p): p for name, p in model.named_parameters() if part_of(name) not in learns}
+            frozen = deepcopy(model, shared).requires_grad_(False)
+            self.references = (LogProbabilities(frozen, blank),)
 
 
 class RowsTask(Task):

@@ -3,11 +3,12 @@
     python -m tests.soak.kills                 # 100 kills, some minutes
     python -m tests.soak.kills --parts batch --kills 50
 
-`map`, `streaming` and `ranks` are training runs: on rows that can be indexed, on a stream, and on a number of
-ranks that changes from one start to the next. Loss curve, samples and weights must be those of a run that was
-never killed, to the bit; with `ranks`, samples exactly and losses within 1e-5. `evaluation` (`python -m
-eval`) and `batch` (`generate.py --batch`) must hold every question exactly once, with the answers of a run
-that was never killed. `saving` writes two checkpoints in turns over one folder, which must hold one of them.
+`map`, `streaming`, `rewards` and `ranks` are training runs: on rows that can be indexed, on a stream, on
+rewards of a stream, and on a number of ranks that changes from one start to the next. What is logged, answers
+that are kept and weights must be those of a run that was never killed, to the bit; with `ranks`, samples
+exactly and losses within 1e-5. `evaluation` (`python -m eval`) and `batch` (`generate.py --batch`) must hold
+every question exactly once, with the answers of a run that was never killed. `saving` writes two checkpoints
+in turns over one folder, which must hold one of them.
 
 What ends before its kills are used up is begun anew elsewhere. The exit status is 1 if anything is not as it
 should be, or fewer kills came about than were planned.
@@ -36,7 +37,7 @@ from models.vision_language_model import VisionLanguageModel
 from tests import runs
 from tests.evaluations import FORK, answered, write_rows
 from tests.processors import embedded
-from tests.runs import curve, settings_in, tiny_checkpoint
+from tests.runs import curve, figures, settings_in, tiny_checkpoint
 from tests.waiting import PATIENCE
 from training.metrics import METRICS
 from training.state import FOLDER
@@ -141,16 +142,20 @@ def lines(path: Path) -> int:
 
 # ------------------------------------------------------------------------------------------------- parts
 def kill_training(folder: Path, kills: int, seed: int = 0, style: str = "map") -> Outcome:
-    """train.py, saving every second step; progress is the lines of metrics.jsonl."""
+    """train.py, saving every second step, or third, in the midst of answers and between them; progress is the
+    lines of metrics.jsonl."""
     if not (folder / "tiny").exists():
         runs.prepared(folder)
     more = {"save_every": 2, "ema": 0.9, "micro_batch_size": 2, "steps": 8 + 6 * kills}
-    if style == "streaming":
+    if streaming := style in ("streaming", "rewards"):
         more["shuffle_buffer"] = 5
+    if style == "rewards":
+        more |= runs.OF_REWARDS | {"save_every": 3, "updates": 2, "batch_size": 4, "sequence_length": 200}
+        more["rewards"] = {"length": {"weight": 1, "most": 8}}
     more["muon"] = "none" if style == "ranks" else "language"
 
     def start(output: Path) -> Start:
-        settings = settings_in(folder, output.name, streaming=style == "streaming", **more)
+        settings = settings_in(folder, output.name, streaming=streaming, **more)
         return lambda number: runs.start((2, 1)[number % 2] if style == "ranks" else 1, **settings)
 
     killed, reached = kill_rounds(
@@ -164,11 +169,14 @@ def kill_training(folder: Path, kills: int, seed: int = 0, style: str = "map") -
     whole, same = folder / f"whole-{style}", True
     to_the_end(start(whole))
     for output in killed:
-        for one, other in zip(curve(output), curve(whole), strict=True):
-            same &= (one[0], one[2]) == (other[0], other[2])
-            same &= abs(one[1] - other[1]) <= (1e-5 if style == "ranks" else 0)
+        if style == "ranks":
+            for one, other in zip(curve(output), curve(whole), strict=True):
+                same &= (one[0], one[2]) == (other[0], other[2]) and abs(one[1] - other[1]) <= 1e-5
+            continue
+        same &= figures(output) == figures(whole) and len(figures(whole)) == more["steps"]
+        kept = [runs.contents(run / "rollouts") for run in (output, whole)]
         weights = [(run / "model.safetensors").read_bytes() for run in (output, whole)]
-        same &= style == "ranks" or weights[0] == weights[1]
+        same &= kept[0] == kept[1] and weights[0] == weights[1]
     return Outcome(style, len(reached), reached, same)
 
 
@@ -233,6 +241,7 @@ def kill_saving(folder: Path, kills: int, seed: int = 0) -> Outcome:
 PARTS: dict[str, Callable[[Path, int, int], Outcome]] = {
     "map": kill_training,
     "streaming": partial(kill_training, style="streaming"),
+    "rewards": partial(kill_training, style="rewards"),
     "ranks": partial(kill_training, style="ranks"),
     "evaluation": partial(kill_answers, "evaluation"),
     "batch": partial(kill_answers, "batch"),
