@@ -327,6 +327,10 @@ def find_images(
     columns: dict[str, None] = {}
     for row in (row for row in rows if isinstance(row, Mapping)):  # others could not be read
         try:
+            for _, one in schema.shown(row):
+                if isinstance(one, Path) and not one.exists():
+                    where = "image_folder in the dataset's entry says where paths start"
+                    raise BadRow(BROKEN_IMAGE, f"{one}: no such file; {where}")
             if images := images_of(row):
                 return True
             usable = usable or images is not None

@@ -72,9 +72,13 @@ def test_text_that_looks_like_something_else_stays_text(tmp_path, text):
         assert parse(str(tmp_path / "run.yaml")) == config
 
 
-@pytest.mark.parametrize("data", ["[ab].jsonl", "[a]", "{path: a}"])
-def test_paths_that_look_like_lists(data):
+@pytest.mark.parametrize("data", ["[ab].jsonl", "[a]", "[a: b].jsonl"])
+def test_paths_that_look_like_lists(data, capsys):
+    """And a dataset that is not in a list, or not written as YAML has it."""
     assert parse("--init-from", "x", "--data", data).data == data
+    assert parse("--init-from", "x", "--data", "{path: a}").data == [{"path": "a"}]
+    asked = "[{path: a, constants: {question: What is it?}}]"
+    assert "--data" in refusal(capsys, ["--init-from", "x", "--data", asked])
 
 
 # -------------------------------------------------------------------------------------------- refusals

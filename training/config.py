@@ -662,11 +662,16 @@ def _value(kind: Any, name: str, given: Any, where: str) -> Any:
 
 
 def read_datasets(given: Any, where: str) -> Data:
-    """A path, or a list of datasets; the command line writes the list in YAML or JSON."""
+    """A path, or a list of datasets, or one; the command line writes these in YAML or JSON."""
     read = given
-    if isinstance(given, str) and given.lstrip().startswith("["):
-        with suppress(yaml.YAMLError):  # a pattern of paths, as [ab].jsonl
+    if isinstance(given, str) and given.lstrip().startswith(("[", "{")):
+        try:
             read = yaml.load(given, yaml.BaseLoader)
+        except yaml.MarkedYAMLError as error:
+            if given.startswith(("[{", "{")):  # and no pattern of paths, as [ab].jsonl
+                said, at = error.problem, error.problem_mark and given[: error.problem_mark.index]
+                raise ValueError(f"{where}: {said} after {at}: put texts in quotation marks") from None
+    read = [read] if isinstance(read, dict) else read
     if isinstance(read, list) and all(isinstance(entry, dict) for entry in read):
         return [
             {
