@@ -109,11 +109,7 @@ class DraftStream(TokenStream):
 
 
 def parts_left(
-    model: VisionLanguage,
-    features: FeatureCache,
-    prompt: KeyedPrompt,
-    short: KeyedPrompt,
-    reused: int,
+    model: VisionLanguage, features: FeatureCache, prompt: KeyedPrompt, short: KeyedPrompt, reused: int
 ) -> float:
     """How much is to be encoded after the parts of the short prompt, in such parts, by their positions. The
     first `reused` positions of the full prompt need not be computed. 0 where a draft does not help, or its

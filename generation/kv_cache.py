@@ -59,17 +59,12 @@ def allocate(
 
     Zeros, not uninitialised memory: a masked slot takes part in attention with weight 0, and 0 · NaN is NaN.
     """
-    return [
-        {
-            name: torch.zeros(
-                (batch, heads, count or capacity, width),
-                dtype=torch.float32 if count else dtype,
-                device=device,
-            )
-            for name, (heads, width, count) in layer.items()
-        }
-        for layer in layout
-    ]
+
+    def empty(heads: int, width: int, count: int | None) -> Tensor:
+        kind = torch.float32 if count else dtype
+        return torch.zeros(batch, heads, count or capacity, width, dtype=kind, device=device)
+
+    return [{name: empty(*sizes) for name, sizes in layer.items()} for layer in layout]
 
 
 def allocate_for(
@@ -325,10 +320,7 @@ class ContextError(ValueError):
 
 
 def prompt_lengths(
-    config,
-    input_ids: Tensor,
-    attention_mask: Tensor | None,
-    max_new_tokens: int,
+    config, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int
 ) -> list[int]:
     """Real positions of each row, images included: checks shapes, and that an answer fits the context (else a
     ContextError), before any work.

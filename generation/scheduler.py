@@ -65,14 +65,7 @@ from generation.prefix import (
 )
 from generation.prefix_store import PrefixStore
 from generation.protocol import VisionLanguage
-from generation.requests import (
-    LazyRequest,
-    NewTokens,
-    Request,
-    RequestOutput,
-    SlotRow,
-    Stats,
-)
+from generation.requests import LazyRequest, NewTokens, Request, RequestOutput, SlotRow, Stats
 from generation.sampling import Chosen, choose, recordable
 from generation.speculation import Speculation
 from generation.steps import DecodeStep
@@ -219,11 +212,7 @@ class Scheduler:
         self.enter(request.key, prompt, options, short)
 
     def enter(
-        self,
-        key: Any,
-        prompt: KeyedPrompt,
-        options: GenerationOptions,
-        short: KeyedPrompt | None = None,
+        self, key: Any, prompt: KeyedPrompt, options: GenerationOptions, short: KeyedPrompt | None = None
     ) -> SlotRow:
         """`add` of a prompt that was read, for options that were looked at. Returns its row, which says how
         its answer grows."""
@@ -356,14 +345,8 @@ class Scheduler:
                 "make one for each answer, and give the scheduler step and chunk"
             )
         options = with_overrides(options, {}, self.model.config.eos_token_ids)
-        prompt = read_prompt(
-            self.model,
-            request.input_ids[None],
-            request.pixel_values,
-            request.pixel_attention_mask,
-            max_new_tokens=options.max_new_tokens,
-        )
-        return prompt, options
+        inputs = request.input_ids[None], request.pixel_values, request.pixel_attention_mask
+        return read_prompt(self.model, *inputs, max_new_tokens=options.max_new_tokens), options
 
     def _compute_prompts(self) -> None:
         """All prompts, or one chunk or tile of one, each in turn; rows whose prompt is complete get their

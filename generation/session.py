@@ -145,10 +145,7 @@ class Session:
         return TokenStream(self._locked(self._answer(prompt, options)))
 
     def draft_stream(
-        self,
-        inputs: Mapping[str, Any],
-        short_inputs: Mapping[str, Any] | None,
-        options: GenerationOptions,
+        self, inputs: Mapping[str, Any], short_inputs: Mapping[str, Any] | None, options: GenerationOptions
     ) -> DraftStream:
         """`generate_stream(**inputs, options=options)`, with a draft before it where one helps (see
         `generation.draft`).

@@ -140,11 +140,9 @@ class _PassCosts:
         rows, seconds = self.rows, self._seconds.get(self.rows, {})
         wanted = rows + proposed
         seen = min(seconds, key=lambda other: (other == rows, abs(other - wanted)), default=rows)
-        each = (
-            (seconds[seen] / seconds[rows] - 1) / (seen - rows)
-            if seen > rows and self.known
-            else self.ASSUMED
-        )
+        each = self.ASSUMED
+        if seen > rows and self.known:
+            each = (seconds[seen] / seconds[rows] - 1) / (seen - rows)
         return 1 + rows * max(each, 0.0) * proposed
 
 

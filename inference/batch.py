@@ -161,13 +161,8 @@ class _Question:
             limit = replace(self.options, max_new_tokens=settings["max_new_tokens"]).max_new_tokens
             self.checkpoint.check_images(len(line.images))
             images = self.tiled(tuple(self.files.source.image_path(image) for image in line.images))
-            row = encode(
-                self.checkpoint,
-                images,
-                line.question,
-                settings["system"],
-                isinstance(self.options.constraint, Think),
-            )
+            think = isinstance(self.options.constraint, Think)
+            row = encode(self.checkpoint, images, line.question, settings["system"], think)
             if (grammar := grammar_of(settings.get("schema"), settings.get("choices"))) is not None:
                 self.options = held_to(self.options, self.checkpoint.constraint(grammar))
             self.requests = requests_for(self.checkpoint, row, limit, self.options)

@@ -43,15 +43,11 @@ def tally(
     groups: dict[Hashable, list[int]] = {}
     for number, answer in enumerate(answers):
         groups.setdefault(same(answer), []).append(number)
-    found = [
-        Group(
-            answers[max(own, key=confidences.__getitem__)],
-            len(own),
-            math.fsum(confidences[number] for number in own) / len(own),
-            own,
-        )
-        for own in groups.values()
-    ]
+    found = []
+    for own in groups.values():
+        surest = max(own, key=confidences.__getitem__)
+        confidence = math.fsum(confidences[number] for number in own) / len(own)
+        found.append(Group(answers[surest], len(own), confidence, own))
     return sorted(found, key=lambda group: (-group.count, -group.confidence))
 
 

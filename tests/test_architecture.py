@@ -97,20 +97,20 @@ MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (1_019, 850),  # the entry points, and what errors say
     "models": (2_556, 1_900),
-    "models/checkpoints": (3_420, 1_400),
+    "models/checkpoints": (3_397, 1_400),
     "families": (2_558, 2_000),
-    "generation": (4_887, 2_700),
-    "generation/fast": (5_694, 4_300),
+    "generation": (4_853, 2_700),
+    "generation/fast": (5_682, 4_300),
     "tools": (944, 600),
     "data": (8_189, 4_900),
-    "inference": (6_172, 3_100),
+    "inference": (6_163, 3_100),
     "web": (5_772, 3_000),
     "training": (4_685, 3_100),
     "shapes": (2_370, 1_700),
     "eval": (4_202, 3_400),
     "benchmarks": (2_525, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (38_191, 20_000),
+    "tests": (38_196, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -397,9 +397,8 @@ class FastPackedTower(FastTower):
                 )
             given = self._arrange([image.float()])
             rows, kernel = given.patches, self.patch_embedding.kernel
-            if (
-                len(kernel) == 4 and not frames
-            ):  # a still is a pair of itself: (P, C · side²) -> (P, C · pictures · side²)
+            if len(kernel) == 4 and not frames:  # a still is a pair of itself
+                # (P, C · side²) -> (P, C · pictures · side²)
                 rows = rows.view(len(rows), channels, 1, -1).expand(-1, -1, kernel[1], -1).flatten(1)
             out = torch.empty(len(rows), len(config.taps) + 1, config.hidden_size)
             self._encode(rows, given.places, out, given.rope or (None, None), given.windows)

@@ -17,15 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from families.text import (
-    TEXT_FAMILIES,
-    checked,
-    first_id,
-    section,
-    text_config,
-    token_ids,
-    vision_config,
-)
+from families.text import TEXT_FAMILIES, checked, first_id, section, text_config, token_ids, vision_config
 from models.checkpoints.hub import CheckpointError, locate
 from models.checkpoints.load import (
     EMBEDDING,
@@ -200,12 +192,8 @@ def from_backbones(
         )
     if image_token_id is not None and image_token_id >= rows + extra_tokens:
         raise CheckpointError(f"image_token_id: expected one of {rows + extra_tokens}, got {image_token_id}")
-    tied = resolve_tying(
-        bool(stored.get("tie_word_embeddings", False)),
-        speaking.tensor_map,
-        speaking.entries,
-        speaking.files.source,
-    )
+    claimed = bool(stored.get("tie_word_embeddings", False))
+    tied = resolve_tying(claimed, speaking.tensor_map, speaking.entries, speaking.files.source)
     stops = (speaking.files.generation_config.get("eos_token_id"), stored.get("eos_token_id"))
     config = checked(
         VLMConfig,
@@ -232,12 +220,9 @@ def from_backbones(
         model: Any = cls(config)  # type: ignore[call-arg]
     for prefix, tower in towers.items():
         tower.fill(model, parts[prefix], dtype, device)
-    language_model = model.language_model
-    language_model.embed_tokens.weight = with_mean_rows(language_model.embed_tokens.weight, extra_tokens)
-    head = language_model.lm_head.weight
-    language_model.lm_head.weight = (
-        language_model.embed_tokens.weight if tied else with_mean_rows(head, extra_tokens)
-    )
+    table, head = model.language_model.embed_tokens, model.language_model.lm_head
+    table.weight = with_mean_rows(table.weight, extra_tokens)
+    head.weight = table.weight if tied else with_mean_rows(head.weight, extra_tokens)
     # Drawn where the generator is and in float32: a seed gives the same projector on any device.
     model.projector.to_empty(device="cpu" if generator is None else generator.device)
     model.init_weights(generator, prefix="projector.")

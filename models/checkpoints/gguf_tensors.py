@@ -53,26 +53,22 @@ _QWEN3 = {
     "v.blk.{}.ffn_down": "blocks.{}.mlp.linear_fc2", "v.position_embd": "pos_embed",
     "v.post_ln": "merger.norm", "mm.0": "merger.linear_fc1", "mm.2": "merger.linear_fc2",
 }  # fmt: skip
-# By the model_type of a config.json: how names begin there, and what follows in a GGUF file and there.
-_TEXTS = {
-    "idefics3": ("model.text_model.", _TEXT),
-    "qwen2_5_vl": ("model.language_model.", _TEXT),
-    "qwen3_vl": ("model.language_model.", _TEXT),
-    "lfm2_vl": ("model.language_model.", {**_TEXT, **_LFM2}),
-}
-_TOWERS = {
-    "idefics3": ("model.vision_model.", _SIGLIP),
-    "qwen2_5_vl": ("model.visual.", {**_QWEN, **_QWEN2_5}),
-    "qwen3_vl": ("model.visual.", {**_QWEN, **_QWEN3}),
-    "lfm2_vl": ("model.vision_tower.", _SIGLIP),
-}
-_OTHERS = {
-    "idefics3": {"mm.model.fc": "model.connector.modality_projection.proj"},
-    "lfm2_vl": {
-        "mm.input_norm": "model.multi_modal_projector.layer_norm",
-        "mm.1": "model.multi_modal_projector.linear_1",
-        "mm.2": "model.multi_modal_projector.linear_2",
-    },
+_LFM2_PROJECTOR = {"mm.input_norm": "layer_norm", "mm.1": "linear_1", "mm.2": "linear_2"}
+# By the model_type of a config.json, of text part, tower and projector: how names begin there, and what
+# follows in a GGUF file and there.
+_PARTS: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
+    "idefics3": (
+        ("model.text_model.", _TEXT),
+        ("model.vision_model.", _SIGLIP),
+        ("model.connector.modality_projection.", {"mm.model.fc": "proj"}),
+    ),
+    "qwen2_5_vl": (("model.language_model.", _TEXT), ("model.visual.", {**_QWEN, **_QWEN2_5})),
+    "qwen3_vl": (("model.language_model.", _TEXT), ("model.visual.", {**_QWEN, **_QWEN3})),
+    "lfm2_vl": (
+        ("model.language_model.", {**_TEXT, **_LFM2}),
+        ("model.vision_tower.", _SIGLIP),
+        ("model.multi_modal_projector.", _LFM2_PROJECTOR),
+    ),
 }
 
 
@@ -95,18 +91,14 @@ def arranged(config: Mapping[str, Any]) -> dict[str, Arranged]:
         for end in (".weight", ".bias"):
             found[ours + end] = Arranged(tuple(name + end for name in theirs), *how)
 
-    for (front, names), layers in (
-        (_TEXTS[kind], text["num_hidden_layers"]),
-        (_TOWERS[kind], depth),
-        (("", _OTHERS.get(kind, {})), 0),
-    ):
+    for (front, names), layers in zip(_PARTS[kind], (text["num_hidden_layers"], depth, 0)):
         for theirs, ours in names.items():
             for layer in range(layers) if "{}" in ours else ("",):
                 add(front + ours.format(layer), theirs.format(layer))
     for at, layer in enumerate(vision.get("deepstack_visual_indexes", ())):
         for part, ours in (("norm", "norm"), ("fc1", "linear_fc1"), ("fc2", "linear_fc2")):
             add(f"model.visual.deepstack_merger_list.{at}.{ours}", f"v.deepstack.{layer}.{part}")
-    front = _TEXTS[kind][0]
+    front = _PARTS[kind][0][0]
     for layer in range(text["num_hidden_layers"] if text["model_type"] == "llama" else 0):
         for part, heads in (("q", text["num_attention_heads"]), ("k", text["num_key_value_heads"])):
             how = _of_one(partial(_turned, heads=heads))

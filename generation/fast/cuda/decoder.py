@@ -126,11 +126,8 @@ class TritonDecoder:
         self._programs = programs or (multiprocessors(self._device) if self._device.type == "cuda" else 1)
         self._layers = [(kind, fields_of(kind, layer)) for kind, layer in by_mixer(language_model)]
 
-        self._heads, self._kv, self._width = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+        self._heads, self._kv = config.num_attention_heads, config.num_key_value_heads
+        self._width = config.head_dim
         group = triton.next_power_of_2(self._heads // self._kv)
         self._lines, self._group = group, max(16, group)
 
@@ -235,14 +232,8 @@ class TritonDecoder:
             return (min(-(-height // block), most, MOST_PROGRAMS),)
 
         kernels.begin[(rows,)](
-            *self._inputs(token, position, offset),
-            x,
-            self._cos,
-            self._sin,
-            rows,
-            S,
-            max(64, triton.next_power_of_2(S.D)),
-            triton.next_power_of_2(S.ROTARY // 2),
+            *(*self._inputs(token, position, offset), x, self._cos, self._sin, rows, S),
+            *(max(64, triton.next_power_of_2(S.D)), triton.next_power_of_2(S.ROTARY // 2)),
         )
         for (kind, layer), cache in zip(self._layers, kv_cache, strict=True):
 
@@ -300,12 +291,10 @@ class TritonDecoder:
                 **(warps | two),
             )
             kernels.add_product[grid(config.hidden_size, S.BN_F)](
-                *(h, *parts("down_proj"), x, rows, S.F, S, S.MLP_BIAS, S.BN_F, S.BK_F),
-                **warps,
+                *(h, *parts("down_proj"), x, rows, S.F, S, S.MLP_BIAS, S.BN_F, S.BK_F), **warps
             )
         kernels.normed_product[grid(config.vocab_size, S.BN_D)](
-            *(x, *self._outputs(), self._logits, rows, eps, S.V, S, False, S.BN_D, S.BK_D),
-            **(warps | last),
+            *(x, *self._outputs(), self._logits, rows, eps, S.V, S, False, S.BN_D, S.BK_D), **(warps | last)
         )
 
     def _inputs(self, token: Tensor, position: Tensor, offset: Tensor | None) -> tuple[Tensor | None, ...]:
