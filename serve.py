@@ -91,7 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--allow-urls", action=argparse.BooleanOptionalAction, default=False,
         help="fetch images that clients name from public addresses (default: off)")
     add("--allow-paths", type=Path, metavar="DIR",
-        help="folder below which clients may name images as file:///NAME (default: none)")
+        help="folder below which clients may name images and videos as file:///NAME (default: none)")
     add("--page", action=argparse.BooleanOptionalAction, default=False,
         help="serve the page of app.py as well; both share queue and slots (default: off)")
     add("--drain", type=positive, default=30, metavar="SECONDS",

@@ -675,8 +675,9 @@ def test_files_are_read_below_one_folder_only(tmp_path):
         path.write_bytes(EXAMPLE.read_bytes())
     (folder / "link.png").symlink_to(tmp_path / "outside.png")
     with running(allow_paths=folder) as served:
-        answer = served.send("POST", json=body(STAR, "file:///in%20side.png"))
-        assert answer.json()["choices"][0]["message"]["content"] == "blue"
+        for name in ("file:///in%20side.png", (folder / "in side.png").as_uri()):
+            answer = served.send("POST", json=body(STAR, name))
+            assert answer.json()["choices"][0]["message"]["content"] == "blue"
         outside = str(tmp_path / "outside.png")
         for name in ("../outside.png", "%2e%2e/outside.png", "link.png", outside, "", "no.png", "%00"):
             said = refused(served.send("POST", json=body(STAR, f"file:///{name}")), 400)["message"]

@@ -197,13 +197,14 @@ class Images:
         return data
 
     def _file(self, folder: Path, url: str) -> bytes | None:
-        """A file in the folder, as far as an image may be long and a byte more. None for all else: a client
-        does not learn what there is on this machine."""
+        """A file in the folder, by its path there or whole, as far as a video may be long, and a byte. None
+        for all else: a client does not learn what there is on this machine."""
         with suppress(OSError, ValueError):  # it may not be read; no URL, or a NUL in it
-            path = Path(os.path.realpath(folder / unquote(urlsplit(url).path).lstrip("/")))
-            if path.is_relative_to(os.path.realpath(folder)) and path.is_file():  # a pipe might never end
-                with open(path, "rb") as file:
-                    return file.read(self._of_videos.max_bytes + 1)
+            named, inside = unquote(urlsplit(url).path), os.path.realpath(folder)
+            for path in map(Path, map(os.path.realpath, (folder / named.lstrip("/"), named))):
+                if path.is_relative_to(inside) and path.is_file():  # a pipe might never end
+                    with open(path, "rb") as file:
+                        return file.read(self._of_videos.max_bytes + 1)
         return None
 
 
