@@ -202,7 +202,8 @@ class PrefixStore:
         wanted = [block for block in chain if block.end > start]
         with self._lock:
             tensors = {block.name: self._blocks[block.name] for block in wanted if block.name in self._blocks}
-        absent = [(block.name, self._shape(block)) for block in wanted if block.name not in tensors]
+        size = numbers_per_token(self._layout)
+        absent = [(one.name, (size * (one.end - one.start),)) for one in wanted if one.name not in tensors]
         into = geometry(kv_cache)
         pin = into.device.type == "cuda"
         read = self._files.read(absent, into.dtype, pin) if self._files and absent else iter(())
@@ -300,9 +301,6 @@ class PrefixStore:
     @property
     def _layout(self) -> Layout:
         return self.model.language_model.config.cache_layout
-
-    def _shape(self, block: Block) -> tuple[int, ...]:
-        return (numbers_per_token(self._layout) * (block.end - block.start),)
 
     def _unflat(self, flat: Tensor, length: int) -> list[Tensor]:
         """What a block of `length` positions has for each tensor of a cache: (H, length, D)."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from families.text import TEXT_FAMILIES, checked, first_id, section, text_config, token_ids, vision_config
-from models.checkpoints.hub import CheckpointError, locate
+from models.checkpoints.hub import CheckpointError, locate, naming
 from models.checkpoints.load import (
     EMBEDDING,
     HEAD,
@@ -137,11 +137,9 @@ class _Tower:
     def __init__(self, source: str | Path, known: Mapping[str, Backbone]):
         self.files = locate(*_with_revision(source))
         self.stored = self.files.config
-        try:
+        with naming(self.files.source):
             self.backbone = choose_backbone(self.stored, known)
             self.config = self.backbone.read_config(self.stored)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.files.source}: {error}") from None
         self.entries = stored_entries(self.files)
         self.tensor_map = self.backbone.tensor_map(self.entries)
 

@@ -17,7 +17,7 @@ import torch
 from models.checkpoints.gguf import SUFFIX, Place, write_file
 from models.checkpoints.gguf_config import GENERATION, metadata
 from models.checkpoints.gguf_tensors import arranged
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.hub import naming
 from models.checkpoints.save import stored_tensors, written
 from models.checkpoints.weights import NAMES, Pending, memory_of, placed
 
@@ -36,10 +36,8 @@ def save_gguf(
         images: settings of the image processor, all written out.
     """
     described, places = written(model.config)
-    try:
+    with naming("the model cannot be written as GGUF"):
         text, vision = metadata(described, images)
-    except ValueError as error:
-        raise CheckpointError(f"the model cannot be written as GGUF: {error}") from None
     tensors = placed(stored_tensors(model), places)
     kind = NAMES[max((tensor.dtype for tensor in tensors.values()), key=lambda dtype: dtype != torch.float32)]
     parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})

@@ -80,13 +80,20 @@ class CheckpointError(ValueError):
         super().__init__(printable(message, 1_000, end=200))  # what to do stands at the end
 
 
+@contextmanager
+def naming(what: object) -> Iterator[None]:
+    """A ValueError inside comes out as a CheckpointError about this file or checkpoint."""
+    try:
+        yield
+    except ValueError as error:
+        raise CheckpointError(f"{what}: {error}") from None
+
+
 # ------------------------------------------------------------------------------------- JSON of a stranger
 def read_json(path: Path, max_bytes: int = MAX_CONFIG) -> dict:
     """A JSON object of a checkpoint; see `read_object`."""
-    try:
+    with naming(path):
         return read_object(path, max_bytes)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from None
 
 
 def read_object(path: Path, max_bytes: int = MAX_CONFIG) -> dict[str, Any]:
@@ -570,13 +577,6 @@ class _Folder:
     cached = header = file
 
 
-def _pair(where: str, names: Iterable[str], wanted: str = "", text: str = "") -> tuple[str, str]:
-    try:
-        return choose(names, wanted, text)
-    except ValueError as error:
-        raise CheckpointError(f"{where}: {error}") from None
-
-
 class _Gguf(_Folder):
     """GGUF files as a folder in the Hub's layout: config, tokenizer and image settings are made of their
     metadata, in a temporary folder that this process has. `whole` gives the files themselves, fetched where
@@ -584,7 +584,8 @@ class _Gguf(_Folder):
 
     def __init__(self, files: _Folder | _Hub, names: Iterable[str], wanted: str, text: str = ""):
         """Of the files with these names: `text`, or the text part of that quantization, and its tower."""
-        self._files, self.pair = files, _pair(files.name, names, wanted, text)
+        with naming(files.name):
+            self._files, self.pair = files, choose(names, wanted, text)
         self.headers = tuple(self._there(name, files.header(name)) for name in self.pair)
         resolved = [path.resolve() for path in self.headers]
         super().__init__(_translated(*map(state_of, resolved)).name)
@@ -615,14 +616,12 @@ def state_of(path: Path) -> tuple[str, int, int, int, int, int]:
 @cache  # the folder is there as long as the process
 def _translated(*parts: tuple[str, int, int, int, int, int]) -> tempfile.TemporaryDirectory:
     """Of files that have these states."""
-    try:
-        headers = []
-        for place, *_ in parts:
+    headers = []
+    for place, *_ in parts:
+        with naming(place):
             headers.append(read_header(Path(place)))
-        place = parts[0][0]
+    with naming(parts[0][0]):
         files = hub_files(*headers)
-    except ValueError as error:
-        raise CheckpointError(f"{place}: {error}") from None
     folder = tempfile.TemporaryDirectory(prefix="ocelli-gguf-")
     for name, content in files.items():
         written = content if isinstance(content, str) else json.dumps(content)
@@ -771,11 +770,8 @@ def _header_of(repo: str, commit: str, name: str) -> tempfile.TemporaryDirectory
     hf, folder = client(), tempfile.TemporaryDirectory(prefix="ocelli-gguf-")
     url = hf.hf_hub_url(repo, name, revision=commit)
     size = fetched(hf.get_hf_file_metadata, url, timeout=_patience()).size
-    with (Path(folder.name) / name).open("wb") as copy:
-        try:
-            header_of(io.BufferedReader(_Ranges(url, size, copy), _PIECE), size, Path(name))
-        except ValueError as error:
-            raise CheckpointError(f"{name} of {repo}: {error}") from None
+    with (Path(folder.name) / name).open("wb") as copy, naming(f"{name} of {repo}"):
+        header_of(io.BufferedReader(_Ranges(url, size, copy), _PIECE), size, Path(name))
         copy.truncate(size)
     return folder
 
@@ -802,7 +798,8 @@ def measure(repo: str) -> DownloadSize:
         with one_sentence(repo, None, "the list of files"):
             info = fetched(client().HfApi().model_info, repo, files_metadata=True, timeout=_patience())
             names = [file.rfilename for file in info.siblings if "/" not in file.rfilename]
-            pair = _pair(f"repository {repo}", names) if "gguf" in repo.lower() else ()
+            with naming(f"repository {repo}"):
+                pair = choose(names) if "gguf" in repo.lower() else ()
             needed = (file for file in info.siblings if file.rfilename in pair or _is_needed(file.rfilename))
             sizes = {file.rfilename: int(file.size) for file in needed}
             files = _Hub(repo, str(info.sha))

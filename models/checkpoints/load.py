@@ -29,6 +29,7 @@ from models.checkpoints.hub import (
     CheckpointError,
     CheckpointFiles,
     locate,
+    naming,
     read_json,
     resolve_source,
     state_of,
@@ -101,10 +102,8 @@ def _load(cls: Any, source, revision, dtype, device, put) -> Any:
             f"{files.source}: quantized checkpoints are not supported, take the unquantized one"
         )
     entries = stored_entries(files)
-    try:
+    with naming(files.source):
         config = family.read_config(files.config, files.generation_config, entries)
-    except CheckpointError as error:
-        raise CheckpointError(f"{files.source}: {error}") from None
     stored_tensor = family.tensor_map(entries)
     tied = resolve_tying(config.tie_word_embeddings, stored_tensor, entries, files.source)
     stops = set(config.eos_token_ids)

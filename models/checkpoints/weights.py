@@ -27,7 +27,7 @@ from torch import Tensor
 from messages import some
 from models.checkpoints import gguf
 from models.checkpoints.gguf_tensors import arranged
-from models.checkpoints.hub import CheckpointError, CheckpointFiles, client, fetched, one_sentence
+from models.checkpoints.hub import CheckpointError, CheckpointFiles, client, fetched, naming, one_sentence
 
 Shape = tuple[int, ...]
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -194,10 +194,8 @@ def _gguf_entries(files: CheckpointFiles) -> dict[str, Entry]:
     """What has no place in the Hub's layout keeps its own name."""
     stored: dict[str, Entry] = {}
     for path in files.weights:
-        try:
+        with naming(path):
             tensors = gguf.read_header(path).tensors
-        except ValueError as error:
-            raise CheckpointError(f"{path}: {error}") from None
         stored |= {name: Entry(path, *place) for name, place in tensors.items()}
     _mend(stored, files.config["vision_config"])
     entries: dict[str, Entry] = {}
@@ -311,11 +309,8 @@ def _read_blocks(entry: Entry, dtype: torch.dtype, part: int, parts: int) -> Ten
             raw = np.fromfile(file, np.uint8, wanted := min(step, rows - first) * of_row)
             if raw.size < wanted:
                 raise CheckpointError(_SHORTER.format(entry.path))
-            try:
-                with np.errstate(all="ignore"):  # of damaged scales
-                    opened = gguf.dequantized(raw.reshape(-1, of_row), entry.dtype)
-            except ValueError as error:
-                raise CheckpointError(f"{entry.path}: {error}") from None
+            with naming(entry.path), np.errstate(all="ignore"):  # of damaged scales
+                opened = gguf.dequantized(raw.reshape(-1, of_row), entry.dtype)
             tensor[first : first + step] = torch.from_numpy(opened)
     return tensor
 
