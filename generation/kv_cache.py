@@ -348,7 +348,8 @@ def prompt_lengths(
         lengths = attention_mask.bool().sum(1).tolist()
     if min(lengths) == 0:
         raise ValueError(f"row {lengths.index(0)} of the batch is all padding: there is nothing to continue")
-    if max(lengths) + max_new_tokens > (context := config.text.max_position_embeddings):
+    context = config.text.max_position_embeddings
+    if max(lengths) + max_new_tokens > context:
         raise ContextError(max(lengths), max_new_tokens, context)
     return lengths
 

@@ -97,9 +97,9 @@ MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 BUDGETS = {
     "*.py": (1_019, 850),  # the entry points, and what errors say
     "models": (2_556, 1_900),
-    "models/checkpoints": (3_397, 1_400),
+    "models/checkpoints": (3_384, 1_400),
     "families": (2_558, 2_000),
-    "generation": (4_853, 2_700),
+    "generation": (4_852, 2_700),
     "generation/fast": (5_682, 4_300),
     "tools": (944, 600),
     "data": (8_189, 4_900),
