@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from generation.decoding import GenerationOutput
-from generation.fast.cuda.graph import GraphStep
+from generation.fast.cuda.graph import Graphs, GraphStep
 from tests.invariants import collate
 from tests.prompts import NO_STOP, some_rows
 
@@ -85,3 +85,10 @@ def record_on_tape(self, function, shape, restore):
         function()
     restore()
     return tape.replay
+
+
+def tape_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tapes for graphs, as long as none has failed."""
+    monkeypatch.setattr(Graphs, "_record", record_on_tape)
+    capture = property(lambda self: self.failure is None, lambda self, value: None)
+    monkeypatch.setattr(Graphs, "capture", capture, raising=False)

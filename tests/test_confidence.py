@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from generation.fast.cuda import graph
-from generation.fast.cuda.graph import Graphs
 from generation.options import GenerationOptions, adjusted_scores
 from generation.requests import NewTokens, Request, RequestOutput
 from generation.scheduler import Scheduler
 from tests import invariants
-from tests.graph_cases import record_on_tape
+from tests.graph_cases import tape_graphs
 from tests.prompts import NO_STOP, some_rows, tiny_vlm
 from tests.test_scheduler_steps import Pattern
 
@@ -25,10 +24,8 @@ CLOSE = {"rel": 1e-4, "abs": 1e-6}
 @pytest.fixture(autouse=True)
 def taped(monkeypatch):
     """A tape for a graph."""
-    always = property(lambda self: True, lambda self, value: None)
     monkeypatch.setattr(graph, "no_triton", lambda language_model, rows: "it is a test")
-    monkeypatch.setattr(Graphs, "_record", record_on_tape)
-    monkeypatch.setattr(Graphs, "capture", always, raising=False)
+    tape_graphs(monkeypatch)
 
 
 def logprobs_of(vlm, inputs: dict, ids: list[int], constraint=None) -> tuple[torch.Tensor, list[bool]]:

@@ -25,7 +25,7 @@ from generation.steps import Step
 from inference.checkpoint import Fast, fast_step
 from models.checkpoints.load import meta_init
 from models.language_model import LanguageModel
-from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, stops_for
+from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, stops_for, tape_graphs
 from tests.invariants import MODELS, run_all, session_holds
 from tests.prompts import NO_STOP, inputs_of, some_rows, tiny_vlm, words
 from tests.test_speculation import Guess, offer
@@ -44,9 +44,7 @@ def small_and_taped(monkeypatch):
     monkeypatch.setattr(graph, "no_triton", lambda language_model, rows: "it is a test")
     monkeypatch.setattr(graph, "BUCKET", 16)
     monkeypatch.setattr(graph, "STATIC_SHARE", 1000)
-    monkeypatch.setattr(Graphs, "_record", record_on_tape)
-    capture = property(lambda self: self.failure is None, lambda self, value: None)
-    monkeypatch.setattr(Graphs, "capture", capture, raising=False)
+    tape_graphs(monkeypatch)
 
 
 # --- the tokens of the eager step

@@ -238,7 +238,9 @@ class TrainConfig:
         scope=OF_REWARDS,
     )
     rollout_step: str = setting(
-        "eager", "what samples: the training forward's own operations, or C", "eager", "c", scope=OF_REWARDS
+        *("eager", "what samples: the training forward's own operations, C, or a GPU's recorded step"),
+        *("eager", "c", "cuda"),
+        scope=OF_REWARDS,
     )
     most_off_policy: float = setting(
         0.0,

@@ -29,6 +29,7 @@ from data.packing import IGNORE_INDEX, Batch, Sample, collate, pack_answers
 from data.processor import Processor
 from data.tiles import Parts
 from data.video import Clip
+from generation.fast.cuda import graph
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep, unsupported
 from generation.options import MAX_SEED, GenerationOptions
@@ -46,6 +47,8 @@ from training.task import Answered, Question
 
 # Factor less 1 by which training may give a fresh token another probability than sampling did.
 _MOST_OFF = {torch.float32: 1e-3, torch.bfloat16: 1.0}
+# Of each `rollout_step`: its device, why it cannot run a language model, if so, and what makes it.
+_STEPS = {"c": ("cpu", unsupported, NativeStep), "cuda": ("cuda", graph.unsupported, graph.GraphStep)}
 _SCORED_BY = 64  # questions, by which one has to be scored
 
 
@@ -229,19 +232,20 @@ class RewardsTask(RowsTask):
 
     def _answering(self) -> tuple[VisionLanguageModel, Step | None]:
         """The model with its weights of now, and the step that samples; None is the eager one."""
-        native = self.config.rollout_step == "c"
-        model = answering_model(self, copied=native)
-        if not native:
+        name = self.config.rollout_step
+        model = answering_model(self, copied=name == "c")
+        if name == "eager":
             return model, None
-        reason = unsupported(model.language_model)
-        if self.ranks.device.type != "cpu":
-            reason = f"it is for CPUs, and this run is on {self.ranks.device.type}"
+        device, refused, new_step = _STEPS[name]
+        reason = refused(model.language_model)
+        if self.ranks.device.type != device:
+            reason = f"expected the device {device}, got {self.ranks.device.type}"
         if reason:
-            raise ValueError(f"--rollout-step c: {reason}; use eager")
+            raise ValueError(f"--rollout-step {name}: {reason}; use eager")
         try:
-            return model, NativeStep(model.language_model)
+            return model, new_step(model.language_model)
         except NoCompiler as error:
-            raise ValueError(f"--rollout-step c: {error}; use eager") from None
+            raise ValueError(f"--rollout-step {name}: {error}; use eager") from None
 
     def _asked(self, batches: list[Batch]) -> list[Group]:
         """A group for each question of this rank, whose batches have one each, or padding."""
