@@ -201,7 +201,7 @@ class Images:
         for all else: a client does not learn what there is on this machine."""
         with suppress(OSError, ValueError):  # it may not be read; no URL, or a NUL in it
             named, inside = unquote(urlsplit(url).path), os.path.realpath(folder)
-            for path in map(Path, map(os.path.realpath, (folder / named.lstrip("/"), named))):
+            for path in (Path(os.path.realpath(one)) for one in (folder / named.lstrip("/"), named)):
                 if path.is_relative_to(inside) and path.is_file():  # a pipe might never end
                     with open(path, "rb") as file:
                         return file.read(self._of_videos.max_bytes + 1)
