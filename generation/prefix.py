@@ -2,7 +2,7 @@
 
     features = FeatureCache(model)
     prompt = read_prompt(model, input_ids, pixel_values, max_new_tokens=64)   # checked, with keys
-    slots = SlotCache(model.language_model, CacheBudget(slots=8, positions=1024, context=8192, ...))
+    slots = SlotCache(model.language_model, CacheBudget(model.language_model, slots=8))
     reused = slots.filled_in_common(prompt.keys)[slot]
     embeddings = embed_after(model, prompt, reused, features.encode(prompt.parts, prompt.digests)[0])
 
@@ -201,29 +201,21 @@ def embed_after(
     return model.place_features(ids, rest)
 
 
-@dataclass(frozen=True)
 class CacheBudget:
     """Memory of a cache: `slots` rows of `positions` to begin with and of `context` at most.
 
-    bytes_per_slot: what a row takes however long it is: states and their snapshots.
     available: asked whenever the cache is to grow: bytes that it may take besides those it has; None for no
         limit.
     """
 
-    slots: int
-    positions: int
-    context: int
-    bytes_per_position: int
-    available: Callable[[], int | None] = lambda: None
-    bytes_per_slot: int = 0
-
-    @classmethod
-    def of(
-        cls, language_model: Decoder, slots: int, available: Callable[[], int | None] = lambda: None
-    ) -> CacheBudget:
+    def __init__(
+        self, language_model: Decoder, slots: int, available: Callable[[], int | None] = lambda: None
+    ):
         context, layout = language_model.config.max_position_embeddings, language_model.config.cache_layout
-        each = bytes_per_row(layout) + 4 * SNAPSHOTS * snapshot_numbers(layout)
-        return cls(slots, min(kv.STEP, context), context, bytes_per_position(language_model), available, each)
+        self.slots, self.positions, self.context = slots, min(kv.STEP, context), context
+        self.available, self.bytes_per_position = available, bytes_per_position(language_model)
+        # Of a row however long it is: states and their snapshots.
+        self.bytes_per_slot = bytes_per_row(layout) + 4 * SNAPSHOTS * snapshot_numbers(layout)
 
     def size_in_bytes(self, positions: int) -> int:
         """Of slots of so many positions."""

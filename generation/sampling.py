@@ -261,38 +261,34 @@ def choose(rows: Sequence[Row], logits: Tensor, patient: bool = False) -> Chosen
     """The next token of each row, from logits (k, V), which constraints change in place. patient: not of rows
     that need more than one pass for it, which get `scores`, to be chosen from later."""
     constrained = [
-        (number, row) for number, row in enumerate(rows) if row.constraint is not None and not row.stop_reason
+        (n, row, row.constraint)
+        for n, row in enumerate(rows)
+        if row.constraint is not None and not row.stop_reason
     ]
-    for number, row in constrained:
-        assert row.constraint is not None
-        while row.constraint.close(logits[number], row):
+    for number, row, constraint in constrained:
+        while constraint.close(logits[number], row):
             if patient:
                 row.scores = logits[number].clone()
                 break
     if any(row.scores is not None for row in rows):
         left = [number for number, row in enumerate(rows) if row.scores is None]
-        constrained = [(left.index(number), row) for number, row in constrained if row.scores is None]
+        constrained = [(left.index(n), row, held) for n, row, held in constrained if row.scores is None]
         rows, logits = [rows[number] for number in left], logits[left]
         if not rows:
             return Chosen(rows, (none := torch.empty(0, 1, dtype=torch.int64)), none[:, 0])
     asked = [n for n, row in enumerate(rows) if row.options.logprobs is not None and not row.stop_reason]
-    forced = [
-        number
-        for number, row in constrained
-        if number in asked and row.tokens and row.constraint is not None and row.constraint.forced()
-    ]
+    forced = [n for n, row, held in constrained if n in asked and row.tokens and held.forced()]
     asked = [number for number in asked if number not in forced]
     own = [number for number in asked if rows[number].options.logprobs_mode == "model"]
     logprobs = _rows_of(logits, own).float().log_softmax(-1) if own else logits  # masks change logits
     if constrained:
         best = logits.argmax(-1).tolist()
-    for number, row in constrained:
-        assert row.constraint is not None
+    for number, row, constraint in constrained:
         try:
             # Confidences are among what is allowed. Else a mask that allows the likeliest changes nothing.
             argmax_only = row.params.likeliest and not row.options.confidence
-            if not argmax_only or not row.constraint.allows(best[number]):
-                row.constraint.mask(logits[number])
+            if not argmax_only or not constraint.allows(best[number]):
+                constraint.mask(logits[number])
         except ConstraintError as error:  # of this row alone
             row.error = error
             logits[number] = math.nan

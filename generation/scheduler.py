@@ -124,7 +124,7 @@ class Scheduler:
         self.prefixes = prefixes
         self._limits = LIMITS.get(model.device.type, LIMITS["cpu"])
         self.lag = LAG if model.device.type == "cuda" else 0
-        self.budget = CacheBudget.of(model.language_model, slots, lambda: available_bytes(model.device))
+        self.budget = CacheBudget(model.language_model, slots, lambda: available_bytes(model.device))
         self.budget.check(self.budget.positions)
         self._cache = SlotCache(model.language_model, self.budget)
         # Of each slot: the token to be fed; its position, the row's seed, how many numbers it has drawn, the

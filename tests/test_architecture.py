@@ -99,7 +99,7 @@ BUDGETS = {
     "models": (2_556, 1_900),
     "models/checkpoints": (3_384, 1_400),
     "families": (2_558, 2_000),
-    "generation": (4_852, 2_700),
+    "generation": (4_840, 2_700),
     "generation/fast": (5_682, 4_300),
     "tools": (944, 600),
     "data": (8_189, 4_900),
