@@ -21,8 +21,11 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from data.boxes import COORDINATES, centre
+from data.boxes import Box as Named
 from messages import one_line
 
+FORM = COORDINATES["qwen3-vl"]
 Box = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels
 
 # What is said on controls, and what to do with each.
@@ -204,13 +207,22 @@ def _inside(box: Box) -> Box:
 
 
 # ----------------------------------------------------------------------------------------------- as rows
-def screen_row(seed: int, split: str) -> tuple[Image.Image, dict]:
-    """A screen and a question about it: {"ref", "bbox", "kind"}."""
+def screen_row(seed: int, split: str, every: bool = False) -> tuple[Image.Image, dict]:
+    """A screen and a question about it: {"ref", "bbox", "kind"}; or a conversation about `every` control, in
+    any order: {"messages"}."""
     rng = random.Random(f"screens:{split}:{seed}")
     screen = sample_screen(rng, split)
     control = rng.choice(screen.controls)
     x1, y1, x2, y2 = control.box
     row = {"ref": order(control, rng), "bbox": [x1, y1, x2 - x1, y2 - y1], "kind": control.kind}
+    if every:
+        row = {"messages": []}
+        for one in rng.sample(screen.controls, len(screen.controls)):
+            point = FORM.write([centre(Named("", one.box))], screen.size)
+            row["messages"] += [
+                {"role": "user", "content": order(one, rng)},
+                {"role": "assistant", "content": point},
+            ]
     return render_screen(screen), row
 
 
@@ -220,13 +232,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--n", type=int, default=2000, help="number of screens to train on (default 2000)")
     parser.add_argument("--held-out", type=int, default=200, help="number of other screens (default 200)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first screen (default 0)")
+    parser.add_argument("--every", action="store_true", help="train on conversations about all controls")
     args = parser.parse_args(arguments)
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         for split, name, count in zip(SPLITS, ("train", "validation"), (args.n, args.held_out), strict=True):
             with (args.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
                 for number in range(args.seed, args.seed + count):
-                    image, row = screen_row(number, split)
+                    image, row = screen_row(number, split, args.every and split == "train")
                     path = f"{name}-{number:06d}.png"
                     image.save(args.out / path)
                     file.write(json.dumps({"image": path, **row}) + "\n")

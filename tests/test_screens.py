@@ -13,7 +13,7 @@ from data.boxes import BoxRows, Point, by_name
 from eval.metrics import find_metric
 from eval.tasks import DataConfig, data_task
 from shapes import screens
-from shapes.screens import SPLITS, main, render_screen, sample_screen, screen_row, words
+from shapes.screens import FORM, SPLITS, main, render_screen, sample_screen, screen_row, words
 from tests.rows import source
 from training.rewards import Rewards
 
@@ -73,3 +73,16 @@ def test_rows_train_reward_and_evaluate(tmp_path):
     for sample in held_out.samples:
         assert held_out.metric.score(sample.targets[0], sample.targets, sample.fields) == 1
         assert held_out.metric.score(beside, sample.targets, sample.fields) == 0
+
+
+def test_every_control_of_a_screen_is_clicked_in_a_conversation(tmp_path):
+    main(["--out", str(tmp_path), "--n", "1", "--held-out", "0", "--every"])
+    (row,) = map(json.loads, (tmp_path / "train.jsonl").read_text().splitlines())
+    screen = sample_screen(random.Random("screens:train:0"), "train")
+    asked, said = ([one["content"] for one in row["messages"][part::2]] for part in (0, 1))
+    assert len(asked) == len(screen.controls)
+    for control in screen.controls:
+        (answer,) = [answer for text, answer in zip(asked, said) if control.text in text.rstrip(".").split()]
+        (point,) = FORM.read(answer, screen.size).points
+        x1, y1, x2, y2 = control.box
+        assert x1 < point.point[0] < x2 and y1 < point.point[1] < y2
