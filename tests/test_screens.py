@@ -83,6 +83,5 @@ def test_every_control_of_a_screen_is_clicked_in_a_conversation(tmp_path):
     assert len(asked) == len(screen.controls)
     for control in screen.controls:
         (answer,) = [answer for text, answer in zip(asked, said) if control.text in text.rstrip(".").split()]
-        (point,) = FORM.read(answer, screen.size).points
-        x1, y1, x2, y2 = control.box
-        assert x1 < point.point[0] < x2 and y1 < point.point[1] < y2
+        ((x, y),) = (one.point for one in FORM.read(answer, screen.size).points)
+        assert control.box[0] < x < control.box[2] and control.box[1] < y < control.box[3]
