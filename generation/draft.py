@@ -4,9 +4,8 @@
     stream = session.draft_stream(full_inputs, short_inputs, options)
     for ids in stream.draft():                        # (1,) ids, as soon as the small picture is encoded
         ...
-    for ids in stream:                                # then the answer
-        ...
-    stream.drafted, stream.accepted                   # the draft, and how many tokens of it were right
+    answer = [int(ids) for ids in stream]             # then the answer
+    stream.drafted.accepted(answer)                   # how many tokens of the draft were right
 
 An image that is cut into tiles is among them once more, as a whole. The short prompt is the prompt with that
 tile only, as the same processor makes it of an image that it does not cut; where images are never cut, it has
@@ -81,13 +80,6 @@ class DraftStream(TokenStream):
     def drafted(self) -> Draft | None:
         """The draft as far as it is made; None if there is none."""
         return self._draft if self._draft.token_ids else None
-
-    @property
-    def accepted(self) -> int | None:
-        """How many drafted tokens the answer begins with, once it has ended; None without a draft."""
-        if self.drafted is None or self.result is None:
-            return None
-        return self.drafted.accepted(self.result.rows()[0])
 
     def draft(self) -> Iterator[Tensor]:
         """The ids of the draft, (1,) on the CPU each; nothing where no draft helps, or the answer has begun.

@@ -3,7 +3,7 @@
     features = FeatureCache(model)
     prompt = read_prompt(model, input_ids, pixel_values, max_new_tokens=64)   # checked, with keys
     slots = SlotCache(model.language_model, CacheBudget(model.language_model, slots=8))
-    reused = slots.filled_in_common(prompt.keys)[slot]
+    reused = slots.ready(prompt.keys, len(prompt) - 1)[slot]
     embeddings = embed_after(model, prompt, reused, features.encode(prompt.parts, prompt.digests)[0])
 
 What a tower encodes as a whole, a tile, is a part of an image. A part's digest is taken over all that its

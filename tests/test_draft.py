@@ -126,7 +126,7 @@ def check(vlm, seeds: Iterable[int], step: DecodeStep | None, sampling: dict) ->
         most = chance.randint(1, 30)
         stream, answer = drafted(session, full, short, most, **options, stop_token_ids=stops)
         assert answer == expected == stream.result.rows()[0], f"question {seed}: {expected}, {answer}"
-        ids, right = stream.drafted.token_ids, stream.accepted
+        ids, right = stream.drafted.token_ids, stream.drafted.accepted(answer)
         # Neither the prefill's token nor the last saves a pass, nor the one after a chunk that is all right.
         saved = max(0, min(right, len(answer) - 1) - 1)
         saved -= saved // (MOST_DRAFTED + 1)
@@ -166,7 +166,7 @@ def test_the_whole_image_is_encoded_once_and_before_the_others(vlm, monkeypatch)
     stream = new_session(vlm).draft_stream(full, short, GenerationOptions(**SHORT))
     first = next(iter(stream.draft()))
     assert first.shape == (1,) and images == [1] and passes == [short["input_ids"].shape[1]]
-    assert stream.accepted is None and stream.drafted.seconds > 0
+    assert stream.drafted.seconds > 0
     output = stream.drain()  # ends the draft
     assert images == [1, 8] and output.prefilled in passes and list(stream.draft()) == []
     assert (output.tiles_encoded, output.tiles_reused, len(stream.drafted.token_ids)) == (8, 1, 1)

@@ -503,7 +503,8 @@ def test_the_answer_is_the_one_without_a_draft(large, kind):
             session = Session(model, FeatureCache(model, 2**24))
             stream, answer = drafted(session, full, short, 6, **options)
             assert answer == expected
-            right, tokens = right + stream.accepted, tokens + len(stream.drafted.token_ids)
+            right += stream.drafted.accepted(answer)
+            tokens += len(stream.drafted.token_ids)
             taken += stream.result.accepted_tokens
             again, answer = drafted(session, full, short, 6, **options)
             assert answer == expected and again.drafted is None
