@@ -54,6 +54,7 @@ from training.distributed import (
     accumulating,
     clip,
     gradient_scale,
+    is_lost_worker,
     is_out_of_memory,
     out_of_memory,
     prepare_blocks,
@@ -103,6 +104,9 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         if is_out_of_memory(error) and ranks is not None:
             error = MemoryError(out_of_memory(config, ranks.device))
+        elif is_lost_worker(error):
+            more = "out of memory? Fewer --workers take less; the same command goes on from the latest state"
+            error = DatasetError(f"a process that reads data has died ({one_line(error)}): {more}")
         elif not isinstance(error, ValueError | OSError):
             raise
         reason = one_line(error) if ranks is None else ranks.reason(error)
@@ -212,6 +216,9 @@ class Run:
                 f"raise {more}, to start over set --no-resume"
             )
         if self.first < self.done < task.steps and not (stop.agreed or stop.failed):  # the data has ended
+            if not stale:
+                said = f"the data ends here, after {config.epochs} epochs (--epochs), not at --steps"
+                metrics.say(f"step {self.done:,}: {said} {task.steps:,}")
             if self.done % config.log_every:
                 self._log(trained)
             if self.done % self.eval_every:

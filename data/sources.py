@@ -522,6 +522,10 @@ def open_datasets(entries: Sequence[DatasetConfig | Mapping[str, Any]], preferen
             raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")
         sources.append(open_source(rows, config, folder, preferences))
     mixture = Mixture(sources)
+    counted = [source.name for source, config in zip(sources, configs) if config.weight is None]
+    if 0 < len(counted) < len(configs):
+        said = "%s: no weight, so it is the number of rows, beside the weights of other datasets"
+        logger.warning(said, ", ".join(counted))
     how = "columns: {image: COLUMN} in the dataset's entry, or allow_text_only: true for text alone"
     found = [  # of all datasets, so that each is looked at
         config.allow_text_only

@@ -95,22 +95,22 @@ MOST_LATE_IMPORTS = 43  # inside functions, where start-up demands it
 # commit's message what went elsewhere for it: what is added should displace something. The second number is
 # what the room should come down to.
 BUDGETS = {
-    "*.py": (1_019, 850),  # the entry points, and what errors say
+    "*.py": (1_026, 850),  # the entry points, and what errors say
     "models": (2_556, 1_900),
     "models/checkpoints": (3_384, 1_400),
     "families": (2_558, 2_000),
     "generation": (4_832, 2_700),
     "generation/fast": (5_682, 4_300),
     "tools": (944, 600),
-    "data": (8_189, 4_900),
+    "data": (8_193, 4_900),
     "inference": (6_163, 3_100),
     "web": (5_773, 3_000),
-    "training": (4_691, 3_100),
+    "training": (4_697, 3_100),
     "shapes": (2_382, 1_700),
     "eval": (4_202, 3_400),
     "benchmarks": (2_525, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (38_214, 20_000),
+    "tests": (38_233, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

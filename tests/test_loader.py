@@ -413,7 +413,7 @@ def _read_on(ready) -> None:
 
 def test_workers_say_nothing_when_their_run_is_killed(capfd):
     """They are about to hand over a batch then, each time in another moment of that."""
-    for _ in range(4):
+    for _ in range(2):
         ready = FORK.Event()
         process = FORK.Process(target=_read_on, args=(ready,))
         process.start()

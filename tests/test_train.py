@@ -4,12 +4,14 @@ run goes: metrics, sample answers, the plot, the best model, trackers, the uploa
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 import types
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -286,6 +288,24 @@ def test_a_run_stops_early(base, capsys):
     assert losses() == first and "--patience" in capsys.readouterr().out
     train.main(settings(base, "impatient", **more, lr=3.0, grad_clip=0))
     assert len(losses()) == 10
+
+
+def test_a_reader_that_is_killed_ends_the_run_with_a_sentence(base, monkeypatch, capsys):
+    """The kernel does so where memory is short; and where the data end before the steps, the run says so."""
+    whole, killed = train.Run.step, []
+
+    def step(run, *arguments):
+        killed.extend(multiprocessing.active_children())
+        for child in killed:
+            child.kill()
+        time.sleep(0.1)  # the signal comes
+        return whole(run, *arguments)
+
+    shown = settings(base, "short", steps=99, epochs=1, workers=0)
+    train.main(shown)
+    assert "--epochs" in capsys.readouterr().out
+    monkeypatch.setattr(train.Run, "step", step)
+    assert "--workers" in refused(capsys, settings(base, "killed", steps=99, workers=1)) and killed
 
 
 def test_a_look_at_the_rows(base, tmp_path, capsys):

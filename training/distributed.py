@@ -253,6 +253,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return named or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
+def is_lost_worker(error: BaseException) -> bool:
+    """Whether a process that reads data has died; PyTorch raises that wherever the run is."""
+    return isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error)
+
+
 def out_of_memory(config: TrainConfig, device: torch.device) -> str:
     """What to lower or to set, cheapest first."""
     ways = "lower --micro-batch-size, --sequence-length or --max-tiles, set --activation-checkpointing, "

@@ -37,7 +37,7 @@ def describe_rows(config: TrainConfig, count: int) -> str:
         sequence_length=config.sequence_length, max_tiles=config.max_tiles or None, seed=config.seed
     )
     samples, filtered, dropped = look(mixture, processor, limits, max(_LOOKED_AT, count))
-    lines = [_described(source) for source in mixture.sources]
+    lines = [*map(_described, mixture.sources, mixture.shares)]
     read = len(samples) + filtered + len(dropped)
     lines += [f"\nof the first {read:,} rows in the order of the run, {len(samples):,} can be trained on"]
     if config.task == "rewards":
@@ -62,15 +62,16 @@ def describe_rows(config: TrainConfig, count: int) -> str:
     return for_terminal("\n".join(lines))
 
 
-def _described(source: Source) -> str:
-    """Where a dataset's columns are read from."""
+def _described(source: Source, share: float) -> str:
+    """How many rows a dataset has, its share of what is read, and where its columns are read from."""
     schema, number = source.schema, source.num_rows
     named = {
         one: f"always {schema.constants[one]!r}" if one in schema.constants else schema.columns.get(one, one)
         for one in dict.fromkeys((*schema.text_columns, *schema.columns, *schema.constants))
     }
     read = ", ".join(one if one == theirs else f"{one} ({theirs})" for one, theirs in named.items())
-    return f"{source.name}: {'a stream' if number is None else f'{number:,} rows'}, read from {read}"
+    rows = "a stream" if number is None else f"{number:,} rows"
+    return f"{source.name}: {rows}, {share:.1%} of what is read, from {read}"
 
 
 def _shown(sample: Sample, processor: Processor) -> str:
