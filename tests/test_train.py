@@ -274,6 +274,7 @@ def test_a_worse_model_is_not_the_best(base):
 def test_a_run_stops_early(base, capsys):
     """Where evaluations, as shares of the run, get no better; it stays so until told otherwise."""
     more = {"eval_data": str(base / "rows.jsonl"), "eval_every": 0.1, "save_every": 0.2, "steps": 10}
+    more |= {"eval_samples": 0, "workers": 0}
     train.main(settings(base, "impatient", **more, patience=2, lr=3.0, grad_clip=0))
 
     def losses() -> list[float]:
