@@ -159,6 +159,7 @@ class Scheduler:
         self._waiting: deque[SlotRow] = deque()  # in their slots, with positions to compute; the next first
         self._rows: list[SlotRow | None] = [None] * self.slots
         self._launched: deque[Chosen] = deque()
+        self._looked = -1  # the slot that `_look_on` was for
         self._events: list[NewTokens | RequestOutput] = []
         self._view: tuple[tuple[int, int, int], kv.KVCache] | None = None
         self._replay: tuple[kv.KVCache, tuple, Callable[[], None]] | None = None
@@ -521,9 +522,11 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------- tokens
 
     def _look_on(self) -> None:
-        """Another pass for a row that chooses among more answers than one takes: see `Row.scores`."""
-        row = next((one for one in self._rows if one is not None and one.scores is not None), None)
+        """Another pass for a row that chooses among more answers than one takes, in turns: `Row.scores`."""
+        waiting = [one for one in self._rows if one is not None and one.scores is not None]
+        row = min(waiting, key=lambda one: (one.slot <= self._looked, one.slot), default=None)
         if row is not None and row.scores is not None:
+            self._looked = row.slot
             with self._timed("decode"):
                 scores, row.scores = row.scores, None
                 self._launch([row], scores[None])

@@ -255,7 +255,7 @@ class Speculation:
         while agreeing:
             columns = torch.stack([logits[number][place] for number in agreeing])
             choose([rows[number] for number in agreeing], columns, patient).read()
-            self.accepted += len(agreeing) if place else 0
+            self.accepted += sum(rows[number].scores is None for number in agreeing) if place else 0
             agreeing = [
                 number
                 for number in agreeing

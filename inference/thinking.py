@@ -78,7 +78,10 @@ def for_prompt(
     assert isinstance(think, Think) and thinking is not None, "others were refused, or need none of this"
     answer, closing = options.max_new_tokens, len(thinking.close_ids)
     room = checkpoint.context - len(row.input_ids)
-    tokens = max(0, min(think.tokens, max(room - answer, room // 2) - closing))
+    # Choices have the length that they need: what cuts one makes it none of them.
+    whole_form = think.form is not None and think.form.tokens > 0
+    most = room - answer if whole_form else max(room - answer, room // 2)
+    tokens = max(0, min(think.tokens, most - closing))
     whole = max(answer, min(answer + tokens + closing, room))
     stops = tuple(one for one in checkpoint.stop_token_ids if one < checkpoint.model.config.text.vocab_size)
     own = replace(think, tokens=tokens, thinking=thinking, stop_token_ids=stops, answer_tokens=answer)

@@ -214,7 +214,7 @@ def screen_row(seed: int, split: str, every: bool = False) -> tuple[Image.Image,
     screen = sample_screen(rng, split)
     control = rng.choice(screen.controls)
     x1, y1, x2, y2 = control.box
-    row = {"ref": order(control, rng), "bbox": [x1, y1, x2 - x1, y2 - y1], "kind": control.kind}
+    row: dict = {"ref": order(control, rng), "bbox": [x1, y1, x2 - x1, y2 - y1], "kind": control.kind}
     if every:
         row = {"messages": []}
         for one in rng.sample(screen.controls, len(screen.controls)):

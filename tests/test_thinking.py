@@ -361,6 +361,10 @@ def test_the_context_leaves_the_thinking_what_the_answer_leaves(checkpoint):
         bound = for_prompt(checkpoint, encode(checkpoint, [], QUESTION, think=True), options)
         tokens = max(room - answer, room // 2) - closing
         assert bound.max_new_tokens == room and bound.constraint.tokens == tokens
+    chosen = replace(checkpoint.constraint(choice_grammar(["none"])), tokens=room - closing - 3)
+    options = replace(options, max_new_tokens=chosen.tokens, constraint=Think(10**6, chosen))
+    bound = for_prompt(checkpoint, encode(checkpoint, [], QUESTION, think=True), options)
+    assert bound.constraint.tokens == 3, "a choice that is cut is none"
 
 
 def ctrl_c(number: int, piece: str) -> None:

@@ -336,12 +336,16 @@ class RewardsTask(RowsTask):
 
     def _state(self, rows: dict[str, Any], trained: int, groups: list[dict[str, Any]]) -> dict[str, Any]:
         batch = {name: getattr(self.config, name) for name in _OF_BATCH}
-        logged = {"sums": self.sums, "peaks": self.peaks}
+        logged = {"sums": self.sums, "peaks": self.peaks, "scored": self.scored}
         return {"rows": rows, "rolled": self.rolled, "trained": trained, "groups": groups} | batch | logged
 
     def load_state_dict(self, states: list[dict], step: int) -> None:
         super().load_state_dict([state["rows"] for state in states], step)
         self.rolled, trained = states[0]["rolled"], states[0]["trained"]
+        self.scored = None  # as of a state without: the run went on then
+        if all(state.get("scored") is not None for state in states):
+            own = states[self.ranks.rank :: self.ranks.world_size]
+            self.scored = [one for state in own for one in state["scored"]]
         self.restored = {group["place"]: group for state in states for group in state["groups"]}
         self.trained = self.noted = trained if self.restored else self.config.updates
         for name in _OF_BATCH if self.restored else ():

@@ -34,7 +34,7 @@ WALL = 60.0  # seconds, on a machine that is busy with other things: so long oth
 NICE = 10
 PROGRAM = "from web.videos import serve; serve()"
 OUT_OF_MEMORY = 77  # its exit status
-TOO_MUCH = (-signal.SIGPROF, -signal.SIGALRM, OUT_OF_MEMORY)
+TOO_MUCH = (-signal.SIGPROF, OUT_OF_MEMORY)
 log = logging.getLogger(__name__)
 # The processes that decode for what is being done here: whoever else holds the set can end them.
 RUNNING: ContextVar[set[subprocess.Popen[bytes]] | None] = ContextVar("RUNNING", default=None)
@@ -55,7 +55,11 @@ def open_apart(data: bytes, limits: ImageLimits, name: str) -> Iterator[Clip]:
         told = json.loads(line) if line.endswith(b"\n") else {}  # it may end within a line
         if "error" in told:
             raise ImageError(told["error"])
-        if not told and (status := process.wait()) not in TOO_MUCH:
+        if not told and (status := process.wait()) == -signal.SIGALRM:
+            raise ImageError(
+                f"{name}: not decoded within {WALL:g} s on a busy server; ask again, or give less"
+            )
+        if not told and status not in TOO_MUCH:
             if status != -signal.SIGTERM:  # nobody waits for it any more
                 log.warning("a process that decoded a video has ended with status %d", status)
             raise ImageError(f"{name}: it could not be decoded; give another video, or save it anew")

@@ -181,7 +181,8 @@ class StaticCache:
         positions = min(of_row // each // BUCKET * BUCKET, config.max_position_embeddings)
         if needed > positions or (self._user is not None and self._user() is not None):
             return
-        if self.cache is None or kv.geometry(self.cache)[::3] != held[::3]:  # rows and dtype
+        own = held if self.cache is None else kv.geometry(self.cache)
+        if self.cache is None or (own.rows, own.dtype) != (held.rows, held.dtype):
             self.cache = None  # the old memory is freed before the new one is taken
             try:
                 layout = config.cache_layout
