@@ -642,7 +642,7 @@ class ChatEncoder:
         put(rendered[last:])
         if images != len(image_prompts):
             raise PromptError(
-                f"{label}: this model's chat template has room for {images} of {len(image_prompts)} images "
+                f"{label}: this model's chat template has {images} places for {len(image_prompts)} images "
                 "and videos: put them into what the user says, or take another model"
             )
         if not used >= {index for index, (role, _) in enumerate(texts) if role}:

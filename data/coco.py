@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from typing import IO, Any
 
@@ -29,7 +30,7 @@ class CocoRows(Sequence):
 
     def __init__(self, rows: np.ndarray, images: Sequence[str], found: Sequence[Any], names: dict[int, str]):
         self.rows, self.images, self.names = rows, images, names
-        self.captions = [one["caption"] for one in found if "caption" in one]
+        self.captions = [one["caption"] for one in found if "bbox" not in one]
         self.boxes = np.array([one["bbox"] for one in found if "bbox" in one], np.float64)  # (annotations, 4)
         self.categories = np.array([one["category_id"] for one in found if "bbox" in one], np.int64)
 
@@ -53,36 +54,54 @@ class CocoRows(Sequence):
 def coco_rows(opened: IO[bytes], name: str) -> CocoRows | None:
     """The rows of a file that begins with an object, None where it is lines of JSON. A crowd is left out, and
     what is of its category in the same image: nobody counted it. So are images without annotations."""
-    text = opened.readline()
+    text, lines, whole = next((line for line in opened if line.strip()), b""), True, None
     try:
-        whole, lines = json.loads(text, object_hook=_smaller), True
-        if opened.read(2**16).strip():
-            return None
+        whole = json.loads(text, object_hook=_smaller)
     except json.JSONDecodeError as error:
-        if error.pos < len(error.doc.rstrip()):  # a line that is broken
+        if text.rstrip().endswith(b"}") or error.pos < len(error.doc.rstrip()):  # a line that is broken
             return None
-        whole, lines = json.loads(text + opened.read(), object_hook=_smaller), False
+        lines = False
+        with suppress(ValueError, RecursionError):
+            whole = json.loads(text + opened.read(), object_hook=_smaller)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(whole, dict) or (lines and opened.read(2**16).strip()):
+        return None
     images, annotations = (whole.get(key) for key in ("images", "annotations"))
     each = [one for part in (images, annotations) for one in (part if isinstance(part, list) else [None])]
     kinds = [key for key in ("bbox", "caption") if any(key in one for one in each if isinstance(one, dict))]
     if not kinds or not all(isinstance(one, dict) for one in each):
-        if lines:
+        if lines and not {"images", "categories"} <= {*whole}:
             return None
         wanted = "a list, an object in each line, or COCO's images and annotations with a bbox or a caption"
         raise DatasetError(f"{name}: expected {wanted}, got an object with {', '.join(whole)}")
+    try:
+        return _rows(whole, kinds[0])
+    except KeyError as error:
+        wanted = f"{error} in each of COCO's images, annotations and categories"
+        raise DatasetError(f"{name}: expected {wanted}, but one has none") from None
+
+
+def _rows(whole: dict[str, Any], kind: str) -> CocoRows:
+    images, annotations = whole["images"], whole["annotations"]
     numbers = {one["id"]: at for at, one in enumerate(images)}
-    found = [one for one in annotations if kinds[0] in one and one["image_id"] in numbers]
+    found = [one for one in annotations if kind in one and one["image_id"] in numbers]
     crowds = {(one["image_id"], one.get("category_id")) for one in annotations if one.get("iscrowd")}
     found = [one for one in found if (one["image_id"], one.get("category_id")) not in crowds]
     found.sort(key=lambda one: numbers[one["image_id"]])
     of_image = np.array([numbers[one["image_id"]] for one in found], np.int64)
     shown, begin, count = np.unique(of_image, return_index=True, return_counts=True)
     rows = np.stack([shown, begin, begin + count, begin], axis=1)
-    if kinds[0] == "caption":
+    if kind == "caption":
         rows = np.repeat(rows, count, axis=0)
         rows[:, 3] = np.arange(len(rows))
     # LVIS has the address of an image in place of its name, which begins with the folder.
-    files = [one.get("file_name") or "/".join(one["coco_url"].split("/")[-2:]) for one in images]
+    files = [
+        one["file_name"]
+        if one.get("file_name") or "coco_url" not in one
+        else "/".join(one["coco_url"].split("/")[-2:])
+        for one in images
+    ]
     return CocoRows(rows, files, found, {one["id"]: one["name"] for one in whole.get("categories") or ()})
 
 

@@ -54,6 +54,7 @@ _WHOLE = 10_000  # rows of a file without parts, below which it does not matter 
 
 
 _STREAMS = "streams (files, cut by their sizes)"  # missing in runs of versions that cut them otherwise
+_OF_LENGTH = "streams (files and their sizes)"  # whose rows are counted; with the others in earlier runs
 
 
 @dataclass(frozen=True)
@@ -519,20 +520,22 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the merged states of all ranks, on any number of ranks and workers."""
-        order, streams = self._order(), _STREAMS
-        if order[streams] and streams not in state["order"]:
+        order, saved, keys = self._order(), state["order"], (_STREAMS, _OF_LENGTH)
+        if any(order[key] and not {key, _STREAMS} & {*saved} for key in keys):
             raise DatasetError(
                 "the saved run read its streams in the order of an earlier version, in which rows cannot be "
                 "found again: finish it with that version, or start again with --no-resume"
             )
-        if (got := state["order"].get(streams, [])) != order[streams]:
+        files = ([one for key in keys for one in of.get(key, [])] for of in (saved, order))
+        was, now = (sorted(of, key=str) for of in files)
+        if was != now:
             raise DatasetError(
                 "the files of this run's streams are no longer those of the saved run, "
-                f"{_first_difference(got, order[streams])}: its rows cannot be found again; put the files "
+                f"{_first_difference(was, now)}: its rows cannot be found again; put the files "
                 "back as they were, or start again with --no-resume"
             )
-        for name, expected in order.items():
-            got = state["order"].get(name, [])
+        for name, expected in ((name, order[name]) for name in order if name not in keys):
+            got = saved.get(name, [])
             if got != expected and name == "lanes":
                 raise DatasetError(
                     f"batch_size: cannot change on resume here: the saved run read {got} shards, "
@@ -565,12 +568,14 @@ class Loader:
             "datasets (name, rows, weight)": [
                 [source.name, source.num_rows, source.weight] for source in self.mixture.sources
             ],
-            _STREAMS: [
-                [source.name, source.rows.sizes_of_files()]
-                for source in self.mixture.sources
-                if isinstance(source.rows, Stream)
-            ],
+            _STREAMS: self._files(counted=False),
+            _OF_LENGTH: self._files(counted=True),
         }
+
+    def _files(self, counted: bool) -> list[Any]:
+        """The files of the streams that know how many rows they have, or of the others."""
+        streams = [one for one in self.mixture.sources if isinstance(one.rows, Stream)]
+        return [[one.name, one.rows.sizes_of_files()] for one in streams if bool(one.rows.lengths) == counted]
 
 
 def _first_difference(saved: Sequence[Any], here: Sequence[Any]) -> str:

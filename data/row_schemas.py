@@ -328,9 +328,9 @@ def find_images(
     for row in (row for row in rows if isinstance(row, Mapping)):  # others could not be read
         try:
             for _, one in schema.shown(row):
-                if isinstance(one, Path) and not one.exists():
+                if isinstance(one, Path) and not os.path.exists(one):  # nor too long a name
                     where = "image_folder in the dataset's entry says where paths start"
-                    raise BadRow(BROKEN_IMAGE, f"{one}: no such file; {where}")
+                    raise BadRow(BROKEN_IMAGE, f"{str(one)[:200]}: no such file; {where}")
             if images := images_of(row):
                 return True
             usable = usable or images is not None

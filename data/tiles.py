@@ -257,7 +257,7 @@ def _free_shared_memory() -> float:
 MOST_TILE_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
 MOST_TILE_TOKENS = 65_536  # per tile
 MOST_PIXELS = 8192 * 8192  # of an image that is taken whole, four times as many as any checkpoint's
-_MOST_TILES = 400  # the time to list their grids grows with the square
+MOST_TILES = 400  # the time to list their grids grows with the square
 
 
 class Videos(Protocol):
@@ -398,9 +398,9 @@ class TileGrids:
     """The grids of `least` to `most` square tiles of a side, as InternVL's rule has them."""
 
     def __init__(self, least: Any, most: Any, side: int):
-        if type(least) is not int or type(most) is not int or not 1 <= least <= most <= _MOST_TILES:
+        if type(least) is not int or type(most) is not int or not 1 <= least <= most <= MOST_TILES:
             raise ProcessorError(
-                f"preprocessor_config.json: expected 1 <= least <= most <= {_MOST_TILES} tiles, "
+                f"preprocessor_config.json: expected 1 <= least <= most <= {MOST_TILES} tiles, "
                 f"got {least!r} and {most!r}"
             )
         grids = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))

@@ -117,10 +117,12 @@ def build_parser() -> argparse.ArgumentParser:
 def dataset(text: str) -> dict[str, Any]:
     """A path, or an entry as in a recipe's list of datasets."""
     try:
-        (entry,) = dataset_entries(read_datasets(text, "--data"))
+        entries = dataset_entries(read_datasets(text, "--data"))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"expected one dataset ({error})") from None
-    return dict(entry)
+    if len(entries) != 1:
+        raise argparse.ArgumentTypeError(f"expected one dataset, got {len(entries)}: run each by itself")
+    return dict(entries[0])
 
 
 def above_zero(text: str) -> float:

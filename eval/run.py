@@ -560,6 +560,10 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
     given = {name: getattr(settings, flag, None) for name, flag in flags.items()}
     said = {"split": ""} | settings.data | {name: one for name, one in given.items() if one}
     entry = DatasetConfig.from_dict(said)
+    idle = ["streaming", "weight", "language"] + ["boxes"] * (settings.metric != "boxes")
+    if idle := [key for key in idle if said.get(key)]:
+        needed = ", boxes without --metric boxes" if "boxes" in idle else ""
+        raise DatasetError(f"--data: {', '.join(idle)}: without effect here{needed}; leave them out")
     options, boxes, form_for = dict(settings.metric_option), None, by_name
     if settings.metric == "boxes":
         seen = {"revision": settings.revision, "max_pixels": pixel_budget(on, settings.max_pixels)}
@@ -570,6 +574,7 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
     own |= {name: getattr(settings, name) for name in ("system", "max_new_tokens", "limit")}
     config = DataConfig(
         entry.path,
+        name=said.get("name", ""),
         prompt=settings.prompt.replace("\\n", "\n"),
         boxes=boxes,
         form_for=form_for,

@@ -279,6 +279,7 @@ def check_official(names: Sequence[str]) -> None:
 class DataConfig:
     """Which rows, and how to ask them.
 
+    name: what the task is called; by default as its data.
     path: Hub id, folder, file or pattern, as `data.sources.open_rows` takes it.
     split: "" is test on the Hub, and what `open_rows` makes of it for local files.
     columns, constants, names, image_folder, min_ratings: as in `data.sources.DatasetConfig`.
@@ -292,6 +293,7 @@ class DataConfig:
     """
 
     path: str
+    name: str = ""
     subset: str | None = None
     split: str = ""
     revision: str | None = None
@@ -341,6 +343,8 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     if problems:
         more = f" (and {len(problems) - 1} more such rows)" if len(problems) > 1 else ""
         raise DatasetError(f"{path}: {problems[0]}{more}")
+    if not samples:
+        raise DatasetError(f"{path}: no row has the ratings that min_ratings asks for")
     name, count = Counter(sample.id for sample in samples).most_common(1)[0]
     if count > 1:
         raise DatasetError(
@@ -353,6 +357,7 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     read = {key: getattr(config, key) for key in ("constants", "image_folder", "min_ratings")}
     data |= {key: value for key, value in (read | {"names": numbered}).items() if value}  # older runs: none
     name = (Path(path).stem if is_local else path) + (f"/{config.subset}" if config.subset else "")
+    name = config.name or name
     samples = samples[: config.limit]
     return EvalTask(name, samples, metric, reader.prompt, data, config.system, config.looked)
 
@@ -367,7 +372,9 @@ class _Reader:
         if not (first := list(first_rows(rows))):
             raise DatasetError(f"{path}: split {config.split!r} has no rows")
         columns, ours = columns_of(rows, path, first), dict.fromkeys((*COLUMNS, *SCHEMA_COLUMNS))
-        known, renamed, by_ending = known_columns(first, columns, config.columns, constants, ours)
+        answered = "answer" in (*columns, *config.columns, *constants)  # then not from within a column json
+        seen = [one for one in ours if not (answered and one == "answers")]
+        known, renamed, by_ending = known_columns(first, columns, config.columns, constants, seen)
         has = f"it has {', '.join(columns) or 'none'}"
         if wrong := ({*renamed, *constants} - {*ours}) | (
             {*renamed.values(), *config.min_ratings} - {*known}
@@ -392,7 +399,7 @@ class _Reader:
                     f"{path}: no column {missing}; {has}: name yours with --columns OURS=YOURS"
                 )
             of_schema = {key: value for key, value in renamed.items() if key in SCHEMA_COLUMNS}
-            kind = find_schema(known, of_schema, path, constants)
+            kind = find_schema(known, of_schema, path, {*constants} & {*SCHEMA_COLUMNS})
         may: dict[str, Any] = {"allow_urls": config.allow_urls, "allow_outside": config.allow_outside}
         may |= {"folder": folder, "min_ratings": config.min_ratings, "by_ending": by_ending}
         self.schema = schema = RowSchema(kind, renamed, constants, **may)

@@ -21,6 +21,7 @@ from torch import nn
 from data.chat import chat_template
 from data.errors import PromptError
 from data.tiles import (
+    MOST_TILE_SIDE,
     Parts,
     TiledImages,
     Visual,
@@ -169,7 +170,8 @@ class IdeficsImages(TiledImages):
         return other
 
     def within(self, positions: int) -> IdeficsImages:
-        return self.resized(max(1, math.isqrt(self._tiles_within(positions) - 1)) * self.tile_size)
+        side = max(1, math.isqrt(self._tiles_within(positions) - 1))
+        return self.resized(min(side, MOST_TILE_SIDE // self.tile_size) * self.tile_size)
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         if not self.splits:

@@ -208,7 +208,7 @@ class InternVLImages(tiles.TiledImages):
 
     def within(self, positions: int) -> InternVLImages:
         most = self._tiles_within(positions)
-        most = most - 1 if most > 2 else 1  # all of a cut image is one more
+        most = min(most - 1, tiles.MOST_TILES) if most > 2 else 1  # all of a cut image is one more
         counts = {"min_patches": min(self.settings["min_patches"], most), "max_patches": most}
         return InternVLImages(self.settings | counts, self.tile_positions)
 

@@ -82,7 +82,7 @@ class Lfm2Images(tiles.TiledImages):
             settings |= {"max_tiles": most, "min_tiles": min(settings["min_tiles"], most)}
         else:
             whole = min(own, positions) if self._splits else positions
-            least = min(settings["min_image_tokens"], whole)
+            least = min(settings["min_image_tokens"], max(1, whole // 2))  # enlarged sides are rounded up
             settings |= {"min_image_tokens": least, "max_image_tokens": whole, "do_image_splitting": False}
         return Lfm2Images(settings)
 

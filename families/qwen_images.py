@@ -80,7 +80,8 @@ class QwenImages:
     def within(self, positions: int) -> QwenImages:
         check_numbers(("positions", positions, MOST_PIXELS // self.factor**2))
         most = positions * self.factor**2
-        size = {"shortest_edge": min(self.least, most), "longest_edge": most}
+        # Enlarged sides are rounded up, so what is enlarged must begin well below the budget.
+        size = {"shortest_edge": min(self.least, most // 2), "longest_edge": most}
         others = {key: self.settings[key] for key in self.settings if key not in ("min_pixels", "max_pixels")}
         other = QwenImages(others | {"size": size}, self.video)
         other.videos = self.videos

@@ -98,19 +98,19 @@ BUDGETS = {
     "*.py": (1_026, 850),  # the entry points, and what errors say
     "models": (2_556, 1_900),
     "models/checkpoints": (3_384, 1_400),
-    "families": (2_558, 2_000),
+    "families": (2_561, 2_000),
     "generation": (4_835, 2_700),
     "generation/fast": (5_683, 4_300),
     "tools": (944, 600),
-    "data": (8_193, 4_900),
+    "data": (8_217, 4_900),
     "inference": (6_166, 3_100),
     "web": (5_777, 3_000),
-    "training": (4_701, 3_100),
+    "training": (4_702, 3_100),
     "shapes": (2_382, 1_700),
-    "eval": (4_202, 3_400),
+    "eval": (4_216, 3_400),
     "benchmarks": (2_525, 1_900),
     "recipes": (4_545, 1_900),
-    "tests": (38_238, 20_000),
+    "tests": (38_286, 20_000),
 }
 CODE = {".py", ".c", ".h", ".css", ".js"}
 

@@ -54,6 +54,20 @@ def test_rows_become_samples(tmp_path):
     assert "2 questions about 1 different images" in str(task)
 
 
+def test_ratings_that_no_row_has_and_an_image_that_is_no_path_are_refused(tmp_path):
+    for more, config in (({"mark": 1}, {"min_ratings": {"mark": 2}}), ({"image": "QUJD" * 99}, {})):
+        with pytest.raises(DatasetError):
+            task_of(tmp_path, [ROW | more], "mark" in more, **config)
+
+
+def test_what_is_in_json_or_constant_does_not_hide_what_a_row_has(tmp_path):
+    """A column that happens to be called json; and a name of ours for rows of conversations."""
+    turns = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "3"}]
+    for row in (ROW | {"json": {"answers": ["x", "y"]}}, {"messages": turns}):
+        (sample,) = task_of(tmp_path, [row], constants={"family": "k"}).samples
+        assert sample.targets == ("3",) and sample.family == "k"
+
+
 def test_rows_are_read_as_training_reads_them(tmp_path, monkeypatch):
     """Columns within others, constants, names of numbers and a folder of images, from an entry of a recipe,
     as `--data` here takes it and as `--eval-data` with `--eval-metric` does."""
@@ -82,6 +96,9 @@ def test_rows_are_read_as_training_reads_them(tmp_path, monkeypatch):
         assert all(one.system == "Be brief." and one.shows == ("grey.png",) for one in task.samples)
         assert load_image(task.samples[0].images()[0]).size == (48, 48)
     assert run("--data", json.dumps([entry, entry])) == 2
+    assert run("--data", json.dumps([entry | {"name": "mine"}])) == 0 and tasks[-1].name == "mine"
+    for idle in ({"streaming": True}, {"weight": 2}, {"boxes": {"corners": True}}):
+        assert run("--data", json.dumps([entry | idle])) == 2
 
 
 def test_of_a_few_questions_about_rows_of_the_hub_few_rows_are_read(monkeypatch):

@@ -347,7 +347,7 @@ def test_a_template_that_loses_text_or_images_is_refused():
     p = embedded()
     for template, image, fault in (
         ("<|im_start|>{{ messages[0]['role'] }}", None, "leaves out part of the text"),
-        ("{{ messages[0]['content'][1]['text'] }}", draw_image(8, 8), "has room for 0 of 1"),
+        ("{{ messages[0]['content'][1]['text'] }}", draw_image(8, 8), "0 places for 1"),
         ("{{ raise_exception('no\nway') }}", None, "chat template refuses it"),
     ):
         with pytest.raises(PromptError, match=fault):

@@ -231,9 +231,22 @@ def test_cocos_files(tmp_path, indent):
     assert [row["answer"] for row in source.rows] == [
         ["caption 1"], ["caption 0", "caption 2"], ["caption 2", "caption 0"],
     ]  # fmt: skip
-    write_coco(path, indent=1, annotations=[{"id": 1, "image_id": 7}])
-    with pytest.raises(DatasetError, match=r"instances_val\.json"):
-        open_datasets([entry])
+    box = {"id": 1, "image_id": 7, "bbox": [0, 2, 5.5, 6]}
+    for found in ([{"id": 1, "image_id": 7}], [box], None):  # no box, no category, or images alone
+        write_coco(path, indent, annotations=found)
+        with pytest.raises(DatasetError, match=r"instances_val\.json: expected"):
+            open_datasets([entry])
+    write_coco(path, indent, annotations=[box | {"category_id": 17, "caption": "a cat"}])
+    (source,) = open_datasets([entry]).sources
+    assert [*source.rows[0]] == ["image", "objects"]
+
+
+@pytest.mark.parametrize("first", ["", '{"a": 1,', '{"a": {"b": 1}', '{"a": 1 "b": 2}', '"text"'])
+def test_a_first_line_that_is_no_object_costs_a_file_of_lines_one_row(tmp_path, first):
+    row = {"question": "what?", "answer": "a star"}
+    (tmp_path / "rows.json").write_text(f"{first}\n{json.dumps(row)}\n")
+    rows, _ = open_rows(str(tmp_path / "rows.json"), None, "", streaming=False)
+    assert rows[len(rows) - 1] == row and len(rows) == 1 + bool(first)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -78,7 +78,8 @@ def test_paths_that_look_like_lists(data, capsys):
     assert parse("--init-from", "x", "--data", data).data == data
     assert parse("--init-from", "x", "--data", "{path: a}").data == [{"path": "a"}]
     asked = "[{path: a, constants: {question: What is it?}}]"
-    assert "--data" in refusal(capsys, ["--init-from", "x", "--data", asked])
+    for wrong in (asked, " " + asked, "[{path: \x07}]"):
+        assert "--data" in refusal(capsys, ["--init-from", "x", "--data", wrong])
 
 
 # -------------------------------------------------------------------------------------------- refusals

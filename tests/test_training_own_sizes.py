@@ -18,7 +18,10 @@ from data.packing import Batch, SampleEncoder, collate, pack, pack_answers
 from data.processor import Processor
 from data.tiles import Images
 from families import FAMILIES
+from families.idefics3 import IdeficsImages
 from families.internvl import CHAT_PIXELS, InternVLImages
+from families.lfm2_images import Lfm2Images
+from families.qwen_images import QwenImages
 from models import VisionLanguageModel
 from models.packed_vision_transformer import patches_of
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints
@@ -84,6 +87,20 @@ def test_images_of_tiles_may_take_fewer_positions():
     check_within(InternVLImages(CHAT_PIXELS | {"size": {"height": 32, "width": 32}, "max_patches": 9}, 4), 4)
     with pytest.raises(ProcessorError):
         processor_of("nanovlm-current").images.within(1000)
+
+
+def test_what_is_enlarged_stays_within_the_positions_too():
+    """Where the least that an image takes is near the most: sides are rounded up."""
+    least = {"size": {"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096}, "patch_size": 16}
+    for rule in (QwenImages(least).within(64), Lfm2Images({}).within(64)):
+        assert all(16 < rule.plan(*size).positions <= 64 for size in ((160, 120), (40, 90), (20, 20)))
+
+
+def test_a_most_beyond_what_the_rule_can_do_is_what_it_can_do():
+    """8192 tokens of SmolVLM, which cuts 4,096 pixels at most, and of 400 tiles."""
+    side = {"size": {"height": 32, "width": 32}}
+    for rule in (IdeficsImages({}, 64), InternVLImages(CHAT_PIXELS | side | {"max_patches": 9}, 4)):
+        assert 1024 < rule.within(8192).plan(4000, 3900).positions <= 8192
 
 
 def batches(processor: Processor, **config) -> list[Batch]:

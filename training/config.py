@@ -669,10 +669,11 @@ def read_datasets(given: Any, where: str) -> Data:
     if isinstance(given, str) and given.lstrip().startswith(("[", "{")):
         try:
             read = yaml.load(given, yaml.BaseLoader)
-        except yaml.MarkedYAMLError as error:
-            if given.startswith(("[{", "{")):  # and no pattern of paths, as [ab].jsonl
-                said, at = error.problem, error.problem_mark and given[: error.problem_mark.index]
-                raise ValueError(f"{where}: {said} after {at}: put texts in quotation marks") from None
+        except yaml.YAMLError as error:
+            if given.lstrip().startswith(("[{", "{")):  # and no pattern of paths, as [ab].jsonl
+                said, mark = one_line(getattr(error, "problem", error)), getattr(error, "problem_mark", None)
+                said += f" after {given[: mark.index]}" if mark else ""
+                raise ValueError(f"{where}: {said}: put texts in quotation marks") from None
     read = [read] if isinstance(read, dict) else read
     if isinstance(read, list) and all(isinstance(entry, dict) for entry in read):
         return [
