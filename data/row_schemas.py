@@ -195,7 +195,8 @@ class RowSchema:
             raise BadRow(BROKEN_IMAGE, f"{shown}: expected the image itself, got a path")
         try:
             path = (self.folder / text).resolve()
-        except (OSError, ValueError, RuntimeError) as error:  # a NUL in it, or links in a circle
+            path.exists()  # raises for what is too long for a name
+        except (OSError, ValueError, RuntimeError) as error:  # or a NUL in it, or links in a circle
             raise BadRow(BROKEN_IMAGE, f"{shown}: expected a path") from error
         # Rows are often downloaded, and what a path names is shown to a model and kept in reports.
         if not (self.allow_outside or path.is_relative_to(_own_folder(self.folder))):
@@ -328,9 +329,9 @@ def find_images(
     for row in (row for row in rows if isinstance(row, Mapping)):  # others could not be read
         try:
             for _, one in schema.shown(row):
-                if isinstance(one, Path) and not os.path.exists(one):  # nor too long a name
+                if isinstance(one, Path) and not one.exists():
                     where = "image_folder in the dataset's entry says where paths start"
-                    raise BadRow(BROKEN_IMAGE, f"{str(one)[:200]}: no such file; {where}")
+                    raise BadRow(BROKEN_IMAGE, f"{one}: no such file; {where}")
             if images := images_of(row):
                 return True
             usable = usable or images is not None

@@ -129,6 +129,7 @@ def asked(image) -> dict:
         (PLAIN, {"question": "a", "answer": float("-inf")}, EMPTY_TEXT),
         (PLAIN, asked({"bytes": None, "path": None}), BROKEN_IMAGE),
         (PLAIN, asked("/etc/passwd"), BROKEN_IMAGE),
+        (RowSchema(PLAIN.text_columns, folder=CHECKPOINTS), asked("QUJD" * 99), BROKEN_IMAGE),  # base64
         (PLAIN, asked("https://example.org/a.png"), BROKEN_IMAGE),
         (PLAIN, {"images": [None], "question": "a", "answer": "b"}, BROKEN_IMAGE),
         (PLAIN, "rows.jsonl: a line that is not JSON", BAD_CONVERSATION),
