@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import copy
 from typing import IO, Any
 
@@ -61,7 +61,8 @@ def coco_rows(opened: IO[bytes], name: str) -> CocoRows | None:
         if text.rstrip().endswith(b"}") or error.pos < len(error.doc.rstrip()):  # a line that is broken
             return None
         lines = False
-        with suppress(ValueError, RecursionError):
+        # What begins with a brace alone is no row: whoever reads it says where such an object is broken.
+        with nullcontext() if text.strip() == b"{" else suppress(ValueError, RecursionError):
             whole = json.loads(text + opened.read(), object_hook=_smaller)
     except (ValueError, RecursionError):
         return None
@@ -71,7 +72,8 @@ def coco_rows(opened: IO[bytes], name: str) -> CocoRows | None:
     each = [one for part in (images, annotations) for one in (part if isinstance(part, list) else [None])]
     kinds = [key for key in ("bbox", "caption") if any(key in one for one in each if isinstance(one, dict))]
     if not kinds or not all(isinstance(one, dict) for one in each):
-        if lines and not {"images", "categories"} <= {*whole}:
+        listed = [one for key in ("images", "categories") for one in whole.get(key) or [None]]
+        if lines and not all(isinstance(one, dict) and "id" in one for one in listed):
             return None
         wanted = "a list, an object in each line, or COCO's images and annotations with a bbox or a caption"
         raise DatasetError(f"{name}: expected {wanted}, got an object with {', '.join(whole)}")

@@ -33,6 +33,7 @@ from typing import Any
 
 from data.boxes import BoxRows, FormFor, by_name
 from data.errors import BadRow, DatasetError
+from messages import one_line
 
 # Why a row was left out. States of runs hold these words.
 BROKEN_IMAGE, EMPTY_TEXT, BAD_CONVERSATION = "broken image", "empty text", "bad conversation"
@@ -197,7 +198,7 @@ class RowSchema:
             path = (self.folder / text).resolve()
             path.exists()  # raises for what is too long for a name
         except (OSError, ValueError, RuntimeError) as error:  # or a NUL in it, or links in a circle
-            raise BadRow(BROKEN_IMAGE, f"{shown}: expected a path") from error
+            raise BadRow(BROKEN_IMAGE, f"{shown}: expected a path ({one_line(error)})") from error
         # Rows are often downloaded, and what a path names is shown to a model and kept in reports.
         if not (self.allow_outside or path.is_relative_to(_own_folder(self.folder))):
             advice = "move the image into it, or set allow_outside if you trust these rows"

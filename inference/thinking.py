@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from data.thinking import Span, Thinking
 from generation.options import GenerationOptions
+from inference.errors import ContextFullError
 from inference.grammar import Form
 
 if TYPE_CHECKING:
@@ -79,8 +80,13 @@ def for_prompt(
     answer, closing = options.max_new_tokens, len(thinking.close_ids)
     room = checkpoint.context - len(row.input_ids)
     # Choices have the length that they need: what cuts one makes it none of them.
-    whole_form = think.form is not None and think.form.tokens > 0
-    most = room - answer if whole_form else max(room - answer, room // 2)
+    chosen = think.form is not None and think.form.tokens > 0
+    if chosen and answer + closing > room:
+        raise ContextFullError(
+            f"choices: the longest takes {answer} tokens and the end of thinking {closing}, the context has "
+            f"room for {room} after the question: shorten either, or turn thinking off"
+        )
+    most = room - answer if chosen else max(room - answer, room // 2)
     tokens = max(0, min(think.tokens, most - closing))
     whole = max(answer, min(answer + tokens + closing, room))
     stops = tuple(one for one in checkpoint.stop_token_ids if one < checkpoint.model.config.text.vocab_size)

@@ -318,6 +318,8 @@ def test_questions_that_no_reward_can_score_are_counted_and_end_a_run_that_has_n
     rows = metrics(folder / "unscored")
     assert [row["unscored"] for row in rows] == [row["unvaried"] for row in rows] == [1, 1]
     assert "reward" not in rows[0]
+    train.main(flags(**settings(folder, "unscored", **more | {"rewards": {"length": 1.0}, "steps": 3})))
+    assert "reward" in metrics(folder / "unscored")[-1], "other rewards go on from there"
 
 
 def test_what_is_kept_to_look_at(folder):

@@ -247,6 +247,9 @@ def test_a_first_line_that_is_no_object_costs_a_file_of_lines_one_row(tmp_path, 
     (tmp_path / "rows.json").write_text(f"{first}\n{json.dumps(row)}\n")
     rows, _ = open_rows(str(tmp_path / "rows.json"), None, "", streaming=False)
     assert rows[len(rows) - 1] == row and len(rows) == 1 + bool(first)
+    row |= {"images": ["a.png"], "categories": ["x"]}  # as COCO's files have, but these are no objects
+    (tmp_path / "one.json").write_text(json.dumps(row))
+    assert [*open_rows(str(tmp_path / "one.json"), None, "", streaming=False)[0]] == [row]
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -28,6 +28,7 @@ from generation.steps import Step
 from inference.answer import AnswerText, answer_text, answers_of, ask, encode, requests_for
 from inference.checkpoint import Checkpoint, Fast, open_checkpoint
 from inference.conversation import Conversation
+from inference.errors import ContextFullError
 from inference.grammar import choice_grammar, json_grammar
 from inference.thinking import Think, for_prompt, held_to
 from models.checkpoints.hub import for_terminal
@@ -365,6 +366,9 @@ def test_the_context_leaves_the_thinking_what_the_answer_leaves(checkpoint):
     options = replace(options, max_new_tokens=chosen.tokens, constraint=Think(10**6, chosen))
     bound = for_prompt(checkpoint, encode(checkpoint, [], QUESTION, think=True), options)
     assert bound.constraint.tokens == 3, "a choice that is cut is none"
+    longer = replace(options, max_new_tokens=room - closing + 1)
+    with pytest.raises(ContextFullError):
+        for_prompt(checkpoint, encode(checkpoint, [], QUESTION, think=True), longer)
 
 
 def ctrl_c(number: int, piece: str) -> None:

@@ -233,7 +233,9 @@ class RewardsTask(RowsTask):
     def _answering(self) -> tuple[VisionLanguageModel, Step | None]:
         """The model with its weights of now, and the step that samples; None is the eager one."""
         name = self.config.rollout_step
-        model = answering_model(self, copied=name == "c")
+        # The steps that are not eager know no adapters: a copy has them merged.
+        copied = name == "c" or (name == "cuda" and self.config.lora_rank > 0)
+        model = answering_model(self, copied=copied)
         if name == "eager":
             return model, None
         device, refused, new_step = _STEPS[name]
@@ -336,16 +338,15 @@ class RewardsTask(RowsTask):
 
     def _state(self, rows: dict[str, Any], trained: int, groups: list[dict[str, Any]]) -> dict[str, Any]:
         batch = {name: getattr(self.config, name) for name in _OF_BATCH}
-        logged = {"sums": self.sums, "peaks": self.peaks, "scored": self.scored}
+        scored = self.scored is None or any(self.scored)
+        logged = {"sums": self.sums, "peaks": self.peaks, "scored": scored}
         return {"rows": rows, "rolled": self.rolled, "trained": trained, "groups": groups} | batch | logged
 
     def load_state_dict(self, states: list[dict], step: int) -> None:
         super().load_state_dict([state["rows"] for state in states], step)
         self.rolled, trained = states[0]["rolled"], states[0]["trained"]
-        self.scored = None  # as of a state without: the run went on then
-        if all(state.get("scored") is not None for state in states):
-            own = states[self.ranks.rank :: self.ranks.world_size]
-            self.scored = [one for state in own for one in state["scored"]]
+        # Where nothing was scored it is counted anew: by then the rewards may be others.
+        self.scored = None if any(state.get("scored", True) for state in states) else []
         self.restored = {group["place"]: group for state in states for group in state["groups"]}
         self.trained = self.noted = trained if self.restored else self.config.updates
         for name in _OF_BATCH if self.restored else ():
