@@ -57,19 +57,16 @@ def _any_phrase(scene: Scene, rng: random.Random) -> tuple[str, int]:
     return rng.choice(fitting or phrases)
 
 
-def _count_none(scene, rng):
-    """Of something that is not there, or of all shapes where there are none."""
-    if not scene.shapes() and rng.random() < 0.5:
-        phrase, count = "shape", 0
-    else:
-        phrase, count = _any_phrase(scene, rng)
-    if count:
-        return None
+def count_any(scene: Scene, rng: random.Random) -> QA:
+    """How many there are of what is there or is not: mostly one or none, where `ask` prefers high counts."""
+    phrase, count = _any_phrase(scene, rng)
+    phrase = phrase if scene.shapes() or rng.random() < 0.5 else "shape"
     form = rng.choice((
         "How many {t} are there?", "How many {t} can you see?", "Count the {t}.",
         "What is the number of {t}?", "How many {t} do you see?", "How many {t} are in the picture?",
     ))  # fmt: skip
-    return QA("count", form.format(t=plural(phrase)), "0", ("zero", "none"))
+    accept = (NUMBER_WORDS[count],) if count else ("zero", "none")
+    return QA("count", form.format(t=plural(phrase)), str(count), accept)
 
 
 def _count_all(scene, rng):
@@ -247,7 +244,7 @@ def _any_digit(scene, rng):
 
 
 _ASKERS: tuple[_Asker, ...] = (
-    _count_none, _count_none, _count_all, _count_all, _any, _any, _any, _list_shapes, _list_shapes,
+    count_any, count_any, _count_all, _count_all, _any, _any, _any, _list_shapes, _list_shapes,
     _list_colours,
     _is_it, _is_it, _shape_of_colour, _are_all, _colour_of_all, _farthest, _any_text, _any_digit,
 )  # fmt: skip

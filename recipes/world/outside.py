@@ -38,7 +38,7 @@ def outside_image(rng: random.Random, split: str = "train", aspect: float = 1.0)
     """An image of any size, of this width over height, that shows nothing of the world."""
     longer = looks.image_size(rng)
     width, height = longer * min(1.0, aspect), longer * min(1.0, 1 / aspect)
-    _, draw = rng.choice(KINDS_OUTSIDE)
+    _, draw = rng.choice(KINDS_OUTSIDE + _MORE_OFTEN * (split == looks.TRAIN))
     return draw(rng, (round(width), round(height)), split)
 
 
@@ -244,3 +244,4 @@ KINDS_OUTSIDE: tuple[tuple[str, _Draw], ...] = (
     ("icon", _sign("icons")), ("icon", _sign("icons")), ("emoji", _sign("emoji")), ("emoji", _sign("emoji")),
     ("code", _sign("code")),
 )  # fmt: skip
+_MORE_OFTEN = (("icon", _sign("icons")),) * 3 + (("emoji", _sign("emoji")),)  # the most like drawn shapes

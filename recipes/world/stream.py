@@ -17,7 +17,7 @@ from torch import Tensor
 
 from data.packing import IGNORE_INDEX, dense_mask
 from families.idefics3 import IdeficsImages
-from recipes.world import looks
+from recipes.world import asking, looks
 from recipes.world.asking import as_json, ask_both, ask_either, ask_more, ask_words, of_one, thing_as_json
 from recipes.world.drawings import paint, sample_drawing, sample_rows, sample_words, weather
 from recipes.world.outside import outside_image
@@ -34,6 +34,7 @@ from shapes.world import MAX_THINGS, QA, Scene, Thing
 _MIX = (*SHORT, *("position",) * 2, *("size",) * 2, *("count",) * 7, *("compare",) * 2)
 
 _IN_ROWS = 0.12  # share of drawings that show shapes in a row or two, in the end
+_FEW = 0.12  # share of the rest that show one thing or two: else one thing alone is taken for a sign
 _AS_JSON = 0.07  # share of questions about drawings whose answer is short JSON
 _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a row for each tile
 
@@ -41,8 +42,8 @@ _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a ro
 @dataclass(frozen=True)
 class WorldStreamConfig(ShapesStreamConfig):
     tokens_per_side: int = 8  # of a tile, after the projector
-    outside: float = 0.13  # images that show nothing of the world
-    only_words: float = 0.4  # images of several words after the first stage, which has more
+    outside: float = 0.16  # images that show nothing of the world
+    only_words: float = 0.5  # images of words alone
     pairs: float = 0.0  # batches of two images a row
     text_first: float = 0.0  # rows whose first question stands before the image
 
@@ -165,7 +166,6 @@ class WorldStream(ShapesStream):
         tiles (n, 3, S, S) and their dense targets; rows and columns of tiles."""
         config, images = self.config, self.images
         rng = random.Random(f"{config.split}:{config.seed}:{index}:drawn")
-        alone = index < config.vision_pictures
         difficulty = self.difficulty(index)
         most = images.longest_side // images.tile_size
         if across == most:
@@ -181,13 +181,16 @@ class WorldStream(ShapesStream):
             if rng.random() < config.outside * difficulty:
                 image = weather(outside_image(rng, config.split, aspect), rng)
             else:
-                only_words = rng.random() < (0.5 if alone else config.only_words)
+                only_words = rng.random() < config.only_words
                 if only_words:
                     scene = sample_words(rng, config.split, aspect)
                 elif rng.random() < _IN_ROWS * difficulty:
                     scene = sample_rows(rng, config.split, aspect)
                 else:
+                    few = rng.random() < _FEW * difficulty
                     scene = sample_drawing(rng, config.split, difficulty, aspect)
+                    while few and len(scene.things) > 2:
+                        scene = sample_drawing(rng, config.split, difficulty, aspect)
                 image = paint(scene, rng, 160 if only_words else looks.SMALLEST_IMAGE)
             visual = images.cut(image)
             rows, columns = visual.grid
@@ -232,8 +235,9 @@ class WorldStream(ShapesStream):
         config = self.config
         asked: list[QA | None] = [ask(scene, rng, kind) for kind in ("word", "digit")]
         asked += [ask_place(scene, rng, many=0.45, most=MAX_THINGS) for _ in range(rng.randint(2, 4))]
-        if rng.random() < config.describe_probability:
+        if rng.random() < config.describe_probability or len(scene.things) <= 2:
             asked.append(ask(scene, rng, "describe"))
+        asked += [asking.count_any(scene, rng) for _ in range(4)]  # the others prefer high counts
         if rng.random() < config.list_probability:
             asked.append(ask_list(scene, rng))
         asked += [ask_absent(scene, rng) for _ in range(rng.choice((1, 2, 2, 3)))]
