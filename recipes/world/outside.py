@@ -244,4 +244,4 @@ KINDS_OUTSIDE: tuple[tuple[str, _Draw], ...] = (
     ("icon", _sign("icons")), ("icon", _sign("icons")), ("emoji", _sign("emoji")), ("emoji", _sign("emoji")),
     ("code", _sign("code")),
 )  # fmt: skip
-_MORE_OFTEN = (("icon", _sign("icons")),) * 3 + (("emoji", _sign("emoji")),)  # the most like drawn shapes
+_MORE_OFTEN = (("icon", _sign("icons")),) * 3 + (("emoji", _sign("emoji")),) * 3  # the most like drawn shapes

@@ -35,7 +35,7 @@ _MIX = (*SHORT, *("position",) * 2, *("size",) * 2, *("count",) * 7, *("compare"
 
 _IN_ROWS = 0.12  # share of drawings that show shapes in a row or two, in the end
 _FEW = 0.12  # share of the rest that show one thing or two: else one thing alone is taken for a sign
-_AS_JSON = 0.07  # share of questions about drawings whose answer is short JSON
+_AS_JSON = 0.12  # share of questions about drawings whose answer is short JSON
 _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a row for each tile
 
 
