@@ -252,19 +252,7 @@ _ASKERS: tuple[_Asker, ...] = (
 
 # ---------------------------------------------------------------------------------------- short JSON
 _KEYS = {
-    "count": (
-        "count",
-        "count",
-        "count",
-        "number",
-        "n",
-        "total",
-        "answer",
-        "value",
-        "result",
-        "how_many",
-        "amount",
-    ),
+    "count": (*("count",) * 3, "number", "n", "total", "answer", "value", "result", "how_many", "amount"),
     "colour": ("colour", "color", "color", "answer", "value", "result", "name"),
     "shape": ("shape", "shape", "answer", "value", "result", "name", "kind"),
     "exists": ("exists", "answer", "present", "found", "value", "result", "is_there", "visible"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 from eval.boxes import Asked, ious, score_of
 from eval.metrics import Metric
@@ -53,7 +54,7 @@ def score_drawing(asked: DrawingQuestion, answer: str) -> float:
     if kind in FAMILIES:
         return score(QA(kind, qa.question, qa.answer, qa.accept), qa.answer, answer)
     if kind == "in JSON":
-        return float(_value(answer) == json.loads(qa.answer))
+        return float(_says(_object(answer), json.loads(qa.answer), qa.question))
     if kind == "absent":
         return float(answer.strip().lower() == qa.answer.lower())
     if kind in ("outside image", "outside question"):  # models say it with what can be asked, or without
@@ -64,8 +65,20 @@ def score_drawing(asked: DrawingQuestion, answer: str) -> float:
     return score_of(places, points="point_2d" in qa.answer)
 
 
-def _value(answer: str):
-    try:
-        return json.loads(answer)
-    except ValueError:
-        return None
+def _says(said: dict, wanted: dict, question: str) -> bool:
+    """Whether an object says the same under one key: that which the question names, if it names one."""
+    named = any(f'"{key}"' in question for key in wanted)
+    meant = [[_meaning(one) for one in made.values()] for made in (said, wanted)]
+    return meant[0] == meant[1] and (not named or said.keys() == wanted.keys())
+
+
+def _meaning(value) -> str:
+    """4, 4.0 and "4" alike, and so are true and "yes"."""
+    return {"true": "yes", "false": "no"}.get(text := str(value).lower(), text.removesuffix(".0"))
+
+
+def _object(answer: str) -> dict:
+    with suppress(ValueError):
+        if isinstance(made := json.loads(answer), dict):
+            return made
+    return {}

@@ -334,16 +334,16 @@ def test_scores_of_boxes_by_hand():
         assert score("box", malformed, one) == 0.0
         assert score("boxes", malformed, one) == 0.0
     two = (200, 0, 300, 100)
-    for given, f1 in (
-        ((one, two), 1.0),
-        ((two, one), 1.0),
-        ((one, one), 0.5),
-        ((one,), 2 / 3),
-        (((0, 0, 100, 49),), 0),
-    ):
+    cases = ((one, two), 1), ((two, one), 1), ((one, one), 0.5), ((one,), 2 / 3), (((0, 0, 100, 49),), 0)
+    for given, f1 in cases:
         assert score("boxes", said(*map(list, given)), one, two) == pytest.approx(f1)
     inside, beside = (json.dumps([{"point_2d": [x, 10], "label": "star"}]) for x in (100, 101))
     assert [score("point", answer, one) for answer in (inside, beside)] == [1.0, 0.0]
+    wrong = ('{"n": 5}', '{"n": 4, "m": 4}', "[4]", "4", "{")
+    for asked, right in (("Answer in JSON.", '{"k": 4.0}'), ('with the key "n".', '{"n": "4"}')):
+        count = heldout.DrawingQuestion("in JSON", QA("count", asked, '{"n": 4}'), Image.Image, 0)
+        assert [score_drawing(count, said) for said in (right, *wrong)] == [1, 0, 0, 0, 0, 0]
+    assert not score_drawing(count, '{"k": 4}'), "another key than the one that is named"
 
 
 @pytest.mark.parametrize("draw", [renderers.render_svg, renderers.render_matplotlib])
