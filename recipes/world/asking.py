@@ -264,12 +264,8 @@ _KEYS = {
     "list": ("shapes", "items", "objects", "answer", "values", "things", "names", "list"),
 }
 _IN_JSON = (
-    " Answer in JSON.",
-    " Answer as JSON.",
-    " Reply in JSON.",
-    " Give the answer as JSON.",
-    " JSON please.",
-)
+    " Answer in JSON.", " Answer as JSON.", " Reply in JSON.", " Give the answer as JSON.", " JSON please.",
+)  # fmt: skip
 
 
 def as_json(qa: QA, rng: random.Random) -> QA | None:
@@ -327,13 +323,8 @@ def of_one(qa: QA, which: int, rng: random.Random) -> QA:
 
 
 _BOTH = (
-    "in both images",
-    "in both pictures",
-    "in the two images",
-    "in both images together",
-    "in all",
-    "in total",
-)
+    "in both images", "in both pictures", "in the two images", "in both images together", "in all", "in total"
+)  # fmt: skip
 
 
 def ask_both(scenes: tuple[Scene, Scene], rng: random.Random) -> QA | None:

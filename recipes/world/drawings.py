@@ -104,7 +104,7 @@ def sample_rows(rng: random.Random, split: str = "train", aspect: float = 1.0) -
 def sample_words(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Scene:
     """Nothing but one to eight words, or fewer where they find no place: to learn to read from."""
     count = rng.choice((1, 1, 2, 3, 4, 5, 6, 7, 8))
-    makers = [lambda shrink: _random_word(rng, 4 if count < 3 else 8, split, shrink, letters=0.6)] * count
+    makers = [lambda shrink: _random_word(rng, 4 if count < 3 else 8, split, shrink, letters=0.5)] * count
     placed = sampling.place_all(rng, makers)
     least = _SMALLEST["word"] * max(aspect, 1 / aspect)
     shrink = rng.uniform(0.5, 1.0)
@@ -175,7 +175,7 @@ def _dressed(thing: Thing, look: _Look, rng: random.Random, split: str, difficul
 
 
 def _random_word(rng, n, split, shrink, letters=0.4) -> Thing:
-    name, which = looks.word(rng, letters), rng.random()
+    name, which = looks.word(rng, letters, split), rng.random()
     font, colour = face(rng, split), "black" if rng.random() < 0.5 else rng.choice(COLOURS)
     case = {"upper": which < 0.3, "title": which > 0.75}
     mask = word_mask(Thing("word", name, colour, 0, 0, 0, **case).text, font)

@@ -104,13 +104,19 @@ def colour(rng: random.Random, name: str, split: str) -> tuple[int, int, int]:
     return tuple(min(255, max(0, c + rng.randint(-6, 6))) for c in shade)  # type: ignore
 
 
-def word(rng: random.Random, letters: float = 0.4) -> str:
+@cache
+def common_words(split: str) -> tuple[str, ...]:
+    """Of the EFF's long list of words that people know, which xkcdpass brings; every fifth is held out."""
+    listed = package_file("xkcdpass/static/eff-long").read_text(encoding="utf-8").split()
+    known = [one for one in listed if one.isascii() and one.isalpha() and len(one) <= MAX_LETTERS]
+    return tuple(one for i, one in enumerate(known) if (i % 5 == 0) == (split != TRAIN))
+
+
+def word(rng: random.Random, letters: float = 0.4, split: str = TRAIN) -> str:
     """A word, or, with probability `letters`, letters that form no word."""
     which = rng.random() / (1 - letters)
-    if which < 1 / 3:
-        return rng.choice(WORDS)
     if which < 1:
-        return rng.choice(MORE_WORDS)
+        return rng.choice(WORDS if which < 0.1 else MORE_WORDS if which < 0.3 else common_words(split))
     if rng.random() < 0.5:
         return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, MAX_LETTERS)))
     return _invented(rng)
