@@ -94,7 +94,7 @@ SHAPES = {
     "nanoVLM-460M": VLMConfig(_BASE, _text(49_152, 960, 2560, 32, 15, 5, **_LLAMA), 4, **_TIED),
     # checkpoints/ocelli-shapes
     "ocelli-shapes": VLMConfig(
-        _vision(160, 640, 6, 5, 128, 8), _text(1556, 224, 576, 6, 7, 1, max_position_embeddings=2048), 2, 5
+        _vision(160, 640, 6, 5, 128, 8), _text(1900, 224, 576, 6, 7, 1, max_position_embeddings=2048), 2, 5
     ),
     "tiny": VLMConfig(
         _vision(32, 64, 1, 2, 32, 8), _text(320, 64, 96, 2, 4, 2, max_position_embeddings=512), 2, 319

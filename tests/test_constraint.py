@@ -324,7 +324,7 @@ def test_the_embedded_model_counts(embedded, monkeypatch):
     """Alone, compiled, in a batch and one token at a time: the number that it says without a form; and it is
     as sure of the bracket as it was of its end. It writes the JSON itself here."""
     monkeypatch.delitem(embedded.model.generation_config, "json")
-    images, question = [ROOT / "assets/example.png"], "How many shapes are there?"
+    images, question = [ROOT / "assets/three.png"], "How many shapes are there?"
     constraint = embedded.constraint(json_grammar(ANY))
     options = GenerationOptions(constraint=constraint, confidence=True)
     (plain,) = answer.ask(embedded, images, question, GenerationOptions()).finish()["answers"]
@@ -343,7 +343,7 @@ def test_the_embedded_model_counts(embedded, monkeypatch):
 TEXT, CHOICE = {"type": "string"}, {"$ref": "#/$defs/Colour"}
 COLOURS = {"$defs": {"Colour": {"enum": ["red", "green", "blue"], "title": "Colour", "type": "string"}}}
 SEVERAL, CHOICES = {"type": "array", "items": TEXT}, {"type": "array", "items": CHOICE}
-EXAMPLE = ROOT / "assets/example.png"
+EXAMPLE = ROOT / "assets/three.png"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def count_any(scene: Scene, rng: random.Random) -> QA:
     return QA("count", form.format(t=plural(phrase)), str(count), accept)
 
 
-def _count_all(scene, rng):
+def count_all(scene, rng):
     """Of objects, where nothing but shapes could be one; of words, digits, colours or kinds of shape."""
     shapes, words = scene.shapes(), [t for t in scene.things if t.kind == "word"]
     names, colours, _ = tally(scene)
@@ -244,7 +244,7 @@ def _any_digit(scene, rng):
 
 
 _ASKERS: tuple[_Asker, ...] = (
-    count_any, count_any, _count_all, _count_all, _any, _any, _any, _list_shapes, _list_shapes,
+    count_any, count_any, count_all, count_all, _any, _any, _any, _list_shapes, _list_shapes,
     _list_colours,
     _is_it, _is_it, _shape_of_colour, _are_all, _colour_of_all, _farthest, _any_text, _any_digit,
 )  # fmt: skip

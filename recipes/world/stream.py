@@ -238,6 +238,7 @@ class WorldStream(ShapesStream):
         if rng.random() < config.describe_probability or len(scene.things) <= 2:
             asked.append(ask(scene, rng, "describe"))
         asked += [asking.count_any(scene, rng) for _ in range(4)]  # the others prefer high counts
+        asked += [asking.count_all(scene, rng) for _ in range(2)]
         if rng.random() < config.list_probability:
             asked.append(ask_list(scene, rng))
         asked += [ask_absent(scene, rng) for _ in range(rng.choice((1, 2, 2, 3)))]
