@@ -108,7 +108,7 @@ class Processor:
     """See the module's docstring. Build one with `from_pretrained` or `make_processor`. `image_order` is that
     of `data.chat.in_order`, which generation_config.json says where the model learnt one only; `config` is
     the model's, whose context bounds what is tokenized of a prompt; `coordinates` says how the model writes
-    boxes (`coordinates_of`), and `one_image` that it learnt from one image at a time."""
+    boxes (`coordinates_of`), and `few_images` that it learnt from one or two at a time."""
 
     def __init__(
         self,
@@ -119,10 +119,10 @@ class Processor:
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         image_order: str | None = None,
         coordinates: Any = None,
-        one_image: bool = False,
+        few_images: bool = False,
     ):
         self.images, self.image_order, self.coordinates = images, image_order, coordinates
-        self.one_image = one_image
+        self.few_images = few_images
         self.tokenizer, self.limits = tokenizer, limits
         self.stop_token_ids = turn_ends(tokenizer)
         self.image_token_id = tokenizer.convert_tokens_to_ids(images.image_token)
@@ -169,7 +169,7 @@ class Processor:
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
                 generation = read_object(folder / "generation_config.json")
-                learnt = {"one_image": generation.get("most_images") == 1}
+                learnt = {"few_images": generation.get("most_images") in (1, 2)}
                 learnt |= {"coordinates": coordinates_of(described, generation)}
                 return cls(images, tokenizer, template, config, limits, read_image_order(folder), **learnt)
         except ProcessorError:
@@ -252,11 +252,11 @@ class Processor:
         clip = open_video(value, self.limits)
         if self.images.videos is not None:
             return [(kind, clip)]
-        if self.one_image and clip.animated:
+        if self.few_images and clip.animated:
             return [("image", next(clip.frames([0])))]
-        if self.one_image:
+        if self.few_images:
             raise ImageError(
-                f"{clip.name}: this model has learned from one image at a time, and takes no video; ask "
+                f"{clip.name}: this model has learned from few images at a time, and takes no video; ask "
                 "about one of its frames, or take another model (--model list)"
             )
         count = min(FRAMES_AS_IMAGES, clip.count)

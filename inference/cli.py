@@ -586,7 +586,7 @@ def log_sizes(
     if (args.fps or args.max_frames) and rule.videos is None:
         log("--fps and --max-frames have no effect on a model that sees videos as images")
     for name, image in dict(() if args.json else zip(names, images, strict=True)).items():
-        if getattr(image, "animated", False) and checkpoint.processor.one_image:
+        if getattr(image, "animated", False) and checkpoint.processor.few_images:
             log(f"{name}: it moves, but this model sees its first frame alone")
         if seen := seen_at(rule, checkpoint.processor.plan(image)):
             log(f"{name}: {seen}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -91,9 +92,12 @@ def test_a_model_of_single_questions_is_asked_each_alone(talk, one, photo, other
     assert status == 2 and len(out) == 1 and any(line.startswith("error: ") for line in err)
 
 
-def test_more_images_than_a_model_can_tell_apart_are_named_when_they_come(talk, photo, other):
+def test_more_images_than_a_model_can_tell_apart_are_named_when_they_come(talk, photo, other, tmp_path):
     """Also where one of them stands in the conversation already, for a model that is shown that as well."""
-    counted = {"model": generate.DEFAULT_MODEL}
+    shutil.copytree(generate.DEFAULT_MODEL, tmp_path / "one")
+    says = tmp_path / "one" / "generation_config.json"
+    says.write_text(json.dumps(json.loads(says.read_text()) | {"most_images": 1}))
+    counted = {"model": tmp_path / "one"}
     lines = ("How many shapes are there?", f"/image {other}", "/undo", "/memory off", f"/image {other}")
     for images, expected in (((photo,), [1]), ((photo, other), [0, 1])):
         err = talk(*lines, arguments=images, **counted)[2]

@@ -35,7 +35,8 @@ def test_no_arguments_show_the_example_image(cli):
 
 def test_a_model_of_few_images_at_a_time_says_so_before_it_answers_about_more(cli, as_json, photo):
     says = json.loads(Path(generate.DEFAULT_MODEL, "generation_config.json").read_text())
-    ask, known, model = ("-q", "How many shapes?"), [photo] * says["most_images"], generate.DEFAULT_MODEL
+    ask, model = ("-q", "How many?", "--max-new-tokens", 8), generate.DEFAULT_MODEL
+    known = [photo] * says["most_images"]
     assert [cli(*ask, *known, *more, model=model)[2].count("at a time") for more in ((), (photo,))] == [0, 1]
     assert as_json(*ask, *known, photo, model=model) and cli(*ask, *known, photo)[2] == ""  # says nothing
 

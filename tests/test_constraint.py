@@ -324,7 +324,7 @@ def test_the_embedded_model_counts(embedded, monkeypatch):
     """Alone, compiled, in a batch and one token at a time: the number that it says without a form; and it is
     as sure of the bracket as it was of its end. It writes the JSON itself here."""
     monkeypatch.delitem(embedded.model.generation_config, "json")
-    images, question = [ROOT / "assets/three.png"], "How many shapes are there?"
+    images, question = [ROOT / "assets/cup.png"], "How many shapes are there?"
     constraint = embedded.constraint(json_grammar(ANY))
     options = GenerationOptions(constraint=constraint, confidence=True)
     (plain,) = answer.ask(embedded, images, question, GenerationOptions()).finish()["answers"]
@@ -336,14 +336,15 @@ def test_the_embedded_model_counts(embedded, monkeypatch):
         assert json.loads(result["answers"][0]) == expected and result["confidences"][0] > 0.8
     reply = answer.ask(embedded, images, question, replace(options, logprobs=3)).finish()
     (closing,) = (one for one in reply["logprobs"][0] if one["token"] == "}")
-    assert math.exp(closing["logprob"]) > 0.9 and closing["top"][0]["logprob"] == closing["logprob"]
+    # It learnt that one number in six goes on, as 3.0.
+    assert math.exp(closing["logprob"]) > 0.8 and closing["top"][0]["logprob"] == closing["logprob"]
     assert not {one["id"] for one in closing["top"]} & set(embedded.stop_token_ids)
 
 
 TEXT, CHOICE = {"type": "string"}, {"$ref": "#/$defs/Colour"}
 COLOURS = {"$defs": {"Colour": {"enum": ["red", "green", "blue"], "title": "Colour", "type": "string"}}}
 SEVERAL, CHOICES = {"type": "array", "items": TEXT}, {"type": "array", "items": CHOICE}
-EXAMPLE = ROOT / "assets/three.png"
+EXAMPLE = ROOT / "assets/example.png"
 
 
 @pytest.mark.parametrize(

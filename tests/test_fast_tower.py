@@ -38,8 +38,11 @@ PARTS = {
     "class token, layer scale, no last norm": {"class_token": True, "layer_scale": True, "last_norm": False},
     "RMS norms, no biases": {"class_token": True, "norm_type": "rms_norm", "attention_bias": False},
 }
-# A bound on the error of each feature, whose size is about one, and on its cosine with the eager one.
+# A bound on the error of each feature, whose size is about one, and on its cosine with the eager one. Where a
+# processor multiplies bfloat16 and bytes, what they are multiplied with is rounded as well.
 BOUNDS = {"float32": (2e-5, 0.99999), "bfloat16": (6e-2, 0.9995), "int8": (0.2, 0.997)}
+if torch.cpu._is_avx512_bf16_supported():
+    BOUNDS |= {"bfloat16": (0.1, 0.9995), "int8": (0.2, 0.995)}
 OTHER_MACHINES = {
     "AVX2": ("-march=x86-64", "-mavx2", "-mfma", "-mf16c"),
     "AVX-512 without dot products": ("-march=skylake-avx512",),
@@ -247,8 +250,9 @@ def test_a_tile_is_the_same_in_any_company(precision):
 @pytest.mark.parametrize("kind", ("tiles", *KINDS))
 def test_no_second_copy_of_the_weights(kind):
     tower = make_tower("heads of 64") if kind == "tiles" else packed_tower(kind, 3)
-    weights = sum(parameter.nbytes for parameter in tower.parameters())
     native = in_c(tower, "float32")
+    panel = native._panel  # rows of a panel, which are as many as the processor's registers hold
+    weights = sum((len(one) + -len(one) % panel) * one[0].nbytes for one in tower.parameters())
     kept = {tensor.data_ptr(): tensor.nbytes for tensor in (*native.parameters(), *native.buffers())}
     assert sum(kept.values()) <= 1.05 * weights
 

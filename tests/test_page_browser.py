@@ -321,9 +321,9 @@ def test_ones_own_image_takes_the_place_of_the_example_and_a_second_one_stands_b
     assert visit.question() not in [example["text"] for example in EXAMPLES]
     visit.ask("How many shapes are there?")
     visit.answered("3")
-    visit.gives("drop", "#chat", THREE, CUP)
-    visit.shows(2)
-    visit.says("one image at a time")
+    visit.gives("drop", "#chat", THREE, CUP, WOLF)
+    visit.shows(3)
+    visit.says("2 images at a time")
     visit.ask("How many shapes are there?")
     visit.has_answers(2)
     visit.page.locator("#examples button").first.click()
@@ -541,7 +541,7 @@ def test_what_is_needed_is_seen_without_scrolling(browser, house, width, height)
             < document.querySelector("#message").getBoundingClientRect().top"""
     )
     seen(*always, "#chat .user.message", "#chat .located .frame", "#chat .located button", "#chat .said")
-    assert page.locator("#chat .said").inner_text() == "star: box 157 25 245 115"
+    assert page.locator("#chat .said").inner_text() == "star: box 158 26 248 114"
     visit.ask(" ")
     visit.refuses("Type a question")
     seen(*always, "#notice")

@@ -501,7 +501,7 @@ def test_a_model_without_videos_is_shown_frames_as_images():
     (shown,) = processor.messages([message])
     assert [kind for kind, _ in shown.parts] == ["image"] * 8 + ["text"]
     assert len(processor.visuals(clip)) == 8
-    processor.one_image = True
+    processor.few_images = True
     with pytest.raises(ImageError):
         processor.visuals(clip)
 
@@ -759,7 +759,7 @@ def test_the_command_line_is_asked_about_videos(tmp_path, cli, as_json, complain
         assert result["prompt_tokens"] == expected and result["images"] == [str(shown)]
     assert "video" in complaint(gif, "--detect", "circle", "--box-format", "qwen3-vl", **asked)
     status, _, err = cli(frames, *words, model=DEFAULT_MODEL)
-    assert status == 2 and "one image" in err
+    assert status == 2 and "few images" in err
     Image.open(gif).save(tmp_path / "first.png")
     first, still = (as_json(name, *words, model=DEFAULT_MODEL)[0] for name in (gif, tmp_path / "first.png"))
     assert first["answers"] == still["answers"] and first["prompt_tokens"] == still["prompt_tokens"]
