@@ -64,9 +64,14 @@ SMOLVLM_CHAT_TEMPLATE = (
 )
 # transformers' for conversations with videos, whatever the checkpoint has
 SMOLVLM_VIDEO_TEMPLATE = SMOLVLM_CHAT_TEMPLATE.replace(
-    "{{ '<image>' }}{% endif %}",
-    "{{ '<image>' }}{% elif line['type'] == 'video' %}{{ '<video>' }}{% endif %}",
+    "{{ '<image>' }}{% endif %}", "{{'<image>'}}{% elif line['type'] == 'video' %}{{ '<video>' }}{% endif %}"
 )
+# For a model that learnt images before the text: it puts them there itself, in transformers as here.
+IMAGES_FIRST = SMOLVLM_CHAT_TEMPLATE.replace(
+    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}",
+    "{% set images = message['content'] | selectattr('type', 'equalto', 'image') | list %}"
+    "{{ ':' if images else ': ' }}{{ '<image>' * (images | length) }}",
+).replace("{% elif line['type'] == 'image' %}{{ '<image>' }}", "")
 # nanoVLM's, today and in v0.1
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
@@ -79,7 +84,7 @@ V01_TEMPLATE = (
     " message['content'] | replace('<|image|>', '') + ' Answer:' }}"
     "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
-OWN_TEMPLATES = (SMOLVLM_CHAT_TEMPLATE, SMOLVLM_VIDEO_TEMPLATE, CHATML_TEMPLATE, V01_TEMPLATE)
+OWN_TEMPLATES = (SMOLVLM_CHAT_TEMPLATE, SMOLVLM_VIDEO_TEMPLATE, IMAGES_FIRST, CHATML_TEMPLATE, V01_TEMPLATE)
 
 
 @dataclass(frozen=True)

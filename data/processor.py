@@ -27,6 +27,7 @@ from torch import Tensor
 
 from data.boxes import CoordinateForm, form_of
 from data.chat import (
+    IMAGES_FIRST,
     SMOLVLM_CHAT_TEMPLATE,
     ChatEncoder,
     Message,
@@ -108,7 +109,7 @@ class Processor:
     """See the module's docstring. Build one with `from_pretrained` or `make_processor`. `image_order` is that
     of `data.chat.in_order`, which generation_config.json says where the model learnt one only; `config` is
     the model's, whose context bounds what is tokenized of a prompt; `coordinates` says how the model writes
-    boxes (`coordinates_of`), and `few_images` that it learnt from one or two at a time."""
+    boxes (`coordinates_of`), and `few_images` that it learnt from fewer at a time than show a video."""
 
     def __init__(
         self,
@@ -169,7 +170,8 @@ class Processor:
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
                 generation = read_object(folder / "generation_config.json")
-                learnt = {"few_images": generation.get("most_images") in (1, 2)}
+                most = generation.get("most_images")
+                learnt = {"few_images": isinstance(most, int) and most < FRAMES_AS_IMAGES}
                 learnt |= {"coordinates": coordinates_of(described, generation)}
                 return cls(images, tokenizer, template, config, limits, read_image_order(folder), **learnt)
         except ProcessorError:
@@ -411,6 +413,7 @@ def make_processor(
     longest_edge: int | None = None,
     split: bool = False,
     chat_template: str = SMOLVLM_CHAT_TEMPLATE,
+    images_first: bool = False,
     config: VLMConfig | None = None,
 ) -> Processor:
     """A processor for a new model, in transformers' Idefics3 form (`.hf_processor`).
@@ -421,6 +424,7 @@ def make_processor(
         image_seq_len: positions that a tile takes in a prompt.
         longest_edge: what an image is resized to before it is split, or, unsplit, squashed into a tile; one
             tile by default, four with `split`.
+        images_first: the template puts a message's images before its text, in place of `chat_template`.
     """
     needed = [IMAGE, FAKE, GLOBAL, END, *(["<row_1_col_1>"] if split else [])]
     if missing := [token for token in needed if token not in tokenizer.get_added_vocab()]:
@@ -431,7 +435,8 @@ def make_processor(
         "do_image_splitting": split,
         "max_image_size": {"longest_edge": image_size},
     }
-    return Processor(idefics3.IdeficsImages(settings, image_seq_len), tokenizer, chat_template, config)
+    template = IMAGES_FIRST if images_first else chat_template
+    return Processor(idefics3.IdeficsImages(settings, image_seq_len), tokenizer, template, config)
 
 
 def coordinates_of(config: Mapping, generation: Mapping) -> Any:

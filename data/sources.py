@@ -169,7 +169,7 @@ def open_rows(
             )
         return _load(builder, path, None, split, streaming, data_files=[path]), None
     local = Path(os.path.expanduser(path))
-    if _is_saved(local):
+    if any((local / name).is_file() for name in _SAVED):
         rows = _open_saved(path, _name_of(split) or TRAIN)
         if "[" in split:
             rows = rows.select(range(len(rows))[_part(split, len(rows), path)])
@@ -254,10 +254,6 @@ def _files_by_split(folder: Path) -> dict[str, list[Path]]:
 
 def _no_split(path: str, split: str, splits: Iterable[str]) -> DatasetError:
     return DatasetError(f"{path}: no split {split!r}; it has {', '.join(splits)}")
-
-
-def _is_saved(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _SAVED)
 
 
 def _open_saved(path: str, split: str) -> Any:

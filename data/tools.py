@@ -711,12 +711,6 @@ class CallReader:
         return begun + len(before) - len(before.rstrip())
 
 
-def read_calls(markup: Markup, tools: Sequence[Tool], text: str) -> tuple[str, list[ToolCall]]:
-    """(the text beside the calls of a whole answer, those of them that are whole)."""
-    shown, pieces = CallReader(markup, tools).put(text, last=True)
-    return shown, whole_calls(pieces)
-
-
 def whole_calls(pieces: Sequence[CallPiece]) -> list[ToolCall]:
     calls = []
     for _, group in groupby(pieces, lambda piece: piece.index):

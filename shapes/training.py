@@ -69,7 +69,7 @@ def build_processor(config: TrainConfig) -> Processor:
             texts += [qa.question, " " + qa.answer]
         texts += [" " + ask(scene, rng, "describe").answer, "User:", "System:", "\nAssistant:"]
     tokenizer = build_tokenizer(texts, config.vocab_size)
-    return make_processor(tokenizer, image_size=config.image_size, image_seq_len=tokens)
+    return make_processor(tokenizer, image_size=config.image_size, image_seq_len=tokens, images_first=True)
 
 
 def model_config(config: TrainConfig, tokenizer) -> VLMConfig:

@@ -60,6 +60,16 @@ def draw_image(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(pixels)
 
 
+def user(*content) -> list[dict]:
+    """A conversation of one message, of texts and of parts such as `seen`."""
+    parts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in content]
+    return [{"role": "user", "content": parts}]
+
+
+def seen(size: tuple[int, int], seed: int = 0) -> dict:
+    return {"type": "image", "image": draw_image(*size, seed)}
+
+
 @cache
 def embedded(split: bool = False) -> Processor:
     return make_processor(build_tokenizer(CORPUS, 400), image_size=32, image_seq_len=4, split=split)

@@ -40,9 +40,11 @@ PARTS = {
 }
 # A bound on the error of each feature, whose size is about one, and on its cosine with the eager one. Where a
 # processor multiplies bfloat16 and bytes, what they are multiplied with is rounded as well.
-_ROUNDS = torch.cpu._is_avx512_bf16_supported()
-_BFLOAT16, _INT8 = ((0.1, 0.9995), (0.2, 0.995)) if _ROUNDS else ((6e-2, 0.9995), (0.2, 0.997))
-BOUNDS = {"float32": (2e-5, 0.99999), "bfloat16": _BFLOAT16, "int8": _INT8}
+BOUNDS = {
+    "float32": (2e-5, 0.99999),
+    "bfloat16": (0.1 if torch.cpu._is_avx512_bf16_supported() else 6e-2, 0.9995),
+    "int8": (0.2, 0.995 if torch.cpu._is_vnni_supported() else 0.997),
+}
 OTHER_MACHINES = {
     "AVX2": ("-march=x86-64", "-mavx2", "-mfma", "-mf16c"),
     "AVX-512 without dot products": ("-march=skylake-avx512",),

@@ -7,9 +7,10 @@ import shutil
 
 import pytest
 import torch
+from PIL import Image
 
 import serve
-from data.chat import Message, in_order
+from data.chat import SMOLVLM_CHAT_TEMPLATE, Message, in_order
 from data.errors import ProcessorError
 from data.packing import SampleEncoder
 from data.processor import Processor
@@ -31,11 +32,13 @@ def embedded() -> Processor:
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the embedded model whose generation_config.json says something else about the order."""
+    """A copy of the embedded model whose generation_config.json says something else about the order, and
+    whose template leaves it."""
 
     def say(order):
         copy = tmp_path / str(order)
         shutil.copytree(serve.DEFAULT_MODEL, copy)
+        (copy / "chat_template.jinja").write_text(SMOLVLM_CHAT_TEMPLATE)
         path = copy / "generation_config.json"
         kept = {key: value for key, value in json.loads(path.read_text()).items() if key != "image_order"}
         path.write_text(json.dumps(kept | ({} if order is None else {"image_order": order})))
@@ -96,6 +99,9 @@ def test_the_embedded_model_says_its_order_and_every_order_is_one_prompt(embedde
     for question in QUESTIONS:
         right = embedded.ask([EXAMPLE], question)["input_ids"].tolist()
         assert embedded.prepare([user(question, EXAMPLE)])["input_ids"].tolist() == right
+        asked, how = [user(question, Image.open(EXAMPLE))], {"tokenize": True, "return_dict": True}
+        made = embedded.hf_processor.apply_chat_template(asked, add_generation_prompt=True, **how)
+        assert made["input_ids"] == right  # transformers', to which the template alone says the order
     parted = embedded.encode_conversation([user("Here are", CUP, "and", EXAMPLE, "; how many?")], True)
     whole = embedded.encode_conversation([user(CUP, EXAMPLE, "Here are and ; how many?")], True)
     assert parted.input_ids == whole.input_ids and same_images(parted, whole)

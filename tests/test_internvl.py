@@ -29,7 +29,7 @@ from models import VisionLanguageModel
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.load import expected_shapes
 from models.checkpoints.weights import check_shapes
-from tests.processors import draw_image
+from tests.processors import draw_image, seen, user
 from tests.prompts import loss_of
 from tests.rows import WORDS
 from tests.tiny import randomize
@@ -103,15 +103,6 @@ def reference(monkeypatch):
         return InternVLProcessor(images, tokenizer(), image_seq_length=4, chat_template=internvl.TEMPLATE)
 
     return opened
-
-
-def user(*content) -> list[dict]:
-    parts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in content]
-    return [{"role": "user", "content": parts}]
-
-
-def seen(size: tuple[int, int], seed: int = 0) -> dict:
-    return {"type": "image", "image": draw_image(*size, seed)}
 
 
 CONVERSATIONS = {

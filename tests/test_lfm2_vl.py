@@ -30,23 +30,13 @@ from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes, meta_init
 from models.packed_vision_transformer import patches_of
 from tests.lfm2_checkpoints import save_hf, tokenizer, transformers_inputs
-from tests.processors import draw_image
+from tests.processors import draw_image, seen, user
 from tools.convert import convert
 
-
-def user(*content) -> list[dict]:
-    parts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in content]
-    return [{"role": "user", "content": parts}]
-
-
-def seen(*size: int, seed: int = 0) -> dict:
-    return {"type": "image", "image": draw_image(*size, seed)}
-
-
 BATCH = [
-    user(seen(100, 60), "how many red squares"),  # 2 x 1 tiles or more, and the image
+    user(seen((100, 60)), "how many red squares"),  # 2 x 1 tiles or more, and the image
     user("are there two"),
-    user(seen(30, 20), "and", seen(24, 24, seed=1), "circles are there"),
+    user(seen((30, 20)), "and", seen((24, 24), 1), "circles are there"),
 ]
 
 

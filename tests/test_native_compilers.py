@@ -15,13 +15,15 @@ from generation.fast.native import build
 
 TESTS = Path(__file__).parent
 # Without the instruction that multiplies bfloat16, which rounds the other factor first.
-NATIVE = (build.FLAGS[1], *(["-mno-avx512bf16"] if torch.cpu._is_avx512_bf16_supported() else []))
+ROUNDS = torch.cpu._is_avx512_bf16_supported()
+NATIVE = (build.FLAGS[1], *(["-mno-avx512bf16"] if ROUNDS else []))
 ARM, EMULATOR = ("aarch64-linux-gnu-gcc", "-static"), ("qemu-aarch64",)
 # A compiler and its flags, and what runs the program.
 TARGETS = {
     "clang": (("clang", *NATIVE), ()),
     "clang, plain": (("clang",), ()),
     "gcc, plain": (("gcc",), ()),
+    "gcc, as shipped": (("gcc", build.FLAGS[1]), ()),
     "AVX-512 with VNNI, emulated": (("gcc", "-include", str(TESTS / "emulated_avx512.h")), ()),
     "ARM": (ARM, EMULATOR),
     "ARM with dot products": ((*ARM, "-march=armv8.2-a+dotprod"), EMULATOR),
@@ -67,8 +69,9 @@ def test_every_compiler_gives_the_same_answers(target, bits, tmp_path, tmp_path_
     got = answers(*TARGETS[target], bits, tmp_path)
     off = [abs(one - other) for one, other in zip(got, reference, strict=True)]
     assert len(off) == ALONE + 3 * 90 and max(map(abs, reference)) > 4
-    assert max(off[:ALONE]) < 2e-4
-    assert sum(off[ALONE:]) / len(off[ALONE:]) < {32: 1e-4, 16: 2e-3, 8: 1e-2, 4: 0.1}[bits]
+    rounds = ROUNDS and bits == 16 and target == "gcc, as shipped"
+    assert max(off[:ALONE]) < (2e-2 if rounds else 2e-4)
+    assert sum(off[ALONE:]) / 270 < {32: 1e-4, 16: 4e-2 if rounds else 2e-3, 8: 1e-2, 4: 0.1}[bits]
 
 
 @pytest.mark.parametrize("kind", COMPILED_ONLY)

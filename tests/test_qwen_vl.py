@@ -43,7 +43,7 @@ from models.checkpoints.weights import check_shapes, export_tensors
 from models.config import PackedVisionConfig
 from models.packed_vision_transformer import patches_of
 from tests.invariants import fast_step, run_all
-from tests.processors import draw_image
+from tests.processors import draw_image, seen, user
 from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf
 from tests.test_draft import ALWAYS, SAMPLINGS, OneByOne, drafted
 from tests.tiny import randomize
@@ -97,15 +97,6 @@ PUBLISHED: dict[str, tuple[int, dict]] = {
     "Qwen3-VL-2B-Instruct": (2_127_532_032, qwen3_vl(2048, 6144, 28, 16)),
     "Qwen3-VL-4B-Instruct": (4_437_815_808, qwen3_vl(2560, 9728, 36, 32)),
 }  # fmt: skip
-
-
-def user(*content) -> list[dict]:
-    parts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in content]
-    return [{"role": "user", "content": parts}]
-
-
-def seen(size: tuple[int, int], seed: int = 0) -> dict:
-    return {"type": "image", "image": draw_image(*size, seed)}
 
 
 CONVERSATION = user(seen((100, 60)), "how many red squares", seen((64, 150), 1), "are there")

@@ -30,7 +30,6 @@ from data.tools import (
     ToolCall,
     ToolUse,
     kinds_of,
-    read_calls,
     whole_calls,
 )
 from inference.constraint import Constraints
@@ -135,7 +134,7 @@ def test_a_template_without_tools_is_told_of_them_in_words():
             [part.split(":")[0] for part in made.decode(ids).split("<|im_start|>")],
         )
         assert roles == ["", "system", "user", "assistant", "user", "user"]  # results are one message
-        assert read_calls(PLAIN, (WEATHER, NOW), text)[1][-1].arguments == "{}"
+        assert whole_calls(CallReader(PLAIN, (WEATHER, NOW)).put(text, last=True)[1])[-1].arguments == "{}"
         for tool in (WEATHER, NOW):
             assert json.dumps(tool.shown["function"], ensure_ascii=False) in text
         assert text.count("<|image_pad|>") == 1 and ("Be good." in text) == system
@@ -320,7 +319,7 @@ def test_transformers_reads_our_calls(constraints, markup, models):
         ids, ended = babble(
             own(tool_grammar(markup_ := MARKUPS[markup], use, made.get_added_vocab().get))(), made, "", seed
         )
-        (call,) = read_calls(markup_, tools, made.decode(ids))[1]
+        (call,) = whole_calls(CallReader(markup_, tools).put(made.decode(ids), last=True)[1])
         prompt = "<|turn>model\n" if markup == "gemma" else "<|im_start|>assistant\n"
         said = made.parse_response(ids, template, prefix=prompt, tools=[tool.shown for tool in tools])
         (read,) = said["tool_calls"]

@@ -77,7 +77,7 @@ def count_all(scene, rng):
     if which == "objects":
         if len(shapes) < len(scene.things):
             return None
-        noun = rng.choice(("objects", "things", "figures", "items", "elements"))
+        noun = rng.choice(("objects", "objects", "things", "figures", "items", "elements"))
         form = rng.choice((
             "How many {t} are there?", "How many {t} do you see?", "How many {t} are in the image?",
             "Count the {t}.", "How many {t} can you see in total?", "What is the total number of {t}?",

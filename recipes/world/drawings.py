@@ -30,7 +30,7 @@ def sample_drawing(
     split: str = "train",
     difficulty: float = 1.0,
     aspect: float = 1.0,
-    plain: float = 0.25,
+    plain: float = 0.4,
 ) -> Scene:
     """A scene of this width over height, in looks of the split. `plain` is the share of those that look as
     `sampling.sample_scene` has them."""
@@ -181,7 +181,9 @@ def _random_word(rng, n, split, shrink, letters=0.4) -> Thing:
     mask = word_mask(Thing("word", name, colour, 0, 0, 0, **case).text, font)
     height = rng.uniform(0.08, 0.3 if n <= 4 else 0.16) * max(0.6, shrink)
     width = min(0.92, height * mask.width / mask.height)
-    return _printed("word", name, colour, width, width * mask.height / mask.width, rng, font=font, **case)
+    stretch = math.exp(rng.uniform(-0.3, 0.3)) if split == looks.TRAIN and rng.random() < 0.4 else 1.0
+    tall = width * mask.height / mask.width * stretch
+    return _printed("word", name, colour, width, tall, rng, font=font, **case)
 
 
 def _random_digit(rng, n, split, shrink) -> Thing:

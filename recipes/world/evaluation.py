@@ -24,7 +24,8 @@ def drawings_task(questions: int, seed: int = 0) -> EvalTask:
         "drawings",
         'Exact match after lower-casing and dropping a final dot; "describe": F1 over the things named; '
         'where one thing is asked for, "box": IoU of the first box, "box at 0.5": whether it is at least '
-        '0.5, "point": whether the first point lies in the thing\'s box; "boxes": F1 at an IoU of 0.5.',
+        '0.5, "point": whether the first point lies in the thing\'s box; "boxes": F1 at an IoU of 0.5; '
+        '"in JSON": the same value under one key, that which the question names, if it names one.',
         lambda answer, targets, fields: score_drawing(asked[fields["number"]], answer),
     )
     samples = [

@@ -20,10 +20,13 @@ _PACKAGES = {  # fontpkg-NAME on PyPI
         "crimson-text", "roboto-slab", "arvo", "bitter", "abril-fatface", "alfa-slab-one", "cinzel",
         "bodoni-moda",
         "ibm-plex-mono", "jetbrains-mono", "source-code-pro", "space-mono", "inconsolata", "press-start-2p",
-        "dancing-script", "pacifico", "caveat", "lobster", "great-vibes", "indie-flower", "permanent-marker",
-        "kalam", "oleo-script", "shadows-into-light", "delius", "zeyada",
+        "amiri", "cormorant-garamond", "yanone-kaffeesatz", "gravitas-one", "rowdies",
         "bebas-neue", "anton", "bungee", "luckiest-guy", "righteous", "black-ops-one", "russo-one",
-        "unbounded",
+        "unbounded", "lilita-one", "syne", "chakra-petch",
+        *(  # scripts take longest to learn
+            "dancing-script", "pacifico", "caveat", "lobster", "great-vibes", "indie-flower",
+            "kalam", "oleo-script", "shadows-into-light", "delius", "zeyada", "permanent-marker",
+        ) * 2,
     ),
     looks.HELDOUT: (
         "rubik", "cabin", "dm-sans", "titillium-web", "teko", "varela-round",

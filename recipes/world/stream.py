@@ -43,7 +43,7 @@ _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a ro
 class WorldStreamConfig(ShapesStreamConfig):
     tokens_per_side: int = 8  # of a tile, after the projector
     outside: float = 0.16  # images that show nothing of the world
-    only_words: float = 0.5  # images of words alone
+    only_words: float = 0.42  # images of words alone
     pairs: float = 0.0  # batches of two images a row
     text_first: float = 0.0  # rows whose first question stands before the image
 

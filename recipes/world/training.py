@@ -53,8 +53,9 @@ def build_processor(config: WorldConfig) -> Processor:
     tokenizer = build_tokenizer(_texts_of_drawings(rng), config.vocab_size)
     side, count = config.image_size, config.tiles_per_side
     return make_processor(
-        tokenizer, image_size=side, image_seq_len=tokens, split=count > 1, longest_edge=count * side
-    )
+        tokenizer, image_size=side, image_seq_len=tokens, split=count > 1, longest_edge=count * side,
+        images_first=True,
+    )  # fmt: skip
 
 
 def _texts_of_drawings(rng: random.Random) -> Iterator[str]:

@@ -151,11 +151,11 @@ def reword(question: str, rng: random.Random) -> str:
         if rng.random() < 0.15:
             question = re.sub(rf"\b{said}\b", rng.choice(others), question)
     which = rng.random()
-    if which < 0.08:
+    if which < 0.14:
         return question.upper()
-    if which < 0.12:
-        return question + rng.choice(_LAST)
     if which < 0.18:
+        return question + rng.choice(_LAST)
+    if which < 0.24:
         shown = any(word in question for word in ("picture", "image", "drawing"))
         return rng.choice(_FIRST[: 10 if shown else None]) + question[0].lower() + question[1:]
     if rng.random() < 0.2:

@@ -14,7 +14,6 @@ from PIL import Image
 
 from data.packing import dense_mask
 from data.processor import make_processor
-from tests.runs import shapes_processor
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
 
@@ -368,13 +367,6 @@ def test_other_programs_draw_the_same_scene(draw):
 
 
 # ----------------------------------------------------------------------------------------------- streams
-@pytest.fixture(scope="module")
-def processor():
-    return make_processor(
-        shapes_processor(None).tokenizer, image_size=32, image_seq_len=4, split=True, longest_edge=64
-    )
-
-
 def stream_of(processor, **settings):
     settings = {"batch_size": 3, "sequence_length": 400, "curriculum_pictures": 0} | settings
     config = WorldStreamConfig(image_size=32, patch_size=8, **settings)

@@ -14,8 +14,6 @@ import pytest
 
 from data.chat import read_conversation
 from data.packing import IGNORE_INDEX
-from data.processor import make_processor
-from tests.runs import shapes_processor
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib", "segno")]
 
@@ -211,13 +209,6 @@ def test_questions_about_two_images():
 
 
 # ------------------------------------------------------------------------------------------------- rows
-@pytest.fixture(scope="module")
-def processor():
-    return make_processor(
-        shapes_processor(None).tokenizer, image_size=32, image_seq_len=4, split=True, longest_edge=64
-    )
-
-
 def stream_of(processor, **settings):
     settings = {"batch_size": 4, "sequence_length": 500, "curriculum_pictures": 0} | settings
     config = WorldStreamConfig(image_size=32, patch_size=8, **settings)
