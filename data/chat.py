@@ -70,7 +70,7 @@ SMOLVLM_VIDEO_TEMPLATE = SMOLVLM_CHAT_TEMPLATE.replace(
 IMAGES_FIRST = SMOLVLM_CHAT_TEMPLATE.replace(
     "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}",
     "{% set images = message['content'] | selectattr('type', 'equalto', 'image') | list %}"
-    "{{ ':' if images else ': ' }}{{ '<image>' * (images | length) }}",
+    "{{ ':' if images else ': ' }}{% for line in images %}{{ '<image>' }}{% endfor %}",
 ).replace("{% elif line['type'] == 'image' %}{{ '<image>' }}", "")
 # nanoVLM's, today and in v0.1
 CHATML_TEMPLATE = (
