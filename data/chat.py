@@ -64,7 +64,8 @@ SMOLVLM_CHAT_TEMPLATE = (
 )
 # transformers' for conversations with videos, whatever the checkpoint has
 SMOLVLM_VIDEO_TEMPLATE = SMOLVLM_CHAT_TEMPLATE.replace(
-    "{{ '<image>' }}{% endif %}", "{{'<image>'}}{% elif line['type'] == 'video' %}{{ '<video>' }}{% endif %}"
+    "{{ '<image>' }}{% endif %}",
+    "{{ '<image>' }}{% elif line['type'] == 'video' %}{{ '<video>' }}{% endif %}",
 )
 # For a model that learnt images before the text: it puts them there itself, in transformers as here.
 IMAGES_FIRST = SMOLVLM_CHAT_TEMPLATE.replace(

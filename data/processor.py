@@ -109,7 +109,7 @@ class Processor:
     """See the module's docstring. Build one with `from_pretrained` or `make_processor`. `image_order` is that
     of `data.chat.in_order`, which generation_config.json says where the model learnt one only; `config` is
     the model's, whose context bounds what is tokenized of a prompt; `coordinates` says how the model writes
-    boxes (`coordinates_of`), and `few_images` that it learnt from fewer at a time than show a video."""
+    boxes (`coordinates_of`), and `few_images` that it sees videos as images and learnt from fewer."""
 
     def __init__(
         self,
@@ -123,8 +123,7 @@ class Processor:
         few_images: bool = False,
     ):
         self.images, self.image_order, self.coordinates = images, image_order, coordinates
-        self.few_images = few_images
-        self.tokenizer, self.limits = tokenizer, limits
+        self.few_images, self.tokenizer, self.limits = few_images, tokenizer, limits
         self.stop_token_ids = turn_ends(tokenizer)
         self.image_token_id = tokenizer.convert_tokens_to_ids(images.image_token)
         if config is not None:
@@ -171,8 +170,8 @@ class Processor:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
                 generation = read_object(folder / "generation_config.json")
                 most = generation.get("most_images")
-                learnt = {"few_images": isinstance(most, int) and most < FRAMES_AS_IMAGES}
-                learnt |= {"coordinates": coordinates_of(described, generation)}
+                few = isinstance(most, int) and most < FRAMES_AS_IMAGES and images.videos is None
+                learnt = {"few_images": few, "coordinates": coordinates_of(described, generation)}
                 return cls(images, tokenizer, template, config, limits, read_image_order(folder), **learnt)
         except ProcessorError:
             raise
@@ -248,7 +247,7 @@ class Processor:
 
     def _opened(self, kind: str, value: Any) -> list[tuple[str, Any]]:
         """A part of a message; of a video, where the family has none, some of its frames as images. An image
-        that moves is its first frame to a model of one image."""
+        that moves is its first frame to a model of few images."""
         if kind != "video" or isinstance(value, Visual):
             return [(kind, value)]
         clip = open_video(value, self.limits)
@@ -412,7 +411,7 @@ def make_processor(
     image_seq_len: int,
     longest_edge: int | None = None,
     split: bool = False,
-    chat_template: str = SMOLVLM_CHAT_TEMPLATE,
+    chat_template: str | None = None,
     images_first: bool = False,
     config: VLMConfig | None = None,
 ) -> Processor:
@@ -424,7 +423,7 @@ def make_processor(
         image_seq_len: positions that a tile takes in a prompt.
         longest_edge: what an image is resized to before it is split, or, unsplit, squashed into a tile; one
             tile by default, four with `split`.
-        images_first: the template puts a message's images before its text, in place of `chat_template`.
+        chat_template: SmolVLM's by default; with `images_first` it puts a message's images before its text.
     """
     needed = [IMAGE, FAKE, GLOBAL, END, *(["<row_1_col_1>"] if split else [])]
     if missing := [token for token in needed if token not in tokenizer.get_added_vocab()]:
@@ -435,7 +434,7 @@ def make_processor(
         "do_image_splitting": split,
         "max_image_size": {"longest_edge": image_size},
     }
-    template = IMAGES_FIRST if images_first else chat_template
+    template = chat_template or (IMAGES_FIRST if images_first else SMOLVLM_CHAT_TEMPLATE)
     return Processor(idefics3.IdeficsImages(settings, image_seq_len), tokenizer, template, config)
 
 

@@ -5,26 +5,21 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
 
-from data.tokenizer import build_tokenizer
-from tests.rows import WORDS
+from tests import qwen_checkpoints
 from tests.tiny import randomize
 
 ROWS = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)]
 SPECIAL = [
-    "<|im_start|>",
-    "<|im_end|>",
-    "<image>",
-    "<|image_start|>",
-    "<|image_end|>",
-    "<|img_thumbnail|>",
-    *ROWS,
-]
+    "<|im_start|>", "<|im_end|>", "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *ROWS,
+]  # fmt: skip
+tokenizer = partial(qwen_checkpoints.tokenizer, SPECIAL)
 TEMPLATE = """\
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' }}
@@ -47,12 +42,6 @@ SETTINGS = {
     "max_image_tokens": 12,
     "image_processor_type": "Lfm2VlImageProcessor",
 }
-
-
-def tokenizer():
-    made = build_tokenizer(WORDS, vocab_size=300)
-    made.add_special_tokens({"additional_special_tokens": SPECIAL, "eos_token": "<|im_end|>"})
-    return made
 
 
 def hf_config(seed: int = 0) -> Lfm2VlConfig:

@@ -53,9 +53,9 @@ TEMPLATE = """\
 """
 
 
-def tokenizer():
+def tokenizer(special=SPECIAL):
     made = build_tokenizer(WORDS, vocab_size=300)
-    made.add_special_tokens({"additional_special_tokens": SPECIAL, "eos_token": "<|im_end|>"})
+    made.add_special_tokens({"additional_special_tokens": special, "eos_token": "<|im_end|>"})
     return made
 
 

@@ -6,6 +6,7 @@ import copy
 import random
 
 import pytest
+from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from data import chat
@@ -117,6 +118,10 @@ EVERYTHING = (
     "{% if messages[0].role == 'system' %}{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
     "{% endif %}"
 )
+
+
+def test_transformers_own_template_needs_no_child_process():
+    assert DEFAULT_CHAT_TEMPLATE in chat.OWN_TEMPLATES
 
 
 @pytest.mark.parametrize("template", [LLAMA_TEMPLATE, SMOLVLM_CHAT_TEMPLATE, EVERYTHING])

@@ -32,8 +32,7 @@ def embedded() -> Processor:
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the embedded model whose generation_config.json says something else about the order, and
-    whose template leaves it."""
+    """A copy of the embedded model whose files say another order, and whose template leaves it."""
 
     def say(order):
         copy = tmp_path / str(order)

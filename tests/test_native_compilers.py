@@ -23,7 +23,7 @@ TARGETS = {
     "clang": (("clang", *NATIVE), ()),
     "clang, plain": (("clang",), ()),
     "gcc, plain": (("gcc",), ()),
-    "gcc, as shipped": (("gcc", build.FLAGS[1]), ()),
+    "gcc, products of bfloat16": (("gcc", build.FLAGS[1]), ()),
     "AVX-512 with VNNI, emulated": (("gcc", "-include", str(TESTS / "emulated_avx512.h")), ()),
     "ARM": (ARM, EMULATOR),
     "ARM with dot products": ((*ARM, "-march=armv8.2-a+dotprod"), EMULATOR),
@@ -62,6 +62,8 @@ def expected(bits: int, folder: Path) -> list[float]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_compiler_gives_the_same_answers(target, bits, tmp_path, tmp_path_factory):
     """To what products rounded once or twice differ by; after layers, to a step of rounded activations."""
+    if (products := target == "gcc, products of bfloat16") and not (ROUNDS and bits == 16):
+        pytest.skip("the same build")
     try:
         reference = expected(bits, tmp_path_factory.getbasetemp())
     except build.NoCompiler as error:
@@ -69,9 +71,9 @@ def test_every_compiler_gives_the_same_answers(target, bits, tmp_path, tmp_path_
     got = answers(*TARGETS[target], bits, tmp_path)
     off = [abs(one - other) for one, other in zip(got, reference, strict=True)]
     assert len(off) == ALONE + 3 * 90 and max(map(abs, reference)) > 4
-    rounds = ROUNDS and bits == 16 and target == "gcc, as shipped"
-    assert max(off[:ALONE]) < (2e-2 if rounds else 2e-4)
-    assert sum(off[ALONE:]) / 270 < {32: 1e-4, 16: 4e-2 if rounds else 2e-3, 8: 1e-2, 4: 0.1}[bits]
+    assert max(off[:ALONE]) < (2e-2 if products else 2e-4)
+    bound = 4e-2 if products else {32: 1e-4, 16: 2e-3, 8: 1e-2, 4: 0.1}[bits]
+    assert sum(off[ALONE:]) / len(off[ALONE:]) < bound
 
 
 @pytest.mark.parametrize("kind", COMPILED_ONLY)

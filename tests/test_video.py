@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -504,6 +505,13 @@ def test_a_model_without_videos_is_shown_frames_as_images():
     processor.few_images = True
     with pytest.raises(ImageError):
         processor.visuals(clip)
+
+
+@pytest.mark.parametrize(("most", "few"), [(None, False), (2, True), (7, True), (8, False)])
+def test_a_model_of_fewer_images_than_a_video_has_frames_takes_none(most, few, tmp_path):
+    folder = shutil.copytree(DEFAULT_MODEL, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"most_images": most}))
+    assert Processor.from_pretrained(folder).few_images == few
 
 
 @pytest.mark.parametrize(

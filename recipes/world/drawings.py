@@ -30,7 +30,7 @@ def sample_drawing(
     split: str = "train",
     difficulty: float = 1.0,
     aspect: float = 1.0,
-    plain: float = 0.4,
+    plain: float = 0.5,
 ) -> Scene:
     """A scene of this width over height, in looks of the split. `plain` is the share of those that look as
     `sampling.sample_scene` has them."""

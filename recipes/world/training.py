@@ -43,7 +43,7 @@ from training.config import TrainConfig
 from training.distributed import Ranks
 
 _IN_PAIRS = 0.12  # share of batches that show two images in each row
-_TEXT_FIRST = 0.12  # share of rows whose first question stands before the image
+_TEXT_FIRST = 0.12  # share of rows whose first question stands before the image: prompts without a template
 
 
 def build_processor(config: WorldConfig) -> Processor:

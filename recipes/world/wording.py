@@ -121,6 +121,7 @@ _FIRST = (
     "Please tell me: ", "Hi, ", "Hello, ", "Question: ", "Tell me, ", "Please, ", "Hey, ", "Look closely: ",
     "I want to know: ", "Now tell me: ", "In this image, ", "In the picture, ", "Look at the image: ",
 )  # fmt: skip
+_OBJECTS = re.compile(r"\b(objects|things|figures|items|elements)\b")  # spelled letter by letter in capitals
 _LAST = (" Answer briefly.", " Be brief.", " Please.", " Thanks.", " Thank you!", " Keep it short.")
 
 
@@ -151,7 +152,7 @@ def reword(question: str, rng: random.Random) -> str:
         if rng.random() < 0.15:
             question = re.sub(rf"\b{said}\b", rng.choice(others), question)
     which = rng.random()
-    if which < 0.14:
+    if which < (0.4 if _OBJECTS.search(question) else 0.14):
         return question.upper()
     if which < 0.18:
         return question + rng.choice(_LAST)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from data.chat import read_conversation
 from data.packing import dense_mask
 from data.processor import make_processor
 
@@ -430,8 +431,6 @@ def prompt_of(prefix):
 
 
 def processor_messages(messages):
-    from data.chat import read_conversation
-
     for message in messages:
         for part in message["content"]:
             if part["type"] == "image":

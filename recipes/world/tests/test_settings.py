@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import train
+from data.chat import IMAGES_FIRST
 from data.tokenizer import SPECIAL_TOKENS
 from eval.tasks import DEFAULT_MODEL
 from models.vision_language_model import VisionLanguageModel
@@ -75,6 +76,7 @@ def test_a_run_of_both_stages_and_on(tmp_path, monkeypatch):
     assert [row["step"] for row in rows] == [*range(1, 11)]
     assert "place_loss" not in rows[2] and rows[2]["grid_loss"] > 0
     assert all(row["place_loss"] > 0 and row["noun_place_loss"] > 0 for row in rows[3:])
+    assert (tmp_path / "chat_template.jinja").read_text() == IMAGES_FIRST
     config = VisionLanguageModel.from_pretrained(tmp_path).generation_config
     assert config["coordinates"]["form"] and config["most_images"] == 2
 
