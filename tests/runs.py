@@ -68,7 +68,7 @@ def shapes_processor(config) -> Processor:
     side = config.image_size // config.patch_size // config.scale_factor if config else 8
     tokenizer = Processor.from_pretrained(DEFAULT_MODEL).tokenizer
     size = config.image_size if config else 64
-    return make_processor(tokenizer, image_size=size, image_seq_len=side * side, images_first=True)
+    return make_processor(tokenizer, image_size=size, image_seq_len=side * side)
 
 
 def tiny_checkpoint(folder: Path) -> Path:

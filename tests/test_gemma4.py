@@ -18,12 +18,12 @@ from families.gemma4_images import _TOKENS, Gemma4Images
 from models import VisionLanguageModel
 from models.checkpoints.hub import CheckpointError
 from tests.gemma4_checkpoints import hf_config, image_settings, save_hf, transformers_inputs
-from tests.test_lfm2_vl import seen, user
+from tests.processors import seen, user
 
 BATCH = [
-    user(seen(100, 60), "how many red squares"),
+    user(seen((100, 60)), "how many red squares"),
     user("are there two"),
-    user(seen(90, 200), "and", seen(64, 64, seed=1), "circles are there"),
+    user(seen((90, 200)), "and", seen((64, 64), 1), "circles are there"),
 ]
 
 

@@ -541,7 +541,7 @@ def test_what_is_needed_is_seen_without_scrolling(browser, house, width, height)
             < document.querySelector("#message").getBoundingClientRect().top"""
     )
     seen(*always, "#chat .user.message", "#chat .located .frame", "#chat .located button", "#chat .said")
-    assert page.locator("#chat .said").inner_text() == "star: box 158 26 248 114"
+    assert page.locator("#chat .said").inner_text() == "star: box 158 28 246 113"
     visit.ask(" ")
     visit.refuses("Type a question")
     seen(*always, "#notice")

@@ -185,8 +185,8 @@ def test_tokens_are_those_of_generate_py(here, as_json, question, images, system
 
 @pytest.mark.parametrize("by", ["vote", "confidence"])
 def test_the_best_of_several_answers_is_the_first_choice(here, as_json, by):
-    question, sampled = "Describe the picture.", {"n": 3, "temperature": 1.5, "seed": 3}
-    words = ("--num-answers", 3, "--temperature", 1.5, "--seed", 3, "--pick", by)
+    question, sampled = "Describe the picture.", {"n": 3, "temperature": 1.5, "seed": 4}
+    words = ("--num-answers", 3, "--temperature", 1.5, "--seed", 4, "--pick", by)
     (made,) = as_json(CUP, "-q", question, *words, "--dtype", "float32", "--device", "cpu", model=FOLDER)
     asked = body(question, CUP, **sampled)
     free, picked = (here.send("POST", json=asked | more).json() for more in ({}, {"pick": by}))
@@ -416,7 +416,7 @@ def test_choices_have_their_probabilities_beside_the_answer(here, as_json, field
         text = said.content
     assert text == ('"blue"' if field == "response_format" else "blue")
     assert [*said.probabilities] == texts and sum(said.probabilities.values()) == pytest.approx(1)
-    assert said.probabilities["blue"] > 0.99 and said.probability_mass > 0.95
+    assert said.probabilities["blue"] > 0.99 and said.probability_mass > 0.99
     flags = ("--choices", json.dumps(texts), "--dtype", "float32", "--device", "cpu")
     (alone,) = as_json(EXAMPLE, "-q", STAR, *flags, model=FOLDER)
     assert said.probabilities == pytest.approx(alone["probabilities"][0], abs=1e-6)

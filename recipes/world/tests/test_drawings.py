@@ -446,7 +446,7 @@ def test_a_word_thinner_than_a_pixel_of_the_map_is_on_it():
 def test_tokens_know_whose_box_they_show(processor):
     """Tokens that show a thing lie in its box, and that box is the answer's."""
     stream, seen = stream_of(processor, outside=0.0, only_words=0.0), 0
-    for number in range(40):
+    for number in range(60):
         row = stream.drawing_row(number, 2, True)
         side = stream.config.tokens_per_side
         whole = row["places"][-1].reshape(side, side, 6)
