@@ -207,7 +207,9 @@ def through_cache(
     return key, value
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None, scale: float | None = None
+) -> Tensor:
     """Attention of q (B, H, T, D_h) over k, v (B, H_kv, S, D_h), scores scaled by D_h^-0.5 unless a scale is
     given: returns (B, H, T, D_h).
 
