@@ -271,8 +271,8 @@ class Shard:
         """Put a row's sample into the buffer, or a bad row among those; False for these and filtered ones."""
         source = self.mixture.sources[read.source]
         try:
-            seed, form_for = (read.number, *read.position), self.encoder.processor.form
-            conversations = [schema.conversation(read.row, seed, form_for) for schema in source.schemas]
+            form_for = self.encoder.processor.form
+            conversations = [schema.conversation(read.row, form_for) for schema in source.schemas]
             given = [one for one in conversations if one is not None]
             if len(given) < len(conversations):
                 return False

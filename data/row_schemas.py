@@ -99,11 +99,9 @@ class RowSchema:
     boxes: BoxRows = field(default_factory=BoxRows)
     by_ending: bool = False
 
-    def conversation(
-        self, row: Any, seed: Sequence[int] = (), form_for: FormFor = by_name
-    ) -> list[dict[str, Any]] | None:
-        """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow. `seed`
-        seeds the augmentation of rows with boxes; `form_for` (`Processor.form`) says how they are written."""
+    def conversation(self, row: Any, form_for: FormFor = by_name) -> list[dict[str, Any]] | None:
+        """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow.
+        `form_for` (`Processor.form`) says how boxes are written."""
         if not isinstance(row, Mapping):  # a line that could not be read
             raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
         if (kept := self.turns_kept(row)) is None:
@@ -115,7 +113,7 @@ class RowSchema:
             if len(images) != 1:
                 raise BadRow(PLACEHOLDERS, f"expected one image with its boxes, got {len(images)}")
             own = {name: self.get(row, name) for name in self.text_columns}
-            turns, image = self.boxes.turns(own, images[0], seed, form_for)
+            turns, image = self.boxes.turns(own, images[0], form_for)
             shown = [("image", image)]
         given = turns if self.text_columns in OF_BOXES else self._given(row, kept)
         if system := self.get(row, "system"):

@@ -405,8 +405,7 @@ class DatasetConfig:
         allow_text_only: the first rows need not have an image.
         revision: branch, tag or commit on the Hub.
         language: codes such as "de, fr", for the model card.
-        boxes: how rows with boxes are read, e.g. {form: qwen3-vl, corners: true, augment: true}; see
-            `data.boxes.BoxRows`.
+        boxes: how rows with boxes are read, e.g. {form: qwen3-vl, corners: true}; see `data.boxes.BoxRows`.
     """
 
     path: str
@@ -432,7 +431,7 @@ class DatasetConfig:
             if not isinstance(value := getattr(self, key), kind):
                 raise DatasetError(f"dataset: {key}: got {value!r}, which is of another kind than it takes")
         kinds: dict[str, type] = dict.fromkeys(("form", "detect", "point"), str)
-        kinds |= dict.fromkeys(("corners", "augment", "flip", "points"), bool)
+        kinds |= dict.fromkeys(("corners", "points"), bool)
         if not all(key in kinds and isinstance(value, kinds[key]) for key, value in self.boxes.items()):
             raise DatasetError(f"dataset: boxes: expected {', '.join(kinds)}, got {dict(self.boxes)}")
         if (form := self.boxes.get("form", "")) not in ("", *COORDINATES):

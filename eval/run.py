@@ -466,13 +466,12 @@ OF_ENTRY = (
 def _boxes_of(
     entry: DatasetConfig, form_for: FormFor, options: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[BoxRows, dict[str, Any]]:
-    """How a dataset's boxes are asked for, in images as they are, and the options of the metric that say so;
+    """How a dataset's boxes are asked for, and the options of the metric that say so;
     `options` of the metric go before the dataset's own."""
-    said = {**entry.boxes, "augment": False, "flip": False}
-    boxes = BoxRows(**said | {key: options[key] for key in ("form", "corners", "points") if key in options})
+    given = {key: options[key] for key in ("form", "corners", "points") if key in options}
+    boxes = BoxRows(**{**entry.boxes} | given)
     form = boxes.coordinates(ANY_SIZE, form_for)
-    points = boxes.points or not form.detect  # a form that has no boxes is asked for points
-    return boxes, {"form": form.name, "corners": boxes.corners, "points": points}
+    return boxes, {"form": form.name, "corners": boxes.corners, "points": boxes.points}
 
 
 def scored_tasks(config: TrainConfig, processor: Processor) -> list[EvalTask]:
@@ -488,7 +487,7 @@ def scored_tasks(config: TrainConfig, processor: Processor) -> list[EvalTask]:
             raise DatasetError(f"{entry.name}: --eval-metric: expected rows on this machine, got a stream")
         options: dict[str, Any] = {name: getattr(entry, name) for name in OF_ENTRY}
         of_metric: dict[str, Any] = {}
-        if config.eval_metric == "boxes":  # asked for as in training, in images as they are
+        if config.eval_metric == "boxes":  # asked for as in training
             boxes, of_metric = _boxes_of(entry, processor.form)
             options |= {"boxes": boxes, "form_for": processor.form}
         limit = max(1, config.eval_questions // len(entries))

@@ -465,7 +465,7 @@ def test_boxes_are_scored_in_a_run(base, tmp_path):
     for i in range(6):
         (tmp_path / f"{i}.png").write_bytes(png(seed=i))
     (tmp_path / "boxes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = [{"path": str(tmp_path / "boxes.jsonl"), "boxes": {"corners": True, "augment": True}}]
+    data = [{"path": str(tmp_path / "boxes.jsonl"), "boxes": {"corners": True}}]
     more = {"output": str(tmp_path / "run"), "sequence_length": 256, "steps": 1}
     scored = {"eval_metric": "boxes", "eval_questions": 4, "eval_pictures": 0, "eval_samples": 0}
     train.main(settings(base, data=data, eval_data=data, **(more | scored)))
