@@ -27,7 +27,8 @@ list that was cut off) is `Malformed` with the reason, and never a box. What is 
 | `objects` of `bbox` and `category` | COCO; LVIS calls them `bboxes` and `classes` |
 
 A box of a row is [x, y, width, height], or with `corners` [x1, y1, x2, y2]. Names may be numbers of a
-`ClassLabel` of the `datasets` library.
+`ClassLabel` of the `datasets` library. Columns `width` and `height`, as COCO's, are the size of the image
+that the boxes were drawn on; they are brought to the one that is there, which may be a smaller copy.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from data.errors import BadRow, ImageError
-from data.images import measure
+from data.images import measure, orientation_of
 
 Size: TypeAlias = tuple[int, int]  # width, height
+Corners: TypeAlias = tuple[float, float, float, float]  # x1, y1, x2, y2
 ABSENT = "There is none."  # in place of nothing at all
 MAX_TEXT = 200_000  # letters that are read of an answer
 _SHOWN = 80  # letters of what is malformed
@@ -56,7 +58,7 @@ class Box:
     """A named box (x1, y1, x2, y2) in pixels, x1 <= x2 and y1 <= y2. `raw` are the model's own numbers."""
 
     label: str
-    box: tuple[float, float, float, float]
+    box: Corners
     raw: tuple[float, ...] = field(default=(), compare=False)
 
 
@@ -564,6 +566,7 @@ def form_of(said: Any, name: str | None = None) -> CoordinateForm | None:
 # ------------------------------------------------------------------------------------------ rows of boxes
 BAD_BOX = "bad box"
 CATEGORIES = ("objects", "ref")  # columns whose names may be numbers
+SIZES = ("width", "height")  # columns
 _SLACK = 1.0  # pixels by which annotations may leave their image, and are cut
 _BOXES, NAMES = ("bbox", "bboxes"), ("category", "categories", "classes", "label", "labels", "category_id")
 
@@ -608,8 +611,7 @@ class BoxRows:
     ) -> tuple[list[Mapping[str, Any]], Any]:
         """A user's and an assistant's message for each thing that a row (with our column names) is about, and
         the image to show. Raises BadRow."""
-        size, image = self.measure(image)
-        groups = self.groups(row, size)
+        groups, size, image = self.read(row, image)
         messages: list[Mapping[str, Any]] = []
         for fields, said in self.asked(groups, size, form_for):
             messages += [
@@ -628,28 +630,32 @@ class BoxRows:
             things = [centre(box) for box in boxes] if kind == "point" else boxes
             yield fields | {"boxes": [box.box for box in boxes]}, form.write(things, size)
 
-    def measure(self, image: Any) -> tuple[tuple[int, int], Any]:
-        """See `data.images.measure`."""
+    def read(self, row: Mapping[str, Any], image: Any) -> tuple[Groups, Size, Any]:
+        """See `groups`; the size of the row's image, and what to open as it. Raises BadRow."""
         try:
-            return measure(image)
+            size, image = measure(image)
+            return self.groups(row, size, image), size, image
         except (ImageError, OSError) as error:
             raise BadRow("broken image", str(error)) from error
 
-    def groups(self, row: Mapping[str, Any], size: Size) -> Groups:
-        """Name -> its boxes in an image of `size`, none where it is not there. Raises BadRow."""
+    def groups(self, row: Mapping[str, Any], size: Size, image: Any = None) -> Groups:
+        """Name -> its boxes in an image of `size`, none where it is not there. The `image` itself shows how
+        its EXIF turns it, where boxes were drawn on it unturned. Raises BadRow."""
         found: Groups = {}
+        drawn_on, orientation = _drawn_on(row, size, image)
         for name, numbers in _pairs(row):
             name = self.names.get(name, name) if type(name) is int else name
             if not isinstance(name, str) or not name.strip():
                 raise BadRow(BAD_BOX, f"expected the name of a thing, got {name!r:.80}")
             boxes = found.setdefault(name.strip(), [])
             if numbers is not None:
-                boxes.append(Box(name.strip(), self._corners(numbers, size)))
+                box = self._corners(numbers, drawn_on)
+                boxes.append(Box(name.strip(), _moved(box, drawn_on, orientation, size)))
         if not found:
             raise BadRow(BAD_BOX, "expected at least one object, got none")
         return found
 
-    def _corners(self, numbers: Any, size: tuple[int, int]) -> tuple[float, float, float, float]:
+    def _corners(self, numbers: Any, size: Size) -> Corners:
         if not (_is_list(numbers) and len(numbers) == 4 and all(isinstance(n, int | float) for n in numbers)):
             raise BadRow(BAD_BOX, f"expected four numbers, got {numbers!r:.80}")
         x1, y1, x2, y2 = map(float, numbers)
@@ -661,6 +667,41 @@ class BoxRows:
             kind = "x1, y1, x2, y2" if self.corners else "x, y, width, height"
             raise BadRow(BAD_BOX, f"expected {kind} within {size[0]} x {size[1]} pixels, got {list(numbers)}")
         return cut
+
+
+def _drawn_on(row: Mapping[str, Any], size: Size, image: Any) -> tuple[Size, int]:
+    """The size of the image that a row's boxes were drawn on, and the EXIF orientation by which it has been
+    turned since, 1 for none. Raises BadRow where the image of `size` is no copy of it."""
+    width, height = (row.get(key) for key in SIZES)
+    if not (width and height):  # unknown, which some programs write as 0
+        return size, 1
+    if not all(type(one) in (int, float) and 0 < one < math.inf for one in (width, height)):
+        raise BadRow(BAD_BOX, f"expected width and height in pixels, got {width!r:.40} and {height!r:.40}")
+    orientation, copy = 1, size
+    if abs(width * size[0] - height * size[1]) < abs(width * size[1] - height * size[0]):
+        orientation = orientation_of(image) if image is not None else 1
+        copy = size[::-1] if orientation > 4 else size
+    # Both sides by the same factor, each rounded to a whole pixel, up or down.
+    if not (
+        width * (copy[1] - 1) < height * (copy[0] + 1) and height * (copy[0] - 1) < width * (copy[1] + 1)
+    ):
+        got = f"{width} x {height} pixels, and its image has {size[0]} x {size[1]}"
+        raise BadRow(BAD_BOX, f"expected width and height of the image, or of a copy of it, got {got}")
+    return (width, height), orientation
+
+
+def _moved(box: Corners, drawn_on: Size, orientation: int, size: Size) -> Corners:
+    """A box of an image of the size `drawn_on` in a copy of `size`, turned by an EXIF orientation."""
+    width, height = drawn_on
+    x1, y1, x2, y2 = box
+    if orientation > 4:
+        (x1, x2), (y1, y2), (width, height) = (y1, y2), (x1, x2), (height, width)
+        if orientation in (6, 7):
+            x1, x2 = width - x2, width - x1
+        if orientation in (7, 8):
+            y1, y2 = height - y2, height - y1
+    x, y = size[0] / width, size[1] / height
+    return x1 * x, y1 * y, x2 * x, y2 * y
 
 
 def centre(box: Box) -> Point:

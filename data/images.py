@@ -173,6 +173,11 @@ def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     return _upright_size(*_open(source, limits, name))
 
 
+def orientation_of(source: Any, limits: ImageLimits = ImageLimits()) -> int:
+    """How `load_image` turns an image, as EXIF numbers it: 1 is not at all, from 5 on it lies on its side."""
+    return 1 if _is_array(source) else _open(source, limits, describe(source))[1]
+
+
 class NamedBytes(bytes):
     """An image that was read or fetched, and what error messages call it."""
 

@@ -6,7 +6,7 @@
 | `conversations` of {"from", "value"}, `image` | LLaVA, ShareGPT; `<image>` in a text takes the next image |
 | `prompt` and `completion`, `images` | TRL; messages as above, or the user's and the assistant's text |
 | `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
-| `ref` and `bbox`, or `objects`, with an image | RefCOCO, COCO, LVIS; see `data.boxes` |
+| `ref` and `bbox`, or `objects`, with an image; `width`, `height` | RefCOCO, COCO, LVIS; see `data.boxes` |
 | `question`, `answer`, `image` or `images` | everything else |
 | `chosen`, `rejected`, after a `prompt`, `question` or conversation, or whole | TRL; see `find_pairs` |
 
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.boxes import BoxRows, FormFor, by_name
+from data.boxes import SIZES, BoxRows, FormFor, by_name
 from data.errors import BadRow, DatasetError
 from messages import one_line
 
@@ -57,7 +57,7 @@ COLUMNS = (
         "videos",
         "video",
     ),
-    *("ref", "bbox", "objects"),
+    *("ref", "bbox", "objects", *SIZES),
     *PAIR,
 )
 OF_BOXES = (("ref", "bbox"), ("objects",))
@@ -112,7 +112,7 @@ class RowSchema:
         if self.text_columns in OF_BOXES:
             if len(images) != 1:
                 raise BadRow(PLACEHOLDERS, f"expected one image with its boxes, got {len(images)}")
-            own = {name: self.get(row, name) for name in self.text_columns}
+            own = {name: self.get(row, name) for name in (*self.text_columns, *SIZES)}
             turns, image = self.boxes.turns(own, images[0], form_for)
             shown = [("image", image)]
         given = turns if self.text_columns in OF_BOXES else self._given(row, kept)

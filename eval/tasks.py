@@ -35,7 +35,7 @@ from pkgutil import resolve_name
 from string import Formatter, ascii_uppercase
 from typing import Any
 
-from data.boxes import CATEGORIES, BoxRows, FormFor, by_name
+from data.boxes import CATEGORIES, SIZES, BoxRows, FormFor, by_name
 from data.errors import ADDRESS, BadRow, DatasetError
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import SHOWN, RowSchema, find_images, find_schema, is_plain, no_images
@@ -52,7 +52,7 @@ DESCRIBE_TOKENS, SHORT_TOKENS = 128, 16
 MAX_NEW_TOKENS, BOX_TOKENS = 32, 512  # of an answer about rows; a dozen boxes as JSON
 CHOICES_PROMPT = "{question}\n{choices}\nAnswer with the option's letter from the given choices directly."
 COLUMNS = ("question", "answer", "answers", *SHOWN, "choices", "family", "id")
-BOX_COLUMNS = ("ref", "bbox", "objects")
+BOX_COLUMNS = ("ref", "bbox", "objects", *SIZES)
 _bad = partial(BadRow, "bad row")
 
 
@@ -479,13 +479,13 @@ class _Reader:
         shown = self.schema.shown(row)
         if [kind for kind, _ in shown] != ["image"]:
             raise _bad(f"expected one image with its boxes, got {len(shown)} images and videos")
-        size, _ = rows.measure(shown[0][1])
         theirs = {name: self.schema.columns.get(name, name) for name in BOX_COLUMNS}
         own = {name: self.schema.get(row, name) for name in BOX_COLUMNS}
         own = {name: one for name, one in own.items() if one is not None or theirs[name] in row}
         given = self.schema.get(row, "id")
         name = str(number + 1 if given is None else given)
-        asked = [*rows.asked(rows.groups(own, size), size, self.config.form_for)]
+        groups, size, _ = rows.read(own, shown[0][1])
+        asked = [*rows.asked(groups, size, self.config.form_for)]
         for place, (fields, target) in enumerate(asked, 1):
             full = f"{name}.{place}" if len(asked) > 1 else name
             yield full, fields, target, partial(self._images_of_row, number), self._held(row)

@@ -1,4 +1,4 @@
-"""Rows with boxes as conversations, and images that change together with their boxes."""
+"""Rows with boxes as conversations, and boxes that were drawn on another size of their image."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from PIL import Image
 
 from data.boxes import BAD_BOX, COORDINATES, BoxRows
 from data.errors import BadRow, DatasetError
+from data.images import load_image
 from data.loader import Loader, LoaderConfig, asked
 from data.processor import Processor, coordinates_of
 from data.sources import DatasetConfig, first_rows, open_datasets, open_source
@@ -116,6 +117,82 @@ def test_bad_boxes_are_bad_rows(row):
     with pytest.raises(BadRow) as error:
         turns(row)
     assert error.value.reason == BAD_BOX
+
+
+def stored(upright: Image.Image, orientation: int) -> bytes:
+    """A file whose EXIF turns what it holds into `upright`."""
+    back = {6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270, 5: Image.Transpose.TRANSPOSE}
+    back |= {7: Image.Transpose.TRANSVERSE, 3: Image.Transpose.ROTATE_180}
+    image, exif, file = upright, Image.Exif(), io.BytesIO()
+    if orientation in back:
+        image = upright.transpose(back[orientation])
+    exif[274] = orientation
+    image.save(file, "PNG", exif=exif)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("layout", ["objects", "bbox"])
+@pytest.mark.parametrize("shrunk", [1, 2, 2.7, 0.5])
+@pytest.mark.parametrize("orientation", [1, 3, 5, 6, 7, 8])
+def test_boxes_are_brought_to_the_image_that_is_there(orientation, shrunk, layout):
+    """Drawn on a larger or smaller copy of it, or on the file's pixels before EXIF turned them."""
+    size = round(SIZE[0] / shrunk), round(SIZE[1] / shrunk)
+    image = stored(drawn().resize(size, Image.Resampling.BOX), orientation)
+    for of_file in (False, True) if orientation >= 5 else (False,):
+        annotated = Image.open(io.BytesIO(stored(drawn(), orientation))) if of_file else drawn()
+        x1, y1, x2, y2 = dark(annotated)
+        row = {"image": image, "width": annotated.width, "height": annotated.height}
+        box = [x1, y1, x2 - x1, y2 - y1]
+        one = {"objects": {"bbox": [box], "category": ["it"]}, "bbox": {"ref": "it", "bbox": box}}
+        row |= {"objects": one["objects"]} if layout == "objects" else one["bbox"]
+        source = open_source([row], DatasetConfig("rows"))
+        question, answer = source.schema.conversation(row)
+        assert load_image(question["content"][0]["image"]).size == size
+        (found,) = COORDINATES["qwen3-vl"].read(answer["content"][0]["text"], size).boxes
+        assert np.allclose(found.box, [at / shrunk for at in PLACE], atol=1)
+
+
+@pytest.mark.parametrize("name", ["file_name", "coco_url"])
+def test_a_shrunk_copy_of_a_coco_image(tmp_path, name):
+    """Of COCO's file, LVIS's and a row with its size, in training and evaluation."""
+    right = [105, 112, 342, 448]
+    Image.new("RGB", (190, 125)).save(tmp_path / "1.png")
+    image = {
+        "id": 1,
+        "width": 380,
+        "height": 250,
+        name: "1.png" if name == "file_name" else "http://x/./1.png",
+    }
+    found = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [40, 28, 90, 84]}
+    whole = {"images": [image], "annotations": [found], "categories": [{"id": 1, "name": "it"}]}
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps(whole))
+    (source,) = open_datasets([{"path": str(path)}]).sources
+    _, answer = source.schema.conversation(source.rows[0])
+    assert json.loads(answer["content"][0]["text"])[0]["bbox_2d"] == right
+    (sample,) = data_task(DataConfig(str(path), boxes=BoxRows()), find_metric("boxes")).samples
+    assert json.loads(sample.targets[0])[0]["bbox_2d"] == right
+    assert np.allclose(sample.fields["boxes"], [[20, 14, 65, 56]])
+    row = {"width": 380, "height": 250, "ref": "it", "bbox": [40, 28, 90, 84]}
+    row |= {"image": Image.new("RGB", (190, 125))}
+    _, answer = open_source([row], DatasetConfig("rows")).schema.conversation(row)
+    assert json.loads(answer["content"][0]["text"])[0]["bbox_2d"] == right
+
+
+@pytest.mark.parametrize(
+    "size", [(100, 200), (300, 100), (205, 100), (-200, -100), ("200", "100"), (float("nan"), 100), (True, 1)]
+)
+def test_boxes_of_another_image_are_a_bad_row(size):
+    row = {"ref": "it", "bbox": [1, 1, 2, 2], "image": drawn()} | dict(zip(("width", "height"), size))
+    with pytest.raises(BadRow) as error:
+        open_source([row], DatasetConfig("rows")).schema.conversation(row)
+    assert error.value.reason == BAD_BOX
+
+
+@pytest.mark.parametrize("size", [(None, None), (0, 0), (None, 100), (200, 100), (201, 100), (400.0, 200)])
+def test_an_unknown_size_and_a_rounded_one_pass(size):
+    row = {"ref": "it", "bbox": [1, 1, 2, 2], "image": drawn()} | dict(zip(("width", "height"), size))
+    assert open_source([row], DatasetConfig("rows")).schema.conversation(row)
 
 
 @pytest.mark.parametrize("boxes", [{"form": "qwen9"}, {"corner": True}, {"corners": "yes"}])

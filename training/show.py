@@ -8,9 +8,11 @@ from itertools import groupby
 
 import numpy as np
 
+from data.boxes import SIZES
 from data.loader import LoaderConfig, look
 from data.packing import IGNORE_INDEX, Sample
 from data.processor import Processor
+from data.row_schemas import OF_BOXES
 from data.sources import Source, open_datasets
 from models.checkpoints.hub import for_terminal, snapshot
 from training.config import TrainConfig, dataset_entries
@@ -68,6 +70,7 @@ def _described(source: Source, share: float) -> str:
     named = {
         one: f"always {schema.constants[one]!r}" if one in schema.constants else schema.columns.get(one, one)
         for one in dict.fromkeys((*schema.text_columns, *schema.columns, *schema.constants))
+        if one not in SIZES or schema.text_columns in OF_BOXES
     }
     read = ", ".join(one if one == theirs else f"{one} ({theirs})" for one, theirs in named.items())
     rows = "a stream" if number is None else f"{number:,} rows"
