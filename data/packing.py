@@ -326,7 +326,7 @@ class Batch(dict):
 
     def to(self, device: torch.device | str) -> Batch:
         moved = Batch({name: on_device(value, device) for name, value in self.items()})
-        moved.sample_ids, moved.images = self.sample_ids, self.images
+        vars(moved).update(vars(self))
         return moved
 
     @property
