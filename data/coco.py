@@ -40,7 +40,7 @@ class CocoRows(Sequence):
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
+        if isinstance(index, slice | np.ndarray):
             part = copy(self)
             part.rows = self.rows[index]
             return part

@@ -199,7 +199,7 @@ class Shard:
             None if config.endless else config.epochs,
             config.shuffle_buffer,
         )
-        self.encoder = SampleEncoder(processor, config.sequence_length, config.max_tiles)
+        self.encoder = SampleEncoder(processor, config.sequence_length, config.max_tiles, config.questions)
         self._buffer: list[tuple[RowPosition, Sample]] = []  # a position here begins with the dataset's index
         self._held = 0  # bytes of the buffer's images
         self._read, self._filtered = 0, 0

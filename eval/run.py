@@ -35,7 +35,7 @@ from data.boxes import BoxRows, FormFor, by_name
 from data.errors import DatasetError
 from data.images import image_size
 from data.processor import EncodedConversation, Processor
-from data.sources import DatasetConfig
+from data.sources import DatasetConfig, warn_of_one_answer
 from data.tiles import Visual
 from data.video import Clip
 from eval.metrics import find_metric
@@ -480,12 +480,13 @@ def scored_tasks(config: TrainConfig, processor: Processor) -> list[EvalTask]:
         return [shapes_task(config.eval_questions, HELD_OUT_SEED)]
     if not config.eval_questions or not config.eval_metric:
         return []
-    entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.eval_data)]
+    entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.held_out_data)]
     tasks = []
     for entry in entries:
         if entry.streaming:
             raise DatasetError(f"{entry.name}: --eval-metric: expected rows on this machine, got a stream")
         options: dict[str, Any] = {name: getattr(entry, name) for name in OF_ENTRY}
+        options["holdout"] = config.holdout
         of_metric: dict[str, Any] = {}
         if config.eval_metric == "boxes":  # asked for as in training
             boxes, of_metric = _boxes_of(entry, processor.form)
@@ -570,7 +571,7 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
         boxes, of_boxes = _boxes_of(entry, form_for, options)
         options |= of_boxes
     own = {name: getattr(entry, name) for name in OF_ENTRY}
-    own |= {name: getattr(settings, name) for name in ("system", "max_new_tokens", "limit")}
+    own |= {name: getattr(settings, name) for name in ("system", "max_new_tokens", "limit", "holdout")}
     config = DataConfig(
         entry.path,
         name=said.get("name", ""),
@@ -580,7 +581,10 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
         looked=bool(options.get("looked", False)),
         **own,
     )
-    return data_task(config, find_metric(settings.metric or "exact_match", **options))
+    task = data_task(config, find_metric(settings.metric or "exact_match", **options))
+    if boxes is None:
+        warn_of_one_answer(task.name, (sample.targets for sample in task.samples))
+    return task
 
 
 def _run_own(

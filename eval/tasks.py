@@ -39,7 +39,16 @@ from data.boxes import CATEGORIES, SIZES, BoxRows, FormFor, by_name
 from data.errors import ADDRESS, BadRow, DatasetError
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import SHOWN, RowSchema, find_images, find_schema, is_plain, no_images
-from data.sources import all_rows, class_names, columns_of, first_rows, known_columns, open_rows
+from data.sources import (
+    TRAIN,
+    Share,
+    all_rows,
+    class_names,
+    columns_of,
+    first_rows,
+    known_columns,
+    open_rows,
+)
 from data.video import open_video
 from eval.metrics import Metric, MetricError
 from inference.errors import user_errors
@@ -286,6 +295,7 @@ class DataConfig:
     prompt: a template with columns in braces; "" is the question with its choices.
     max_new_tokens: None is 32, and of boxes 512.
     limit: the first so many questions; None is all.
+    holdout: of the rows that a training run reads, the share that `train.py --holdout` leaves out.
     boxes: rows are read as boxes, which are asked for, or points in them.
     form_for: `Processor.form` of the model that they are asked of.
     looked: see `EvalTask`.
@@ -306,6 +316,7 @@ class DataConfig:
     system: str = ""
     max_new_tokens: int | None = None
     limit: int | None = None
+    holdout: float = 0.0
     allow_urls: bool = False
     allow_outside: bool = False
     allow_text_only: bool = False
@@ -321,11 +332,12 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     is_here = Path(path).expanduser().exists() or "*" in path or path.startswith((".", "/", "~"))
     at_address = ADDRESS.match(path) is not None
     is_local = is_here or at_address  # files that are named themselves are all of one split
-    split = config.split or ("" if is_local else "test")
+    split = config.split or (TRAIN if config.holdout else "" if is_local else "test")
     # Of a few questions about rows that lie elsewhere, no more is downloaded than these rows.
-    few = config.limit is not None and not config.download
+    few = config.limit is not None and not config.download and not config.holdout
     streaming = few and (at_address or not is_here) and "[" not in split
-    rows, folder = open_rows(path, config.subset, split, streaming, config.revision)
+    held_out = [Share(config.holdout, True)] if config.holdout else []
+    rows, folder = open_rows(path, config.subset, split, streaming, config.revision, *held_out)
     folder = Path(config.image_folder).expanduser() if config.image_folder else folder
     reader = _Reader(config, rows, folder, metric.chooses)
     samples, problems, taken = list[EvalSample](), [], list[Any]()
@@ -354,7 +366,7 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     data: dict[str, Any] = {"path": path, "subset": config.subset, "split": split}
     data |= {"revision": config.revision, "columns": dict(config.columns)}
     numbered = {str(number): one for number, one in config.names.items()}  # as JSON will have them
-    read = {key: getattr(config, key) for key in ("constants", "image_folder", "min_ratings")}
+    read = {key: getattr(config, key) for key in ("constants", "image_folder", "min_ratings", "holdout")}
     data |= {key: value for key, value in (read | {"names": numbered}).items() if value}  # older runs: none
     name = (Path(path).stem if is_local else path) + (f"/{config.subset}" if config.subset else "")
     name = config.name or name

@@ -18,8 +18,9 @@ def init_weights(model: nn.Module, config: VLMConfig, generator: torch.Generator
 
     Variance-preserving Normal(0, 1 / sqrt(fan_in)), the projections that write into the residual stream of
     the text scaled by 1 / sqrt(2 · layers) as in GPT-2; norms scale by one, biases are zero, bounds cut
-    nothing, and decays of the gated delta rule are drawn as transformers draws them. Token embeddings have unit scale, so that a
-    token is still known after the first block, unless the head shares them (0.02, as in Llama).
+    nothing, and decays of the gated delta rule are drawn as transformers draws them. Token embeddings have
+    unit scale, so that a token is still known after the first block, unless the head shares them (0.02, as in
+    Llama).
     """
     depth = 1 / math.sqrt(2 * config.text.num_hidden_layers)
     centred = {

@@ -17,7 +17,7 @@ from data.sources import Source, open_datasets
 from models.checkpoints.hub import for_terminal, snapshot
 from training.config import TrainConfig, dataset_entries
 from training.plan import network
-from training.rows import backbone_processor, new_tokenizer, open_processor
+from training.rows import backbone_processor, new_tokenizer, open_processor, shares
 
 _LOOKED_AT = 200  # rows, at least
 
@@ -26,7 +26,7 @@ def describe_rows(config: TrainConfig, count: int) -> str:
     """What the first rows are like, why rows were left out, and `count` samples with their labels marked."""
     if config.is_drawn:
         raise ValueError("--show: expected --data with rows; this run draws its images")
-    mixture = open_datasets(dataset_entries(config.data), config.task == "preferences")
+    mixture = open_datasets(dataset_entries(config.data), config.task == "preferences", shares(config)[0])
     shape, _ = network(config)
     if config.init_from:
         folder = snapshot(config.init_from)
@@ -36,7 +36,10 @@ def describe_rows(config: TrainConfig, count: int) -> str:
         shape = replace(shape, image_token_id=tokenizer.convert_tokens_to_ids("<image>"))
         processor = backbone_processor(tokenizer, shape, config)
     limits = LoaderConfig(
-        sequence_length=config.sequence_length, max_tiles=config.max_tiles or None, seed=config.seed
+        sequence_length=config.sequence_length,
+        max_tiles=config.max_tiles or None,
+        seed=config.seed,
+        questions=config.task == "rewards",
     )
     samples, filtered, dropped = look(mixture, processor, limits, max(_LOOKED_AT, count))
     lines = [*map(_described, mixture.sources, mixture.shares)]
