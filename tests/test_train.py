@@ -472,6 +472,21 @@ def test_an_upload_that_failed_is_tried_again(base, tmp_path, monkeypatch, capsy
         assert "nothing to train" in said and f"{hub.url}/me/tiny/commit/" in said
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_step_says_how_many_rows_it_learns(base, tmp_path, packing):
+    """Of packed sequences more than --batch-size; also over several steps of one line."""
+    more = {"steps": 4, "log_every": 2, "batch_size": 2, "packing": packing, "sequence_length": 128}
+    train.main(settings(base, str(tmp_path / "run"), **more | {"log_every": 1}))
+    each = [
+        (sum(map(len, row["samples"])), row["samples_per_step"]) for row in metrics(tmp_path / "run", "loss")
+    ]
+    assert all(count == said for count, said in each)
+    assert all((count > 2) == packing for count, _ in each[:2])
+    train.main(settings(base, str(tmp_path / "two"), **more))
+    two = [row["samples_per_step"] for row in metrics(tmp_path / "two", "loss")]
+    assert two == [(each[0][0] + each[1][0]) / 2, (each[2][0] + each[3][0]) / 2]
+
+
 def test_a_share_of_the_rows_is_held_out(base, tmp_path, capsys):
     """No row of it is learnt, and a model does not say that it knows what its base does."""
     write_rows(tmp_path / "rows.jsonl", 20)

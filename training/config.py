@@ -126,13 +126,18 @@ class TrainConfig:
         0.0, "share of --data's rows, shuffled and by class, to hold out in place of --eval-data",
         0, _BELOW_1, scope=OF_ROWS,
     )  # fmt: skip
-    batch_size: int = setting(16, "rows (for shapes: images) per step, over all ranks", 1, 65_536)
-    micro_batch_size: int = setting(
-        0, "rows that a rank computes at a time; 0: its whole share", 0, 65_536, scope=OF_ROWS
+    batch_size: int = setting(
+        16,
+        "sequences per step, over all ranks: with --packing each of as many rows of the data as fit into "
+        "--sequence-length, else of one; for shapes, images",
+        *(1, 65_536),
     )
-    sequence_length: int = setting(256, "positions per row", 1, 1_048_576)
+    micro_batch_size: int = setting(
+        0, "sequences that a rank computes at a time; 0: its whole share", 0, 65_536, scope=OF_ROWS
+    )
+    sequence_length: int = setting(256, "positions per sequence", 1, 1_048_576)
     max_tiles: int = setting(
-        0, "maximum number of tiles per row; 0: as many as fit", 0, 65_536, scope=OF_ROWS
+        0, "maximum number of tiles per sequence; 0: as many as fit", 0, 65_536, scope=OF_ROWS
     )
     max_pixels: int = setting(
         0,
@@ -141,10 +146,12 @@ class TrainConfig:
         scope=FROM_CHECKPOINT,
     )
     packing: bool = setting(
-        True, "pack several samples into a row, each blind to the others; else pad rows", scope=OF_ROWS
+        True,
+        "pack several rows of the data into a sequence, each blind to the others; else pad",
+        scope=OF_ROWS,
     )
     packing_buffer: int = setting(
-        64, "samples buffered per shard of the data; more gives fuller rows", 1, 16_384, scope=OF_PACKING
+        64, "rows buffered per shard of the data; more gives fuller sequences", 1, 16_384, scope=OF_PACKING
     )
     shuffle_buffer: int = setting(
         *(1024, "rows of streams and of Parquet to shuffle together, in each shard", 1, 1_048_576),
