@@ -44,7 +44,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from data.errors import BadRow, ImageError
-from data.images import measure, orientation_of
+from data.images import ImageLimits, describe, measure, open_undecoded
 
 Size: TypeAlias = tuple[int, int]  # width, height
 Corners: TypeAlias = tuple[float, float, float, float]  # x1, y1, x2, y2
@@ -679,7 +679,7 @@ def _drawn_on(row: Mapping[str, Any], size: Size, image: Any) -> tuple[Size, int
         raise BadRow(BAD_BOX, f"expected width and height in pixels, got {width!r:.40} and {height!r:.40}")
     orientation, copy = 1, size
     if abs(width * size[0] - height * size[1]) < abs(width * size[1] - height * size[0]):
-        orientation = orientation_of(image) if image is not None else 1
+        orientation = 1 if image is None else open_undecoded(image, ImageLimits(), describe(image))[1]
         copy = size[::-1] if orientation > 4 else size
     # Both sides by the same factor, each rounded to a whole pixel, up or down.
     if not (

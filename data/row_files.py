@@ -228,8 +228,7 @@ def _decoded(held: bytes, ending: str) -> Any:
 class ParquetGroups:
     """The rows of Parquet files here, of which the row groups are the files of a stream of known length.
 
-    groups: (n, 5) int64, the file of each, its number there, which of its rows count, from and to, and the
-        number of its first row among those of all files.
+    groups: (n, 4) int64, the file of each, its number there, and which of its rows count, from and to.
     """
 
     def __init__(self, files: Sequence[str], features: Any = None):
@@ -238,11 +237,10 @@ class ParquetGroups:
         self._open, schema = parquet.ParquetFile, known[0].schema.to_arrow_schema()
         self.column_names: list[str] = schema.names
         self.features = library().Features.from_arrow_schema(schema) if features is None else features
-        sizes = [
+        groups = [
             (f, g, 0, m.row_group(g).num_rows) for f, m in enumerate(known) for g in range(m.num_row_groups)
         ]
-        groups = np.array(sizes, np.int64).reshape(-1, 4)
-        self._hold(np.column_stack([groups, np.cumsum(groups[:, 3]) - groups[:, 3]]))
+        self._hold(np.array(groups, np.int64).reshape(-1, 4))
 
     def _hold(self, groups: np.ndarray) -> None:
         """Those of these groups that have rows."""
@@ -261,7 +259,7 @@ class ParquetGroups:
             first, last = self.groups[:, 2], self.groups[:, 3]
             begins, own = self._ends - (last - first), copy(self)
             cut = (np.clip(first + end - begins, first, last) for end in index.indices(len(self))[:2])
-            own._hold(np.column_stack([self.groups[:, :2], *cut, self.groups[:, 4]]))
+            own._hold(np.column_stack([self.groups[:, :2], *cut]))
             return own
         if not 0 <= index < len(self):
             raise IndexError(index)
@@ -273,18 +271,11 @@ class ParquetGroups:
         self._ahead = index + 1, rows
         return following[1]
 
-    def indexed(self) -> Any:
-        """The same rows as a dataset of the library's, which writes them to its cache and then finds each at
-        once: for those who read them in any order."""
-        numbers = [np.arange(first, last) + begin for *_, first, last, begin in self.groups.tolist()]
-        whole = library().Dataset.from_parquet([*self.files], features=self.features)
-        return whole.select(np.concatenate(numbers))
-
     def parts(self, file: int) -> int:
         return 1
 
     def open(self, file: int, part: int, start: int) -> Iterator[tuple[int, Any]]:
-        name, group, first, last, _ = self.groups[file].tolist()
+        name, group, first, last = self.groups[file].tolist()
         with self._open(self.files[name], buffer_size=1 << 20) as opened:
             number = 0
             for batch in opened.iter_batches(_AT_ONCE, row_groups=[group], use_threads=False):
@@ -295,7 +286,7 @@ class ParquetGroups:
                 number += len(batch)
 
     def place(self, file: int, number: int) -> str:
-        name, group, first, *_ = self.groups[file].tolist()
+        name, group, first, _ = self.groups[file].tolist()
         return f"{os.path.basename(self.files[name])}, row group {group + 1}, row {first + number}"
 
     def sizes_of_files(self) -> list[Any]:

@@ -43,22 +43,8 @@ BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
 PAIR = ("chosen", "rejected")
 SHOWN = ("images", "image", "videos", "video")
 COLUMNS = (
-    *(
-        "messages",
-        "conversations",
-        "system",
-        "prompt",
-        "completion",
-        "texts",
-        "question",
-        "answer",
-        "images",
-        "image",
-        "videos",
-        "video",
-    ),
-    *("ref", "bbox", "objects", *SIZES),
-    *PAIR,
+    *("messages", "conversations", "system", "prompt", "completion", "texts", "question", "answer"),
+    *(*SHOWN, "ref", "bbox", "objects", *SIZES, *PAIR),
 )
 OF_BOXES = (("ref", "bbox"), ("objects",))
 _TEXT_COLUMNS = (

@@ -19,20 +19,18 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 from urllib.parse import urlsplit
-
-import numpy as np
 
 from data.boxes import CATEGORIES, COORDINATES, NAMES, BoxRows
 from data.coco import coco_rows
-from data.errors import ADDRESS, BadRow, DatasetError, check_rows_path
+from data.errors import ADDRESS, DatasetError, check_rows_path
 from data.row_files import (
     JsonLines,
     JsonLinesStream,
@@ -70,9 +68,9 @@ _OURS = (".jsonl", ".json", ".tar")
 _SPLITS = {TRAIN: TRAIN, "training": TRAIN}  # words in names, as the `datasets` library knows them
 _SPLITS |= dict.fromkeys(("validation", "valid", "dev", "val"), "validation")
 _SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
+Part = Callable[[Any, str], Any]  # of some rows, and where these are: `data.held_out.Share.of`
 _PARTS = 1024  # of a folder of `save_to_disk` that is streamed
 _LOOKED_AT = 100  # rows that show what all rows are like
-_COMPARED = 500  # answers, at most
 
 
 def all_rows(rows: Stream) -> Iterator[Any]:
@@ -142,48 +140,8 @@ def _class_names(feature: Any) -> tuple[str, ...]:
 
 
 # ------------------------------------------------------------------------------------------ opening rows
-class Share(NamedTuple):
-    """The `share` of a dataset's rows that is held out (`held_out`), or the others: the same ones each time,
-    shuffled, and of each class in a column of a `ClassLabel` alike."""
-
-    share: float
-    held_out: bool
-
-    def of(self, rows: Any, path: str) -> Any:
-        """These of the rows. Raises DatasetError for rows that cannot be divided."""
-        if isinstance(rows, ParquetGroups):
-            _leave_undecoded(rows.features)
-            rows = rows.indexed()
-        elif isinstance(rows, Stream):
-            raise DatasetError(f"{path}: --holdout: expected rows that are not streamed; use --eval-data")
-        features = getattr(rows, "features", None) or {}
-        column = next((key for key, one in features.items() if isinstance(one, library().ClassLabel)), None)
-        classes = np.array(
-            [-1 if one is None else one for one in rows[column]] if column else [0] * len(rows)
-        )
-        order = np.random.RandomState(0).permutation(len(rows))  # whose numbers never change
-        chosen = np.zeros(len(rows), bool)
-        for one in np.unique(classes):
-            own = order[classes[order] == one]
-            most = len(own) - 1  # so that something of it is learnt
-            chosen[own[: min(max(1, round(self.share * len(own))), most)]] = True
-        if not chosen.any():
-            raise DatasetError(
-                f"{path}: --holdout: expected at least 2 rows of a class, got {len(rows)} in all"
-            )
-        wanted = order[chosen[order] == self.held_out]
-        if isinstance(rows, list):
-            return [rows[index] for index in wanted]
-        return rows.select(wanted) if isinstance(rows, library().Dataset) else rows[wanted]
-
-
 def open_rows(
-    path: str,
-    subset: str | None,
-    split: str,
-    streaming: bool,
-    revision: str | None = None,
-    share: Share | None = None,
+    path: str, subset: str | None, split: str, streaming: bool, revision: str | None = None
 ) -> tuple[Any, Path | None]:
     """Open a local path or a dataset on the Hub.
 
@@ -195,15 +153,11 @@ def open_rows(
         split: as in `datasets`, with slices such as "train[:90%]" unless streaming. Files that are named
             themselves are all train. "" is all JSON lines or tars of a folder; if they lie in several
             folders, and for anything else, it is train.
-        share: which of these rows; None is all.
 
     Returns:
         (rows, folder): a sequence or a `Stream`, and the folder that relative image paths start from, None
         for a dataset on the Hub or at an address.
     """
-    if share is not None:
-        rows, folder = open_rows(path, subset, split, streaming, revision)
-        return share.of(rows, path), folder
     if ADDRESS.match(path):
         check_rows_path(path)
         ending = Path(urlsplit(path).path).suffix
@@ -310,7 +264,7 @@ def _open_saved(path: str, split: str) -> Any:
         if split not in rows:
             raise _no_split(path, split, rows)
         rows = rows[split]
-    _leave_undecoded(rows.info.features)
+    leave_undecoded(rows.info.features)
     return rows
 
 
@@ -383,7 +337,7 @@ def _load(builder: str, path: str, subset: str | None, split: str, streaming: bo
         else:
             found.download_and_prepare()
             rows = found.as_dataset(split=split or TRAIN)
-        _leave_undecoded(rows.info.features)
+        leave_undecoded(rows.info.features)
     return LibraryStream(rows) if streaming else rows
 
 
@@ -401,14 +355,14 @@ def _builder(path: str, subset: str | None, **options) -> Any:
     return builder
 
 
-def _leave_undecoded(feature: Any) -> None:
+def leave_undecoded(feature: Any) -> None:
     """Have the library give images as bytes or paths."""
     if isinstance(feature, library().Image):
         feature.decode = False
     elif isinstance(feature, library().List | library().LargeList):
-        _leave_undecoded(feature.feature)
+        leave_undecoded(feature.feature)
     for inner in feature.values() if isinstance(feature, dict) else ():
-        _leave_undecoded(inner)
+        leave_undecoded(inner)
 
 
 def _name_of(split: str) -> str:
@@ -554,17 +508,15 @@ class Mixture:
 
 
 def open_datasets(
-    entries: Sequence[DatasetConfig | Mapping[str, Any]],
-    preferences: bool = False,
-    share: Share | None = None,
+    entries: Sequence[DatasetConfig | Mapping[str, Any]], preferences: bool = False, part: Part | None = None
 ) -> Mixture:
-    """Open every dataset of a recipe, of `preferences` or not, or this share of each, and find out which
-    columns hold what."""
+    """Open every dataset of a recipe, of `preferences` or not, or a part of the rows of each, and find out
+    which columns hold what."""
     configs = [e if isinstance(e, DatasetConfig) else DatasetConfig.from_dict(e) for e in entries]
     sources = []
     for config in configs:
-        where = config.path, config.subset, config.split, config.streaming, config.revision
-        rows, folder = open_rows(*where, share)
+        rows, folder = open_rows(config.path, config.subset, config.split, config.streaming, config.revision)
+        rows = rows if part is None else part(rows, config.path)
         folder = Path(os.path.expanduser(config.image_folder)) if config.image_folder else folder
         if config.weight is None and not isinstance(rows, Sized) and len(configs) > 1:
             raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")
@@ -582,33 +534,7 @@ def open_datasets(
     ]
     if not any(found):
         raise no_images(sources[0].name, columns_of(sources[0].rows, sources[0].name), how)
-    for source in sources:
-        if isinstance(source.rows, Sized) and source.schema.text_columns not in OF_BOXES and not preferences:
-            warn_of_one_answer(source.name, _answers(source))
     return mixture
-
-
-def _answers(source: Source) -> Iterator[str]:
-    """The last answers of some rows, the first and the last of which come first: rows are often sorted."""
-    numbers = np.linspace(0, len(source.rows) - 1, min(len(source.rows), _COMPARED)).astype(int).tolist()
-    for number in dict.fromkeys([*numbers[::-1][:1], *numbers]):
-        with suppress(BadRow):
-            for message in (source.schema.conversation(source.rows[number]) or ())[-1:]:
-                yield "".join(str(part["text"]) for part in message["content"] if part["type"] == "text")
-
-
-def warn_of_one_answer(name: str, answers: Iterable[Any]) -> None:
-    """A message if these, of several rows, are all the same; they are compared up to the first other one."""
-    count, first = 0, None
-    for count, answer in enumerate(answers, 1):
-        first = answer if count == 1 else first
-        if answer != first:
-            return
-    if count > 1:
-        advice = "if its rows are sorted, as in a folder for each class, take --holdout in place of a slice"
-        logger.warning(
-            "%s: the %d rows that were compared have one answer, %.80r; %s", name, count, first, advice
-        )
 
 
 def open_source(

@@ -33,9 +33,10 @@ from tqdm import tqdm
 
 from data.boxes import BoxRows, FormFor, by_name
 from data.errors import DatasetError
+from data.held_out import warn_if_alike
 from data.images import image_size
 from data.processor import EncodedConversation, Processor
-from data.sources import DatasetConfig, warn_of_one_answer
+from data.sources import DatasetConfig
 from data.tiles import Visual
 from data.video import Clip
 from eval.metrics import find_metric
@@ -583,7 +584,7 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
     )
     task = data_task(config, find_metric(settings.metric or "exact_match", **options))
     if boxes is None:
-        warn_of_one_answer(task.name, (sample.targets for sample in task.samples))
+        warn_if_alike(task.name, (sample.targets for sample in task.samples))
     return task
 
 

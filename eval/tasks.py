@@ -37,18 +37,10 @@ from typing import Any
 
 from data.boxes import CATEGORIES, SIZES, BoxRows, FormFor, by_name
 from data.errors import ADDRESS, BadRow, DatasetError
+from data.held_out import Share
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import SHOWN, RowSchema, find_images, find_schema, is_plain, no_images
-from data.sources import (
-    TRAIN,
-    Share,
-    all_rows,
-    class_names,
-    columns_of,
-    first_rows,
-    known_columns,
-    open_rows,
-)
+from data.sources import TRAIN, all_rows, class_names, columns_of, first_rows, known_columns, open_rows
 from data.video import open_video
 from eval.metrics import Metric, MetricError
 from inference.errors import user_errors
@@ -336,8 +328,8 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     # Of a few questions about rows that lie elsewhere, no more is downloaded than these rows.
     few = config.limit is not None and not config.download and not config.holdout
     streaming = few and (at_address or not is_here) and "[" not in split
-    held_out = [Share(config.holdout, True)] if config.holdout else []
-    rows, folder = open_rows(path, config.subset, split, streaming, config.revision, *held_out)
+    rows, folder = open_rows(path, config.subset, split, streaming, config.revision)
+    rows = Share(config.holdout, True).of(rows, path) if config.holdout else rows
     folder = Path(config.image_folder).expanduser() if config.image_folder else folder
     reader = _Reader(config, rows, folder, metric.chooses)
     samples, problems, taken = list[EvalSample](), [], list[Any]()

@@ -20,13 +20,13 @@ import fsspec
 import pytest
 
 from data.errors import DatasetError
+from data.held_out import Share, warn_of_one_answer
 from data.images import load_image
 from data.loader import LoaderConfig, Shard
 from data.order import ShardReader
 from data.row_files import Stream, TarSamples, TarStream
 from data.sources import (
     DatasetConfig,
-    Share,
     all_rows,
     count_rows,
     open_datasets,
@@ -595,7 +595,7 @@ def flowers(folder, stored: str) -> dict:
 
 def said(entry: dict, share: Share | None) -> list[tuple[str, bytes]]:
     """The answer of each row and its image."""
-    (source,) = open_datasets([entry], share=share).sources
+    (source,) = open_datasets([entry], part=share and share.of).sources
     found = [source.schema.conversation(row) for row in source.rows]
     return [
         (answer["content"][0]["text"], load_image(question["content"][0]["image"]).tobytes())
@@ -624,7 +624,7 @@ def test_rows_that_cannot_be_held_out(tmp_path):
     entry = flowers(tmp_path / "flowers", "lines")
     for more in ({"streaming": True}, {"split": "train[:1]"}):
         with pytest.raises(DatasetError, match=r"rows\.jsonl"):
-            open_datasets([entry | more], share=Share(0.2, True))
+            open_datasets([entry | more], part=Share(0.2, True).of)
 
 
 def test_a_split_with_one_answer_is_named(tmp_path, caplog):
@@ -635,8 +635,8 @@ def test_a_split_with_one_answer_is_named(tmp_path, caplog):
         ({}, Share(0.2, True)),
         ({"split": "train[:1]"}, None),
     ):
-        open_datasets([entry | more], share=share)
+        warn_of_one_answer(open_datasets([entry | more], part=share and share.of))
         assert not caplog.records
-    open_datasets([entry | {"split": "train[80%:]"}])
+    warn_of_one_answer(open_datasets([entry | {"split": "train[80%:]"}]))
     (record,) = caplog.records
     assert record.levelname == "WARNING" and CLASSES[-1] in record.args

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from data.errors import BadRow, DatasetError, ImageError, ProcessorError
+from data.held_out import open_both
 from data.images import load_image
 from data.loader import DropCount, Loader, LoaderConfig, counts_exactly, merge_states, steps_per_run
 from data.order import ShardReader
 from data.packing import Batch, segment_mask
 from data.processor import Processor, make_processor
-from data.sources import Mixture, Share, open_datasets
+from data.sources import Mixture
 from data.tiles import Images
 from data.tokenizer import SPECIAL_TOKENS
 from data.video import Clip, open_video
@@ -130,9 +131,6 @@ class RowsTask(Task):
         super().__init__(config, ranks)
         self.mixture, self.held_out = ranks.first_then_others(self._open)
         self.model, self.processor = open_model(config, ranks.device)
-        # What the model that it starts from says that it knows is not what it will know.
-        own = {key: value for key, value in self.model.generation_config.items() if key != "knows"}
-        self.model.generation_config = own
         written(self.model.config)  # what cannot be saved is not trained
         self.check_context()
         transformers_processor(self.processor)  # raises now what saving would raise after the training
@@ -166,11 +164,9 @@ class RowsTask(Task):
 
     def _open(self) -> tuple[Mixture, Mixture | None]:
         """The rows to train on, and the held-out ones, if any."""
-        learnt, held_out = shares(self.config)
-        rows = open_datasets(dataset_entries(self.config.data), self.preferences, learnt)
-        if not (data := self.config.held_out_data):
-            return rows, None
-        return rows, open_datasets(dataset_entries(data), self.preferences, held_out)
+        config = self.config
+        held_out = dataset_entries(config.eval_data) if config.eval_data else []
+        return open_both(dataset_entries(config.data), held_out, config.holdout, self.preferences)
 
     def _steps_of_epochs(self) -> int:
         """The first rank counts. Where it cannot count all rows, the run has the estimated number of steps,
@@ -282,11 +278,6 @@ class RowsTask(Task):
             if not having:
                 return
             yield group or loader.padding_step()
-
-
-def shares(config: TrainConfig) -> tuple[Share | None, Share | None]:
-    """Of each dataset, the rows to train on, and those to evaluate on; None is all."""
-    return (Share(config.holdout, False), Share(config.holdout, True)) if config.holdout else (None, None)
 
 
 def added(sums: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:

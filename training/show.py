@@ -9,15 +9,16 @@ from itertools import groupby
 import numpy as np
 
 from data.boxes import SIZES
+from data.held_out import open_both
 from data.loader import LoaderConfig, look
 from data.packing import IGNORE_INDEX, Sample
 from data.processor import Processor
 from data.row_schemas import OF_BOXES
-from data.sources import Source, open_datasets
+from data.sources import Source
 from models.checkpoints.hub import for_terminal, snapshot
 from training.config import TrainConfig, dataset_entries
 from training.plan import network
-from training.rows import backbone_processor, new_tokenizer, open_processor, shares
+from training.rows import backbone_processor, new_tokenizer, open_processor
 
 _LOOKED_AT = 200  # rows, at least
 
@@ -26,7 +27,7 @@ def describe_rows(config: TrainConfig, count: int) -> str:
     """What the first rows are like, why rows were left out, and `count` samples with their labels marked."""
     if config.is_drawn:
         raise ValueError("--show: expected --data with rows; this run draws its images")
-    mixture = open_datasets(dataset_entries(config.data), config.task == "preferences", shares(config)[0])
+    mixture, _ = open_both(dataset_entries(config.data), [], config.holdout, config.task == "preferences")
     shape, _ = network(config)
     if config.init_from:
         folder = snapshot(config.init_from)
