@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
             describe = drawn_task(config).describe_plan if config.is_drawn else describe_plan
             print(describe(config, options))
             return
-        if options.show:
+        if options.show >= 0:
             print(describe_rows(config, options.show))
             return
         ranks = Ranks(pick_device(config.device))
@@ -335,9 +335,9 @@ class Run:
         )
         if self.task.is_estimate:
             self.metrics.say(f"about {config.epochs or 1} x all rows, as the first of them fill the steps")
-        scored = config.eval_questions if config.is_drawn else config.eval_data and config.eval_pictures
+        scored = config.eval_questions if config.is_drawn else config.held_out_data and config.eval_pictures
         if config.keep_best and not scored:
-            needed = "--eval-questions" if config.is_drawn else "--eval-data"
+            needed = "--eval-questions" if config.is_drawn else "--eval-data or --holdout"
             self.metrics.say(f"best/ is off: there is no evaluation score to compare (set {needed})")
 
     def _log(self, trained: Trained) -> None:

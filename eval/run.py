@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from data.boxes import BoxRows, FormFor, by_name
 from data.errors import DatasetError
+from data.held_out import warn_if_alike
 from data.images import image_size
 from data.processor import EncodedConversation, Processor
 from data.sources import DatasetConfig
@@ -466,13 +467,12 @@ OF_ENTRY = (
 def _boxes_of(
     entry: DatasetConfig, form_for: FormFor, options: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[BoxRows, dict[str, Any]]:
-    """How a dataset's boxes are asked for, in images as they are, and the options of the metric that say so;
+    """How a dataset's boxes are asked for, and the options of the metric that say so;
     `options` of the metric go before the dataset's own."""
-    said = {**entry.boxes, "augment": False, "flip": False}
-    boxes = BoxRows(**said | {key: options[key] for key in ("form", "corners", "points") if key in options})
+    given = {key: options[key] for key in ("form", "corners", "points") if key in options}
+    boxes = BoxRows(**{**entry.boxes} | given)
     form = boxes.coordinates(ANY_SIZE, form_for)
-    points = boxes.points or not form.detect  # a form that has no boxes is asked for points
-    return boxes, {"form": form.name, "corners": boxes.corners, "points": points}
+    return boxes, {"form": form.name, "corners": boxes.corners, "points": boxes.points}
 
 
 def scored_tasks(config: TrainConfig, processor: Processor) -> list[EvalTask]:
@@ -481,14 +481,15 @@ def scored_tasks(config: TrainConfig, processor: Processor) -> list[EvalTask]:
         return [shapes_task(config.eval_questions, HELD_OUT_SEED)]
     if not config.eval_questions or not config.eval_metric:
         return []
-    entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.eval_data)]
+    entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.held_out_data)]
     tasks = []
     for entry in entries:
         if entry.streaming:
             raise DatasetError(f"{entry.name}: --eval-metric: expected rows on this machine, got a stream")
         options: dict[str, Any] = {name: getattr(entry, name) for name in OF_ENTRY}
+        options["holdout"] = config.holdout
         of_metric: dict[str, Any] = {}
-        if config.eval_metric == "boxes":  # asked for as in training, in images as they are
+        if config.eval_metric == "boxes":  # asked for as in training
             boxes, of_metric = _boxes_of(entry, processor.form)
             options |= {"boxes": boxes, "form_for": processor.form}
         limit = max(1, config.eval_questions // len(entries))
@@ -571,7 +572,7 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
         boxes, of_boxes = _boxes_of(entry, form_for, options)
         options |= of_boxes
     own = {name: getattr(entry, name) for name in OF_ENTRY}
-    own |= {name: getattr(settings, name) for name in ("system", "max_new_tokens", "limit")}
+    own |= {name: getattr(settings, name) for name in ("system", "max_new_tokens", "limit", "holdout")}
     config = DataConfig(
         entry.path,
         name=said.get("name", ""),
@@ -581,7 +582,10 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
         looked=bool(options.get("looked", False)),
         **own,
     )
-    return data_task(config, find_metric(settings.metric or "exact_match", **options))
+    task = data_task(config, find_metric(settings.metric or "exact_match", **options))
+    if boxes is None:
+        warn_if_alike(task.name, (sample.targets for sample in task.samples))
+    return task
 
 
 def _run_own(

@@ -41,7 +41,7 @@ from models.config import check_device
 
 T = TypeVar("T")
 # The names in data.boxes, whose import takes as long as all of this file.
-BOX_FORMATS = ("qwen3-vl", "qwen2.5-vl", "lfm2.5-vl", "paligemma", "doctags", "molmo", "moondream")
+BOX_FORMATS = ("qwen3-vl", "qwen2.5-vl", "lfm2.5-vl", "doctags")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
 STDIN = "-"  # the image that is read from stdin
 _DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}

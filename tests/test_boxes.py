@@ -195,8 +195,7 @@ def test_whatever_is_drawn_stays_in_the_image(box, size):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--detect", "star", "--box-format", "molmo"], "points"),
-        (["--point", "star", "--box-format", "paligemma"], "boxes"),
+        (["--point", "star", "--box-format", "doctags"], "boxes"),
         (["--detect", "star", "--no-image"], "--no-image"),
         (["--detect", "star", "--num-answers", "2"], "--num-answers"),
         (["--describe", "--chat"], "--chat"),
@@ -220,7 +219,7 @@ def test_what_cannot_be_asked_is_refused(arguments, named, capsys):
     ("arguments", "named"),
     [
         (["--detect", "star"], "--box-format"),
-        (["--describe", "--box-format", "paligemma"], "-q"),  # no prompt of its own for this
+        (["--describe", "--box-format", "lfm2.5-vl"], "-q"),  # no prompt of its own for this
     ],
 )
 def test_a_checkpoint_that_names_no_form_leaves_it_to_the_command(model_folder, arguments, named, capsys):
@@ -231,11 +230,11 @@ def test_a_checkpoint_that_names_no_form_leaves_it_to_the_command(model_folder, 
 
 def test_the_form_that_a_checkpoint_names():
     assert form_of(None) is None and set(BOX_FORMATS) == set(COORDINATES)
-    assert form_of("molmo") == COORDINATES["molmo"]
+    assert form_of("doctags") == COORDINATES["doctags"]
     own = form_of({"form": "qwen3-vl", "detect": "Find {thing}!"})
     assert own.question("detect", "it") == "Find it!" and own.point == QWEN.point
-    assert form_of({"form": "qwen3-vl"}, "moondream").name == "moondream"
-    for wrong in ("qwen9", 3, {"form": 3}, {"form": "molmo", "point": 3}, ["molmo"]):
+    assert form_of({"form": "qwen3-vl"}, "doctags").name == "doctags"
+    for wrong in ("qwen9", 3, {"form": 3}, {"form": "doctags", "point": 3}, ["doctags"]):
         with pytest.raises(ValueError):
             form_of(wrong)
 

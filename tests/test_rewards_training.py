@@ -311,6 +311,21 @@ def test_groups_in_which_all_are_alike_are_counted_and_teach_nothing(folder):
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
+def test_an_answer_that_is_not_learnt_may_be_of_any_length(folder, capsys):
+    """It is what rewards compare with; the prompt alone has to fit."""
+    row = {"question": "how many", "answer": "red squares " * 100}
+    (folder / "long.jsonl").write_text("".join(json.dumps(row | {"image": None}) + "\n" for _ in range(8)))
+    data = [{"path": str(folder / "long.jsonl"), "allow_text_only": True}]
+    more = {"data": data, "sequence_length": 24, "steps": 1, "max_drop_rate": 0.0}
+    train.main(flags(**settings(folder, "long", **more)))
+    assert "reward" in metrics(folder / "long")[-1]
+    train.main(flags(**settings(folder, "look", **more), show=0))
+    assert "too long" not in capsys.readouterr().out
+    row["question"] = "how many " * 100
+    (folder / "long.jsonl").write_text("".join(json.dumps(row | {"image": None}) + "\n" for _ in range(8)))
+    assert "too long" in refused(capsys, flags(**settings(folder, "longer", **more)))
+
+
 def test_questions_that_no_reward_can_score_are_counted_and_end_a_run_that_has_no_others(folder, capsys):
     more = {"rewards": {"number": 1.0, "iou": 1.0}, "batch_size": 32, "group_size": 2, "answer_tokens": 1}
     said = refused(capsys, flags(**settings(folder, "unscored", **more)))

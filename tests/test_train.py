@@ -31,7 +31,17 @@ from shapes import training as shapes_training
 from tests.documents import shell_commands
 from tests.hub_server import HubServer, point_client_at
 from tests.rows import png
-from tests.runs import SMALL_SHAPES, curve, flags, metrics, prepared, refused, settings_in, shapes_processor
+from tests.runs import (
+    SMALL_SHAPES,
+    curve,
+    flags,
+    metrics,
+    prepared,
+    refused,
+    settings_in,
+    shapes_processor,
+    write_rows,
+)
 from tests.waiting import PATIENCE
 from training import plot
 from training import rows as rows_module
@@ -327,6 +337,9 @@ def test_a_look_at_the_rows(base, tmp_path, capsys):
     assert len(learned) == 2 and all(re.match(r"answer \d", one) for one in learned)
     lengths = re.search(r"labelled tokens +(\d+) +(\d+) +(\d+)", shown)
     assert lengths and all(0 < int(number) < 20 for number in lengths.groups())
+    train.main(settings(base, str(tmp_path / "run"), **more | {"show": 0}))
+    none = capsys.readouterr().out
+    assert none and shown.startswith(none.rstrip()) and "⟦" not in none and not (tmp_path / "run").exists()
     of_rewards = {"task": "rewards", "packing": False, "rewards": {"exact": 1.0}}
     train.main(settings(base, str(tmp_path / "run"), **more, **of_rewards))
     compared = capsys.readouterr().out
@@ -459,13 +472,50 @@ def test_an_upload_that_failed_is_tried_again(base, tmp_path, monkeypatch, capsy
         assert "nothing to train" in said and f"{hub.url}/me/tiny/commit/" in said
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_step_says_how_many_rows_it_learns(base, tmp_path, packing):
+    """Of packed sequences more than --batch-size; also over several steps of one line."""
+    more = {"steps": 4, "log_every": 2, "batch_size": 2, "packing": packing, "sequence_length": 128}
+    train.main(settings(base, str(tmp_path / "run"), **more | {"log_every": 1}))
+    each = [
+        (sum(map(len, row["samples"])), row["samples_per_step"]) for row in metrics(tmp_path / "run", "loss")
+    ]
+    assert all(count == said for count, said in each)
+    assert all((count > 2) == packing for count, _ in each[:2])
+    train.main(settings(base, str(tmp_path / "two"), **more))
+    two = [row["samples_per_step"] for row in metrics(tmp_path / "two", "loss")]
+    assert two == [(each[0][0] + each[1][0]) / 2, (each[2][0] + each[3][0]) / 2]
+
+
+def test_a_share_of_the_rows_is_held_out(base, tmp_path, capsys):
+    """No row of it is learnt, and a model does not say that it knows what its base does."""
+    write_rows(tmp_path / "rows.jsonl", 20)
+    shutil.copytree(base / "tiny", tmp_path / "tiny")
+    path = tmp_path / "tiny" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"knows": "cats", "single_turn": True}))
+    more = {"data": str(tmp_path / "rows.jsonl"), "init_from": str(tmp_path / "tiny"), "holdout": 0.25}
+    more |= {"steps": 0, "epochs": 2, "output": str(tmp_path / "run")}
+    scored = {"eval_metric": "exact_match", "eval_every": 1000}
+    train.main(settings(base, **more | scored))
+    (row,) = metrics(tmp_path / "run", "eval_loss")
+    assert 0 < row["eval_loss"] < 20 and "eval_accuracy" in row
+    numbers = {
+        number for row in metrics(tmp_path / "run", "loss") for one in row["samples"] for _, number in one
+    }
+    assert numbers == set(range(15))
+    said = json.loads((tmp_path / "run" / "generation_config.json").read_text())
+    assert "knows" not in said and said["single_turn"] is True
+    for wrong in ({"eval_data": more["data"]}, {"holdout": 1.0}, {"holdout": -0.1}):
+        assert "--holdout" in refused(capsys, settings(base, **more | wrong))
+
+
 def test_boxes_are_scored_in_a_run(base, tmp_path):
     """Rows with boxes, asked for as the dataset's entry says."""
     rows = [{"image": f"{i}.png", "ref": "the block", "bbox": [1, 1, 4, 3]} for i in range(6)]
     for i in range(6):
         (tmp_path / f"{i}.png").write_bytes(png(seed=i))
     (tmp_path / "boxes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = [{"path": str(tmp_path / "boxes.jsonl"), "boxes": {"corners": True, "augment": True}}]
+    data = [{"path": str(tmp_path / "boxes.jsonl"), "boxes": {"corners": True}}]
     more = {"output": str(tmp_path / "run"), "sequence_length": 256, "steps": 1}
     scored = {"eval_metric": "boxes", "eval_questions": 4, "eval_pictures": 0, "eval_samples": 0}
     train.main(settings(base, data=data, eval_data=data, **(more | scored)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,21 @@ def test_recipes_parse_and_come_back(recipe, tmp_path):
     assert config.seed == 5 and config.output == f"runs/{recipe.stem}"
     write_run(config, tmp_path)
     assert parse(str(tmp_path / "run.yaml")) == config
+
+
+def test_names_of_other_trainers_have_ours_beside_them():
+    """Every flag in the table of docs/train.md is one of train.py, and names stand there once."""
+    text = (Path(__file__).parent.parent / "docs" / "train.md").read_text(encoding="utf-8")
+    section = text.partition("### Names from TRL and LLaMA-Factory\n")[2].partition("\n### ")[0]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:1] == "|"
+    ]
+    assert len(rows) > 30 and all(len(row) == 3 and row[2] for row in rows)
+    known = {flag(item.name) for item in dataclasses.fields(TrainConfig)}
+    named = re.findall(r"`(--[a-z0-9-]+)", section)
+    assert {one.replace("--no-", "--") if one not in known else one for one in named} <= known
+    for name in ("per_device_train_batch_size", "lora_rank", "cutoff_len", "val_size", "warmup_ratio"):
+        assert section.count(f"`{name}`") == 1
 
 
 def test_flags_go_over_the_recipe(tmp_path):

@@ -83,7 +83,9 @@ def plain_model(
     new.load_state_dict(tensors, assign=True)
     if tied:
         new.language_model.lm_head.weight = new.language_model.embed_tokens.weight
-    new.generation_config = model.generation_config
+    # What the model that rows are trained on says that it knows is not what it knows afterwards.
+    said = model.generation_config.items()
+    new.generation_config = {key: value for key, value in said if config.is_drawn or key != "knows"}
     return new
 
 

@@ -36,6 +36,7 @@ _SHOWN = {
     "loss": ("loss", "{:.3f}"),
     "reward": ("reward", "{:.3f}"),
     "dense_loss": ("dense_loss", "{:.3f}"),
+    "samples_per_step": ("rows/step", "{:,.1f}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
     "images_per_second": ("images/s", "{:,.1f}"),
     "mfu": ("MFU", "{:.0%}"),
@@ -134,18 +135,18 @@ class Metrics:
 
 # ------------------------------------------------------------------------------------------------- speed
 class Throughput:
-    """Tokens and images per second and MFU since the last row, without evaluations and saves. All ranks add
-    theirs; `first` is the step that the run resumes from."""
+    """Samples per step, tokens and images per second and MFU since the last row, without evaluations and
+    saves. All ranks add theirs; `first` is the step that the run resumes from."""
 
     def __init__(self, task: Task, dtype: torch.dtype, first: int):
         self.task, self.ranks, ranks = task, task.ranks, task.ranks
         self.learns, self.adapters = what_learns(task.model)
         self.peak = peak_flops(ranks.device, dtype)[0] * ranks.world_size if ranks.is_first else 0.0
-        self.first, self._began = first, time.monotonic()
+        self.first, self._last, self._began = first, first, time.monotonic()
         self._reset()
 
     def _reset(self) -> None:
-        self._tokens = self._images = 0
+        self._tokens = self._images = self._samples = 0
         self._flops = self._aside = 0.0
         self._since = time.monotonic()
 
@@ -155,6 +156,7 @@ class Throughput:
             amounts = self.task.amounts(batch, step)
             self._tokens += int(amounts.positions)
             self._images += batch.images
+            self._samples += sum(map(len, batch.sample_ids))
             self._flops += training_flops(self.task.model.config, amounts, self.learns, self.adapters)
 
     @contextmanager
@@ -169,10 +171,12 @@ class Throughput:
     def row(self, done: int) -> dict[str, float]:
         """What goes into metrics.jsonl after `done` steps; all ranks call it."""
         seconds = max(time.monotonic() - self._since - self._aside, 1e-9)
-        tokens, images, flops = self.ranks.sum(self._tokens, self._images, self._flops)
+        own = self._tokens, self._images, self._flops, self._samples
+        tokens, images, flops, samples = self.ranks.sum(*own)
+        steps, self._last = max(1, done - self._last), done
         each = (time.monotonic() - self._began) / max(done - self.first, 1)
         self._reset()
-        row = {"images_per_second": round(images / seconds, 2)}
+        row = {"images_per_second": round(images / seconds, 2), "samples_per_step": round(samples / steps, 2)}
         if tokens:  # the first stage on shapes has none
             row = {"tokens_per_second": round(tokens / seconds, 1)} | row
         if self.peak:

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from data.errors import BadRow, DatasetError, ImageError, ProcessorError
+from data.held_out import open_both
 from data.images import load_image
 from data.loader import DropCount, Loader, LoaderConfig, counts_exactly, merge_states, steps_per_run
 from data.order import ShardReader
 from data.packing import Batch, segment_mask
 from data.processor import Processor, make_processor
-from data.sources import Mixture, open_datasets
+from data.sources import Mixture
 from data.tiles import Images
 from data.tokenizer import SPECIAL_TOKENS
 from data.video import Clip, open_video
@@ -163,9 +164,9 @@ class RowsTask(Task):
 
     def _open(self) -> tuple[Mixture, Mixture | None]:
         """The rows to train on, and the held-out ones, if any."""
-        data, held_out = self.config.data, self.config.eval_data
-        rows = open_datasets(dataset_entries(data), self.preferences)
-        return rows, open_datasets(dataset_entries(held_out), self.preferences) if held_out else None
+        config = self.config
+        held_out = dataset_entries(config.eval_data) if config.eval_data else []
+        return open_both(dataset_entries(config.data), held_out, config.holdout, self.preferences)
 
     def _steps_of_epochs(self) -> int:
         """The first rank counts. Where it cannot count all rows, the run has the estimated number of steps,
