@@ -159,7 +159,7 @@ def origin(url: str) -> str:
 
     with suppress(httpx.InvalidURL):
         site = httpx.URL(url.rstrip("/"))  # in lower case, without the scheme's own port
-        if site.host and site == (name := f"{site.scheme}://{site.netloc.decode()}"):
+        if site.is_absolute_url and site == (name := f"{site.scheme}://{site.netloc.decode()}"):
             return name
     raise ValueError(f"--allowed-origin: expected an address such as https://ui.example:8443, got {url!r}")
 

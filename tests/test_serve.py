@@ -82,8 +82,9 @@ def running(models: Models | None = None, api_key: str | None = None, slots: int
     models.open(models.default)
     bounds = {name: limits.pop(name) for name in ("max_images", "max_new_tokens", "image") if name in limits}
     engine = Engine(models, EngineLimits(slots, queue, **bounds))
-    hosts, proxies = Hosts("127.0.0.1", ["api.example"]), limits.pop("proxies", ())
-    server = Server(engine, hosts, ApiLimits(**limits), api_key, drain=1, proxies=proxies)
+    hosts = Hosts("127.0.0.1", ["api.example"])
+    more = {name: limits.pop(name) for name in ("proxies", "origins") if name in limits}
+    server = Server(engine, hosts, ApiLimits(**limits), api_key, drain=1, **more)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
@@ -157,6 +158,7 @@ def events(response: httpx.Response) -> list[dict]:
             {"temperature": 1.5, "top_p": 0.95, "top_k": 9, "min_p": 0.01, "seed": 7, "n": 3},
         ),
         ("Describe the picture.", [EXAMPLE], None, {"max_tokens": 5, "repetition_penalty": 1.3}),
+        ("Describe the picture.", [CUP], None, {"frequency_penalty": 1.5, "presence_penalty": 0.7}),
     ],
 )
 def test_tokens_are_those_of_generate_py(here, as_json, question, images, system, options, stream):
