@@ -332,7 +332,8 @@ async def chat_completions(request: Request, api: Shared, record: Logged, body: 
     asked, headers = read_request(body, api.engine.limits.max_new_tokens, api.limits.strict)
     if not asked.stream:
         return JSONResponse(await (await asked_chat(request, api, record, asked)).whole(), headers=headers)
-    return streamed(await started(chunks_of(request, api, record, asked)), headers, DONE)
+    chunks, silent = await started(chunks_of(request, api, record, asked))
+    return streamed(chunks, silent, headers, DONE)
 
 
 @router.post(RESPONSES, summary="The same in the protocol of OpenAI's Responses", openapi_extra=body_of())
@@ -346,9 +347,9 @@ async def create_response(request: Request, api: Shared, record: Logged, body: B
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
     store = partial(api.store.put, client=client_of(request.scope))
     made = responses.Made(asked, checked, chat["messages"], store, before.size + len(body))
-    chunks = await started(chunks_of(request, api, record, checked))
+    chunks, silent = await started(chunks_of(request, api, record, checked))
     record.failed = made.failed
-    return await told(made, made.events(chunks), asked, headers)
+    return await told(made, made.events(chunks), silent, asked, headers)
 
 
 @router.get(RESPONSES + "/{name}", summary="A response that is kept")
@@ -368,8 +369,8 @@ async def create_message(request: Request, api: Shared, record: Logged, body: Bo
     chat = anthropic.chat_body(asked)
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
     made = anthropic.Made(checked.model)
-    chunks = await started(chunks_of(request, api, record, checked))
-    return await told(made, made.events(chunks), asked, headers)
+    chunks, silent = await started(chunks_of(request, api, record, checked))
+    return await told(made, made.events(chunks), silent, asked, headers)
 
 
 @router.post(MESSAGES + "/count_tokens", summary="How many tokens a message asks", openapi_extra=body_of())
@@ -441,8 +442,9 @@ async def opened(request: Request, api: Api, asked: ChatRequest, record: Record)
 Events = AsyncIterator[dict[str, Any]]
 
 
-async def started(events: Events) -> Events:
-    """The same events, once the first has come, or PING_SECONDS later: errors until then have a status."""
+async def started(events: Events) -> tuple[Events, bool]:
+    """The same events, once the first has come, or PING_SECONDS later: errors until then have a status. And
+    whether none has come."""
     first = asyncio.ensure_future(anext(events))
 
     async def all_of_them() -> Events:
@@ -460,19 +462,21 @@ async def started(events: Events) -> Events:
         raise
     if first.done():
         first.result()  # raises what it has failed with
-    return all_of_them()
+    return all_of_them(), not first.done()
 
 
-def streamed(events: Events, headers: dict[str, str], last: bytes = b"") -> Response:
-    """FastAPI pings in routes that yield, of which none could answer with JSON, or with a status."""
+def streamed(events: Events, silent: bool, headers: dict[str, str], last: bytes = b"") -> Response:
+    """A stream of the events, with pings, one at once where it was `silent` so far. FastAPI has them as well,
+    in routes that always stream."""
 
     async def encoded() -> AsyncIterator[bytes]:
-        going = True
+        going, seconds = True, 0 if silent else PING_SECONDS
         while going:
             coming = asyncio.ensure_future(anext(events, None))
             try:
-                while not (await asyncio.wait([coming], timeout=PING_SECONDS))[0]:
+                while not (await asyncio.wait([coming], timeout=seconds))[0]:
                     yield KEEPALIVE_COMMENT
+                    seconds = PING_SECONDS
                 if going := (event := await coming) is not None:
                     yield event_of(event)
             finally:
@@ -484,11 +488,11 @@ def streamed(events: Events, headers: dict[str, str], last: bytes = b"") -> Resp
 
 
 async def told(
-    made: Any, events: Events, asked: dict[str, Any], headers: dict[str, str], last: bytes = b""
+    made: Any, events: Events, silent: bool, asked: dict[str, Any], headers: dict[str, str]
 ) -> Response:
     """What is made of chunks in another protocol: its events, or the whole after them."""
     if asked.get("stream"):
-        return streamed(events, headers, last)
+        return streamed(events, silent, headers)
     async for _ in events:
         pass
     return JSONResponse(made.whole, headers=headers)

@@ -171,7 +171,7 @@ class Hosts:
             place = origin.lower().partition("://")[2]
             foreign = place != host and _name(place) not in self.allowed and not {origin, "*"} & {*origins}
         if foreign:
-            advice = "allow this one with --allowed-origin"
+            advice = "serve.py takes sites that may as --allowed-origin"
             raise Refused(403, f"pages of other sites may not send requests here: {advice}")
 
 
