@@ -810,6 +810,16 @@ class Door:
             raise Refused(401, "expected this server's API key as a bearer token", code="invalid_api_key")
 
 
+class Origins(CORSMiddleware):
+    """CORS for pages of the origins that are allowed; those of others meet the `Door`, which refuses and logs
+    what they send, also what their browsers ask first."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origin = Headers(scope=scope).get("origin") if scope["type"] == "http" else None
+        allowed = origin is not None and self.is_allowed_origin(origin)
+        await (super().__call__ if allowed else self.app)(scope, receive, send)
+
+
 async def _swallow(receive: Receive) -> None:
     """Read and discard the rest of a refused request: else a client that is still sending sees a reset, and
     not the refusal."""
@@ -848,7 +858,7 @@ class Server(BoundedServer):
             shown = ("retry-after", "x-ocelli-ignored", "x-ocelli-clipped")
             methods = ("GET", "HEAD", "POST", "DELETE")
             more: dict[str, Any] = {"allow_private_network": True, "expose_headers": shown}
-            door = CORSMiddleware(door, origins, methods, ["*"], **more)
+            door = Origins(door, origins, methods, ["*"], **more)
         super().__init__(
             door if page is None else beside(door, page),
             ws="none",
