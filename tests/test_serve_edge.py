@@ -342,6 +342,11 @@ def test_an_answer_has_the_form_that_vllms_clients_ask_for(here, form, expected,
     assert re.fullmatch(expected, text)
 
 
+@pytest.mark.parametrize("text", ["start: <end_of_utterance>", 'start: "a" <end_of_utterance> "b"'])
+def test_a_grammar_that_no_answer_ends_with_is_refused(here, text):
+    refused(here.ask(structured_outputs={"grammar": text}), 400)
+
+
 # ---------------------------------------------------------------------------------------------------- proxies
 @pytest.mark.parametrize(
     ("said", "shown"),
