@@ -114,11 +114,9 @@ def summarise(
 
     def scored(by_id: Mapping[str, Record]) -> list[list[Scored]]:
         """The answers to each question."""
-        asked = [(one, by_id[one.id]) for one in task.samples]
-        own = ({**one.fields, "looked": got.get("looked")} for one, got in asked)
         return [
-            [Scored(answer, one.targets, score, more) for answer, score in _answers_of(got)]
-            for (one, got), more in zip(asked, own)
+            [Scored(answer, one.targets, score, one.fields) for answer, score in _answers_of(by_id[one.id])]
+            for one in task.samples
         ]
 
     own = scored(records)

@@ -72,7 +72,6 @@ from eval.tasks import (
 from generation.decoding import GenerationOptions
 from generation.requests import LazyRequest, Request, Stats
 from inference.answer import read_answer, requests_for, split
-from inference.attribution.agreement import looked_at
 from inference.batch import open_scheduler
 from inference.checkpoint import (
     ANY_SIZE,
@@ -105,14 +104,12 @@ HELD_OUT_SEED, SLOTS, SAMPLE_TOKENS = 1, 32, 64
 # --------------------------------------------------------------------------------------------- answers
 @dataclass(frozen=True)
 class EvalAnswer:
-    """The answer to a sample with its length in tokens, its confidence and, if that is measured, whether
-    the model looked there (`inference.attribution.agreement`); or "" and what was wrong."""
+    """The answer to a sample with its length in tokens and its confidence; or "" and what was wrong."""
 
     text: str
     tokens: int = 0
     thinking: tuple[str, int] | None = None  # what was thought before, and in how many tokens
     confidence: float | None = None
-    looked: Mapping[str, float] | None = None
     probabilities: Mapping[str, float] | None = None  # of each of its choices, among them
     error: str = ""
     draw: int = 0  # its number, of several answers
@@ -127,8 +124,7 @@ def records_of(
     blank: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Lines of samples.jsonl, as they are ready: of `groups` of samples of a task, which may be none."""
-    looked = task.looked and not blank
-    asked = (checkpoint, samples, slots, groups, blank, looked)
+    asked = (checkpoint, samples, slots, groups, blank)
     made: dict[int, list[EvalAnswer]] = {}  # of questions that wait for more answers
     for number, answer in answers(*asked, think=task.think, draws=task.draws) if groups else ():
         own = made.setdefault(number, [])
@@ -153,7 +149,6 @@ def _record(task: EvalTask, sample: EvalSample, several: Sequence[EvalAnswer]) -
     record |= dict(zip(("thinking", "thinking_tokens"), answer.thinking or ()))
     record |= {} if answer.confidence is None else {"confidence": round(answer.confidence, 6)}
     record |= {"probabilities": answer.probabilities} if answer.probabilities else {}
-    record |= {"looked": answer.looked} if answer.looked else {}
     if task.draws:
         record |= {"answers": [one.text for one in several], "scores": scores, "confidences": sure}
         record["tokens"] = [one.tokens for one in several]
@@ -194,7 +189,6 @@ def answers(
     slots: int = 32,
     groups: Sequence[Sequence[int]] | None = None,
     blank: bool = False,
-    looked: bool = False,
     stats: Stats | None = None,
     think: int | None = None,
     draws: Draws | None = None,
@@ -205,7 +199,7 @@ def answers(
         slots: answers in work at the same time.
         groups: which samples, as `by_image` groups them; default: all.
         blank: show a uniform image of the same size in place of each.
-        looked, think, draws: see `EvalTask`.
+        think, draws: see `EvalTask`.
         stats: counts what the scheduler does.
     """
     groups = by_image(samples) if groups is None else groups
@@ -245,10 +239,9 @@ def answers(
             said, text = read_answer(checkpoint, done.token_ids, options)
             thought, own = split(checkpoint, done.token_ids, options)
             thinking = (said, len(thought)) if thought or think is not None else None
-            seen = _looked(checkpoint, samples[number], done.token_ids) if looked else None
             choices, decision = samples[number].choices, done.decision
             shares = None if decision is None else dict(zip(choices, decision.probabilities))
-            yield number, EvalAnswer(text, len(own), thinking, done.confidence, seen, shares, draw=draw)
+            yield number, EvalAnswer(text, len(own), thinking, done.confidence, shares, draw=draw)
 
 
 def _encode(
@@ -260,14 +253,6 @@ def _encode(
     messages = messages_of(processor, sample.system or None, turns, [answer for _, answer in sample.earlier])
     messages += processor.conversation(list(shown[len(turns)]), sample.prompt)
     return processor.encode_conversation(messages, True, "question", think)
-
-
-def _looked(checkpoint: Checkpoint, sample: EvalSample, ids: list[int]) -> Mapping[str, float] | None:
-    """How the attention of an answer agrees with the box that was asked for; None unless that is one."""
-    if len(boxes := sample.fields["boxes"]) != 1:
-        return None
-    (image,) = sample.images()
-    return looked_at(checkpoint, image, sample.prompt, ids, boxes, system=sample.system or None)[0]
 
 
 def _visuals(checkpoint: Checkpoint, source: Any, blank: bool) -> list[Visual]:
@@ -578,7 +563,6 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
         prompt=settings.prompt.replace("\\n", "\n"),
         boxes=boxes,
         form_for=form_for,
-        looked=bool(options.get("looked", False)),
         **own,
     )
     return data_task(config, find_metric(settings.metric or "exact_match", **options))

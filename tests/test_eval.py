@@ -12,8 +12,7 @@ from huggingface_hub import ModelCard
 from PIL import Image
 
 from data.images import load_image
-from eval import compare, release, tasks
-from eval.card import read_results
+from eval import compare, tasks
 from eval.metrics import find_metric
 from eval.results import describe_model, official_table
 from eval.run import BLANK, answers, by_image, evaluate, share
@@ -346,7 +345,7 @@ def test_the_rank_that_fails_says_why(tmp_path, capfd):
     assert "rank 1 of 2" in err and "./nowhere" in err and "rank 0 of 2" in err and "Traceback" not in err
 
 
-# ----------------------------------------------------------------------------- compare, card and release
+# -------------------------------------------------------------------------------------- compare and card
 def test_compare_pairs_the_questions(shapes, model_folder, tmp_path, capsys):
     other, few = tmp_path / "other", tmp_path / "few"
     for output, limit in ((other, 20), (few, 3)):
@@ -404,17 +403,3 @@ def test_figures_of_official_tasks_go_into_the_card_too(tmp_path):
     card = ModelCard.load(tmp_path / "README.md")
     assert {one.metric_type: one.metric_value for one in card.data.eval_results} == values
     assert official_table(results) in card.text
-
-
-def test_release_writes_small_weights_and_their_table(tmp_path, capsys):
-    folder = tmp_path / "small"
-    assert release.main([str(DEFAULT_MODEL), str(folder), "--questions", "10"]) == 0
-    config, results = json.loads((folder / "config.json").read_text()), read_results(folder)
-    card = ModelCard.load(folder / "README.md")
-    assert config["dtype"] == "bfloat16" and "| **overall** |" in card.text
-    (index,) = card.data.eval_results
-    assert index.metric_value == round(results["score"], 6) and index.metric_args["n"] == results["n"] == 10
-    assert f"{results['score']:.1%}" in card.text and card.data.model_name == "small"
-    assert release.training_data(folder) == release.training_data(DEFAULT_MODEL) != "Not stated."
-    assert release.main([str(tmp_path / "none"), str(tmp_path / "other")]) == 2
-    assert "eval.release: error: " in capsys.readouterr().err
