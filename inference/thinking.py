@@ -14,6 +14,7 @@ A model that would end its turn while it thinks ends the thinking instead.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,17 @@ def for_prompt(
     stops = tuple(one for one in checkpoint.stop_token_ids if one < checkpoint.model.config.text.vocab_size)
     own = replace(think, tokens=tokens, thinking=thinking, stop_token_ids=stops, answer_tokens=answer)
     return replace(options, constraint=own, max_new_tokens=whole)
+
+
+def budget_of(options: GenerationOptions) -> int | None:
+    """The tokens of thinking that options of `for_prompt` allow; None where they do not ask for it."""
+    return options.constraint.tokens if isinstance(options.constraint, Think) else None
+
+
+def ended_by_force(checkpoint: Checkpoint, ids: Sequence[int], budget: int | None) -> bool:
+    """Whether the thinking of an answer took all of its budget, or, unasked (None), all of the answer."""
+    thinking = checkpoint.processor.thinking
+    return thinking is not None and thinking.span(ids[:budget], budget is not None).place == "inside"
 
 
 class _ThinkFirst:
