@@ -201,7 +201,7 @@ class Run:
             if done % config.log_every == 0 or last:
                 self._log(trained)
             if done % self.eval_every == 0 or last:
-                self._evaluate(whole=last)
+                self._evaluate(last)
             if done % self.save_every == 0:
                 self.save()
             if (stale := self.evaluation.stale) and not last:
@@ -222,7 +222,7 @@ class Run:
             if self.done % config.log_every:
                 self._log(trained)
             if self.done % self.eval_every or not self.evaluation.whole:
-                self._evaluate(whole=True)
+                self._evaluate(last=True)
                 self.saved_at = self.first  # saved once more: the model card shows these scores
         if self.done > self.saved_at:
             self.save()
@@ -353,11 +353,11 @@ class Run:
         self.metrics.write(row | self.speed.row(trained.step))
         self.metrics.write_samples(trained.step, task.answered() if ranks.is_first else [], ROLLOUTS)
 
-    def _evaluate(self, whole: bool) -> None:
+    def _evaluate(self, last: bool) -> None:
         self.check()
         with self.speed.aside():
             try:
-                self.scores = self.evaluation.run(self.wrapped, self.done, whole)
+                self.scores = self.evaluation.run(self.wrapped, self.done, last)
             except DatasetError as error:  # on all ranks
                 self.stop.failed = error
 

@@ -84,16 +84,18 @@ class Evaluation:
         """Whether to stop early; the same on all ranks."""
         return 0 < self.config.patience <= self.since
 
-    def run(self, wrapped: nn.Module, step: int, whole: bool) -> dict[str, Score]:
-        """Evaluate the model after `step` steps, with the `whole` of the questions or a few of them. Ranks
+    def run(self, wrapped: nn.Module, step: int, last: bool) -> dict[str, Score]:
+        """Evaluate the model after `step` steps, with all of the questions if that is the `last` time. Ranks
         but the first get the scores that all know."""
-        self.whole = whole
         autocast = torch.autocast(self.ranks.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with averaged(self.task.module, self.average):
             with autocast:
                 losses = self.task.evaluate(wrapped, step)
             reshard(wrapped)
+            best = self._is_best(losses)
+            self.whole = last or self.stale
             scores, answered = self._answers(step)
+            best = self._is_best(scores) or best
         scores |= losses
         if scores:
             row: dict[str, Any] = {"step": step, **self.task.seen(step)}
@@ -104,7 +106,8 @@ class Evaluation:
             said = ", ".join(f"{_shown(name)} {score}" for name, score in scores.items())
             self.metrics.say(f"step {step}: {said}")
         self.metrics.write_samples(step, answered)
-        self._keep_best(scores, step)
+        if best:
+            self._keep_best(scores, step)
         if self.ranks.is_first and self.metrics.path.exists():
             try:
                 write_plot(self.output)
@@ -121,28 +124,31 @@ class Evaluation:
         model = answering_model(self.task, everywhere=self.held_out.shared)
         return self.held_out.answer(model, self.whole) if self.held_out.here else ({}, [])
 
-    def _keep_best(self, scores: dict[str, Score], step: int) -> None:
-        """Save the model to best/ if none before scored better; all ranks call it."""
+    def _is_best(self, scores: dict[str, Score]) -> bool:
+        """Whether these are better than all before, by the score that decides it, if it is one of them; all
+        ranks call it."""
         name, higher = self.task.best_by
         value = scores[name].value if self.ranks.is_first and name in scores else math.nan
         better = not math.isnan(value) and (
             self.best is None or (value > self.best if higher else value < self.best)
         )
         if not self.config.keep_best:
-            return
-        scored, kept = self.ranks.sum(not math.isnan(value), better)
-        self.since = 0 if kept else self.since + int(scored > 0)
-        if not kept:
-            return
+            return False
+        self.best = value if better else self.best
+        scored, best = self.ranks.sum(not math.isnan(value), better)
+        self.since = 0 if best else self.since + int(scored > 0)
+        return best > 0
+
+    def _keep_best(self, scores: dict[str, Score], step: int) -> None:
+        """Save the model to best/; all ranks call it."""
         problem = save_model(self.task, self.average, step, scores, self.output / BEST)
         if not self.ranks.is_first:
             return
-        self.best = value
         if problem:
             self.metrics.say(f"step {step}: the best model could not be saved, the run goes on: {problem}")
             return
         with suppress(OSError):
-            score = json.dumps({"step": step, "name": name, "value": value})
+            score = json.dumps({"step": step, "name": self.task.best_by[0], "value": self.best})
             (self.output / BEST / SCORE).write_text(score + "\n", encoding="utf-8")
 
     def better_before(self, last: int) -> str:
