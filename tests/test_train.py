@@ -252,7 +252,7 @@ def test_sample_answers_have_their_images(watched):
 
 
 def test_a_score_says_of_how_many_it_is(watched):
-    """In the metrics and in the card: one batch of answers before the run ends, then all that may be asked."""
+    """In the metrics and in the card: one batch of answers before the run ends, then all."""
     first, last = metrics(watched, "eval_loss")
     assert [row["eval_exact_match_n"] for row in (first, last)] == [8, 20]
     for row in (first, last):
