@@ -47,12 +47,12 @@ from eval.lmms_tasks import (
     write_result,
 )
 from generation.decoding import GenerationOptions
-from generation.requests import LazyRequest, Request, RequestOutput
+from generation.requests import LazyRequest, Request
 from inference.answer import answer_text, requests_for
 from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint, RequestError
 from inference.grammar import choice_grammar
-from inference.thinking import budget_of, ended_by_force, think_first
+from inference.thinking import budget_of, think_first, thinking_end
 from messages import one_line
 
 T = TypeVar("T", bound=tuple)
@@ -75,7 +75,7 @@ class Ocelli(lmms):
         self.checkpoint, self.batch_size, self.think = checkpoint, batch_size, think
         self.errors: list[Error] = []
         self.ended: list[Ended] = []
-        self._budgets: dict[int, int | None] = {}  # of thinking, of the requests in work
+        self._budgets: dict[int, int | None] = {}  # of the thinking of each request
         self._video: tuple[Any, list[Visual]] = (None, [])  # the last one
 
     @property
@@ -96,8 +96,10 @@ class Ocelli(lmms):
                     options, until = read[done.key]
                     whole = answer_text(self.checkpoint, done.token_ids, options)
                     text = cut(whole, until)
-                    reason = done.stop_reason if text == whole else "stop"
-                    self.ended.append((task, document, reason, self._thought(done)))
+                    reason, thought = done.stop_reason if text == whole else "stop", ""
+                    if self.think is not None:
+                        thought = thinking_end(self.checkpoint, done.token_ids, self._budgets[done.key])
+                    self.ended.append((task, document, reason, thought))
                     held = self.task_dict[task][split][document]
                     if form := self._form(task, held):
                         text = in_their_form(text, held, form)
@@ -107,13 +109,6 @@ class Ocelli(lmms):
                     self.ended.append((task, document, "error", ""))
                 bar.update()
         return results
-
-    def _thought(self, done: RequestOutput) -> str:
-        """Why the thinking of an answer ended; "" where none was asked for."""
-        budget = self._budgets.pop(done.key)
-        if budget is None:
-            return ""
-        return "length" if ended_by_force(self.checkpoint, done.token_ids, budget) else "stop"
 
     def _deferred(
         self, requests: list[Instance], options: Sequence[GenerationOptions]

@@ -87,7 +87,7 @@ from inference.cli import log_if_slow, machine
 from inference.conversation import Turn, messages_of
 from inference.grammar import choice_grammar
 from inference.locks import only_writer
-from inference.thinking import THINK_TOKENS, budget_of, ended_by_force, held_to, think_first
+from inference.thinking import THINK_TOKENS, budget_of, held_to, think_first, thinking_end
 from inference.votes import pick
 from messages import one_line
 from models.checkpoints.hub import for_terminal, last_name
@@ -250,8 +250,7 @@ def answers(
             thought, own = split(checkpoint, done.token_ids, options)
             thinking = None
             if thought or think is not None:
-                cut = ended_by_force(checkpoint, done.token_ids, budgets[number])
-                thinking = said, len(thought), "length" if cut else "stop"
+                thinking = said, len(thought), thinking_end(checkpoint, done.token_ids, budgets[number])
             choices, decision = samples[number].choices, done.decision
             shares = None if decision is None else dict(zip(choices, decision.probabilities))
             about = done.stop_reason, thinking, done.confidence, shares
@@ -614,7 +613,8 @@ def _run_own(
         print(f"\n{at_k_text(results)}\n")
     if calibrated := calibration_text(results):
         print(calibrated)
-    print("; ".join(filter(None, (cut_off_text(results), higher_limits(results)))))
+    if cut := cut_off_text(results):
+        print("; ".join(filter(None, (cut, higher_limits(results)))))
     speed, errors = results["samples_per_second"], results["errors"]
     per_second = f", {speed:.1f} samples/s" if speed else ""
     print(

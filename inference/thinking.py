@@ -100,10 +100,12 @@ def budget_of(options: GenerationOptions) -> int | None:
     return options.constraint.tokens if isinstance(options.constraint, Think) else None
 
 
-def ended_by_force(checkpoint: Checkpoint, ids: Sequence[int], budget: int | None) -> bool:
-    """Whether the thinking of an answer took all of its budget, or, unasked (None), all of the answer."""
+def thinking_end(checkpoint: Checkpoint, ids: Sequence[int], budget: int | None) -> str:
+    """Why the thinking of an answer ended: "stop", or "length" by force, when it had taken all of its budget,
+    or, unasked (None), with the answer."""
     thinking = checkpoint.processor.thinking
-    return thinking is not None and thinking.span(ids[:budget], budget is not None).place == "inside"
+    assert thinking is not None, "something was thought, or asked for"
+    return "length" if thinking.span(ids[:budget], budget is not None).place == "inside" else "stop"
 
 
 class _ThinkFirst:
