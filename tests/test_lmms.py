@@ -181,6 +181,7 @@ def test_answers_and_score_are_those_of_our_engine(run, embedded, drawn):
     scores = [score(answer, [row["answer"]], {}) for answer, row in zip(alone, drawn, strict=True)]
     assert result["figures"] == {"exact_match": pytest.approx(sum(scores) / len(scores))}
     assert sum(scores) > 0 and result["n"] == DRAWN
+    assert sum(result["stop_reasons"].values()) == result["n"] and not result["thinking_stop_reasons"]
     low, high = result["intervals"]["exact_match"]
     assert low <= result["figures"]["exact_match"] <= high
     assert result["task"]["generation"]["max_new_tokens"] == 16
