@@ -125,7 +125,6 @@ class EvalTask:
 
     prompt: the template that the samples' prompts were made with.
     data: where the samples come from, in names and values that JSON can hold.
-    looked: whether the model looks at what it is asked for is measured, too, where that is one box.
     think: tokens that the model may think before each answer; None for no thinking.
     draws: the answers to each question; None for the likeliest one.
     """
@@ -136,7 +135,6 @@ class EvalTask:
     prompt: str
     data: Mapping[str, Any]
     system: str = ""
-    looked: bool = False
     think: int | None = None
     draws: Draws | None = None
 
@@ -185,9 +183,6 @@ class EvalTask:
         """Raises TaskError, before anything is answered, where a sample cannot be scored."""
         if not self.samples:
             raise TaskError(f"{self.name}: expected at least one question, got none")
-        if self.looked and (self.think or self.draws):
-            other = "--think" if self.think else "--samples"
-            raise TaskError(f"{self.name}: expected either looked=true or {other}, got both")
         for sample in self.samples:
             try:
                 self.metric.score("", sample.targets, sample.fields)
@@ -290,7 +285,6 @@ class DataConfig:
     holdout: of the rows that a training run reads, the share that `train.py --holdout` leaves out.
     boxes: rows are read as boxes, which are asked for, or points in them.
     form_for: `Processor.form` of the model that they are asked of.
-    looked: see `EvalTask`.
     download: all rows, though `limit` needs few: a training run has downloaded them already.
     """
 
@@ -314,7 +308,6 @@ class DataConfig:
     allow_text_only: bool = False
     boxes: BoxRows | None = None
     form_for: FormFor = by_name
-    looked: bool = False
     download: bool = False
 
 
@@ -363,7 +356,7 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     name = (Path(path).stem if is_local else path) + (f"/{config.subset}" if config.subset else "")
     name = config.name or name
     samples = samples[: config.limit]
-    return EvalTask(name, samples, metric, reader.prompt, data, config.system, config.looked)
+    return EvalTask(name, samples, metric, reader.prompt, data, config.system)
 
 
 class _Reader:

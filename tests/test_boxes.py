@@ -25,8 +25,6 @@ from data.processor import Processor
 from generation.options import GenerationOptions
 from inference import answer
 from inference.attribution import is_sheet
-from inference.attribution.agreement import agreement
-from inference.attribution.attention import attention_maps
 from inference.boxes import draw_things
 from inference.checkpoint import OPEN_NOTE, open_checkpoint
 from inference.cli import BOX_FORMATS
@@ -63,20 +61,6 @@ def locating(tmp_path, monkeypatch):
 
 def run(*arguments: str) -> int:
     return generate.main(["--compile", "off", "--max-new-tokens", "2", *arguments])
-
-
-def test_json_says_whether_the_model_looked_there(locating, capsys, tmp_path):
-    model, answers = locating
-    everything = Box("picture", (0, 0, *SIZE))
-    answers.append(QWEN.write([RED, everything], SIZE))
-    drawn = ["--show-attention", str(tmp_path / "where.png"), "--layers", "1"]
-    assert run(str(IMAGE), "--model", model, "-q", "Where?", "--json", *drawn) == 0
-    made = json.loads(capsys.readouterr().out)
-    red, whole = (one["looked"] for one in made["boxes"])
-    opened, ids = open_checkpoint(MODEL, device="cpu"), made["token_ids"][0]
-    (heat,) = attention_maps(opened, [IMAGE], "Where?", ids, layers=[1]).of(range(len(ids)))
-    assert red == pytest.approx(agreement(heat, made["boxes"][0]["box"], SIZE), rel=1e-3)
-    assert whole == pytest.approx({"energy": 1, "chance": 1, "pointing": 1})
 
 
 def test_json_holds_pixels_of_the_image(locating, capsys):

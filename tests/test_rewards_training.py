@@ -299,7 +299,11 @@ def test_adapters_learn_beside_a_reference_without_them(folder):
     rows = metrics(folder / "lora", "kl")
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) and rows[-1]["kl"] > 1e-6
     assert all(0 <= row["off_policy"] < 1e-3 for row in rows)
-    assert [row["step"] for row in metrics(folder / "lora", "eval_reward")] == [3, 6]
+    evaluated = metrics(folder / "lora", "eval_reward")
+    assert [row["step"] for row in evaluated] == [3, 6]
+    for row in evaluated:
+        low, high = row["eval_reward_interval"]
+        assert row["eval_reward_n"] == row["eval_cut_off_n"] == 8 and low <= row["eval_reward"] <= high
     best = json.loads((folder / "lora" / "best" / "best.json").read_text())
     assert best["name"] == "eval_reward"
 

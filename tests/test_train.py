@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 import train
+from eval.statistics import score_interval
 from models import VisionLanguageModel
 from shapes import training as shapes_training
 from tests.documents import shell_commands
@@ -234,7 +235,9 @@ def watched(base):
     # By its name, a dataset has the same order wherever it lies: two of its first five rows have images.
     held_out = [{"path": str(base / "rows.jsonl"), "name": "seen"}]
     more = {"eval_data": held_out, "eval_every": 2, "eval_samples": 5, "steps": 4, "save_every": 2}
-    train.main(settings(base, "watched", **more))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eval.run.SLOTS", 8)  # answers that an evaluation before the last asks for
+        train.main(settings(base, "watched", **more, eval_questions=20))
     return base / "watched"
 
 
@@ -248,15 +251,27 @@ def test_speed_and_time_left(watched):
 
 
 def test_sample_answers_have_their_images(watched):
-    scores = metrics(watched, "eval_loss")
-    for step, score in zip((2, 4), scores, strict=True):
+    for step in (2, 4):
         folder = watched / "samples" / f"step-{step:08d}"
         rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
         assert len(rows) == 5 and all(row["question"] and row["target"] for row in rows)
-        assert score["eval_exact_match"] == sum(row["right"] for row in rows) / 5
+        assert all(row["stop_reason"] in ("stop", "length") for row in rows)
         shown = [name for row in rows for name in row["pictures"]]
         assert shown and {path.name for path in folder.glob("*.png")} == set(shown)
         assert all(max(Image.open(folder / name).size) <= 512 for name in shown)
+
+
+def test_a_score_says_of_how_many_it_is(watched):
+    """In the metrics and in the card: one batch of answers before the run ends, then all."""
+    first, last = metrics(watched, "eval_loss")
+    assert [row["eval_exact_match_n"] for row in (first, last)] == [8, 20]
+    for row in (first, last):
+        assert row["eval_loss_n"] == 24 and row["eval_cut_off_n"] == row["eval_exact_match_n"]
+        low, high = row["eval_exact_match_interval"]
+        assert (low, high) == score_interval([row["eval_exact_match"]] * row["eval_exact_match_n"])
+        assert low <= row["eval_exact_match"] < high
+    card = (watched / "README.md").read_text()
+    assert f"| exact_match | {last['eval_exact_match']:.3f} | {low:.3f} to {high:.3f} | 20 |" in card
 
 
 def test_the_best_model_is_kept(watched):
@@ -267,12 +282,15 @@ def test_the_best_model_is_kept(watched):
     assert f"{seen[score['step']]:.3f}" in (watched / "best" / "README.md").read_text()  # its card's table
 
 
-def test_a_worse_model_is_not_the_best(base):
+def test_a_worse_model_is_not_the_best(base, capsys):
     """A rate that ruins the model: what was best before stays, and a run that resumes knows it."""
     arguments = settings(base, "ruined", eval_data=str(base / "rows.jsonl"), eval_every=2, steps=2)
     train.main(arguments)
-    before = (base / "ruined" / "best" / MODEL).read_bytes()
-    train.main([*arguments, "--steps", "4", "--lr", "3.0", "--grad-clip", "0"])
+    before, best = (base / "ruined" / "best" / MODEL).read_bytes(), f"{base / 'ruined' / 'best'} (step 2"
+    assert best not in capsys.readouterr().out
+    for _ in range(2):  # also of a run that has ended
+        train.main([*arguments, "--steps", "4", "--lr", "3.0", "--grad-clip", "0"])
+        assert best in capsys.readouterr().out
     rows = metrics(base / "ruined", "eval_loss")
     assert [row["step"] for row in rows] == [2, 4] and rows[1]["eval_loss"] > rows[0]["eval_loss"]
     assert (base / "ruined" / "best" / MODEL).read_bytes() == before

@@ -188,7 +188,7 @@ WITHOUT_EFFECT = {
         *("vision_matrix_lr", "lora_alpha", "eval_samples", "eval_questions"),
     ],
     f"{ROWS} --no-packing": ["packing_buffer"],
-    f"{ROWS} --eval-data z": ["eval_questions"],
+    f"{ROWS} --eval-data z --task preferences": ["eval_questions"],
     BACKBONES: ["image_size", "text_layers", "pictures"],
     "--muon none": ["matrix_lr", "vision_matrix_lr"],
     "--vision-pictures 0": ["vision_batch_size", "vision_matrix_lr"],
@@ -198,6 +198,8 @@ WITH_EFFECT = {
     "": ["image_size", "pictures", "vision_width", "eval_pictures", "matrix_lr", "vision_matrix_lr"],
     f"{ROWS} --lora-rank 2": ["lora_alpha", "lora_dropout", "lora_targets"],
     f"{ROWS} --eval-data z --eval-metric exact_match": ["eval_questions", "eval_pictures", "eval_samples"],
+    f"{ROWS} --eval-data z": ["eval_questions"],
+    f"{ROWS} --eval-data z --task preferences --eval-metric anls": ["eval_questions"],
     ROWS: ["packing_buffer", "max_tiles", "micro_batch_size", "epochs", "decay_fraction"],
     BACKBONES: ["scale_factor", "longest_edge", "image_tokens"],
 }

@@ -78,7 +78,10 @@ OF_MUON = Scope(lambda config: config.muon != "none", "--muon all or language")
 OF_REWARDS = Scope(lambda config: config.task == "rewards", "--task rewards")
 OF_WSD = Scope(lambda config: config.schedule == "wsd", "--schedule wsd")
 OF_HELD_OUT = Scope(lambda config: config.is_drawn or bool(config.held_out_data), "--eval-data or --holdout")
-OF_SCORES = Scope(lambda config: config.is_drawn or bool(config.eval_metric), "--eval-metric")
+OF_SCORES = Scope(
+    lambda config: OF_HELD_OUT.holds(config) and (config.task == "answers" or bool(config.eval_metric)),
+    "--eval-data or --holdout, and --task answers or --eval-metric",
+)
 
 
 def setting(default, help_text: str, *allowed, scope: Scope = ALWAYS) -> Any:
@@ -327,9 +330,16 @@ class TrainConfig:
         512, "held-out rows (or images) for the loss of an evaluation", 0, 1_000_000, scope=OF_HELD_OUT
     )
     eval_questions: int = setting(
-        200, "held-out questions to answer and score in an evaluation", 0, _MANY, scope=OF_SCORES
+        200,
+        "held-out questions to answer and score in an evaluation; without --eval-metric, of rows 32 at most "
+        "before the last evaluation",
+        *(0, _MANY),
+        scope=OF_SCORES,
     )
-    eval_metric: str = setting("", "metric for answers to held-out rows; under fsdp, each rank holds a model")
+    eval_metric: str = setting(
+        "",
+        "metric for answers to held-out rows, by default exact_match; under fsdp, each rank holds a model",
+    )
     eval_samples: int = setting(
         4, "held-out questions whose answers are kept, in samples/", 0, 1_000, scope=OF_HELD_OUT
     )

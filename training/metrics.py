@@ -18,7 +18,8 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from data.errors import replacing
+from data.errors import ImageError, replacing
+from data.images import load_image
 from data.packing import Batch
 from data.video import Clip
 from messages import one_line
@@ -106,11 +107,12 @@ class Metrics:
                         small(image).save(writing / names[-1])
                     row: dict[str, Any] = {"pictures": names, "question": one.question.text}
                     row |= {"target": one.question.target, "answer": one.answer, "right": one.right}
+                    row |= {"stop_reason": one.stop_reason}
                     row |= {} if one.reward is None else {"reward": one.reward}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
             shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
             writing.rename(folder)
-        except OSError as error:
+        except (OSError, ImageError) as error:
             self.say(f"step {step}: sample answers could not be written, the run goes on: {error}")
         self._track(lambda tracker: tracker.log_samples(answered, step))
 
@@ -184,10 +186,9 @@ class Throughput:
         return row | {"seconds_left": round(each * (self.task.steps - done))}
 
 
-def small(image: Image.Image | Clip) -> Image.Image:
-    """An image, or a video's first frame."""
-    first = next(image.frames([0])) if isinstance(image, Clip) else image
-    copy = first.convert("RGB")
+def small(image: Any) -> Image.Image:
+    """What `load_image` takes, or a video's first frame, as a small image."""
+    copy = load_image(next(image.frames([0])) if isinstance(image, Clip) else image).copy()
     copy.thumbnail((_LONGEST, _LONGEST))
     return copy
 
