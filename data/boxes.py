@@ -403,9 +403,7 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
 _STEPS = 500  # of a side; a vocabulary ends at the last but one, and what has the last is read
 _TOKEN = re.compile(r"<loc_([0-9]{1,4})>")
 # A tag or none, a run of tokens, and a label up to what ends it.
-_ELEMENT = re.compile(
-    rf"(?:<(?P<tag>(?!loc)\w+)>\s*)?(?P<run>(?:{_TOKEN.pattern}\s*)+)(?P<label>[^<\n]*)",
-)
+_ELEMENT = re.compile(rf"(?:<(?P<tag>(?!loc)\w+)>\s*)?(?P<run>(?:{_TOKEN.pattern}\s*)+)(?P<label>[^<\n]*)")
 
 
 class _DocTags(CoordinateForm):

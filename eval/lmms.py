@@ -155,8 +155,7 @@ class Ocelli(lmms):
         """The model's form for the box that a task asks for; None where it asks for none."""
         if not asks_for_box(task, document):
             return None
-        form = self.checkpoint.processor.form(document["image"].size)
-        return form if form is not None and form.detect else None
+        return self.checkpoint.processor.form(document["image"].size)
 
     def loglikelihood(self, requests: list[Instance]) -> list[GenerationResult]:
         """Pairs: of each choice the negative logarithm of its probability as a whole answer, with its end,

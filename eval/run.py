@@ -486,7 +486,7 @@ def _boxes_of(
     """How a dataset's boxes are asked for, and the options of the metric that say so;
     `options` of the metric go before the dataset's own."""
     given = {key: options[key] for key in ("form", "corners", "points") if key in options}
-    boxes = BoxRows(**{**entry.boxes} | given)
+    boxes = BoxRows(**{**entry.boxes, **given})
     form = boxes.coordinates(ANY_SIZE, form_for)
     return boxes, {"form": form.name, "corners": boxes.corners, "points": boxes.points}
 

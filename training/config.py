@@ -394,7 +394,7 @@ class TrainConfig:
 
     @property
     def held_out_data(self) -> Data:
-        """The datasets of held-out rows, of which `held_out` says the share; "" for none."""
+        """The datasets of held-out rows, of which `holdout` says the share; "" for none."""
         return self.eval_data or (self.data if self.holdout else "")
 
     @property
