@@ -187,7 +187,7 @@ def test_the_latest_responses_are_kept_in_bounded_memory():
     store = responses.Store(100)
 
     def put(name: str, size: int, client: str = "") -> None:
-        store.put(name, responses.Stored(bytes(size - 2), b"[]", 10), client)
+        store.put(name, responses.Stored(bytes(size - 10), (), 10), client)
 
     for name in "abc":
         put(name, 40)
@@ -198,7 +198,9 @@ def test_the_latest_responses_are_kept_in_bounded_memory():
     put("far too much", 101)
     assert store.get("a")
     put("d", 100)
-    assert store.get("d") and store.before("d").size == 10  # what a request that goes on is charged with
+    assert store.get("d") and store.before("d", b"", 10).size == 10
+    with pytest.raises(Refused):
+        store.before("d", b"{", 10)  # a request that goes on is charged with it
     with pytest.raises(Refused):
         store.get("a")
     put("of another", 30, "other")

@@ -34,7 +34,6 @@ from urllib.parse import unquote, urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.sse import EventSourceResponse, format_sse_event
-from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -330,14 +329,10 @@ async def chat_completions(request: Request, api: Shared, record: Logged, body: 
 @router.post(RESPONSES, summary="The same in the protocol of OpenAI's Responses")
 async def create_response(request: Request, api: Shared, record: Logged, body: Body) -> Response:
     record.names, asked = responses.BACK, read_object(body)
-    before = api.store.before(piece_of(asked, "previous_response_id", str))
-    if before.size + len(body) > api.limits.max_body:
-        message = f"expected at most {api.limits.max_body:,} bytes with the responses before, got more"
-        raise Refused(413, f"previous_response_id: {message}", "previous_response_id")
-    chat = responses.chat_body(asked, from_json(before.messages))
+    before = api.store.before(piece_of(asked, "previous_response_id", str), body, api.limits.max_body)
+    chat = responses.chat_body(asked, before.messages)
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
-    store = partial(api.store.put, client=client_of(request.scope))
-    made = responses.Made(asked, checked, chat["messages"], store, before.size + len(body))
+    made = responses.Made(asked, checked, before, partial(api.store.put, client=client_of(request.scope)))
     chunks = await started((await asked_chat(request, api, record, checked)).events())
     record.failed = made.failed
     return await told(made, made.events(chunks), asked, headers)

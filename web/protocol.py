@@ -41,7 +41,8 @@ from web.errors import Refused, unexpected, unsupported
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
 MOST_LOGGED = 2**17  # log-probabilities of all answers to a request: writing them holds everybody up
 MOST_TOOLS = 128
-MOST_VALUES = 50_000  # of a body: looking at them holds everybody up
+MOST_VALUES = 50_000  # of a conversation: looking at them holds everybody up
+MOST_PIECES = 4096  # messages, parts of them and calls, of a conversation: likewise
 # OpenAI's fields that change no answer here.
 HARMLESS = frozenset((
     "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
@@ -180,6 +181,24 @@ class ChatMessage(Strict):
     def calls(self) -> tuple[ToolCall, ...]:
         return tuple(one.call for one in self.tool_calls)
 
+    @property
+    def pieces(self) -> int:
+        return 1 + len(self.content or ()) + len(self.tool_calls)
+
+
+def _bounded(messages: Any) -> Any:
+    """Messages as they come, or checked before. Raises ValueError for more pieces than are looked at."""
+
+    def pieces(one: Any) -> int:
+        if isinstance(one, ChatMessage):
+            return one.pieces
+        lists = (one.get(name) for name in ("content", "tool_calls")) if isinstance(one, dict) else ()
+        return 1 + sum(len(given) for given in lists if isinstance(given, list))
+
+    if isinstance(messages, list) and (count := sum(map(pieces, messages))) > MOST_PIECES:
+        raise ValueError(f"expected at most {MOST_PIECES} messages, parts and calls in all, got {count}")
+    return messages
+
 
 class JsonSchema(Strict):
     """`schema` is the name of a method of pydantic's."""
@@ -284,7 +303,9 @@ class ChatRequest(Sampled, Strict):
     """A body of /v1/chat/completions, with all of `SamplingParams`: some of these are Ocelli's own."""
 
     model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000, fail_fast=True)]
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=1000, fail_fast=True), BeforeValidator(_bounded)
+    ]
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     n: Annotated[int, Field(ge=1)] = 1
@@ -420,10 +441,22 @@ def read_request(body: bytes, most_tokens: int, strict: bool = False) -> tuple[C
     return check_request(read_object(body), most_tokens, strict)
 
 
+def values_in(body: bytes) -> int:
+    """The values in JSON, those in texts that are JSON themselves included: there is a comma between any two,
+    which such a text may hold escaped."""
+    return sum(map(body.count, (b",", b"\\u002c", b"\\u002C")))
+
+
+def check_values(count: int, place: str | None = None) -> None:
+    """Raises Refused for more values than are looked at."""
+    if count > MOST_VALUES:
+        expected = f"expected at most {MOST_VALUES:,} values in a conversation, got {count:,}"
+        raise Refused(400, f"{place}: {expected}" if place else expected, place)
+
+
 def read_object(body: bytes) -> dict[str, Any]:
     """A body of any protocol, without fields that are null. Raises Refused."""
-    if body.count(b",") > MOST_VALUES:  # there is one between any two
-        raise Refused(400, f"expected at most {MOST_VALUES:,} values in the body, got more")
+    check_values(values_in(body))
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError:  # nested too deep, as well
