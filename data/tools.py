@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -586,16 +588,30 @@ def _value_end(text: str) -> int | None:
     return None
 
 
+def no_constant(name: str) -> None:
+    """`parse_constant` of json.loads, which takes NaN and Infinity else. Raises ValueError."""
+    raise ValueError(f"{name} is no JSON")
+
+
 def literal(text: str) -> str:
-    """JSON of a value that is written as JSON or as Python; of a text that is neither, as a string."""
+    """JSON of a value that is written as JSON or as Python; of a text that is neither, as a string. A number
+    that no double holds becomes the largest."""
+    beyond, most = False, sys.float_info.max
+
+    def number(digits: str) -> float:
+        nonlocal beyond
+        value = float(digits)
+        beyond |= math.isinf(value)
+        return max(-most, min(value, most))
+
     try:
-        json.loads(text)
+        value = json.loads(text, parse_float=number, parse_int=number, parse_constant=no_constant)
+        return json.dumps(value, ensure_ascii=False) if beyond else text
     except ValueError:
         try:
-            return json.dumps(ast.literal_eval(text), ensure_ascii=False)
+            return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return quoted(text)
-    return text
 
 
 class GemmaArguments(Arguments):
@@ -716,7 +732,8 @@ def whole_calls(pieces: Sequence[CallPiece]) -> list[ToolCall]:
     for _, group in groupby(pieces, lambda piece: piece.index):
         parts = list(group)
         if parts[-1].ended:
-            calls.append(ToolCall(parts[0].id, parts[0].name, "".join(one.arguments for one in parts)))
+            arguments = literal("".join(one.arguments for one in parts))
+            calls.append(ToolCall(parts[0].id, parts[0].name, arguments))
     return calls
 
 

@@ -47,7 +47,7 @@ _START = 'start: answer | " " answer\nanswer: '
 
 
 def _json(schema: dict) -> str:
-    return f"%json {json.dumps(schema | {'x-guidance': _JSON})}"
+    return f"%json {json.dumps(schema | {'x-guidance': _JSON}, allow_nan=False)}"
 
 
 def json_grammar(schema: Mapping[str, Any] | str | bytes) -> str:

@@ -9,6 +9,7 @@ Whatever is refused is a `Refused`: what was wrong, in which field.
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,7 +136,7 @@ class Called(Strict):
     def call(self) -> ToolCall:
         """Raises ValueError for arguments that are no JSON object."""
         given = self.function.arguments or "{}"
-        value = from_json(given) if isinstance(given, str) else given
+        value = read_json(given) if isinstance(given, str) else given
         if not isinstance(value, dict):
             raise ValueError("not an object")
         return ToolCall(self.id, self.function.name, json.dumps(value, ensure_ascii=False))
@@ -441,6 +442,25 @@ def read_request(body: bytes, most_tokens: int, strict: bool = False) -> tuple[C
     return check_request(read_object(body), most_tokens, strict)
 
 
+def read_json(text: str | bytes) -> Any:
+    """A value whose numbers JSON can hold. Raises ValueError for one that is something else, or is nested too
+    deep."""
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError:
+        raise ValueError("something else") from None
+    left = [value]
+    while left:
+        match left.pop():
+            case float(number) if not math.isfinite(number):  # such as 1e999
+                raise ValueError("a number that no double holds")
+            case dict(fields):
+                left += fields.values()
+            case list(values):
+                left += values
+    return value
+
+
 def values_in(body: bytes) -> int:
     """The values in JSON, those in texts that are JSON themselves included: there is a comma between any two,
     which such a text may hold escaped."""
@@ -458,9 +478,9 @@ def read_object(body: bytes) -> dict[str, Any]:
     """A body of any protocol, without fields that are null. Raises Refused."""
     check_values(values_in(body))
     try:
-        value = from_json(body, allow_inf_nan=False)
-    except ValueError:  # nested too deep, as well
-        raise Refused(400, "expected JSON in the body, got something else", code="invalid_json") from None
+        value = read_json(body)
+    except ValueError as error:
+        raise Refused(400, f"expected JSON in the body, got {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise Refused(400, f"expected a JSON object, got {_kind(value)}", code="invalid_type")
     return {name: field for name, field in value.items() if field is not None}
