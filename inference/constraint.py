@@ -20,8 +20,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import llguidance
@@ -35,12 +33,12 @@ from generation.kv_cache import to_device
 from generation.options import ConstraintError
 from inference.compiling import compiled
 from inference.errors import FormError, RequestError
-from inference.grammar import has_json_values, refusal
+from inference.grammar import Latest, has_json_values, refusal
 from inference.trial import TrialFailed, Trials
 from messages import one_line
 
 _IS_ZERO = bytes([1] + 255 * [0])
-MOST_COMPILED, MOST_BYTES = 64, 256 * 2**20  # grammars that are kept for the next answers, and their bytes
+MOST_BYTES = 256 * 2**20  # of grammars that are kept for the next answers
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 MOST_DIGITS = 20  # of a number, as many as 2**64 has: it ends there, if it may
 MOST_EXPONENT = 2  # digits of an exponent: with more of them no double may hold the number
@@ -309,20 +307,19 @@ class Constraints:
             ) from None
         self._vocabulary = Vocabulary(self._tokenizer, vocab_size, stop_token_ids)
         self._trials = Trials(known)
-        self._lock = threading.Lock()
-        self._compiled: OrderedDict[str, tuple[llguidance.LLMatcher | str, int]] = OrderedDict()
+        self._compiled = Latest[llguidance.LLMatcher | str](MOST_BYTES)
 
     def __call__(self, grammar: str) -> Callable[[], Constraint]:
         """What makes a constraint for each answer; RequestError for a grammar that cannot be used."""
-        matcher, _ = self._find(grammar) or self._compile(grammar)
+        matcher = self._compiled.get(grammar) or self._compile(grammar)
         if isinstance(matcher, str):
             raise FormError(matcher)
         return self._maker(matcher, grammar)
 
     def kept(self, grammar: str) -> Callable[[], Constraint] | None:
         """The same, if it need not be compiled; else, or if it cannot be used, None."""
-        matcher, _ = self._find(grammar) or ("", 0)
-        return None if isinstance(matcher, str) else self._maker(matcher, grammar)
+        matcher = self._compiled.get(grammar)
+        return None if matcher is None or isinstance(matcher, str) else self._maker(matcher, grammar)
 
     def _maker(self, matcher: llguidance.LLMatcher, grammar: str) -> Callable[[], Constraint]:
         return lambda: Constraint(matcher.deep_copy(), self._vocabulary, has_json_values(grammar))
@@ -337,27 +334,17 @@ class Constraints:
 
         return lambda: CallsMayFollow(self._vocabulary, opens.encode(), several, block)
 
-    def _find(self, grammar: str) -> tuple[llguidance.LLMatcher | str, int] | None:
-        with self._lock:
-            if grammar in self._compiled:
-                self._compiled.move_to_end(grammar)
-            return self._compiled.get(grammar)
-
-    def _compile(self, grammar: str) -> tuple[llguidance.LLMatcher | str, int]:
-        """The matcher, or why there is none, and its bytes. Only what was tried out is compiled here."""
+    def _compile(self, grammar: str) -> llguidance.LLMatcher | str:
+        """The matcher, or why there is none. Only what was tried out is compiled here."""
         # Where it spells a special token, llguidance would force that in place of its characters.
         said = grammar.replace(GEMMA.NO_MARKS, "")  # texts have no marks in them
         plain = said.replace("\\", "")
         ordinary = any(text in said or text in plain for text in self._special)
         try:
-            tried = NO_FORCING * ordinary + grammar
+            tried, taken = NO_FORCING * ordinary + grammar, 0
             taken = self._trials(tried)
-            made: tuple[llguidance.LLMatcher | str, int] = compiled(self._tokenizer, tried), taken
+            made: llguidance.LLMatcher | str = compiled(self._tokenizer, tried)
         except (TrialFailed, ValueError) as error:
-            made = refusal(str(error)), 0
-        with self._lock:
-            self._compiled[grammar] = made
-            kept = self._compiled.values()
-            while len(kept) > MOST_COMPILED or sum(size for _, size in kept) > MOST_BYTES:
-                self._compiled.popitem(last=False)
+            made = refusal(str(error))
+        self._compiled.put(grammar, made, taken)
         return made

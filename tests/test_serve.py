@@ -779,8 +779,8 @@ def test_answers_fit_a_schema(here, stream):
     """Beside others that are free, several answers to one question, whole and streamed."""
     schema = {
         "type": "object",
-        "properties": {"colour": {"enum": ["red", "blue"]}, "sure": {"type": "boolean"}},
-        "required": ["colour", "sure"],
+        "properties": {"colour": {"enum": ["red", "blue"]}},
+        "required": ["colour"],
         "additionalProperties": False,
     }
     form = {"type": "json_schema", "json_schema": {"name": "star", "schema": schema}}
