@@ -4,7 +4,8 @@
 #   make answer IMAGE=photo.jpg QUESTION="How many?"
 #   make demo                                            # ask in the browser
 #   make serve                                           # answer programs, in OpenAI's protocol
-#   make test
+#   make test                                            # lint, types and the tests that are quick: minutes
+#   make test-all                                        # the slow tests as well: many minutes
 #   make cuda-check                                      # CUDA's kernels without a GPU: installs PyTorch once more
 #   make soak                                            # damaged inputs, kills and load, for an hour
 #   make train                                           # a model of plain drawings from nothing: hours on a CPU
@@ -13,7 +14,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/requirements.installed
-TESTED := $(VENV)/requirements-video.installed
+TESTED := $(VENV)/requirements-dev.installed
 
 # A Python that has requirements-cuda-check.txt: make cuda-check CUDA_PY=...
 CUDA_VENV := .venv-cuda
@@ -22,7 +23,7 @@ CUDA_INSTALLED := $(CUDA_VENV)/requirements.installed
 
 export IMAGE QUESTION
 
-.PHONY: answer demo serve test types tests-of-training other-tests cuda-check soak train clean
+.PHONY: answer demo serve test test-all types quick-tests slow-tests cuda-check soak train clean
 
 answer: $(INSTALLED)
 	@$(PY) generate.py $${IMAGE:+"$$IMAGE"} $${QUESTION:+-q "$$QUESTION"} </dev/null
@@ -33,26 +34,25 @@ demo: $(INSTALLED)
 serve: $(INSTALLED)
 	@$(PY) serve.py
 
-# At once, of about the same length: what trains, evaluates and serves with the commands of the docs, and
-# everything else. Beside them are the types: much of the time somebody waits. (The last line is there for the length.)
-TRAINING := $(sort $(wildcard tests/test_train*.py tests/test_eval*.py tests/test_page*.py tests/test_serv*.py)) \
-    tests/test_docs_commands.py tests/test_engine.py tests/test_finetune.py tests/test_launch.py \
-    tests/test_loader.py tests/test_locks.py tests/test_notebook.py tests/test_convert.py \
-    tests/test_benchmarks.py tests/test_chat_terminal.py tests/test_qwen_vl.py
+# Two tiers: tests that are marked slow are for `make test-all`. Types are checked beside the others.
+PYTEST := MAKEFLAGS= $(PY) -m pytest -n logical --maxprocesses 8 --dist worksteal --durations=20
 
 test: $(INSTALLED) $(TESTED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	@$(MAKE) --no-print-directory -j3 types tests-of-training other-tests
+	@$(MAKE) --no-print-directory -j2 types quick-tests
 
-types: $(INSTALLED)
+test-all: test
+	@$(MAKE) --no-print-directory slow-tests
+
+types: $(TESTED)
 	$(PY) -m mypy
 
-tests-of-training: $(INSTALLED)
-	MAKEFLAGS= $(PY) -m pytest --durations=20 $(TRAINING)
+quick-tests: $(TESTED)
+	$(PYTEST) -m "not slow"
 
-other-tests: $(INSTALLED)
-	MAKEFLAGS= $(PY) -m pytest --durations=20 $(addprefix --ignore=,$(TRAINING))
+slow-tests: $(TESTED)
+	$(PYTEST) -m slow
 
 # Triton's kernels in its interpreter, and compiled for GPUs that need not be here.
 cuda-check: export OMP_NUM_THREADS := 1
@@ -60,8 +60,8 @@ cuda-check: $(if $(filter $(CUDA_VENV)/%,$(CUDA_PY)),$(CUDA_INSTALLED))
 	TRITON_INTERPRET=1 $(CUDA_PY) -m pytest -W ignore::DeprecationWarning tests/cuda_check
 	$(CUDA_PY) -m tests.cuda_check.compile_kernels
 
-# The long versions of what `make test` does a little of: damaged inputs, kills, the page and the server under load.
-soak: $(INSTALLED)
+# The long versions of what `make test-all` does a little of: damaged inputs, kills, the page and the server under load.
+soak: $(TESTED)
 	$(PY) -m tests.soak.fuzz
 	$(PY) -m tests.soak.kills
 	$(PY) -m tests.soak.load
@@ -78,14 +78,14 @@ $(INSTALLED): requirements.txt
 	@cmp -s $< $@ || $(PY) -m pip install --quiet --disable-pip-version-check -r $<
 	@cp $< $@
 
-# What is optional for users, and what the tests do not do without.
-$(TESTED): requirements-video.txt $(INSTALLED)
-	@cmp -s $< $@ || $(PY) -m pip install --quiet --disable-pip-version-check -r $<
-	@cp $< $@
+# Its stamp holds all three files: a change of any installs again.
+$(TESTED): requirements-dev.txt requirements-video.txt $(INSTALLED)
+	@cat $^ | cmp -s - $@ || $(PY) -m pip install --quiet --disable-pip-version-check -r $<
+	@cat $^ > $@
 
-$(CUDA_INSTALLED): requirements.txt requirements-cuda-check.txt
+$(CUDA_INSTALLED): requirements.txt requirements-dev.txt requirements-video.txt requirements-cuda-check.txt
 	@test -x $(CUDA_VENV)/bin/pip || $(PYTHON) -m venv $(CUDA_VENV)
-	@$(CUDA_PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(CUDA_PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@$(CUDA_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-cuda-check.txt
 	@cp requirements-cuda-check.txt $@
 

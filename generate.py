@@ -125,7 +125,7 @@ def answer_questions(args: argparse.Namespace) -> None:
     if args.show_attention is not None:
         from inference.attribution import attention, draw
 
-        attention.check_layers(checkpoint, args.layers, args.heads)
+        attention.check_attention(checkpoint)
     keep = args.show_attention is not None  # the maps are made from the same features
     replies = ask_each(checkpoint, images, questions, options, args.system, keep, args.draft)
     for number, (question, reply) in enumerate(zip(questions, replies, strict=True)):
@@ -155,7 +155,7 @@ def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dic
         pass
     result = reply.finish()
     if locator is not None:
-        result |= locator.locate(reply.checkpoint, about["question"], result)
+        result |= locator.locate(reply.checkpoint, result)
     result["answers"] = [pixels().whole(answer) for answer in result["answers"]]
     numbers = [*range(args.num_answers)]
     if args.pick:

@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,6 +52,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--port", type=positive, default=8000, help="port to listen on (default 8000)")
     add("--allowed-host", action="append", default=[], metavar="NAME",
         help="another host name of this server, such as a proxy's; may be given several times")
+    add("--allowed-origin", action="append", default=[], metavar="URL",
+        help="address of another site whose pages may send requests, such as https://ui.example, or * for "
+        "all; may be given several times")
     add("--proxy", action="append", default=[], metavar="ADDRESS",
         help="address of a proxy whose X-Forwarded-For names the client; may be given several times")
     add("--api-key", default=os.environ.get("OCELLI_API_KEY") or None, metavar="KEY",
@@ -113,6 +116,7 @@ def start(settings: argparse.Namespace, uploads: str):
         raise ValueError(f"--allow-paths: expected a folder, got {str(settings.allow_paths)!r}")
     if settings.page and settings.api_key is not None:
         raise ValueError("--page: expected no --api-key beside it, because the page asks visitors for none")
+    origins = [one if one == "*" else origin(one) for one in settings.allowed_origin]
     listening = listen(settings.host, settings.port)
     from web import api, engine, guard, models
 
@@ -144,8 +148,20 @@ def start(settings: argparse.Namespace, uploads: str):
         from web import page, service
 
         shown = page.make_app(service.Service(answering), hosts, remember=not first.single_turn)
-    server = api.Server(answering, hosts, limits, settings.api_key, settings.drain, settings.proxy, shown)
+    drain, proxies = settings.drain, settings.proxy
+    server = api.Server(answering, hosts, limits, settings.api_key, drain, proxies, shown, origins)
     return server, listening
+
+
+def origin(url: str) -> str:
+    """A site's address as browsers name it. Raises ValueError."""
+    import httpx
+
+    with suppress(httpx.InvalidURL):
+        site = httpx.URL(url.rstrip("/"))  # in lower case, without the scheme's own port
+        if site.is_absolute_url and site == (name := f"{site.scheme}://{site.netloc.decode()}"):
+            return name
+    raise ValueError(f"--allowed-origin: expected an address such as https://ui.example:8443, got {url!r}")
 
 
 def main(arguments: list[str] | None = None) -> int:

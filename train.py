@@ -72,7 +72,7 @@ from training.rollouts import RewardsTask
 from training.rows import RowsTask
 from training.show import describe_rows
 from training.state import FOLDER, RunState, StopSignal, states
-from training.task import Task
+from training.task import Score, Task
 
 TASKS: dict[str, type[Task]] = {
     "answers": RowsTask,
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
             describe = drawn_task(config).describe_plan if config.is_drawn else describe_plan
             print(describe(config, options))
             return
-        if options.show:
+        if options.show >= 0:
             print(describe_rows(config, options.show))
             return
         ranks = Ranks(pick_device(config.device))
@@ -170,7 +170,7 @@ class Run:
         if saved:
             task.load_state_dict(saved["data"], self.first)
         self.metrics = Metrics(config, task.steps, self.first, ranks.is_first)
-        self.scores: dict[str, float] = {}  # of the latest evaluation
+        self.scores: dict[str, Score] = {}  # of the latest evaluation
         self.done = self.saved_at = self.first
         self.unchecked: Trained | None = None  # the latest step, until its gradient is known to be finite
         self.skipped, self.lost = 0, ""  # steps without finite gradients; why the model could not be saved
@@ -201,7 +201,7 @@ class Run:
             if done % config.log_every == 0 or last:
                 self._log(trained)
             if done % self.eval_every == 0 or last:
-                self._evaluate()
+                self._evaluate(last)
             if done % self.save_every == 0:
                 self.save()
             if (stale := self.evaluation.stale) and not last:
@@ -215,14 +215,14 @@ class Run:
                 f"nothing to train: the run in {config.output} has ended, after {self.first} steps; to go on "
                 f"raise {more}, to start over set --no-resume"
             )
-        if self.first < self.done < task.steps and not (stop.agreed or stop.failed):  # the data has ended
+        if self.first < self.done < task.steps and not (stop.agreed or stop.failed):  # ended before its steps
             if not stale:
                 said = f"the data ends here, after {config.epochs} epochs (--epochs), not at --steps"
                 metrics.say(f"step {self.done:,}: {said} {task.steps:,}")
             if self.done % config.log_every:
                 self._log(trained)
-            if self.done % self.eval_every:
-                self._evaluate()
+            if self.done % self.eval_every or not self.evaluation.whole:
+                self._evaluate(last=True)
                 self.saved_at = self.first  # saved once more: the model card shows these scores
         if self.done > self.saved_at:
             self.save()
@@ -335,9 +335,9 @@ class Run:
         )
         if self.task.is_estimate:
             self.metrics.say(f"about {config.epochs or 1} x all rows, as the first of them fill the steps")
-        scored = config.eval_questions if config.is_drawn else config.eval_data and config.eval_pictures
+        scored = config.eval_questions if config.is_drawn else config.held_out_data and config.eval_pictures
         if config.keep_best and not scored:
-            needed = "--eval-questions" if config.is_drawn else "--eval-data"
+            needed = "--eval-questions" if config.is_drawn else "--eval-data or --holdout"
             self.metrics.say(f"best/ is off: there is no evaluation score to compare (set {needed})")
 
     def _log(self, trained: Trained) -> None:
@@ -353,11 +353,11 @@ class Run:
         self.metrics.write(row | self.speed.row(trained.step))
         self.metrics.write_samples(trained.step, task.answered() if ranks.is_first else [], ROLLOUTS)
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, last: bool) -> None:
         self.check()
         with self.speed.aside():
             try:
-                self.scores = self.evaluation.run(self.wrapped, self.done)
+                self.scores = self.evaluation.run(self.wrapped, self.done, last)
             except DatasetError as error:  # on all ranks
                 self.stop.failed = error
 
@@ -395,6 +395,8 @@ class Run:
             raise CheckpointError(f"the latest model is not saved: {lost}")
         if not (stop.agreed or self.ranks.sum(stop.asked)[0]):
             self.task.check_rows()
+            if better := self.evaluation.better_before(done):
+                self.metrics.say(better)
             if self.config.push_to_hub and self.ranks.is_first:
                 push(self.config)
 

@@ -1,5 +1,5 @@
-"""Boxes and points in the text of answers, in the seven forms that models write them in; rows with boxes as
-questions and answers in these forms; and images that are flipped, cut and shrunk together with their boxes.
+"""Boxes and points in the text of answers, in the four forms that models write them in, and rows with boxes
+as questions and answers in these forms.
 
     form = processor.form((640, 480))                         # the model's own, or COORDINATES["qwen3-vl"]
     text = form.write([Box("star", (10, 20, 60, 80))], (640, 480))  # [{"bbox_2d": [16, 42, 94, 167], ...}]
@@ -12,10 +12,7 @@ questions and answers in these forms; and images that are flipped, cut and shrun
 | `qwen3-vl` | {"bbox_2d": [x1, y1, x2, y2], "label": ...} | {"point_2d": [x, y], "label": ...} | 1/1000 |
 | `qwen2.5-vl` | the same | the same | a pixel of the image as the model sees it |
 | `lfm2.5-vl` | {"label": ..., "bbox": [x1, y1, x2, y2]}, each from 0 to 1 | none | 1/1000 |
-| `paligemma` | <locY1><locX1><locY2><locX2> label, `;` between several | none | 1/1024 |
 | `doctags` | <text><loc_X1><loc_Y1><loc_X2><loc_Y2>label</text> | none | 1/500 |
-| `molmo` | none | <point x= y= alt=>, <points x1= y1= ... alt=>, in percent | 1/1000 |
-| `moondream` | {"bins": [x, y, width, height], "label": ...} | {"bins": [x, y], "label": ...} | 1/1024 |
 
 Here all coordinates are pixels of the image as `load_image` opens it, upright by its EXIF: (0, 0) is its
 upper left corner, (width, height) its lower right one, and a box is (x1, y1, x2, y2).
@@ -30,7 +27,8 @@ list that was cut off) is `Malformed` with the reason, and never a box. What is 
 | `objects` of `bbox` and `category` | COCO; LVIS calls them `bboxes` and `classes` |
 
 A box of a row is [x, y, width, height], or with `corners` [x1, y1, x2, y2]. Names may be numbers of a
-`ClassLabel` of the `datasets` library.
+`ClassLabel` of the `datasets` library. Columns `width` and `height`, as COCO's, are the size of the image
+that the boxes were drawn on; they are brought to the one that is there, which may be a smaller copy.
 """
 
 from __future__ import annotations
@@ -38,19 +36,18 @@ from __future__ import annotations
 import html
 import json
 import math
-import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypeAlias
 
-from PIL import Image
-
 from data.errors import BadRow, ImageError
-from data.images import load_image, measure
+from data.images import ImageLimits, describe, measure, open_undecoded
 
 Size: TypeAlias = tuple[int, int]  # width, height
+Corners: TypeAlias = tuple[float, float, float, float]  # x1, y1, x2, y2
 ABSENT = "There is none."  # in place of nothing at all
 MAX_TEXT = 200_000  # letters that are read of an answer
 _SHOWN = 80  # letters of what is malformed
@@ -61,7 +58,7 @@ class Box:
     """A named box (x1, y1, x2, y2) in pixels, x1 <= x2 and y1 <= y2. `raw` are the model's own numbers."""
 
     label: str
-    box: tuple[float, float, float, float]
+    box: Corners
     raw: tuple[float, ...] = field(default=(), compare=False)
 
 
@@ -100,7 +97,7 @@ class CoordinateForm(ABC):
     """One way to write boxes and points.
 
     detect, point, describe: what its models are asked, with {thing} in it, or for everything in the image;
-    "" where they have no such answer, or none that all of them were trained on.
+        "" for the last two where they have no such answer, or none that all of them were trained on.
     """
 
     name: str
@@ -114,8 +111,7 @@ class CoordinateForm(ABC):
         if not prompt and kind == "describe":
             raise ValueError(f"--describe: the form {self.name} has no prompt for it; ask in words with -q")
         if not prompt:
-            other = "points" if kind == "detect" else "boxes"
-            raise ValueError(f"the form {self.name} has {other} only")
+            raise ValueError(f"the form {self.name} has boxes only")
         return prompt.replace("{thing}", thing)
 
     def asking(self, prompts: Mapping[str, str]) -> CoordinateForm:
@@ -199,9 +195,17 @@ def _shown(text: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------- JSON
+_DEEPEST = 200  # objects and lists within one another
+_BLANK = r"[ \t\r\n]*+"
+_STRING = r'"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
+_NUMBER = r"-?(?:0|[1-9][0-9]{0,4299}+)(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]++)?+"  # `int` reads no more digits
+_ITEM = rf"{_BLANK}(?:{_STRING}|{_NUMBER}|true|false|null|NaN|-?Infinity|([{{\[]))"
+_ITEMS = {"[": re.compile(_ITEM), "{": re.compile(rf"{_BLANK}{_STRING}{_BLANK}:{_ITEM}")}
+_MARKS = re.compile(rf"{_BLANK}([,}}\]])")
+_ENDED_BY = {"[": "]", "{": "}"}
 _LABELS = ("label", "text_content")  # the second is a text that was read
 _LIST_BEGINS = re.compile(r"\[\s*\Z")
-_OBJECT = re.compile(r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')  # around no other
+_OBJECT = re.compile(r'\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+")*+\}')  # around no other
 _OBJECT_BEGINS = re.compile(r'\{\s*(?:"([^"]*)("?))?')
 _AROUND = re.compile(r"(?:`{1,3}\w*\s*)?(?:\[\s*)?\Z")  # a list begins, perhaps in a code fence
 _HELD = 2_000  # letters that are waited for: an object is not so long
@@ -211,14 +215,14 @@ _HELD = 2_000  # letters that are waited for: an object is not so long
 class _Json(CoordinateForm):
     """Objects with coordinates under a key, in a list or alone, wherever in the text.
 
-    keys: key -> how many numbers may stand under it.
+    keys: key -> how many numbers stand under it.
     canvas: the width and height that its numbers are out of; None is the size in which the model sees an
         image, or the image's own where that is not known.
     decimals: of its numbers.
     label_first: of the two keys of an object.
     """
 
-    keys: Mapping[str, tuple[int, ...]]
+    keys: Mapping[str, int]
     canvas: Size | None
     decimals: int = 0
     label_first: bool = False
@@ -229,51 +233,40 @@ class _Json(CoordinateForm):
     def write(self, things: Sequence[Box | Point], size: Size) -> str:
         if not self._sayable(things, size):
             return ABSENT
-        of_count = {count: key for key, counts in self.keys.items() for count in counts}
+        width, height = self.canvas or size
+        scale = width / size[0], height / size[1]
+        of_count = {count: key for key, count in self.keys.items()}
         objects = [
-            [(of_count[len(numbers)], self._from_pixels(numbers, size)), ("label", thing.label)]
+            [(of_count[len(numbers)], self._rounded(_scaled(numbers, *scale))), ("label", thing.label)]
             for thing in things
             for numbers in [_numbers(thing)]
         ]
         ordered = [dict(reversed(one) if self.label_first else one) for one in objects]
         return json.dumps(ordered, ensure_ascii=False)
 
-    def _from_pixels(self, numbers: Sequence[float], size: Size) -> Sequence[float]:
-        width, height = self.canvas or size
-        return self._rounded(_scaled(numbers, width / size[0], height / size[1]))
-
     def _rounded(self, numbers: Sequence[float]) -> Sequence[float]:
         return [round(one, self.decimals or None) for one in numbers]
 
-    def _to_pixels(self, numbers: Any, count: int, size: Size) -> Sequence[float]:
-        """Numbers of an object in pixels. Raises _Bad."""
-        width, height = self.canvas or size
-        return _scaled(_checked(numbers, count, width, height), size[0] / width, size[1] / height)
-
     def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]:
-        decoder = json.JSONDecoder()
-        at, end, in_list, broken = 0, 0, False, False
-        while (at := text.find("{", at)) >= 0:
-            try:
-                value, after = decoder.raw_decode(text, at)
-            except (ValueError, RecursionError):
-                # It may be an object around others, which are tried by themselves.
+        end, in_list, broken = 0, False, False
+        for at, after in _objects_in(text):
+            if not after:
+                # It may be an object around others, which come next.
                 following = text.find("{", at + 1)
                 part = text[at : following if following > 0 else len(text)]
-                at += 1
                 if any(key in part for key in self.keys):
                     broken = True
                     yield Malformed(_shown(part), "JSON that is broken or cut off")
                 continue
             between = text[end:at]
             in_list = bool(_LIST_BEGINS.search(between)) or (in_list and "]" not in between)
-            for one in _objects(value):
+            for one in _objects(json.loads(text[at:after])):
                 if key := next((key for key in self.keys if key in one), None):
                     yield self._read(one, key, size)
                     broken = False
                 for said in (own for own in one.values() if isinstance(own, str)):  # JSON in a text of JSON
                     yield from self._found(said, size) if any(f'"{key}"' in said for key in self.keys) else ()
-            at = end = after
+            end = after
         if in_list and not broken and text[end:].lstrip(" \t\r\n,")[:1] != "]":
             yield Malformed(_shown(text[-_SHOWN:]), "a list that was cut off")
 
@@ -288,7 +281,8 @@ class _Json(CoordinateForm):
             assert begun is not None, "it begins with a brace"
             name, closed = begun[1] or "", bool(begun[2])
             may_be = name in names if closed else any(one.startswith(name) for one in names)
-            is_thing = may_be and any(f'"{key}"' in (whole[0] if whole else text[at:]) for key in self.keys)
+            said = whole[0] if whole else text[at : at + _HELD]
+            is_thing = may_be and any(f'"{key}"' in said for key in self.keys)
             if whole and is_thing:
                 spans.append(whole.span())
                 at = whole.end()
@@ -332,15 +326,16 @@ class _Json(CoordinateForm):
         return self._lists().sub(rescaled, text)
 
     def _read(self, one: Mapping[str, Any], key: str, size: Size) -> Box | Point | Malformed:
-        numbers, counts = one[key], self.keys[key]
         label = next((one[name] for name in _LABELS if name in one), "")
-        count = len(numbers) if isinstance(numbers, list) and len(numbers) in counts else counts[0]
+        width, height = self.canvas or size
         try:
             if not isinstance(label, str):
                 raise _Bad("expected a label as text")
-            return _thing(label, self._to_pixels(numbers, count, size), numbers)
+            values = _checked(one[key], self.keys[key], width, height)
+            return _thing(label, _scaled(values, size[0] / width, size[1] / height), one[key])
         except _Bad as error:
-            return Malformed(_shown(json.dumps(one, ensure_ascii=False)), str(error))
+            written = json.JSONEncoder(ensure_ascii=False).iterencode(one)  # of which the beginning is shown
+            return Malformed(_shown("".join(islice(written, 4 * _SHOWN))), str(error))
 
 
 def _numbers_of(text: str) -> list[float]:
@@ -351,6 +346,46 @@ def _numbers_of(text: str) -> list[float]:
         return []
     real = all(type(one) in (int, float) and abs(one) < 1e9 for one in values)
     return values if real else []
+
+
+def _objects_in(text: str) -> Iterator[tuple[int, int]]:
+    """Where each JSON object in a text begins and ends, and each brace that begins none, with 0 for its end;
+    objects within objects do not come.
+
+    What an attempt finds out about each object and list in it, whole or broken, is kept. So a text that is
+    nothing but beginnings is read once, too, and not once from each of them.
+    """
+    ends: dict[int, int] = {}
+    at = 0
+    while (at := text.find("{", at)) >= 0:
+        if at not in ends:
+            _find_ends(text, at, ends)
+        yield at, ends[at]
+        at = ends[at] or at + 1
+
+
+def _find_ends(text: str, begin: int, ends: dict[int, int]) -> None:
+    """Put into `ends` where the object that begins at `begin` ends, and all objects and lists in it; 0 for
+    those that are still open where the text is no JSON any longer, or is nested too deep."""
+    opened, at, may_begin, may_end = [begin], begin + 1, True, True
+    while 0 < len(opened) <= _DEEPEST:
+        kind = text[opened[-1]]
+        mark = _MARKS.match(text, at)
+        if mark and may_end and mark[1] == _ENDED_BY[kind]:
+            at = ends[opened.pop()] = mark.end()
+            may_begin = False
+        elif mark and not may_begin and mark[1] == ",":
+            at, may_begin, may_end = mark.end(), True, False
+        elif may_begin and (item := _ITEMS[kind].match(text, at)):
+            at, may_begin, may_end = item.end(), False, True
+            if item[1] and at - 1 not in ends:
+                opened.append(at - 1)
+                may_begin = True
+            elif item[1] and not (at := ends[at - 1]):
+                break
+        else:
+            break
+    ends |= dict.fromkeys(opened, 0)
 
 
 def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -364,164 +399,47 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
             stack += reversed(list(one.values() if isinstance(one, dict) else one))
 
 
-# ---------------------------------------------------------------------------------------------- moondream
-_BINS = 1024  # of a place, and of a width or height between 1/1024 and 1 in equal ratios
-_OCTAVES = 10
-
-
-class _Moondream(_Json):
-    """Bins as moondream's region head decodes them: the centre of a box, and its width and height on a
-    logarithmic scale. A box may lie over the edge of the image by its bins' steps, and is cut there."""
-
-    def scaled(self, text: str, size: Size, back: bool = False) -> str:
-        return text  # bins are shares of other things than a side
-
-    def _from_pixels(self, numbers: Sequence[float], size: Size) -> Sequence[float]:
-        x1, y1, x2, y2 = (*numbers, *numbers)[:4]
-        centre = [(x1 + x2) / 2 / size[0], (y1 + y2) / 2 / size[1]]
-        bins = [min(_BINS - 1, round(share * _BINS)) for share in centre]
-        if len(numbers) == 4:
-            shares = (max((x2 - x1) / size[0], 2**-_OCTAVES), max((y2 - y1) / size[1], 2**-_OCTAVES))
-            bins += [round((math.log2(share) / _OCTAVES + 1) * (_BINS - 1)) for share in shares]
-        return bins
-
-    def _to_pixels(self, numbers: Any, count: int, size: Size) -> Sequence[float]:
-        bins = _checked(numbers[:2] if isinstance(numbers, list) else numbers, 2, _BINS - 1, _BINS - 1)
-        x, y = _scaled(bins, size[0] / _BINS, size[1] / _BINS)
-        if count == 2:
-            _checked(numbers, 2, _BINS - 1, _BINS - 1)
-            return x, y
-        sides = _checked(numbers[2:], 2, _BINS - 1, _BINS - 1)
-        width, height = (
-            length * 2 ** ((one / (_BINS - 1) - 1) * _OCTAVES)
-            for one, length in zip(sides, size, strict=True)
-        )
-        corners = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-        return tuple(min(max(one, 0.0), float(size[at % 2])) for at, one in enumerate(corners))
-
-
 # --------------------------------------------------------------------------------------- location tokens
-@dataclass(frozen=True)
-class _Tokens(CoordinateForm):
-    """Four location tokens a box, each a share of the image in `steps`.
+_STEPS = 500  # of a side; a vocabulary ends at the last but one, and what has the last is read
+_TOKEN = re.compile(r"<loc_([0-9]{1,4})>")
+# A tag or none, a run of tokens, and a label up to what ends it.
+_ELEMENT = re.compile(
+    rf"(?:<(?P<tag>(?!loc)\w+)>\s*)?(?P<run>(?:{_TOKEN.pattern}\s*)+)(?P<label>[^<\n]*)",
+)
 
-    most: the last token that is written; `steps` itself may be read where a vocabulary has it.
-    vertical_first: y before x.
-    mark: the beginning of a token.
-    separator: between boxes.
-    tagged: a label stands between tags, whose name is the label of a box without one.
-    """
 
-    steps: int
-    most: int
-    vertical_first: bool
-    mark: str
-    token: re.Pattern[str]
-    separator: str
-    tagged: bool
+class _DocTags(CoordinateForm):
+    """Four location tokens a box, then its label, between tags whose name is the label of a box without
+    one."""
 
     def write(self, things: Sequence[Box | Point], size: Size) -> str:
         if not self._sayable(things, size):
             return ABSENT
         written = []
         for thing in things:
-            label = html.escape(thing.label, quote=False) if self.tagged else thing.label
-            if not self.tagged and set(";<>") & set(label):
-                raise ValueError(f"the form {self.name} has no label with ; < or >: {label!r}")
-            shares = _scaled(_numbers(thing), self.steps / size[0], self.steps / size[1])
-            x1, y1, x2, y2 = (min(self.most, round(share)) for share in shares)
-            order = (y1, x1, y2, x2) if self.vertical_first else (x1, y1, x2, y2)
-            digits = "" if self.tagged else "04"
-            tokens = "".join(f"{self.mark}{number:{digits}}>" for number in order)
-            written.append(f"<text>{tokens}{label}</text>" if self.tagged else f"{tokens} {label}")
-        return self.separator.join(written)
-
-    def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]:
-        # A tag or none, a run of tokens, what PaliGemma segments, and a label up to what ends it.
-        runs = re.finditer(
-            rf"(?:<(?P<tag>(?!loc)\w+)>\s*)?(?P<run>(?:{self.token.pattern}\s*)+)(?:<seg\d+>\s*)*"
-            rf"(?P<label>[^<\n{'' if self.tagged else ';'}]*)",
-            text,
-        )
-        end = 0
-        for run in runs:
-            yield from self._broken(text[end : run.start()])
-            end = run.end()
-            numbers = raw = [int(one) for one in self.token.findall(run["run"])]
-            try:
-                if len(numbers) == 4 and self.vertical_first:
-                    numbers = [numbers[at] for at in (1, 0, 3, 2)]
-                values = _checked(numbers, 4, self.steps, self.steps)
-                label = html.unescape(run["label"]).strip() or (run["tag"] or "" if self.tagged else "")
-                yield _thing(label, _scaled(values, size[0] / self.steps, size[1] / self.steps), raw)
-            except _Bad as error:
-                yield Malformed(_shown(run[0]), str(error))
-        yield from self._broken(text[end:])
-
-    def _broken(self, text: str) -> Iterator[Malformed]:
-        """What begins like a token and is none."""
-        if (at := text.find(self.mark)) >= 0:
-            yield Malformed(_shown(text[at:]), "a location token that is broken or cut off")
-
-
-# --------------------------------------------------------------------------------------------------- XML
-_TAG = re.compile(r"<points?\b([^<>]*)>(?:([^<]*)</points?>)?")
-_ATTRIBUTE = re.compile(r"([a-z]+?)(\d*)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
-
-
-class _Molmo(CoordinateForm):
-    """Percent of width and height in the attributes of a tag."""
-
-    def write(self, things: Sequence[Box | Point], size: Size) -> str:
-        """Neighbours of one label stand in one tag."""
-        if not self._sayable(things, size):
-            return ABSENT
-        groups: dict[str, list[str]] = {}
-        for thing in things:
-            x, y = (f"{one:.1f}" for one in _scaled(_numbers(thing), 100 / size[0], 100 / size[1]))
-            groups.setdefault(thing.label, []).extend((x, y))
-        written = []
-        for label, numbers in groups.items():
-            one = len(numbers) == 2
-            names = ["x", "y"] if one else [f"{'xy'[at % 2]}{at // 2 + 1}" for at in range(len(numbers))]
-            given = " ".join(f'{name}="{number}"' for name, number in zip(names, numbers, strict=True))
-            tag, text = "point" if one else "points", html.escape(label)
-            written.append(f'<{tag} {given} alt="{text}">{text}</{tag}>')
+            shares = _scaled(_numbers(thing), _STEPS / size[0], _STEPS / size[1])
+            tokens = "".join(f"<loc_{min(_STEPS - 1, round(share))}>" for share in shares)
+            written.append(f"<text>{tokens}{html.escape(thing.label, quote=False)}</text>")
         return "\n".join(written)
 
     def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]:
         end = 0
-        for tag in _TAG.finditer(text):
-            yield from self._broken(text[end : tag.start()])
-            end = tag.end()
-            places: dict[str, dict[str, str]] = {}
-            named = {}
-            for letter, number, *values in _ATTRIBUTE.findall(tag[1]):
-                value = "".join(values)
-                if letter in ("x", "y"):
-                    places.setdefault(number, {})[letter] = value
-                else:
-                    named[letter] = value
-            label = html.unescape(named.get("alt") or tag[2] or "")
-            if not places:
-                yield Malformed(_shown(tag[0]), "expected x and y")
-            for place in places.values():
-                try:
-                    values = _checked([_decimal(place.get(letter, "")) for letter in "xy"], 2, 100, 100)
-                    yield _thing(label, _scaled(values, size[0] / 100, size[1] / 100), values)
-                except _Bad as error:
-                    yield Malformed(_shown(tag[0]), str(error))
+        for element in _ELEMENT.finditer(text):
+            yield from self._broken(text[end : element.start()])
+            end = element.end()
+            numbers = [int(one) for one in _TOKEN.findall(element["run"])]
+            try:
+                values = _checked(numbers, 4, _STEPS, _STEPS)
+                label = html.unescape(element["label"]).strip() or element["tag"] or ""
+                yield _thing(label, _scaled(values, size[0] / _STEPS, size[1] / _STEPS), numbers)
+            except _Bad as error:
+                yield Malformed(_shown(element[0]), str(error))
         yield from self._broken(text[end:])
 
     def _broken(self, text: str) -> Iterator[Malformed]:
-        if begun := re.search(r"<points?\b", text):
-            yield Malformed(_shown(text[begun.start() :]), "a tag that is broken or cut off")
-
-
-def _decimal(text: str) -> float:
-    if not re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)\s*", text, re.ASCII):
-        raise _Bad("expected numbers")
-    return float(text)
+        """What begins like a token and is none."""
+        if (at := text.find("<loc_")) >= 0:
+            yield Malformed(_shown(text[at:]), "a location token that is broken or cut off")
 
 
 # ------------------------------------------------------------------------------------------- for readers
@@ -591,7 +509,7 @@ def lines_of(found: Located) -> list[str]:
 # --------------------------------------------------------------------------------------------- by name
 # The prompts are those of the models' own documentation.
 _SAID = ("form", "detect", "point", "describe")
-_KEYS = {"bbox_2d": (4,), "point_2d": (2,)}
+_KEYS = {"bbox_2d": 4, "point_2d": 2}
 COORDINATES: dict[str, CoordinateForm] = {
     form.name: form
     for form in (
@@ -617,21 +535,11 @@ COORDINATES: dict[str, CoordinateForm] = {
             "lfm2.5-vl",
             "Inspect the image and detect the {thing}. Provide result as a valid JSON: "
             '[{"label": str, "bbox": [x1,y1,x2,y2]}, ...]. Coordinates must be normalized to 0-1.',
-            *("", {"bbox": (4,)}, (1, 1), 3, True),
+            *("", {"bbox": 4}, (1, 1), 3, True),
         ),
-        _Tokens(
-            *("paligemma", "detect {thing}", "", 1024, 1023, True),
-            *("<loc", re.compile(r"<loc([0-9]{4})>"), " ; ", False),
-        ),
-        _Tokens(
-            *("doctags", "Find all '{thing}' elements on the page.", "", 500, 499, False),
-            *("<loc_", re.compile(r"<loc_([0-9]{1,4})>"), "\n", True),
+        _DocTags(
+            *("doctags", "Find all '{thing}' elements on the page.", ""),
             describe="Convert this page to docling.",
-        ),
-        _Molmo("molmo", "", "Point to {thing}."),
-        _Moondream(
-            *("moondream", "\n\nDetect: {thing}\n\n", "\n\nPoint: {thing}\n\n"),
-            *({"bins": (4, 2)}, (_BINS, _BINS)),
         ),
     )
 }
@@ -658,11 +566,13 @@ def form_of(said: Any, name: str | None = None) -> CoordinateForm | None:
 # ------------------------------------------------------------------------------------------ rows of boxes
 BAD_BOX = "bad box"
 CATEGORIES = ("objects", "ref")  # columns whose names may be numbers
+SIZES = ("width", "height")  # columns
 _SLACK = 1.0  # pixels by which annotations may leave their image, and are cut
 _BOXES, NAMES = ("bbox", "bboxes"), ("category", "categories", "classes", "label", "labels", "category_id")
 
 
 FormFor: TypeAlias = Callable[[Size, str], CoordinateForm | None]  # `Processor.form`
+Groups: TypeAlias = dict[str, list[Box]]
 
 
 def by_name(size: Size, name: str) -> CoordinateForm | None:
@@ -676,18 +586,13 @@ class BoxRows:
 
     form: a name in COORDINATES; "" is the model's, and qwen3-vl for one that names none.
     corners: boxes are x1, y1, x2, y2.
-    augment: images are cut and shrunk, with their boxes, where what they are asked for stays true.
-    flip: with `augment`, they are flipped as well: no name and no image may be about left and right, or show
-        what is written.
     detect, point: what is asked, with {thing} in it; "" are the form's own words.
-    points: asked for is a point in each box, as forms that have no boxes do anyway.
+    points: asked for is a point in each box.
     names: of categories that are numbers.
     """
 
     form: str = ""
     corners: bool = False
-    augment: bool = False
-    flip: bool = False
     detect: str = ""
     point: str = ""
     points: bool = False
@@ -702,19 +607,11 @@ class BoxRows:
         return form.asking({"detect": self.detect, "point": self.point})
 
     def turns(
-        self, row: Mapping[str, Any], image: Any, seed: Sequence[int], form_for: FormFor
+        self, row: Mapping[str, Any], image: Any, form_for: FormFor
     ) -> tuple[list[Mapping[str, Any]], Any]:
         """A user's and an assistant's message for each thing that a row (with our column names) is about, and
-        the image to show. `seed` seeds the augmentation. Raises BadRow."""
-        size, image = self.measure(image)
-        groups = self.groups(row, size)
-        if self.augment:
-            try:
-                opened = load_image(image)
-            except ImageError as error:
-                raise BadRow("broken image", str(error)) from error
-            image, groups = augmented(opened, groups, seed, self.flip)
-            size = image.size
+        the image to show. Raises BadRow."""
+        groups, size, image = self.read(row, image)
         messages: list[Mapping[str, Any]] = []
         for fields, said in self.asked(groups, size, form_for):
             messages += [
@@ -727,34 +624,38 @@ class BoxRows:
         """For each name with its boxes in an image of `size`: the question and what scores its answers
         ({question, thing, size, form, boxes: their corners}), and the right answer. Raises BadRow."""
         form = self.coordinates(size, form_for)
-        kind = "point" if self.points or not form.detect else "detect"
+        kind = "point" if self.points else "detect"
         for thing, boxes in groups.items():
             fields = {"question": form.question(kind, thing), "thing": thing, "size": size, "form": form}
             things = [centre(box) for box in boxes] if kind == "point" else boxes
             yield fields | {"boxes": [box.box for box in boxes]}, form.write(things, size)
 
-    def measure(self, image: Any) -> tuple[tuple[int, int], Any]:
-        """See `data.images.measure`."""
+    def read(self, row: Mapping[str, Any], image: Any) -> tuple[Groups, Size, Any]:
+        """See `groups`; the size of the row's image, and what to open as it. Raises BadRow."""
         try:
-            return measure(image)
+            size, image = measure(image)
+            return self.groups(row, size, image), size, image
         except (ImageError, OSError) as error:
             raise BadRow("broken image", str(error)) from error
 
-    def groups(self, row: Mapping[str, Any], size: Size) -> Groups:
-        """Name -> its boxes in an image of `size`, none where it is not there. Raises BadRow."""
-        found: dict[str, list[Box]] = {}
+    def groups(self, row: Mapping[str, Any], size: Size, image: Any = None) -> Groups:
+        """Name -> its boxes in an image of `size`, none where it is not there. The `image` itself shows how
+        its EXIF turns it, where boxes were drawn on it unturned. Raises BadRow."""
+        found: Groups = {}
+        drawn_on, orientation = _drawn_on(row, size, image)
         for name, numbers in _pairs(row):
             name = self.names.get(name, name) if type(name) is int else name
             if not isinstance(name, str) or not name.strip():
                 raise BadRow(BAD_BOX, f"expected the name of a thing, got {name!r:.80}")
             boxes = found.setdefault(name.strip(), [])
             if numbers is not None:
-                boxes.append(Box(name.strip(), self._corners(numbers, size)))
+                box = self._corners(numbers, drawn_on)
+                boxes.append(Box(name.strip(), _moved(box, drawn_on, orientation, size)))
         if not found:
             raise BadRow(BAD_BOX, "expected at least one object, got none")
         return found
 
-    def _corners(self, numbers: Any, size: tuple[int, int]) -> tuple[float, float, float, float]:
+    def _corners(self, numbers: Any, size: Size) -> Corners:
         if not (_is_list(numbers) and len(numbers) == 4 and all(isinstance(n, int | float) for n in numbers)):
             raise BadRow(BAD_BOX, f"expected four numbers, got {numbers!r:.80}")
         x1, y1, x2, y2 = map(float, numbers)
@@ -766,6 +667,41 @@ class BoxRows:
             kind = "x1, y1, x2, y2" if self.corners else "x, y, width, height"
             raise BadRow(BAD_BOX, f"expected {kind} within {size[0]} x {size[1]} pixels, got {list(numbers)}")
         return cut
+
+
+def _drawn_on(row: Mapping[str, Any], size: Size, image: Any) -> tuple[Size, int]:
+    """The size of the image that a row's boxes were drawn on, and the EXIF orientation by which it has been
+    turned since, 1 for none. Raises BadRow where the image of `size` is no copy of it."""
+    width, height = (row.get(key) for key in SIZES)
+    if not (width and height):  # unknown, which some programs write as 0
+        return size, 1
+    if not all(type(one) in (int, float) and 0 < one < math.inf for one in (width, height)):
+        raise BadRow(BAD_BOX, f"expected width and height in pixels, got {width!r:.40} and {height!r:.40}")
+    orientation, copy = 1, size
+    if abs(width * size[0] - height * size[1]) < abs(width * size[1] - height * size[0]):
+        orientation = 1 if image is None else open_undecoded(image, ImageLimits(), describe(image))[1]
+        copy = size[::-1] if orientation > 4 else size
+    # Both sides by the same factor, each rounded to a whole pixel, up or down.
+    if not (
+        width * (copy[1] - 1) < height * (copy[0] + 1) and height * (copy[0] - 1) < width * (copy[1] + 1)
+    ):
+        got = f"{width} x {height} pixels, and its image has {size[0]} x {size[1]}"
+        raise BadRow(BAD_BOX, f"expected width and height of the image, or of a copy of it, got {got}")
+    return (width, height), orientation
+
+
+def _moved(box: Corners, drawn_on: Size, orientation: int, size: Size) -> Corners:
+    """A box of an image of the size `drawn_on` in a copy of `size`, turned by an EXIF orientation."""
+    width, height = drawn_on
+    x1, y1, x2, y2 = box
+    if orientation > 4:
+        (x1, x2), (y1, y2), (width, height) = (y1, y2), (x1, x2), (height, width)
+        if orientation in (6, 7):
+            x1, x2 = width - x2, width - x1
+        if orientation in (7, 8):
+            y1, y2 = height - y2, height - y1
+    x, y = size[0] / width, size[1] / height
+    return x1 * x, y1 * y, x2 * x, y2 * y
 
 
 def centre(box: Box) -> Point:
@@ -798,62 +734,3 @@ def _first(values: Mapping[str, Any], keys: Sequence[str]) -> Any:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
-
-
-# ------------------------------------------------------------------------------------------ augmentation
-# A name that says where something is (left, top, nearest the edge) forbids cuts and flips, and one of
-# something that is written forbids flips. That is known of English alone, and of what is in the name: images
-# are flipped only where a dataset's entry says that no name is about a side.
-Groups = dict[str, list[Box]]
-FLIPPED, CUT, SHRUNK = 0.5, 0.5, 0.5  # shares of images
-SMALLEST = 0.5  # of an image's sides
-_SIDE = re.compile(
-    r"\b(left|right|clock|counter|first|last|second|third|writ|word|text|letter|digit|number)", re.I
-)
-_PLACE = re.compile(
-    r"\b(left|right|top|bottom|up|low|mid|cent|corner|edge|side|near|far|close|first|last|second|third|only|"
-    r"large|small|big|tall|short)",
-    re.I,
-)
-
-
-def augmented(
-    image: Image.Image, groups: Mapping[str, Sequence[Box]], seed: Sequence[int], may_flip: bool = False
-) -> tuple[Image.Image, Groups]:
-    """An image and its boxes by name, changed at random; the same `seed` gives the same change."""
-    random_ = random.Random(repr(tuple(seed)))
-    flips, cuts, shrinks = (random_.random() < share for share in (FLIPPED, CUT, SHRUNK))
-    moved, (width, height) = {name: list(boxes) for name, boxes in groups.items()}, image.size
-    if may_flip and flips and not any(map(_SIDE.search, moved)):
-        image, moved = flip(image, moved)
-    left, top, right, bottom = 0, 0, width, height
-    if cuts and not any(map(_PLACE.search, moved)):  # around all boxes
-        boxes = [box.box for of_name in moved.values() for box in of_name]
-        xs, ys = ([number for box in boxes for number in box[axis::2]] for axis in (0, 1))
-        left = int(random_.uniform(0, min([*xs, width / 4])))
-        top = int(random_.uniform(0, min([*ys, height / 4])))
-        right -= int(random_.uniform(0, min(width - max(xs, default=0), width / 4)))
-        bottom -= int(random_.uniform(0, min(height - max(ys, default=0), height / 4)))
-    share = random_.uniform(SMALLEST, 1) if shrinks else 1
-    return cut(image, moved, (left, top, right, bottom), share)
-
-
-def flip(image: Image.Image, groups: Groups) -> tuple[Image.Image, Groups]:
-    """Left and right exchanged."""
-    flipped = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return flipped, _each(groups, lambda x1, y1, x2, y2: (image.width - x2, y1, image.width - x1, y2))
-
-
-def cut(
-    image: Image.Image, groups: Groups, part: tuple[int, int, int, int], share: float
-) -> tuple[Image.Image, Groups]:
-    """A part (x1, y1, x2, y2) of an image, in which all boxes must lie, all sides times `share`."""
-    left, top, right, bottom = part
-    size = max(1, round((right - left) * share)), max(1, round((bottom - top) * share))
-    x, y = size[0] / (right - left), size[1] / (bottom - top)
-    move = lambda x1, y1, x2, y2: ((x1 - left) * x, (y1 - top) * y, (x2 - left) * x, (y2 - top) * y)
-    return image.crop(part).resize(size, Image.Resampling.LANCZOS), _each(groups, move)
-
-
-def _each(groups: Groups, move: Callable[..., tuple[float, float, float, float]]) -> Groups:
-    return {name: [replace(box, box=move(*box.box)) for box in boxes] for name, boxes in groups.items()}

@@ -460,15 +460,6 @@ class ChatEncoder:
         if think:
             self.check_thinking()
         rendered, texts = self._render(messages, add_generation_prompt, label, think, tools)
-        return self._encode(rendered, texts, image_prompts, label)
-
-    def encode_text(self, text: str, label: str) -> EncodedText:
-        """Token ids of a text as if a template had written all of it."""
-        return self._encode(text, [], (), label)
-
-    def _encode(
-        self, rendered: str, texts: list[tuple[str, str]], image_prompts: Sequence[str], label: str
-    ) -> EncodedText:
         pieces, placed, spans = self._fill(rendered, texts, image_prompts, label)
         length = sum(map(len, pieces)) - len(placed) * self._name_length
         if length > self._longest:

@@ -2,8 +2,8 @@
 
     with open("annotations/instances_val2017.json", "rb") as opened:
         rows = coco_rows(opened, "instances_val2017.json")
-    rows[0]  # {"image": "000000397133.jpg", "objects": {"bbox": [[x, y, width, height], ...],
-    #           "category_id": [44, ...]}}, and rows.names says that 44 is a bottle
+    rows[0]  # {"image": "000000397133.jpg", "width": 640, "height": 427, "objects": {"bbox": [[x, y, width,
+    #           height], ...], "category_id": [44, ...]}}, and rows.names says that 44 is a bottle
 
 A row of instances_*.json (or LVIS) is an image with its boxes, and one of captions_*.json is a caption, with
 the image's others after it. Such a file is read once; polygons, which are most of it, are not kept.
@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from data.boxes import SIZES
 from data.errors import DatasetError
 
 _KEPT = ("image_id", "category_id", "bbox", "iscrowd", "caption")  # of an annotation
@@ -26,9 +27,10 @@ _KEPT = ("image_id", "category_id", "bbox", "iscrowd", "caption")  # of an annot
 
 class CocoRows(Sequence):
     """rows: (n, 4) int64, of each its image, the image's annotations, from and to, and the one that is first.
+    images: what rows have of each image: its file and, with boxes, the size that these were drawn on.
     names: of categories, by their numbers."""
 
-    def __init__(self, rows: np.ndarray, images: Sequence[str], found: Sequence[Any], names: dict[int, str]):
+    def __init__(self, rows: np.ndarray, images: Sequence[Any], found: Sequence[Any], names: dict[int, str]):
         self.rows, self.images, self.names = rows, images, names
         self.captions = [one["caption"] for one in found if "bbox" not in one]
         self.boxes = np.array([one["bbox"] for one in found if "bbox" in one], np.float64)  # (annotations, 4)
@@ -38,12 +40,12 @@ class CocoRows(Sequence):
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
+        if isinstance(index, slice | np.ndarray):
             part = copy(self)
             part.rows = self.rows[index]
             return part
         image, begin, end, first = self.rows[index].tolist()
-        row: dict[str, Any] = {"image": self.images[image]}
+        row: dict[str, Any] = {**self.images[image]}
         if self.captions:
             others = (self.captions[at] for at in range(begin, end) if at != first)
             return row | {"answer": [self.captions[first], *others]}
@@ -92,8 +94,8 @@ def _rows(whole: dict[str, Any], kind: str) -> CocoRows:
     found = [one for one in found if (one["image_id"], one.get("category_id")) not in crowds]
     found.sort(key=lambda one: numbers[one["image_id"]])
     of_image = np.array([numbers[one["image_id"]] for one in found], np.int64)
-    shown, begin, count = np.unique(of_image, return_index=True, return_counts=True)
-    rows = np.stack([shown, begin, begin + count, begin], axis=1)
+    own, begin, count = np.unique(of_image, return_index=True, return_counts=True)
+    rows = np.stack([own, begin, begin + count, begin], axis=1)
     if kind == "caption":
         rows = np.repeat(rows, count, axis=0)
         rows[:, 3] = np.arange(len(rows))
@@ -104,7 +106,10 @@ def _rows(whole: dict[str, Any], kind: str) -> CocoRows:
         else "/".join(one["coco_url"].split("/")[-2:])
         for one in images
     ]
-    return CocoRows(rows, files, found, {one["id"]: one["name"] for one in whole.get("categories") or ()})
+    sized = kind == "bbox"
+    sizes = [{key: one[key] for key in SIZES} if sized and {*SIZES} <= {*one} else {} for one in images]
+    shown = [{"image": file, **size} for file, size in zip(files, sizes, strict=True)]
+    return CocoRows(rows, shown, found, {one["id"]: one["name"] for one in whole.get("categories") or ()})
 
 
 def _smaller(one: dict[str, Any]) -> dict[str, Any]:

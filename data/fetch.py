@@ -24,19 +24,21 @@ from messages import one_line
 ALLOW = "OCELLI_ALLOW_PRIVATE_URLS"
 TIMEOUT = 15.0  # seconds of each wait for the server; the whole download may take twice as long
 MOST_ADDRESSES = 4  # of one host are tried
-# IPv6 networks that carry an IPv4 address inside (RFC 4291, 6052, 8215, 3056): whose, a translator decides.
-_CARRIERS = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16")))
+# All of IPv6 that is given out for the internet: outside of it lie, among others, addresses that translators
+# make into those of IPv4 (RFC 4291, 6052, 8215, 7915), and segment routing (RFC 9602).
+_GIVEN_OUT = ipaddress.ip_network("2000::/3")
+# Within that, and of IPv4: protocols' own, Teredo among them, documentation, and 6to4 with its relays.
+_OWN = [*map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20"))]
 
 
 def is_public(address: str) -> bool:
     """Whether an IPv4 or IPv6 address, as `getaddrinfo` writes it, belongs to the public internet."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        if ip.ipv4_mapped is not None:
-            ip = ip.ipv4_mapped
-        elif ip.is_site_local or any(ip in network for network in _CARRIERS):
+        if ip.ipv4_mapped is None and ip not in _GIVEN_OUT:
             return False
-    return ip.is_global and not ip.is_multicast
+        ip = ip.ipv4_mapped or ip
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _OWN)
 
 
 def _public_addresses(url: httpx.URL) -> list[str]:

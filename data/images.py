@@ -115,7 +115,7 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     if _is_array(source):
         check_size(*_array_size(source, name), limits, name)
         return _flatten(_from_array(source, name), name, own=True)
-    image, orientation = _open(source, limits, name)
+    image, orientation = open_undecoded(source, limits, name)
     _read_on(image)
     try:
         image.load()
@@ -170,7 +170,7 @@ def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     name = name or describe(source)
     if _is_array(source):
         return _array_size(source, name)
-    return _upright_size(*_open(source, limits, name))
+    return _upright_size(*open_undecoded(source, limits, name))
 
 
 class NamedBytes(bytes):
@@ -389,7 +389,7 @@ class _CountedReads(io.BytesIO):
         return super().read(size)
 
 
-def _open(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int]:
+def open_undecoded(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int]:
     """An image within the limits, not decoded unless it came decoded, and its orientation (1 to 8)."""
     if isinstance(source, Image.Image):
         check_size(source.width, source.height, limits, name)
@@ -398,7 +398,7 @@ def _open(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int
 
 
 def _open_bytes(data: bytes, limits: ImageLimits, name: str, whole: bool = True) -> tuple[Image.Image, int]:
-    """See `_open`. What is not the `whole` file is opened, but cannot be decoded."""
+    """See `open_undecoded`. What is not the `whole` file is opened, but cannot be decoded."""
     formats = _formats(data, name)
     try:
         with warnings.catch_warnings():  # of large images and broken tags: what counts is said here

@@ -199,7 +199,7 @@ class Shard:
             None if config.endless else config.epochs,
             config.shuffle_buffer,
         )
-        self.encoder = SampleEncoder(processor, config.sequence_length, config.max_tiles)
+        self.encoder = SampleEncoder(processor, config.sequence_length, config.max_tiles, config.questions)
         self._buffer: list[tuple[RowPosition, Sample]] = []  # a position here begins with the dataset's index
         self._held = 0  # bytes of the buffer's images
         self._read, self._filtered = 0, 0
@@ -271,8 +271,8 @@ class Shard:
         """Put a row's sample into the buffer, or a bad row among those; False for these and filtered ones."""
         source = self.mixture.sources[read.source]
         try:
-            seed, form_for = (read.number, *read.position), self.encoder.processor.form
-            conversations = [schema.conversation(read.row, seed, form_for) for schema in source.schemas]
+            form_for = self.encoder.processor.form
+            conversations = [schema.conversation(read.row, form_for) for schema in source.schemas]
             given = [one for one in conversations if one is not None]
             if len(given) < len(conversations):
                 return False

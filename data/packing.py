@@ -95,11 +95,15 @@ class Sample:
 class SampleEncoder:
     """Makes samples of at most `max_tokens` positions and `max_tiles` tiles (None: as many as tokens allow).
 
-    Nothing is ever cut off: a BadRow says why a conversation cannot be used.
+    Nothing is ever cut off: a BadRow says why a conversation cannot be used. Of `questions` the last answer
+    is not learnt, and does not count.
     """
 
-    def __init__(self, processor: Processor, max_tokens: int, max_tiles: int | None = None):
+    def __init__(
+        self, processor: Processor, max_tokens: int, max_tiles: int | None = None, questions: bool = False
+    ):
         self.processor, self.max_tokens, self.max_tiles = processor, max_tokens, max_tiles
+        self.questions = questions
         if processor.images.own_sizes and processor.config is None:
             raise ValueError("images of their own sizes: expected a processor that was opened with a config")
 
@@ -119,8 +123,9 @@ class SampleEncoder:
         shapes = tuple(visual.parts.shape for visual in visuals)
         times = tuple(part.time for visual in visuals for part in visual.parts)
         sample = Sample(sample_id, encoded.input_ids, labels, tuple(sources), shapes, times)
-        if sample.tokens > self.max_tokens:
-            raise BadRow(TOO_LONG, f"expected at most {self.max_tokens} tokens, got {sample.tokens}")
+        tokens = sample.prompt if self.questions else sample.tokens
+        if tokens > self.max_tokens:
+            raise BadRow(TOO_LONG, f"expected at most {self.max_tokens} tokens, got {tokens}")
         return sample
 
     def encode_answers(
@@ -326,7 +331,7 @@ class Batch(dict):
 
     def to(self, device: torch.device | str) -> Batch:
         moved = Batch({name: on_device(value, device) for name, value in self.items()})
-        moved.sample_ids, moved.images = self.sample_ids, self.images
+        vars(moved).update(vars(self))
         return moved
 
     @property

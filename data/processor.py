@@ -253,16 +253,21 @@ class Processor:
         clip = open_video(value, self.limits)
         if self.images.videos is not None:
             return [(kind, clip)]
-        if self.few_images and clip.animated:
-            return [("image", next(clip.frames([0])))]
+        self.check_video(clip.name, clip.animated)
         if self.few_images:
-            raise ImageError(
-                f"{clip.name}: this model has learned from few images at a time, and takes no video; ask "
-                "about one of its frames, or take another model (--model list)"
-            )
+            return [("image", next(clip.frames([0])))]
         count = min(FRAMES_AS_IMAGES, clip.count)
         indices = [round(place * (clip.count - 1) / max(count - 1, 1)) for place in range(count)]
         return [("image", frame) for frame in clip.frames(indices)]
+
+    def check_video(self, name: str, animated: bool) -> None:
+        """Raises ImageError for a video, which may not be open yet, if the model takes none but images that
+        move."""
+        if self.few_images and not animated:
+            raise ImageError(
+                f"{name}: this model has learned from few images at a time, and takes no video; ask "
+                "about one of its frames, or take another model (--model list)"
+            )
 
     def encode_conversation(
         self,
@@ -301,17 +306,6 @@ class Processor:
         sizes = {one.sizes for one in images[len(images) - newest :]}
         size = sizes.pop() if len(sizes) == 1 else None
         return EncodedConversation(encoded.input_ids, encoded.assistant_mask, parts, image_tokens, size)
-
-    def encode_text(self, text: str, label: str = "prompt") -> EncodedConversation:
-        """A text without template and images, in which special tokens are what they are called: programs
-        write it, not persons. Raises PromptError, and PromptTooLong as above."""
-        check_text(text, label)
-        if self.config is not None:
-            self.chat.check_length([text], self.config.text.max_position_embeddings, label)
-        encoded = self.chat.encode_text(text, label)
-        if not encoded.input_ids:
-            raise PromptError(f"{label}: expected some text, got {text[:80]!r}")
-        return EncodedConversation(encoded.input_ids, encoded.assistant_mask, None, 0)
 
     def visuals(self, source: Any) -> list[Visual]:
         """`cut` of what `open_visual` takes: an image, a video, or the frames that stand for one."""

@@ -110,7 +110,7 @@ class JsonLines(Sequence):
         return len(self.starts)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
+        if isinstance(index, slice | np.ndarray):
             return type(self)(self.files, self.starts[index])
         number, start = self.starts[index].tolist()
         with self.files[number].open() as opened:

@@ -6,7 +6,7 @@
 | `conversations` of {"from", "value"}, `image` | LLaVA, ShareGPT; `<image>` in a text takes the next image |
 | `prompt` and `completion`, `images` | TRL; messages as above, or the user's and the assistant's text |
 | `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
-| `ref` and `bbox`, or `objects`, with an image | RefCOCO, COCO, LVIS; see `data.boxes` |
+| `ref` and `bbox`, or `objects`, with an image; `width`, `height` | RefCOCO, COCO, LVIS; see `data.boxes` |
 | `question`, `answer`, `image` or `images` | everything else |
 | `chosen`, `rejected`, after a `prompt`, `question` or conversation, or whole | TRL; see `find_pairs` |
 
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.boxes import BoxRows, FormFor, by_name
+from data.boxes import SIZES, BoxRows, FormFor, by_name
 from data.errors import BadRow, DatasetError
 from messages import one_line
 
@@ -43,22 +43,8 @@ BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
 PAIR = ("chosen", "rejected")
 SHOWN = ("images", "image", "videos", "video")
 COLUMNS = (
-    *(
-        "messages",
-        "conversations",
-        "system",
-        "prompt",
-        "completion",
-        "texts",
-        "question",
-        "answer",
-        "images",
-        "image",
-        "videos",
-        "video",
-    ),
-    *("ref", "bbox", "objects"),
-    *PAIR,
+    *("messages", "conversations", "system", "prompt", "completion", "texts", "question", "answer"),
+    *(*SHOWN, "ref", "bbox", "objects", *SIZES, *PAIR),
 )
 OF_BOXES = (("ref", "bbox"), ("objects",))
 _TEXT_COLUMNS = (
@@ -99,11 +85,9 @@ class RowSchema:
     boxes: BoxRows = field(default_factory=BoxRows)
     by_ending: bool = False
 
-    def conversation(
-        self, row: Any, seed: Sequence[int] = (), form_for: FormFor = by_name
-    ) -> list[dict[str, Any]] | None:
-        """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow. `seed`
-        seeds the augmentation of rows with boxes; `form_for` (`Processor.form`) says how they are written."""
+    def conversation(self, row: Any, form_for: FormFor = by_name) -> list[dict[str, Any]] | None:
+        """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow.
+        `form_for` (`Processor.form`) says how boxes are written."""
         if not isinstance(row, Mapping):  # a line that could not be read
             raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
         if (kept := self.turns_kept(row)) is None:
@@ -114,8 +98,8 @@ class RowSchema:
         if self.text_columns in OF_BOXES:
             if len(images) != 1:
                 raise BadRow(PLACEHOLDERS, f"expected one image with its boxes, got {len(images)}")
-            own = {name: self.get(row, name) for name in self.text_columns}
-            turns, image = self.boxes.turns(own, images[0], seed, form_for)
+            own = {name: self.get(row, name) for name in (*self.text_columns, *SIZES)}
+            turns, image = self.boxes.turns(own, images[0], form_for)
             shown = [("image", image)]
         given = turns if self.text_columns in OF_BOXES else self._given(row, kept)
         if system := self.get(row, "system"):

@@ -19,7 +19,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
@@ -68,6 +68,7 @@ _OURS = (".jsonl", ".json", ".tar")
 _SPLITS = {TRAIN: TRAIN, "training": TRAIN}  # words in names, as the `datasets` library knows them
 _SPLITS |= dict.fromkeys(("validation", "valid", "dev", "val"), "validation")
 _SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
+Part = Callable[[Any, str], Any]  # of some rows, and where these are: `data.held_out.Share.of`
 _PARTS = 1024  # of a folder of `save_to_disk` that is streamed
 _LOOKED_AT = 100  # rows that show what all rows are like
 
@@ -263,7 +264,7 @@ def _open_saved(path: str, split: str) -> Any:
         if split not in rows:
             raise _no_split(path, split, rows)
         rows = rows[split]
-    _leave_undecoded(rows.info.features)
+    leave_undecoded(rows.info.features)
     return rows
 
 
@@ -336,7 +337,7 @@ def _load(builder: str, path: str, subset: str | None, split: str, streaming: bo
         else:
             found.download_and_prepare()
             rows = found.as_dataset(split=split or TRAIN)
-        _leave_undecoded(rows.info.features)
+        leave_undecoded(rows.info.features)
     return LibraryStream(rows) if streaming else rows
 
 
@@ -354,14 +355,14 @@ def _builder(path: str, subset: str | None, **options) -> Any:
     return builder
 
 
-def _leave_undecoded(feature: Any) -> None:
+def leave_undecoded(feature: Any) -> None:
     """Have the library give images as bytes or paths."""
     if isinstance(feature, library().Image):
         feature.decode = False
     elif isinstance(feature, library().List | library().LargeList):
-        _leave_undecoded(feature.feature)
+        leave_undecoded(feature.feature)
     for inner in feature.values() if isinstance(feature, dict) else ():
-        _leave_undecoded(inner)
+        leave_undecoded(inner)
 
 
 def _name_of(split: str) -> str:
@@ -405,8 +406,7 @@ class DatasetConfig:
         allow_text_only: the first rows need not have an image.
         revision: branch, tag or commit on the Hub.
         language: codes such as "de, fr", for the model card.
-        boxes: how rows with boxes are read, e.g. {form: qwen3-vl, corners: true, augment: true}; see
-            `data.boxes.BoxRows`.
+        boxes: how rows with boxes are read, e.g. {form: qwen3-vl, corners: true}; see `data.boxes.BoxRows`.
     """
 
     path: str
@@ -432,7 +432,7 @@ class DatasetConfig:
             if not isinstance(value := getattr(self, key), kind):
                 raise DatasetError(f"dataset: {key}: got {value!r}, which is of another kind than it takes")
         kinds: dict[str, type] = dict.fromkeys(("form", "detect", "point"), str)
-        kinds |= dict.fromkeys(("corners", "augment", "flip", "points"), bool)
+        kinds |= dict.fromkeys(("corners", "points"), bool)
         if not all(key in kinds and isinstance(value, kinds[key]) for key, value in self.boxes.items()):
             raise DatasetError(f"dataset: boxes: expected {', '.join(kinds)}, got {dict(self.boxes)}")
         if (form := self.boxes.get("form", "")) not in ("", *COORDINATES):
@@ -507,12 +507,16 @@ class Mixture:
         return None if None in counts else sum(count or 0 for count in counts)
 
 
-def open_datasets(entries: Sequence[DatasetConfig | Mapping[str, Any]], preferences: bool = False) -> Mixture:
-    """Open every dataset of a recipe, of `preferences` or not, and find out which columns hold what."""
+def open_datasets(
+    entries: Sequence[DatasetConfig | Mapping[str, Any]], preferences: bool = False, part: Part | None = None
+) -> Mixture:
+    """Open every dataset of a recipe, of `preferences` or not, or a part of the rows of each, and find out
+    which columns hold what."""
     configs = [e if isinstance(e, DatasetConfig) else DatasetConfig.from_dict(e) for e in entries]
     sources = []
     for config in configs:
         rows, folder = open_rows(config.path, config.subset, config.split, config.streaming, config.revision)
+        rows = rows if part is None else part(rows, config.path)
         folder = Path(os.path.expanduser(config.image_folder)) if config.image_folder else folder
         if config.weight is None and not isinstance(rows, Sized) and len(configs) > 1:
             raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")

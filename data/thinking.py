@@ -54,10 +54,15 @@ class Thinking:
     def split(self, ids: list[int], inside: bool) -> tuple[list[int], list[int]]:
         """The tokens of one answer: what was thought, with the markers, and the answer itself. `inside`: it
         begins in a block that its prompt has opened."""
+        thought = self.span(ids, inside).thought
+        return ids[:thought], ids[thought:]
+
+    def span(self, ids: Sequence[int], inside: bool) -> Span:
+        """Where the thinking of an answer is after these tokens."""
         span = Span(self, inside)
         for token_id in ids:
             span.put(token_id)
-        return ids[: span.thought], ids[span.thought :]
+        return span
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of ids, markers and other special tokens included."""

@@ -105,7 +105,7 @@ def is_video(data: bytes, limits: ImageLimits, name: str, rest: Callable[[], byt
     """Whether `open_visual` would make a Clip of these bytes, without a look at more than a frame of them.
     Those that follow the first HEAD may be the `rest`, which is read where they have to tell. Raises
     ImageError for an animation that cannot be opened."""
-    if _container(data[:HEAD]) is not None:
+    if container_of(data[:HEAD]) is not None:
         return True
     return _ANIMATED.match(data) is not None and moves(data + rest(), limits, name)
 
@@ -123,7 +123,7 @@ def _open(source: Any, limits: ImageLimits, name: str) -> Any:
             return source  # `load_image` says what is wrong with it
         if head is None:
             return _of_folder(path, limits, name) if path.is_dir() else source
-        if container := _container(head):
+        if container := container_of(head):
             if size > MOST_BYTES:
                 raise ImageError(f"{name}: expected at most {MOST_BYTES:,} bytes, got {size:,}")
             return _of_file(lambda: path.open("rb"), container, limits, name)
@@ -131,7 +131,7 @@ def _open(source: Any, limits: ImageLimits, name: str) -> Any:
             return source
     data = NamedBytes(read_bytes(source, limits, name))
     data.name = name
-    if container := _container(data[:HEAD]):
+    if container := container_of(data[:HEAD]):
         return _of_file(lambda: io.BytesIO(data), container, limits, name)
     return (_ANIMATED.match(data) and _of_animation(data, limits, name)) or data
 
@@ -141,7 +141,7 @@ def _head(path: Path) -> bytes:
         return file.read(HEAD)
 
 
-def _container(head: bytes) -> str | None:
+def container_of(head: bytes) -> str | None:
     """FFmpeg's name of a video's format, by a file's first bytes."""
     if _NO_VIDEO.match(head):
         return None

@@ -54,7 +54,7 @@ from training.config import dataset_entries, read_datasets
 COMMANDS = {"compare": "eval.compare", "card": "eval.card", "doctor": "eval.doctor.command"}
 OF_DATA = (
     *("metric", "metric_option", "subset", "split", "data_revision", "columns"),
-    *("prompt", "system", "max_new_tokens", "allow_urls", "allow_outside", "allow_text_only"),
+    *("holdout", "prompt", "system", "max_new_tokens", "allow_urls", "allow_outside", "allow_text_only"),
 )
 
 
@@ -87,6 +87,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--subset", help="configuration of a Hub dataset")
     split = "dataset split (default: test for Hub datasets, everything for a local file or folder, train if "
     add("--split", default="", help=split + "the folder has split subfolders)")
+    held_out = "score what train.py --holdout SHARE left out of these rows"
+    add("--holdout", type=partial(above_zero, most=1), default=0.0, metavar="SHARE", help=held_out)
     add("--data-revision", metavar="REV", help="branch, tag or commit of the dataset")
     theirs = "names of the data's columns, where they differ from ours"
     add("--columns", type=columns, metavar="OURS=THEIRS,...", default={}, help=theirs)
@@ -125,13 +127,14 @@ def dataset(text: str) -> dict[str, Any]:
     return dict(entries[0])
 
 
-def above_zero(text: str) -> float:
+def above_zero(text: str, most: float = math.inf) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    if not 0 < value < most:
+        below = "" if most == math.inf else f" and below {most}"
+        raise argparse.ArgumentTypeError(f"expected a number above 0{below}, got {text!r}")
     return value
 
 

@@ -21,6 +21,7 @@ from eval.results import (
     at_k_text,
     best_name,
     calibration_text,
+    cut_off_text,
     interval_text,
     official_table,
     table_text,
@@ -60,7 +61,9 @@ def evaluation_text(several: Sequence[Mapping[str, Any]]) -> str:
         parts.append(table_text(results["families"]))
         if results.get("at_k"):
             parts += [f"With {task['decoding'].partition(';')[0]}:", at_k_text(results)]
-        parts.append(f"{calibration_text(results)} Scoring: {task['scoring']} Prompt: `{prompt}`.".lstrip())
+        cut = f"Answers {cut}." if (cut := cut_off_text(results)) else ""
+        said = (calibration_text(results), cut, f"Scoring: {task['scoring']} Prompt: `{prompt}`.")
+        parts.append(" ".join(filter(None, said)))
     return "\n\n".join(parts)
 
 
@@ -83,6 +86,8 @@ def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
         for row in results.get("at_k", ()):
             for title, name in zip((best_name(results), "majority"), KINDS):
                 counted[f"{title}@{row['k']}"] = round(row[name]["score"], 6)
+        if "stop_reasons" in results:
+            counted["cut_off"] = results["stop_reasons"].get("length", 0)
         if calibration := results.get("calibration"):
             counted["calibration_error"] = round(calibration["ece"], 6)
         entries.append(

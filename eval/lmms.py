@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,7 @@ from data.boxes import CoordinateForm
 from data.processor import EncodedConversation, kind_of
 from data.tiles import Visual
 from eval.lmms_tasks import (
+    Ended,
     Error,
     LmmsError,
     Task,
@@ -51,9 +52,10 @@ from inference.answer import answer_text, requests_for
 from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint, RequestError
 from inference.grammar import choice_grammar
-from inference.thinking import think_first
+from inference.thinking import budget_of, think_first, thinking_end
 from messages import one_line
 
+T = TypeVar("T", bound=tuple)
 NAME = "ocelli"
 IMPOSSIBLE = 1e9
 SEED_STEP = 1_000_003  # between documents of a task: each of its answers draws with a seed of its own
@@ -63,6 +65,7 @@ class Ocelli(lmms):
     """A checkpoint as a chat model of lmms-eval, which asks in `ChatMessages`.
 
     errors: (task, document, what was wrong) of each question that could not be answered; its answer is "".
+    ended: why each answer ended, and its thinking.
     """
 
     is_simple = False
@@ -71,6 +74,8 @@ class Ocelli(lmms):
         super().__init__()
         self.checkpoint, self.batch_size, self.think = checkpoint, batch_size, think
         self.errors: list[Error] = []
+        self.ended: list[Ended] = []
+        self._budgets: dict[int, int | None] = {}  # of the thinking of each request
         self._video: tuple[Any, list[Visual]] = (None, [])  # the last one
 
     @property
@@ -86,17 +91,22 @@ class Ocelli(lmms):
         scheduler = open_scheduler(self.checkpoint, max(1, min(self.batch_size, len(requests))))
         with tqdm(total=len(requests), desc="answers", disable=self.rank != 0) as bar:
             for done in scheduler.run(self._deferred(requests, [options for options, _ in read])):
+                _, _, _, document, task, split = requests[done.key].args
                 if done.error is None:
                     options, until = read[done.key]
-                    text = cut(answer_text(self.checkpoint, done.token_ids, options), until)
-                    _, _, _, document, task, split = requests[done.key].args
+                    whole = answer_text(self.checkpoint, done.token_ids, options)
+                    text = cut(whole, until)
+                    reason, thought = done.stop_reason if text == whole else "stop", ""
+                    if self.think is not None:
+                        thought = thinking_end(self.checkpoint, done.token_ids, self._budgets[done.key])
+                    self.ended.append((task, document, reason, thought))
                     held = self.task_dict[task][split][document]
                     if form := self._form(task, held):
                         text = in_their_form(text, held, form)
                     results[done.key] = GenerationResult(text, TokenCounts(output_tokens=len(done.token_ids)))
                 else:
-                    _, _, _, document, task, _ = requests[done.key].args
                     self.errors.append((task, document, one_line(done.error)))
+                    self.ended.append((task, document, "error", ""))
                 bar.update()
         return results
 
@@ -108,9 +118,9 @@ class Ocelli(lmms):
             _, _, _, document, task, split = request.args
             seed = document * SEED_STEP + repeats[task, split, document]
             repeats[task, split, document] += 1
-            yield LazyRequest(number, partial(self._request, request, replace(own, seed=seed)))
+            yield LazyRequest(number, partial(self._request, number, request, replace(own, seed=seed)))
 
-    def _request(self, request: Instance, options: GenerationOptions) -> Request:
+    def _request(self, number: int, request: Instance, options: GenerationOptions) -> Request:
         _, doc_to_messages, settings, document, task, split = request.args
         held = self.task_dict[task][split][document]
         messages = doc_to_messages(held)
@@ -120,7 +130,9 @@ class Ocelli(lmms):
         limit = options.max_new_tokens
         if settings.get("max_new_tokens") is None:  # the limit is ours, so whatever there is room for will do
             limit = max(1, min(limit, self.checkpoint.context - len(row.input_ids)))
-        return requests_for(self.checkpoint, row, limit, options)[0]
+        (made,) = requests_for(self.checkpoint, row, limit, options)
+        self._budgets[number] = budget_of(made.options)
+        return made
 
     def _encoded(self, messages: list[dict[str, Any]], task: str, document: int) -> EncodedConversation:
         """A prompt of lmms-eval's messages."""
@@ -241,10 +253,10 @@ def run_lmms(
         cli_args=argparse.Namespace(output_path=str(output), process_with_media=False),
     )
     seconds = time.perf_counter() - began
-    errors = _of_all_ranks(ours.errors)
+    errors, ended = _of_all_ranks(ours.errors), _of_all_ranks(ours.ended)
     if report is None:
         return []
-    results = [task_result(name, report, errors, checkpoint) for name in report["samples"]]
+    results = [task_result(name, report, errors, checkpoint, ended) for name in report["samples"]]
     run = {
         "seconds": seconds,
         "samples_per_second": sum(result["n"] for result in results) / seconds,
@@ -292,10 +304,10 @@ def _leaves(tree: Mapping[Any, Any]) -> list:
     ]
 
 
-def _of_all_ranks(errors: Sequence[Error]) -> list[Error]:
-    """The errors of every rank, each once: where shares are uneven, a rank answers some question twice."""
-    every: list[Any] = [list(errors)]
+def _of_all_ranks(found: Sequence[T]) -> list[T]:
+    """What every rank found, each once: where shares are uneven, a rank answers some question twice."""
+    every: list[Any] = [list(found)]
     if dist.is_initialized():
         every = [None] * dist.get_world_size()
-        dist.all_gather_object(every, list(errors))
-    return sorted({error for one in every for error in one})
+        dist.all_gather_object(every, list(found))
+    return sorted({one for of_rank in every for one in of_rank})

@@ -17,7 +17,16 @@ from typing import Any
 import numpy as np
 
 from data.boxes import CoordinateForm
-from eval.results import ERRORS_LISTED, RESULTS, SAMPLES, describe_model, environment, write_json
+from eval.results import (
+    ENDED,
+    ERRORS_LISTED,
+    RESULTS,
+    SAMPLES,
+    describe_model,
+    environment,
+    stop_reasons,
+    write_json,
+)
 from eval.statistics import score_interval
 from eval.tasks import TRIED
 from generation.decoding import GenerationOptions
@@ -34,6 +43,7 @@ _NOT_SCORES = {  # of a sample, what is written under other names or not at all
 
 Task = str | Mapping[str, Any]  # a name, or {"task": name, ...} with settings that replace the task's own
 Error = tuple[str, int, str]  # (task, document, what was wrong)
+Ended = tuple[str, int, str, str]  # (task, document, why an answer ended, and its thinking, "" without one)
 
 
 class LmmsError(RequestError):
@@ -64,7 +74,7 @@ def read_settings(task: str, settings: Mapping[str, Any]) -> tuple[GenerationOpt
             f"{', '.join((*_READ, *_SAMPLING))}, one beam, and a temperature above 0 with do_sample"
         )
     until = given.get("until", ())
-    until = (until,) if isinstance(until, str) else tuple(until)
+    until = tuple(filter(None, (until,) if isinstance(until, str) else until))  # "" would end all of them
     if not given.get("do_sample", True):
         temperature = 0.0
     try:
@@ -114,13 +124,22 @@ def in_their_form(answer: str, document: Mapping[str, Any], form: CoordinateForm
 
 # -------------------------------------------------------------------------------------------- results
 def task_result(
-    name: str, report: Mapping[str, Any], errors: Sequence[Error], checkpoint: Checkpoint
+    name: str,
+    report: Mapping[str, Any],
+    errors: Sequence[Error],
+    checkpoint: Checkpoint,
+    ended: Sequence[Ended] = (),
 ) -> dict[str, Any]:
-    """What lmms-eval reports about a task, with intervals where a figure is the mean of samples' scores."""
+    """What lmms-eval reports about a task, with intervals where a figure is the mean of samples' scores, and
+    how many answers ended for which reason, where they are `ended` and not choices. Samples get the reason of
+    theirs, or of several answers the worst."""
     samples, config = report["samples"][name], report["configs"][name]
     own = [{"id": document, "error": message} for task, document, message in errors if task == name]
     if own and len(own) >= len(samples):
         raise LmmsError(f"task {name}: none of {len(own)} questions could be answered: {own[0]['error']}")
+    reasons = {document: found for task, document, *found in sorted(ended, reverse=True) if task == name}
+    for sample in samples:  # of several answers the last stays: "length" is before "stop"
+        sample |= zip(ENDED, reasons.get(sample["doc_id"], ()))
     figures = {
         metric.removesuffix(",none"): number
         for metric, value in report["results"][name].items()
@@ -140,6 +159,7 @@ def task_result(
         "intervals": _intervals(figures, samples),
         "n": len(samples),
         "errors": {"count": len(own), "samples": own[:ERRORS_LISTED]},
+        **{f"{one}s": stop_reasons(samples, one) for one in ENDED},
         **environment(checkpoint, "lmms_eval"),
     }
 

@@ -364,27 +364,19 @@ def asked_of(answer: str, fields: Fields) -> Asked:
     return Asked(fields["thing"], tuple(map(tuple, fields["boxes"])), found)
 
 
-def boxes(
-    form: str = "qwen3-vl", points: bool = False, corners: bool = False, looked: bool = False
-) -> Metric:
-    """`corners` is how rows give boxes; see `data.boxes`. `looked` adds where the model did look, as means
-    of what `inference.attribution.agreement` says of each answer."""
+def boxes(form: str = "qwen3-vl", points: bool = False, corners: bool = False) -> Metric:
+    """`corners` is how rows give boxes; see `data.boxes`."""
 
     def summarise(samples: Sequence[Scored]) -> dict[str, float]:
-        seen = [one.fields["looked"] for one in samples if one.fields.get("looked")]
-        means = {
-            f"looked_{key}": math.fsum(one[key] for one in seen) / len(seen) for key in (seen or [{}])[0]
-        }
         found = figures([asked_of(one.answer, one.fields) for one in samples], points)
-        return mean_score(samples) | found | means
+        return mean_score(samples) | found
 
     kind = "its first point lies in the box" if points else "its first box has an IoU of 0.5 or more"
     return Metric(
         "boxes",
         f"Boxes in the form {form}{', given as corners' if corners else ''}: 1 where {kind}, F1 of "
         "one-to-one hits where several are asked for, and 1 for a thing that is not there where the answer "
-        "has no coordinates (Yu et al. 2016; Lin et al. 2014)."
-        f"{' Attention is compared with the box of single things.' if looked else ''}",
+        "has no coordinates (Yu et al. 2016; Lin et al. 2014).",
         lambda answer, targets, fields: score_of(asked_of(answer, fields), points),
         summarise,
     )

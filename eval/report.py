@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from data.errors import replacing
 from data.images import load_image
 from data.video import Clip
-from eval.results import CONTROLS, KINDS, Record, best_name
+from eval.results import CONTROLS, KINDS, Record, best_name, cut_off
 from eval.tasks import EvalSample, EvalTask
 
 SHOWN = 12  # samples of each kind
@@ -62,6 +62,7 @@ def write_report(
     calibration = results["calibration"]
     if calibration:
         numbers |= {"calibration error": f"{calibration['ece']:.1%}"}
+    numbers |= {title: f"{cut:,} of {count:,}" for title, (cut, count) in cut_off(results).items()}
     numbers |= {"not answered": errors or None}
     page = environment.get_template("report.html.jinja").render(
         results=results,

@@ -16,7 +16,8 @@ import math
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -37,7 +38,9 @@ RESULTS, REPORT = "results.json", "report.html"
 OVERALL = "overall"
 CONTROLS = {"blind": "image blanked", "majority": "majority answer"}
 KINDS = ("best", "majority")  # of scores of k answers
+ENDED = ("stop_reason", "thinking_stop_reason")  # of a record: why the answer ended, and the thinking before
 ERRORS_LISTED = 100
+MANY_CUT = 0.05  # of answers, beyond which the limit is likely too low for them
 _ROOT = Path(__file__).resolve().parent.parent
 _PIECES, _PIECE = 16, 64 * 1024  # pieces that are read of each file of weights, and their bytes
 LENGTHS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, None))  # words of an answer
@@ -114,11 +117,9 @@ def summarise(
 
     def scored(by_id: Mapping[str, Record]) -> list[list[Scored]]:
         """The answers to each question."""
-        asked = [(one, by_id[one.id]) for one in task.samples]
-        own = ({**one.fields, "looked": got.get("looked")} for one, got in asked)
         return [
-            [Scored(answer, one.targets, score, more) for answer, score in _answers_of(got)]
-            for (one, got), more in zip(asked, own)
+            [Scored(answer, one.targets, score, one.fields) for answer, score in _answers_of(by_id[one.id])]
+            for one in task.samples
         ]
 
     own = scored(records)
@@ -163,7 +164,37 @@ def summarise(
         "answer_lengths": _by_length(task, own),
         "right_or_wrong": all(one.score in (0, 1) for answers in own for one in answers),
         "errors": {"count": len(failed), "samples": listed},
+        **{f"{name}s": stop_reasons(records.values(), name) for name in ENDED},
     }
+
+
+def stop_reasons(records: Iterable[Record], name: str = "stop_reason") -> dict[str, int]:
+    """How many answers ended for which reason: "stop", "length" or "error". Records of earlier versions do
+    not say, and are not counted."""
+    found = (record[name] for record in records if name in record)
+    return dict(Counter(one for each in found for one in ([each] if isinstance(each, str) else each) if one))
+
+
+def cut_off(results: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """How many answers reached the limit of tokens, and how many thoughts theirs, and of how many; nothing
+    where nobody knows, as of results of earlier versions."""
+    titles = {"cut off": "stop_reasons", "thinking ended by force": "thinking_stop_reasons"}
+    found = {title: counts for title, name in titles.items() if (counts := results.get(name))}
+    return {title: (counts.get("length", 0), sum(counts.values())) for title, counts in found.items()}
+
+
+def cut_off_text(results: Mapping[str, Any]) -> str:
+    """ "cut off: 3 of 40" """
+    return "; ".join(f"{title}: {cut:,} of {count:,}" for title, (cut, count) in cut_off(results).items())
+
+
+def higher_limits(results: Mapping[str, Any]) -> str:
+    """Which options raise the limits that many answers, or thoughts, have reached."""
+    of_rows = {"cut off": "--max-new-tokens"} if "path" in results["task"].get("data", ()) else {}
+    options = of_rows | {"thinking ended by force": "--think-tokens"}
+    many = [title for title, (cut, count) in cut_off(results).items() if cut > MANY_CUT * count]
+    named = [options[title] for title in many if title in options]
+    return f"a higher {' and '.join(named)} lets them end by themselves" if named else ""
 
 
 def _answers_of(record: Record) -> Iterator[tuple[str, float]]:
@@ -233,6 +264,8 @@ def official_table(result: Mapping[str, Any]) -> str:
             f"{errors['count']} of {result['n']} could not be answered and count as an empty answer "
             f"(document {first['id']}: {first['error']})"
         )
+    if cut := cut_off_text(result):
+        lines += ["", cut]
     return "\n".join(lines)
 
 

@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from data.boxes import BoxRows, FormFor, by_name
 from data.errors import DatasetError
+from data.held_out import warn_if_alike
 from data.images import image_size
 from data.processor import EncodedConversation, Processor
 from data.sources import DatasetConfig
@@ -48,8 +49,10 @@ from eval.results import (
     SAMPLES,
     at_k_text,
     calibration_text,
+    cut_off_text,
     describe_model,
     environment,
+    higher_limits,
     official_table,
     read_samples,
     samples_file,
@@ -72,7 +75,6 @@ from eval.tasks import (
 from generation.decoding import GenerationOptions
 from generation.requests import LazyRequest, Request, Stats
 from inference.answer import read_answer, requests_for, split
-from inference.attribution.agreement import looked_at
 from inference.batch import open_scheduler
 from inference.checkpoint import (
     ANY_SIZE,
@@ -86,16 +88,17 @@ from inference.cli import log_if_slow, machine
 from inference.conversation import Turn, messages_of
 from inference.grammar import choice_grammar
 from inference.locks import only_writer
-from inference.thinking import THINK_TOKENS, held_to, think_first
+from inference.thinking import THINK_TOKENS, budget_of, held_to, think_first, thinking_end
 from inference.votes import pick
 from messages import one_line
 from models.checkpoints.hub import for_terminal, last_name
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
 from training.distributed import Ranks
-from training.task import Answered, Question
+from training.task import Answered, Question, Score
 from training.task import Task as TrainingTask
 
+_THINKING = ("thinking", "thinking_tokens", "thinking_stop_reason")
 BLANK = (200, 200, 200)  # the colour that a blanked image shows everywhere
 # In a training run: other questions than `python -m eval --tasks shapes` asks, since its score must not pick
 # a model; answers in work at the same time; tokens of an answer that is kept.
@@ -105,14 +108,15 @@ HELD_OUT_SEED, SLOTS, SAMPLE_TOKENS = 1, 32, 64
 # --------------------------------------------------------------------------------------------- answers
 @dataclass(frozen=True)
 class EvalAnswer:
-    """The answer to a sample with its length in tokens, its confidence and, if that is measured, whether
-    the model looked there (`inference.attribution.agreement`); or "" and what was wrong."""
+    """The answer to a sample with its length in tokens, why it ended ("stop", or "length" where it was cut
+    off) and its confidence; or "" and what was wrong. `thinking`: what was thought before, in how many
+    tokens, and why that ended."""
 
     text: str
     tokens: int = 0
-    thinking: tuple[str, int] | None = None  # what was thought before, and in how many tokens
+    stop_reason: str = "error"
+    thinking: tuple[str, int, str] | None = None
     confidence: float | None = None
-    looked: Mapping[str, float] | None = None
     probabilities: Mapping[str, float] | None = None  # of each of its choices, among them
     error: str = ""
     draw: int = 0  # its number, of several answers
@@ -127,8 +131,7 @@ def records_of(
     blank: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Lines of samples.jsonl, as they are ready: of `groups` of samples of a task, which may be none."""
-    looked = task.looked and not blank
-    asked = (checkpoint, samples, slots, groups, blank, looked)
+    asked = (checkpoint, samples, slots, groups, blank)
     made: dict[int, list[EvalAnswer]] = {}  # of questions that wait for more answers
     for number, answer in answers(*asked, think=task.think, draws=task.draws) if groups else ():
         own = made.setdefault(number, [])
@@ -150,16 +153,16 @@ def _record(task: EvalTask, sample: EvalSample, several: Sequence[EvalAnswer]) -
     record |= {"earlier": sample.earlier} if sample.earlier else {}
     record |= {"question": sample.question, "prompt": sample.prompt, "targets": list(sample.targets)}
     record |= {"answer": answer.text, "score": score, "tokens": answer.tokens}
-    record |= dict(zip(("thinking", "thinking_tokens"), answer.thinking or ()))
+    record |= {"stop_reason": answer.stop_reason} | dict(zip(_THINKING, answer.thinking or ()))
     record |= {} if answer.confidence is None else {"confidence": round(answer.confidence, 6)}
     record |= {"probabilities": answer.probabilities} if answer.probabilities else {}
-    record |= {"looked": answer.looked} if answer.looked else {}
     if task.draws:
         record |= {"answers": [one.text for one in several], "scores": scores, "confidences": sure}
-        record["tokens"] = [one.tokens for one in several]
+        record |= {"tokens": [one.tokens for one in several]}
+        record |= {"stop_reason": [one.stop_reason for one in several]}
         if any(one.thinking for one in several):
-            thoughts = zip(*(one.thinking or ("", 0) for one in several))
-            record |= dict(zip(("thinking", "thinking_tokens"), map(list, thoughts)))
+            thoughts = zip(*(one.thinking or ("", 0, "") for one in several))
+            record |= dict(zip(_THINKING, map(list, thoughts)))
     error = next((one.error for one in several if one.error), "")
     return record | ({"error": error} if error else {})
 
@@ -194,7 +197,6 @@ def answers(
     slots: int = 32,
     groups: Sequence[Sequence[int]] | None = None,
     blank: bool = False,
-    looked: bool = False,
     stats: Stats | None = None,
     think: int | None = None,
     draws: Draws | None = None,
@@ -205,7 +207,7 @@ def answers(
         slots: answers in work at the same time.
         groups: which samples, as `by_image` groups them; default: all.
         blank: show a uniform image of the same size in place of each.
-        looked, think, draws: see `EvalTask`.
+        think, draws: see `EvalTask`.
         stats: counts what the scheduler does.
     """
     groups = by_image(samples) if groups is None else groups
@@ -218,10 +220,12 @@ def answers(
     scheduler.stats = scheduler.stats if stats is None else stats
     held: dict[str, list[Visual]] = {}  # of the group in work: opened and cut once
     left: list[Request] = []  # of the question in work, for its other answers
+    budgets: dict[int, int | None] = {}  # of thinking: what the context leaves of `think`
 
-    def request(sample: EvalSample, draw: int) -> Request:
+    def request(number: int, draw: int) -> Request:
         if draw and left:
             return left.pop(0)
+        sample = samples[number]
         if sample.group not in held:
             held.clear()
             held[sample.group] = [
@@ -234,21 +238,24 @@ def answers(
             form = checkpoint.constraint(choice_grammar(sample.choices)) if sample.choices else None
             own = held_to(options, form)
         first, *left[:] = requests_for(checkpoint, row, sample.max_new_tokens, own)
+        budgets[number] = budget_of(first.options)
         return first
 
     keys = ((number, draw) for group in groups for number in group for draw in range(count))
-    for done in scheduler.run(LazyRequest(key, partial(request, samples[key[0]], key[1])) for key in keys):
+    for done in scheduler.run(LazyRequest(key, partial(request, *key)) for key in keys):
         number, draw = done.key
         if done.error is not None:
             yield number, EvalAnswer("", error=one_line(done.error), draw=draw)
         else:
             said, text = read_answer(checkpoint, done.token_ids, options)
             thought, own = split(checkpoint, done.token_ids, options)
-            thinking = (said, len(thought)) if thought or think is not None else None
-            seen = _looked(checkpoint, samples[number], done.token_ids) if looked else None
+            thinking = None
+            if thought or think is not None:
+                thinking = said, len(thought), thinking_end(checkpoint, done.token_ids, budgets[number])
             choices, decision = samples[number].choices, done.decision
             shares = None if decision is None else dict(zip(choices, decision.probabilities))
-            yield number, EvalAnswer(text, len(own), thinking, done.confidence, seen, shares, draw=draw)
+            about = done.stop_reason, thinking, done.confidence, shares
+            yield number, EvalAnswer(text, len(own), *about, draw=draw)
 
 
 def _encode(
@@ -260,14 +267,6 @@ def _encode(
     messages = messages_of(processor, sample.system or None, turns, [answer for _, answer in sample.earlier])
     messages += processor.conversation(list(shown[len(turns)]), sample.prompt)
     return processor.encode_conversation(messages, True, "question", think)
-
-
-def _looked(checkpoint: Checkpoint, sample: EvalSample, ids: list[int]) -> Mapping[str, float] | None:
-    """How the attention of an answer agrees with the box that was asked for; None unless that is one."""
-    if len(boxes := sample.fields["boxes"]) != 1:
-        return None
-    (image,) = sample.images()
-    return looked_at(checkpoint, image, sample.prompt, ids, boxes, system=sample.system or None)[0]
 
 
 def _visuals(checkpoint: Checkpoint, source: Any, blank: bool) -> list[Visual]:
@@ -397,64 +396,82 @@ def _speed(output: Path, seconds: float, answered: int) -> dict[str, float | Non
 # ----------------------------------------------------------------------------------------- in a training run
 class HeldOutQuestions:
     """Held-out questions that a training run asks its model now and then: those whose answers are scored,
-    shared among all ranks, and a few whose answers are kept, on the first rank. Answers are greedy and
-    nothing is kept of the model, so a run learns the same with and without."""
+    shared among all ranks, and a few whose answers are kept, on the first rank. Rows without a metric are
+    scored by exact match, and the kept answers are the first of them. Answers are greedy and nothing is kept
+    of the model, so a run learns the same with and without."""
 
     def __init__(self, config: TrainConfig, task: TrainingTask, ranks: Ranks):
-        self.ranks, self.processor = ranks, task.processor
+        self.ranks, self.processor, self.kept = ranks, task.processor, config.eval_samples
         self.tasks = ranks.first_then_others(lambda: scored_tasks(config, task.processor))
-        keeps = ranks.is_first and config.eval_samples
-        self.questions: list[Question] = task.questions(config.eval_samples) if keeps else []
-        self.scored = bool(self.tasks)
-        self.here = self.scored or bool(self.questions)
+        self.exact = not self.tasks and config.task == "answers" and config.eval_questions > 0
+        # Of a model in shards, only who asks for a metric wants a whole one on each rank.
+        self.shared = bool(self.tasks) or (self.exact and config.parallel != "fsdp")
+        count = max(config.eval_samples, config.eval_questions * self.exact)
+        asks = count and (ranks.is_first or (self.exact and self.shared))
+        self.questions: list[Question] = task.questions(count) if asks else []
+        self.here = bool(self.tasks or self.questions)
         self.any = ranks.sum(self.here)[0] > 0
 
     @torch.no_grad()
-    def answer(self, model: VisionLanguageModel) -> tuple[dict[str, float], list[Answered]]:
-        """Mean scores over all tasks and by family, on every rank, and the answers that are kept; all ranks
-        with questions call it."""
+    def answer(self, model: VisionLanguageModel, whole: bool) -> tuple[dict[str, Score], list[Answered]]:
+        """Mean scores over all tasks and by family, on every rank that answers, and the answers that are
+        kept; all ranks with questions call it. Of questions that are scored by exact match, one batch is
+        asked, or the `whole`."""
         was_training = model.training
         model.eval()
         checkpoint = Checkpoint("in training", model, self.processor, 0.0)
         try:
             # Blocks compiled for training would be compiled again for each shape that generation has.
             with torch.compiler.set_stance("force_eager"):
-                scores = self._scores(checkpoint) if self.scored else {}
-                return scores, self._answered(checkpoint)
+                found = [one for task in self.tasks for one in self._records(checkpoint, task, True)]
+                scores = _scores("eval_accuracy", found)
+                count = max(self.kept, 0 if not self.exact else len(self.questions) if whole else SLOTS)
+                asked = self.questions[:count]
+                task = EvalTask("held out", _samples(asked), find_metric("exact_match"), "{question}", {})
+                found = self._records(checkpoint, task, self.exact and self.shared)
+                if self.exact:
+                    scores = _scores("eval_exact_match", found)
         finally:
             model.train(was_training)
-
-    def _scores(self, checkpoint: Checkpoint) -> dict[str, float]:
-        scores: list[tuple[str, float]] = []
-        for task in self.tasks:
-            groups = share(by_image(task.samples), self.ranks.rank, self.ranks.world_size)
-            found = records_of(checkpoint, task, task.samples, SLOTS, groups)
-            scores += [(record.get("family", ""), record["score"]) for record in found]
-        scores = [one for of_rank in self.ranks.gather(scores) for one in of_rank]
-        means = {"eval_accuracy": sum(score for _, score in scores) / max(1, len(scores))}
-        for family in sorted({family for family, _ in scores if family}):
-            own = [score for name, score in scores if name == family]
-            means[f"eval_{family}"] = round(sum(own) / len(own), 4)
-        return means
-
-    def _answered(self, checkpoint: Checkpoint) -> list[Answered]:
-        """In the order of the questions, without those that do not fit into the model's context."""
-        samples = [
-            EvalSample(
-                id=str(number),
-                question=one.text,
-                prompt=one.text,
-                targets=(one.target,),
-                images=partial(getattr, one, "images"),
-                group=str(number),
-                max_new_tokens=SAMPLE_TOKENS,
-                system=one.system,
-            )
-            for number, one in enumerate(self.questions)
+        answered = [
+            Answered(asked[int(one["id"])], one["answer"].strip(), stop_reason=one["stop_reason"])
+            for one in sorted(found, key=lambda one: int(one["id"]))
+            if "error" not in one  # as of those that do not fit into the model's context
         ]
-        found = dict(answers(checkpoint, samples, SLOTS)) if samples else {}
-        given = [(one, found[number]) for number, one in enumerate(self.questions)]
-        return [Answered(one, answer.text.strip()) for one, answer in given if not answer.error]
+        return scores, answered[: self.kept] if self.ranks.is_first else []
+
+    def _records(self, checkpoint: Checkpoint, task: EvalTask, together: bool) -> list[dict[str, Any]]:
+        """As `records_of`; of what ranks answer `together`, on each of them."""
+        rank, size = (self.ranks.rank, self.ranks.world_size) if together else (0, 1)
+        groups = share(by_image(task.samples), rank, size)
+        found = list(records_of(checkpoint, task, task.samples, SLOTS, groups))
+        return [one for of_rank in self.ranks.gather(found) for one in of_rank] if together else found
+
+
+def _samples(questions: Sequence[Question]) -> list[EvalSample]:
+    return [
+        EvalSample(
+            id=str(number),
+            question=one.text,
+            prompt=one.text,
+            targets=(one.target, *one.accept),
+            images=partial(getattr, one, "images"),
+            group=str(number),
+            max_new_tokens=SAMPLE_TOKENS,
+            system=one.system,
+        )
+        for number, one in enumerate(questions)
+    ]
+
+
+def _scores(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Score]:
+    """The mean score of all records, under its name, and by family, and the share that was cut off."""
+    if not records:
+        return {}
+    scores = {name: Score.of([one["score"] for one in records])}
+    for family in sorted({one["family"] for one in records if one.get("family")}):
+        scores[f"eval_{family}"] = Score.of([one["score"] for one in records if one.get("family") == family])
+    return scores | {"eval_cut_off": Score.of([one["stop_reason"] == "length" for one in records])}
 
 
 OF_ENTRY = (
@@ -466,13 +483,12 @@ OF_ENTRY = (
 def _boxes_of(
     entry: DatasetConfig, form_for: FormFor, options: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[BoxRows, dict[str, Any]]:
-    """How a dataset's boxes are asked for, in images as they are, and the options of the metric that say so;
+    """How a dataset's boxes are asked for, and the options of the metric that say so;
     `options` of the metric go before the dataset's own."""
-    said = {**entry.boxes, "augment": False, "flip": False}
-    boxes = BoxRows(**said | {key: options[key] for key in ("form", "corners", "points") if key in options})
+    given = {key: options[key] for key in ("form", "corners", "points") if key in options}
+    boxes = BoxRows(**{**entry.boxes} | given)
     form = boxes.coordinates(ANY_SIZE, form_for)
-    points = boxes.points or not form.detect  # a form that has no boxes is asked for points
-    return boxes, {"form": form.name, "corners": boxes.corners, "points": points}
+    return boxes, {"form": form.name, "corners": boxes.corners, "points": boxes.points}
 
 
 def scored_tasks(config: TrainConfig, processor: Processor) -> list[EvalTask]:
@@ -481,14 +497,15 @@ def scored_tasks(config: TrainConfig, processor: Processor) -> list[EvalTask]:
         return [shapes_task(config.eval_questions, HELD_OUT_SEED)]
     if not config.eval_questions or not config.eval_metric:
         return []
-    entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.eval_data)]
+    entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.held_out_data)]
     tasks = []
     for entry in entries:
         if entry.streaming:
             raise DatasetError(f"{entry.name}: --eval-metric: expected rows on this machine, got a stream")
         options: dict[str, Any] = {name: getattr(entry, name) for name in OF_ENTRY}
+        options["holdout"] = config.holdout
         of_metric: dict[str, Any] = {}
-        if config.eval_metric == "boxes":  # asked for as in training, in images as they are
+        if config.eval_metric == "boxes":  # asked for as in training
             boxes, of_metric = _boxes_of(entry, processor.form)
             options |= {"boxes": boxes, "form_for": processor.form}
         limit = max(1, config.eval_questions // len(entries))
@@ -571,17 +588,19 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
         boxes, of_boxes = _boxes_of(entry, form_for, options)
         options |= of_boxes
     own = {name: getattr(entry, name) for name in OF_ENTRY}
-    own |= {name: getattr(settings, name) for name in ("system", "max_new_tokens", "limit")}
+    own |= {name: getattr(settings, name) for name in ("system", "max_new_tokens", "limit", "holdout")}
     config = DataConfig(
         entry.path,
         name=said.get("name", ""),
         prompt=settings.prompt.replace("\\n", "\n"),
         boxes=boxes,
         form_for=form_for,
-        looked=bool(options.get("looked", False)),
         **own,
     )
-    return data_task(config, find_metric(settings.metric or "exact_match", **options))
+    task = data_task(config, find_metric(settings.metric or "exact_match", **options))
+    if boxes is None:
+        warn_if_alike(task.name, (sample.targets for sample in task.samples))
+    return task
 
 
 def _run_own(
@@ -598,6 +617,8 @@ def _run_own(
         print(f"\n{at_k_text(results)}\n")
     if calibrated := calibration_text(results):
         print(calibrated)
+    if cut := cut_off_text(results):
+        print("; ".join(filter(None, (cut, higher_limits(results)))))
     speed, errors = results["samples_per_second"], results["errors"]
     per_second = f", {speed:.1f} samples/s" if speed else ""
     print(

@@ -35,11 +35,12 @@ from pkgutil import resolve_name
 from string import Formatter, ascii_uppercase
 from typing import Any
 
-from data.boxes import CATEGORIES, BoxRows, FormFor, by_name
+from data.boxes import CATEGORIES, SIZES, BoxRows, FormFor, by_name
 from data.errors import ADDRESS, BadRow, DatasetError
+from data.held_out import Share
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import SHOWN, RowSchema, find_images, find_schema, is_plain, no_images
-from data.sources import all_rows, class_names, columns_of, first_rows, known_columns, open_rows
+from data.sources import TRAIN, all_rows, class_names, columns_of, first_rows, known_columns, open_rows
 from data.video import open_video
 from eval.metrics import Metric, MetricError
 from inference.errors import user_errors
@@ -52,7 +53,7 @@ DESCRIBE_TOKENS, SHORT_TOKENS = 128, 16
 MAX_NEW_TOKENS, BOX_TOKENS = 32, 512  # of an answer about rows; a dozen boxes as JSON
 CHOICES_PROMPT = "{question}\n{choices}\nAnswer with the option's letter from the given choices directly."
 COLUMNS = ("question", "answer", "answers", *SHOWN, "choices", "family", "id")
-BOX_COLUMNS = ("ref", "bbox", "objects")
+BOX_COLUMNS = ("ref", "bbox", "objects", *SIZES)
 _bad = partial(BadRow, "bad row")
 
 
@@ -124,7 +125,6 @@ class EvalTask:
 
     prompt: the template that the samples' prompts were made with.
     data: where the samples come from, in names and values that JSON can hold.
-    looked: whether the model looks at what it is asked for is measured, too, where that is one box.
     think: tokens that the model may think before each answer; None for no thinking.
     draws: the answers to each question; None for the likeliest one.
     """
@@ -135,7 +135,6 @@ class EvalTask:
     prompt: str
     data: Mapping[str, Any]
     system: str = ""
-    looked: bool = False
     think: int | None = None
     draws: Draws | None = None
 
@@ -184,9 +183,6 @@ class EvalTask:
         """Raises TaskError, before anything is answered, where a sample cannot be scored."""
         if not self.samples:
             raise TaskError(f"{self.name}: expected at least one question, got none")
-        if self.looked and (self.think or self.draws):
-            other = "--think" if self.think else "--samples"
-            raise TaskError(f"{self.name}: expected either looked=true or {other}, got both")
         for sample in self.samples:
             try:
                 self.metric.score("", sample.targets, sample.fields)
@@ -286,9 +282,9 @@ class DataConfig:
     prompt: a template with columns in braces; "" is the question with its choices.
     max_new_tokens: None is 32, and of boxes 512.
     limit: the first so many questions; None is all.
+    holdout: of the rows that a training run reads, the share that `train.py --holdout` leaves out.
     boxes: rows are read as boxes, which are asked for, or points in them.
     form_for: `Processor.form` of the model that they are asked of.
-    looked: see `EvalTask`.
     download: all rows, though `limit` needs few: a training run has downloaded them already.
     """
 
@@ -306,12 +302,12 @@ class DataConfig:
     system: str = ""
     max_new_tokens: int | None = None
     limit: int | None = None
+    holdout: float = 0.0
     allow_urls: bool = False
     allow_outside: bool = False
     allow_text_only: bool = False
     boxes: BoxRows | None = None
     form_for: FormFor = by_name
-    looked: bool = False
     download: bool = False
 
 
@@ -321,11 +317,12 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     is_here = Path(path).expanduser().exists() or "*" in path or path.startswith((".", "/", "~"))
     at_address = ADDRESS.match(path) is not None
     is_local = is_here or at_address  # files that are named themselves are all of one split
-    split = config.split or ("" if is_local else "test")
+    split = config.split or (TRAIN if config.holdout else "" if is_local else "test")
     # Of a few questions about rows that lie elsewhere, no more is downloaded than these rows.
-    few = config.limit is not None and not config.download
+    few = config.limit is not None and not config.download and not config.holdout
     streaming = few and (at_address or not is_here) and "[" not in split
     rows, folder = open_rows(path, config.subset, split, streaming, config.revision)
+    rows = Share(config.holdout, True).of(rows, path) if config.holdout else rows
     folder = Path(config.image_folder).expanduser() if config.image_folder else folder
     reader = _Reader(config, rows, folder, metric.chooses)
     samples, problems, taken = list[EvalSample](), [], list[Any]()
@@ -354,12 +351,12 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     data: dict[str, Any] = {"path": path, "subset": config.subset, "split": split}
     data |= {"revision": config.revision, "columns": dict(config.columns)}
     numbered = {str(number): one for number, one in config.names.items()}  # as JSON will have them
-    read = {key: getattr(config, key) for key in ("constants", "image_folder", "min_ratings")}
+    read = {key: getattr(config, key) for key in ("constants", "image_folder", "min_ratings", "holdout")}
     data |= {key: value for key, value in (read | {"names": numbered}).items() if value}  # older runs: none
     name = (Path(path).stem if is_local else path) + (f"/{config.subset}" if config.subset else "")
     name = config.name or name
     samples = samples[: config.limit]
-    return EvalTask(name, samples, metric, reader.prompt, data, config.system, config.looked)
+    return EvalTask(name, samples, metric, reader.prompt, data, config.system)
 
 
 class _Reader:
@@ -479,13 +476,13 @@ class _Reader:
         shown = self.schema.shown(row)
         if [kind for kind, _ in shown] != ["image"]:
             raise _bad(f"expected one image with its boxes, got {len(shown)} images and videos")
-        size, _ = rows.measure(shown[0][1])
         theirs = {name: self.schema.columns.get(name, name) for name in BOX_COLUMNS}
         own = {name: self.schema.get(row, name) for name in BOX_COLUMNS}
         own = {name: one for name, one in own.items() if one is not None or theirs[name] in row}
         given = self.schema.get(row, "id")
         name = str(number + 1 if given is None else given)
-        asked = [*rows.asked(rows.groups(own, size), size, self.config.form_for)]
+        groups, size, _ = rows.read(own, shown[0][1])
+        asked = [*rows.asked(groups, size, self.config.form_for)]
         for place, (fields, target) in enumerate(asked, 1):
             full = f"{name}.{place}" if len(asked) > 1 else name
             yield full, fields, target, partial(self._images_of_row, number), self._held(row)

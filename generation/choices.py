@@ -56,7 +56,8 @@ class Choices:
 
     def decide(self, found: tuple[float, ...], row: Row) -> Decision:
         """The choice of a row by the log-probabilities of all answers."""
-        params, uniform = replace(row.params, repetition_penalty=1.0), None
+        penalties = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+        params, uniform = replace(row.params, **penalties), None
         if not params.greedy:
             uniform = uniforms(torch.tensor([row.first_seed()]), torch.tensor(row.launched))
         return Decision(int(sample(torch.tensor([found]), params, uniform)), found)

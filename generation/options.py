@@ -7,7 +7,7 @@
 All of a sampling filter is here. A field of `SamplingParams` is an option of `generate`, a flag of
 generate.py and a field of the server, as its `metadata` says; two rows are sampled together, and a recorded
 step is replayed, where all fields are equal. So a new filter is a field, and what it does in
-`adjusted_scores`. The order is transformers': repetition penalty, temperature, top-k, top-p, min-p.
+`adjusted_scores`. The order is vLLM's, and transformers': penalties, temperature, top-k, top-p, min-p.
 
 Importing it needs no torch, so that a command line can be refused at once.
 """
@@ -54,6 +54,8 @@ class SamplingParams:
     top_p: keep the likeliest tokens up to and including the one that reaches this mass; 1 is off.
     min_p: keep tokens at least this fraction as likely as the likeliest; 0 is off.
     repetition_penalty: divides positive and multiplies negative logits of tokens already seen; 1 is off.
+    frequency_penalty: is subtracted from a token's logit as often as the answer has the token already, and
+        presence_penalty once if it has; 0 is off.
     seed: answer j of every prompt draws with seed + j, so that a row gets in a batch what it gets alone;
         None takes seeds from torch's global generator.
     """
@@ -73,6 +75,12 @@ class SamplingParams:
         of_draws=True,
     )
     repetition_penalty: float = sampling(1.0, "R", "above 1 repeats less; 1 is off", over=0)
+    frequency_penalty: float = sampling(
+        0.0, "F", "subtract F from a token's logit for each time that the answer has it; 0 is off", -2, high=2
+    )
+    presence_penalty: float = sampling(
+        0.0, "P", "subtract P from the logits of tokens that the answer has already; 0 is off", -2, high=2
+    )
     seed: int | None = sampling(
         *(None, "SEED", "seed of sampling; answer N uses SEED + N - 1"), low=0, high=MAX_SEED, of_draws=True
     )
@@ -101,20 +109,27 @@ class SamplingParams:
     @property
     def likeliest(self) -> bool:
         """Whether the next token is the argmax of the model's own logits."""
-        return self.greedy and self.repetition_penalty == 1
+        return self.greedy and not self.penalizes
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether what a row holds already changes the logits."""
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
 
 
 def adjusted_scores(logits: Tensor, params: SamplingParams, seen: Tensor | None = None) -> Tensor:
-    """Logits (B, V) after penalty, temperature and filters, float32; what is filtered out is -inf.
+    """Logits (B, V) after penalties, temperature and filters, float32; what is filtered out is -inf.
 
-    seen: (B, V) bool, True for tokens that the row holds already; needed for a repetition penalty.
+    seen: (B, V), how often the answer of each row has each token, -1 where only the prompt has it; needed for
+        penalties.
     """
     scores = logits.float()
-    if params.repetition_penalty != 1:
+    if params.penalizes:
         if seen is None:
-            raise ValueError("a repetition penalty needs `seen`, the tokens of each row so far")
-        penalty = params.repetition_penalty
-        scores = scores.where(~seen, (scores * penalty).where(scores < 0, scores / penalty))
+            raise ValueError("a penalty needs `seen`, the tokens of each row so far")
+        penalty, counts = params.repetition_penalty, seen * (seen > 0)
+        scores = scores.where(seen == 0, (scores * penalty).where(scores < 0, scores / penalty))
+        scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
     if params.greedy:
         return scores
     if params.temperature != 1:
@@ -211,8 +226,8 @@ class GenerationOptions(SamplingParams):
             raise ValueError("decode_step replaces the cached step: it cannot go with use_cache=False")
         if self.logprobs_mode not in ("model", "sampler"):
             raise ValueError(f"logprobs_mode: expected 'model' or 'sampler', got {self.logprobs_mode!r}")
-        if self.logprobs_mode == "sampler" and self.repetition_penalty != 1:
-            raise ValueError("logprobs_mode: 'sampler' cannot go with a repetition_penalty")
+        if self.logprobs_mode == "sampler" and self.penalizes:
+            raise ValueError("logprobs_mode: 'sampler' cannot go with a penalty")
         if self.lookup not in ("auto", "on", "off"):
             raise ValueError(f"lookup: expected 'auto', 'on' or 'off', got {self.lookup!r}")
         if self.lookup == "on" and not self.use_cache:

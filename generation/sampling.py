@@ -79,7 +79,7 @@ def sample(
     Args:
         logits: must be finite; `choose` checks that.
         uniform: (B,) random numbers from `uniforms`; not needed when greedy.
-        seen: (B, V) bool, True for tokens that the row holds already; needed for a repetition penalty.
+        seen: see `adjusted_scores`; needed for penalties.
     """
     scores = adjusted_scores(logits, params, seen)
     if params.greedy:
@@ -120,11 +120,11 @@ class Row:
     """An answer while it is decoded: what its tokens are chosen by, and those that were.
 
     options: of one answer, with stop ids that are known.
-    prompt_ids: (T,) without padding: what a repetition penalty has seen.
+    prompt_ids: (T,) without padding: what penalties know.
     seed: set with the first random number, unless it is given.
     tokens: those that were read, with the stop token; `launched` is how many were chosen.
     stop_reason: "stop" or "length" at the end, or "error": then `error` says which.
-    seen: (V,) bool, the tokens so far, for a repetition penalty.
+    seen: (V,) int32, the tokens so far, for penalties: as `adjusted_scores` takes them.
     sums: of `chosen_logprobs`, over the tokens that count for its confidence; reports: of each token, where
         the options ask for log-probabilities.
     proposer: what proposes its next tokens (see `generation.speculation`), if anything does.
@@ -158,9 +158,7 @@ class Row:
     @property
     def plain(self) -> bool:
         """Whether `recordable` does all that it asks for."""
-        return (
-            self.constraint is None and self.options.logprobs is None and self.params.repetition_penalty == 1
-        )
+        return self.constraint is None and self.options.logprobs is None and not self.params.penalizes
 
     @property
     def confidence(self) -> float:
@@ -361,17 +359,17 @@ def _draw_alike(rows: Sequence[Row], logits: Tensor) -> Tensor:
     if not params.greedy:
         numbers = torch.tensor([[row.first_seed() for row in rows], [row.launched for row in rows]])
         uniform = uniforms(*to_device(numbers, logits.device))
-    if params.repetition_penalty != 1:
+    if params.penalizes:
         for row in rows:
             if row.seen is None:
                 # One more: an image's placeholder may follow the vocabulary.
-                seen_ids = torch.zeros(logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
-                seen_ids[to_device(row.prompt_ids, logits.device)] = True
+                seen_ids = torch.zeros(logits.shape[1] + 1, dtype=torch.int32, device=logits.device)
+                seen_ids[to_device(row.prompt_ids, logits.device)] = -1
                 row.seen = seen_ids[:-1]
         seen = torch.stack([row.seen for row in rows if row.seen is not None])  # (k, V)
     token = sample(logits, params, uniform, seen)
     if seen is not None:
         for row, ids in zip(rows, token, strict=True):
             if row.seen is not None:
-                row.seen.scatter_(0, ids, True)
+                row.seen[ids] = row.seen[ids].clamp(min=0) + 1
     return token

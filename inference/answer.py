@@ -326,19 +326,17 @@ class AnswerText:
     options: which it was made with. Where their form is written around what the model says, all of the text
     comes at its end. Where they may call tools, `calls` are apart from the text.
 
-    plain: it is no answer but goes on with a text: its first space counts, and nothing of it is thinking.
-
     span: which tokens were thinking; None for a model that does not think.
     """
 
-    def __init__(self, checkpoint: Checkpoint, options: GenerationOptions = DEFAULTS, plain: bool = False):
+    def __init__(self, checkpoint: Checkpoint, options: GenerationOptions = DEFAULTS):
         self._tokenizer = checkpoint.processor.tokenizer
-        self._thinking = None if plain else checkpoint.processor.thinking
+        self._thinking = checkpoint.processor.thinking
         self._stream, self._thoughts = TextStream(self._tokenizer), TextStream(self._tokenizer)
         self._stops = frozenset(checkpoint.stop_token_ids)
         think, form = isinstance(options.constraint, Think), options.constraint
         self.span = None if self._thinking is None else Span(self._thinking, think)
-        self._begun, self._ended = plain, False
+        self._begun = self._ended = False
         form = form.form if isinstance(form, Think) else form
         self._write = form.write if isinstance(form, Form) else None
         self._reader = form.reader() if isinstance(form, Form) and form.reader is not None else None

@@ -15,7 +15,6 @@ from PIL import Image, ImageDraw
 from data.boxes import Box, CoordinateForm, Located, Point, form_of, lines_of
 from data.processor import coordinates_of
 from data.tiles import Sizes
-from inference.attribution.agreement import looked_at
 from inference.attribution.draw import font, save_signed
 from inference.checkpoint import ANY_SIZE, Checkpoint, spoken_form
 from inference.errors import RequestError
@@ -120,7 +119,6 @@ class Locator:
         log: Callable[[str], None],
     ):
         self.drawing, self.log = args.show_boxes, log
-        self.args, self.looking = args, bool(args.json and args.show_attention)
         needed = bool(args.detect or args.point or args.describe or args.show_boxes)
         self.image = images[0] if len(images) == 1 and args.num_answers == 1 else None
         self.questions = list(questions)
@@ -133,11 +131,10 @@ class Locator:
             self.asked[len(self.questions)] = thing
             self.questions.append(question)
 
-    def locate(self, checkpoint: Checkpoint, question: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    def locate(self, checkpoint: Checkpoint, result: Mapping[str, Any]) -> dict[str, Any]:
         """The fields `boxes`, `points` and `malformed` of the next question's answer; {} where a model's form
-        is not known, and where several images or answers leave open which is meant. Where maps are drawn,
-        each box says in `looked` whether the answer's attention was there. With the last answer the drawing
-        is written."""
+        is not known, and where several images or answers leave open which is meant. With the last answer the
+        drawing is written."""
         if self.form is None or self.image is None:
             return {}
         asked = self.asked.get(len(self.found), "")
@@ -148,14 +145,7 @@ class Locator:
             points = [point for one in self.found for point in one.points]
             save_signed(draw_things(self.image, boxes, points), self.drawing)
             self.log(f"{self.drawing}: {len(boxes)} boxes, {len(points)} points")
-        fields = located_fields(self.form, self.found[-1])
-        corners = [one.box for one in self.found[-1].boxes]
-        if self.looking and corners:
-            options = self.args.layers, self.args.heads, self.args.system
-            ids = result["token_ids"][0]
-            looked = looked_at(checkpoint, self.image, question, ids, corners, *options)
-            fields["boxes"] = [one | {"looked": where} for one, where in zip(fields["boxes"], looked)]
-        return fields
+        return located_fields(self.form, self.found[-1])
 
     def text(self, answer: str) -> str:
         """The last answer for a person: a line for each thing, or the answer where it locates nothing."""

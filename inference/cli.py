@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from data.errors import ImageError, nearest_file
 from generation.options import GenerationOptions, SamplingParams
-from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
+from inference.attribution import METHODS, is_sheet
 from inference.batch_files import BatchFiles, ImageQuestions, QuestionLines, are_images
 from inference.errors import RequestError, check_text_only
 from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar, read_choices
@@ -41,7 +41,7 @@ from models.config import check_device
 
 T = TypeVar("T")
 # The names in data.boxes, whose import takes as long as all of this file.
-BOX_FORMATS = ("qwen3-vl", "qwen2.5-vl", "lfm2.5-vl", "paligemma", "doctags", "molmo", "moondream")
+BOX_FORMATS = ("qwen3-vl", "qwen2.5-vl", "lfm2.5-vl", "doctags")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
 STDIN = "-"  # the image that is read from stdin
 _DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
@@ -73,7 +73,7 @@ _BELONG = {
     "json": {"logprobs"},
     "num_answers": {"pick"},
     "think": {"think_tokens"},
-    "show_attention": {"method", "layers", "heads", "window"},
+    "show_attention": {"method"},
 }
 # Of a batch's options.
 _IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames", "pick")
@@ -133,14 +133,6 @@ def shard(text: str) -> tuple[int, int]:
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise ValueError(f"expected a part such as 2/8, from 1/8 to 8/8, got {text!r}")
     return int(found[1]), int(found[2])
-
-
-@option
-def indices(text: str) -> list[int]:
-    """Integers such as 0,3."""
-    if not re.fullmatch(r"\s*-?\d+\s*(,\s*-?\d+\s*)*", text):
-        raise ValueError(f"expected numbers such as 0,3, got {text!r}")
-    return [int(part) for part in text.split(",")]
 
 
 @option
@@ -351,10 +343,6 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--show-attention", type=Path, metavar="OUT.png", help="write a heat map for each word of the answer")
     method = "attention (default): where the decoder attends; occlusion: where greying a place makes the "
     add("--method", choices=METHODS, help=method + "answer less likely")
-    add("--layers", type=indices, metavar="0,1,...", help="layers to average attention over (default: all)")
-    add("--heads", type=indices, metavar="0,1,...", help="heads to average attention over (default: all)")
-    window = f"side of occlusion's grey window, a share of the image's longer side (default {WINDOW:g})"
-    add("--window", type=float, metavar="SHARE", help=window)
 
     add = parser.add_argument_group("boxes and points, in pixels").add_argument
     thing: dict[str, Any] = {"action": "append", "metavar": "THING", "default": []}
@@ -422,11 +410,6 @@ def validate_args(args: argparse.Namespace) -> str | None:
         return wrong
     if args.images.count(STDIN) > (0 if args.chat else 1):
         return "-: stdin holds one image, and the lines of a --chat"
-    foreign = given & ({"layers", "heads"} if args.method == "occlusion" else {"window"})
-    if foreign:
-        return f"{_listed(foreign)} is not an option of this --method"
-    if args.window is not None and not MIN_WINDOW <= args.window <= 1:
-        return f"--window: expected a share from {MIN_WINDOW:g} to 1, got {args.window}"
     for name in ("show_attention", "show_boxes"):
         if (sheet := values[name]) and (wrong := _wrong_sheet(sheet)):
             return f"--{_dashed(name)}: {wrong}"

@@ -153,7 +153,8 @@ class Constraint:
         return self._allowed(self._stop_ids[0] if token_id in self._stop_ids else token_id)
 
     def mask(self, scores: Tensor) -> None:
-        """Scores (V,), in place. Raises ConstraintError where the grammar has become too large to go on."""
+        """Scores (V,), in place. Raises ConstraintError where the grammar has become too large to go on, and
+        where it asks for what no token is, or for one that ends answers."""
         if self._ended or self._forced:
             keep(scores, self._stop_ids if self._ended else self._forced[:1])
             return
@@ -163,6 +164,8 @@ class Constraint:
         self._bytes[:] = bias.translate(_IS_ZERO)
         for stop_id in self._stop_ids[1:]:
             self._bytes[stop_id] = self._bytes[self._stop_ids[0]]
+        if self._banned.all():
+            raise ConstraintError(refusal("NoExtension"))
         on_cpu = scores.device.type == "cpu"
         scores.masked_fill_(self._banned if on_cpu else to_device(self._banned, scores.device), -torch.inf)
 

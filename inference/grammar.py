@@ -115,6 +115,14 @@ def pattern_grammar(pattern: str) -> str:
     return f"{_START}/{inner}/"
 
 
+def lark_grammar(text: str) -> str:
+    """Text that a grammar in llguidance's variant of Lark describes, from its rule `start` on."""
+    _check_size("grammar", text)
+    if re.search(r"^\s*root\s*::=", text, re.MULTILINE):
+        raise RequestError("grammar: expected Lark (start: ...), got GBNF (root ::= ...)")
+    return f"{_START}%lark {{\n{text}\n}}"
+
+
 def grammar_of(schema: Any = None, choices: Any = None) -> str | None:
     """The grammar of a request that may name either of these. Raises RequestError."""
     if schema is not None and choices is not None:
@@ -388,7 +396,7 @@ def refusal(message: str) -> str:
     reason = message.strip().split("\n")[0]
     reason = re.sub(r"^at \d+\(\d+\): ", "", reason).removeprefix("failed to compile JSON schema: ")
     reason = "nothing fits it" if reason.startswith("NoExtension") else reason
-    return f"the schema, choices or pattern cannot be used: {one_line(reason, 300)}"
+    return f"the schema, choices, pattern or grammar cannot be used: {one_line(reason, 300)}"
 
 
 def _check_size(what: str, text: str | bytes) -> None:

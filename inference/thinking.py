@@ -14,6 +14,7 @@ A model that would end its turn while it thinks ends the thinking instead.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,19 @@ def for_prompt(
     stops = tuple(one for one in checkpoint.stop_token_ids if one < checkpoint.model.config.text.vocab_size)
     own = replace(think, tokens=tokens, thinking=thinking, stop_token_ids=stops, answer_tokens=answer)
     return replace(options, constraint=own, max_new_tokens=whole)
+
+
+def budget_of(options: GenerationOptions) -> int | None:
+    """The tokens of thinking that options of `for_prompt` allow; None where they do not ask for it."""
+    return options.constraint.tokens if isinstance(options.constraint, Think) else None
+
+
+def thinking_end(checkpoint: Checkpoint, ids: Sequence[int], budget: int | None) -> str:
+    """Why the thinking of an answer ended: "stop", or "length" by force, when it had taken all of its budget,
+    or, unasked (None), with the answer."""
+    thinking = checkpoint.processor.thinking
+    assert thinking is not None, "something was thought, or asked for"
+    return "length" if thinking.span(ids[:budget], budget is not None).place == "inside" else "stop"
 
 
 class _ThinkFirst:

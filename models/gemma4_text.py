@@ -19,6 +19,7 @@ from generation.kv_cache import KVCache
 from models.config import Gemma4TextConfig
 from models.language_model import (
     MLP,
+    At,
     LanguageModel,
     additive,
     apply_rope,
@@ -52,24 +53,21 @@ class Gemma4Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rope,
-        mask,
-        layer_cache,
-        start_pos,
-        kv_length: int,
+        layer_cache: dict[str, Tensor] | None,
+        at: At,
         read: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """x (B, T, D) -> (B, T, D), and the keys and values (B, H_kv, S, D_h) that it looked at, which a
         shared layer `read`s."""
         by_head = (*x.shape[:2], -1, self.head_dim)
-        q = apply_rope(self.q_norm(self.q_proj(x).view(by_head)).transpose(1, 2), *rope)
+        q = apply_rope(self.q_norm(self.q_proj(x).view(by_head)).transpose(1, 2), *at.rope)
         if read is None:
-            k = apply_rope(self.k_norm(self.k_proj(x).view(by_head)).transpose(1, 2), *rope)
+            k = apply_rope(self.k_norm(self.k_proj(x).view(by_head)).transpose(1, 2), *at.rope)
             v = F.rms_norm(self.v_proj(x).view(by_head), (self.head_dim,), eps=self.eps).transpose(1, 2)
             if layer_cache is not None:
-                k, v = through_cache(layer_cache, k, v, start_pos, kv_length)
+                k, v = through_cache(layer_cache, k, v, at)
             read = k, v
-        out = attend(q, *read, mask, scale=1.0)
+        out = attend(q, *read, at.mask, scale=1.0)
         return self.o_proj(out.transpose(1, 2).reshape(*x.shape[:2], -1)), read
 
 
@@ -169,10 +167,10 @@ class Gemma4LanguageModel(LanguageModel):
             masks = {
                 kind: additive(mask, x) if isinstance(mask, Tensor) else mask for kind, mask in masks.items()
             }
-        ropes = {
-            kind: rope_tables(self.frequencies(kind, x.device), positions, x.dtype)
-            for kind in ("sliding", "full")
-        }
+        ats = {}
+        for kind, mask in masks.items():
+            rope = rope_tables(self.frequencies(kind, x.device), positions, x.dtype)
+            ats[kind] = At(rope, mask, start_pos, kv_length, slots)
         owns = None
         x, identity = x.split((config.hidden_size, x.shape[2] - config.hidden_size), dim=-1)
         if config.per_layer_width:
@@ -185,8 +183,7 @@ class Gemma4LanguageModel(LanguageModel):
             kind, _, shared = config.mixer(index).partition(" ")
             own = None if owns is None else owns[:, :, index]
             layer_cache = None if kv_cache is None or shared else kv_cache[index]
-            shown = (ropes[kind], masks[kind], layer_cache, start_pos, kv_length)
-            x, read[kind] = layer(x, own, *shown, read[kind] if shared else None)
+            x, read[kind] = layer(x, own, layer_cache, ats[kind], read[kind] if shared else None)
         return self.norm(x), kv_cache
 
 

@@ -17,20 +17,23 @@ def init_weights(model: nn.Module, config: VLMConfig, generator: torch.Generator
     """Initialise every weight whose name starts with `prefix`.
 
     Variance-preserving Normal(0, 1 / sqrt(fan_in)), the projections that write into the residual stream of
-    the text scaled by 1 / sqrt(2 · layers) as in GPT-2; norms scale by one, biases are zero, and decays of
-    the gated delta rule are drawn as transformers draws them. Token embeddings have unit scale, so that a
-    token is still known after the first block, unless the head shares them (0.02, as in Llama).
+    the text scaled by 1 / sqrt(2 · layers) as in GPT-2; norms scale by one, biases are zero, bounds cut
+    nothing, and decays of the gated delta rule are drawn as transformers draws them. Token embeddings have
+    unit scale, so that a token is still known after the first block, unless the head shares them (0.02, as in
+    Llama).
     """
     depth = 1 / math.sqrt(2 * config.text.num_hidden_layers)
     centred = {
         f"{name}.weight" for name, part in model.named_modules() if isinstance(part, ZeroCenteredRMSNorm)
     }
     for name, parameter in model.named_parameters():
-        if not name.startswith(prefix) or parameter.dim() == 0:  # bounds, which are measured
+        if not name.startswith(prefix):
             continue
-        if name.endswith("A_log"):
+        if parameter.dim() == 0:
+            nn.init.constant_(parameter, -math.inf if name.endswith("_min") else math.inf)
+        elif name.endswith("A_log"):
             parameter.data.uniform_(0.01, 16, generator=generator).log_()
-        elif name in centred or name.endswith(".bias"):
+        elif name in centred or name.endswith((".bias", ".std_bias")):
             nn.init.zeros_(parameter)
         elif parameter.dim() == 1:
             nn.init.ones_(parameter)

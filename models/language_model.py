@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -108,6 +109,27 @@ def rms_norm(config: TextConfig, width: int | None = None) -> nn.RMSNorm:
     return kind(width or config.hidden_size, config.rms_norm_eps)
 
 
+class At(NamedTuple):
+    """Where the T positions of a pass stand: what its layers need to know besides hidden states and caches.
+
+    rope: cos and sin of their rotary places, each (1 or B, 1, T, D_r).
+    mask: what each position may look at, as `attention_mask_for` makes it.
+    start_pos: the slot of the first one, an int, or (B,) where rows differ.
+    kv_length: how many slots may be looked at.
+    before: how many positions of its segment each one has before it, (T,) or (B, T); with a cache, its slot.
+    real: (B, T, 1), 0 on padding; None where all are real.
+    lengths: with a cache, how many positions of each row are real, in front; None for all.
+    """
+
+    rope: tuple[Tensor, Tensor]
+    mask: Tensor | BlockMask | None
+    start_pos: int | Tensor
+    kv_length: int
+    before: Tensor
+    real: Tensor | None = None
+    lengths: Sequence[int] | None = None
+
+
 class Attention(nn.Module):
     """Grouped-query attention (arXiv:2305.13245) with its three cases spelled out in `attend`."""
 
@@ -126,20 +148,12 @@ class Attention(nn.Module):
         self.q_norm = rms_norm(config, self.head_dim) if config.qk_norm else None
         self.k_norm = rms_norm(config, self.head_dim) if config.qk_norm else None
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        layer_cache: dict[str, Tensor] | None,
-        start_pos: int | Tensor,
-        kv_length: int,
-    ) -> Tensor:
+    def forward(self, x: Tensor, layer_cache: dict[str, Tensor] | None, at: At) -> Tensor:
         batch, length, _ = x.shape
-        q, k, v, gate = self.project(x, rope)
+        q, k, v, gate = self.project(x, at.rope)
         if layer_cache is not None:
-            k, v = through_cache(layer_cache, k, v, start_pos, kv_length)
-        out = attend(q, k, v, mask)
+            k, v = through_cache(layer_cache, k, v, at)
+        out = attend(q, k, v, at.mask)
         out = out.transpose(1, 2).reshape(batch, length, -1)
         return self.o_proj(out if gate is None else out * gate.sigmoid())
 
@@ -181,19 +195,21 @@ def write_cache(layer_cache: dict[str, Tensor], key: Tensor, value: Tensor, star
 
 
 def through_cache(
-    layer_cache: dict[str, Tensor], key: Tensor, value: Tensor, start_pos: int | Tensor, kv_length: int
+    layer_cache: dict[str, Tensor], key: Tensor, value: Tensor, at: At
 ) -> tuple[Tensor, Tensor]:
     """`write_cache`, and keys and values (B, H_kv, kv_length, D_h) to look at."""
-    write_cache(layer_cache, key, value, start_pos)
-    if kv_length == key.shape[2]:
+    write_cache(layer_cache, key, value, at.start_pos)
+    if at.kv_length == key.shape[2]:
         return key, value
     # There is a prefix: read it back with what was just written. `to` does nothing unless the cache is kept
     # in fewer bits than the activations.
-    key, value = (layer_cache[name][:, :, :kv_length].to(key.dtype) for name in ("key", "value"))
+    key, value = (layer_cache[name][:, :, : at.kv_length].to(key.dtype) for name in ("key", "value"))
     return key, value
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None, scale: float | None = None
+) -> Tensor:
     """Attention of q (B, H, T, D_h) over k, v (B, H_kv, S, D_h), scores scaled by D_h^-0.5 unless a scale is
     given: returns (B, H, T, D_h).
 
@@ -261,18 +277,16 @@ class DecoderBlock(nn.Module):
         self.post_attention_layernorm = rms_norm(config)
         self.mlp = MLP(config)
 
-    def forward(
-        self, x: Tensor, rope, mask, layer_cache, start_pos, kv_length, before, real=None, lengths=None
-    ) -> Tensor:
+    def forward(self, x: Tensor, layer_cache: dict[str, Tensor] | None, at: At) -> Tensor:
         normed = self.input_layernorm(x)
         if self.mixer == "attention":
-            x = x + self.self_attn(normed, rope, mask, layer_cache, start_pos, kv_length)
+            x = x + self.self_attn(normed, layer_cache, at)
         else:
-            normed = normed if real is None else normed * real
+            normed = normed if at.real is None else normed * at.real
             if self.mixer == "conv":
-                x = x + self.conv(normed, layer_cache, start_pos, before)
+                x = x + self.conv(normed, layer_cache, at.start_pos, at.before)
             else:
-                x = x + self.linear_attn(normed, layer_cache, start_pos, before, lengths)
+                x = x + self.linear_attn(normed, layer_cache, at.start_pos, at.before, at.lengths)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -406,10 +420,10 @@ class LanguageModel(nn.Module):
         if self.config.layer_types and isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
             # Padding adds nothing to what is near it.
             real = attention_mask[:, -x.shape[1] :, None].to(x.dtype)
+        at = At(rope, mask, start_pos, kv_length, before, real, lengths)
         x, *deep = x.split(self.config.hidden_size, dim=-1)
         for index, layer in enumerate(self.layers):
-            layer_cache = None if kv_cache is None else kv_cache[index]
-            x = layer(x, rope, mask, layer_cache, start_pos, kv_length, before, real, lengths)
+            x = layer(x, None if kv_cache is None else kv_cache[index], at)
             if index < len(deep):
                 x = x + deep[index]
         return self.norm(x), kv_cache

@@ -49,7 +49,7 @@ from training.distributed import Ranks
 from training.flops import Amounts, amounts_of, tower_amounts, training_flops
 from training.plan import AverageRow, choose_device, line, make_plan, stored_shape
 from training.rows import open_model
-from training.task import Question, Task
+from training.task import Question, Score, Task
 
 EVALUATION_SEED = 1_000_003  # of the images for `evaluate`: held-out digits, seeds that training never uses
 SAMPLE_SIZE = 128  # pixels a side of an image whose answer is kept
@@ -428,7 +428,7 @@ class ShapesTask(Task):
         ]
 
     @torch.no_grad()
-    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
+    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, Score]:
         """What the vision tower sees in held-out images; the first rank evaluates alone."""
         if not self.ranks.is_first or not self.config.eval_pictures:
             return {}
@@ -439,7 +439,9 @@ class ShapesTask(Task):
             patches, targets = model.vision_model(batch["pixel_values"]), batch["dense"]
             seen.append(dense_loss(self.module.head(patches), targets, dense_counts(targets))[1])
         model.train()
-        return {f"eval_{name}": sum(row[name].item() for row in seen) / len(seen) for name in seen[0]}
+        n = len(seen) * self.config.batch_size
+        means = {name: sum(row[name].item() for row in seen) / len(seen) for name in seen[0]}
+        return {f"eval_{name}": Score(mean, n) for name, mean in means.items()}
 
     # --------------------------------------------------------------------------------------------- --plan
     @classmethod

@@ -26,6 +26,18 @@ def pytest_configure():
     load.QUIET = 0.01  # tests write files and load them at once, hundreds of times
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """`@pytest.mark.slow(but=n)`: the first n cases of a test are quick enough for `make test`."""
+    seen: dict[str, int] = {}
+    for item in items:
+        for mark in [mark for mark in item.own_markers if mark.name == "slow" and mark.kwargs]:
+            name = item.nodeid.partition("[")[0]
+            seen[name] = seen.get(name, 0) + 1
+            if seen[name] <= mark.kwargs["but"]:
+                item.own_markers.remove(mark)
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory) -> Path:
     """A checkpoint whose random weights make its answers vary with question and image."""

@@ -20,6 +20,7 @@ SAMPLINGS = [
     {"temperature": 0.9, "seed": 11},
     {"temperature": 1.2, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "seed": 5},
     {"repetition_penalty": 1.4},
+    {"frequency_penalty": 0.3, "presence_penalty": 0.5},
     {"confidence": True},
     {"temperature": 0.7, "repetition_penalty": 0.8, "seed": 1, "num_return_sequences": 2},
 ]

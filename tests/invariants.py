@@ -226,6 +226,10 @@ SAMPLINGS = {
     "two answers, penalty": {
         "temperature": 1.1, "repetition_penalty": 1.4, "seed": 7, "num_return_sequences": 2
     },
+    "two answers, counts": {
+        "temperature": 0.7, "repetition_penalty": 1.1, "frequency_penalty": 0.7, "presence_penalty": -0.4,
+        "seed": 7, "num_return_sequences": 2,
+    },
 }  # fmt: skip
 # Every way with every sampling for one model; for the others, those that a model can differ in, with the
 # sampling that needs most.

@@ -59,7 +59,7 @@ FLOORS = {
         "data.tools",
         "data.fetch",
     ),
-    "scores": ("eval.boxes", "eval.metrics"),  # of answers, for training on rewards as well
+    "scores": ("eval.boxes", "eval.metrics", "eval.statistics"),  # of answers, for training as well
 }
 # The first prefix that fits a module says what of this repository it may import.
 MAY_IMPORT = {

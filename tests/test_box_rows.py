@@ -1,4 +1,4 @@
-"""Rows with boxes as conversations, and images that change together with their boxes."""
+"""Rows with boxes as conversations, and boxes that were drawn on another size of their image."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.boxes import BAD_BOX, COORDINATES, Box, BoxRows, augmented, cut, flip
+from data.boxes import BAD_BOX, COORDINATES, BoxRows
 from data.errors import BadRow, DatasetError
+from data.images import load_image
 from data.loader import Loader, LoaderConfig, asked
 from data.processor import Processor, coordinates_of
 from data.sources import DatasetConfig, first_rows, open_datasets, open_source
@@ -63,10 +64,7 @@ def test_columns_become_questions(row, form):
     ((question, answer),) = turns(row, form=form)
     assert "the block" in question
     found = COORDINATES[form].read(answer, SIZE)
-    if COORDINATES[form].detect:
-        assert np.allclose(found.boxes[0].box, PLACE, atol=1)
-    else:
-        assert np.allclose(found.points[0].point, (65, 40), atol=1)
+    assert np.allclose(found.boxes[0].box, PLACE, atol=1)
 
 
 @pytest.mark.parametrize("names", [["cat", "the block"], {"1": "the block"}])
@@ -121,68 +119,99 @@ def test_bad_boxes_are_bad_rows(row):
     assert error.value.reason == BAD_BOX
 
 
-@pytest.mark.parametrize("boxes", [{"form": "qwen9"}, {"corner": True}, {"augment": "yes"}])
+def stored(upright: Image.Image, orientation: int) -> bytes:
+    """A file whose EXIF turns what it holds into `upright`."""
+    back = {6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270, 5: Image.Transpose.TRANSPOSE}
+    back |= {7: Image.Transpose.TRANSVERSE, 3: Image.Transpose.ROTATE_180}
+    image, exif, file = upright, Image.Exif(), io.BytesIO()
+    if orientation in back:
+        image = upright.transpose(back[orientation])
+    exif[274] = orientation
+    image.save(file, "PNG", exif=exif)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("layout", ["objects", "bbox"])
+@pytest.mark.parametrize("shrunk", [1, 2, 2.7, 0.5])
+@pytest.mark.parametrize("orientation", [1, 3, 5, 6, 7, 8])
+def test_boxes_are_brought_to_the_image_that_is_there(orientation, shrunk, layout):
+    """Drawn on a larger or smaller copy of it, or on the file's pixels before EXIF turned them."""
+    size = round(SIZE[0] / shrunk), round(SIZE[1] / shrunk)
+    image = stored(drawn().resize(size, Image.Resampling.BOX), orientation)
+    for of_file in (False, True) if orientation >= 5 else (False,):
+        annotated = Image.open(io.BytesIO(stored(drawn(), orientation))) if of_file else drawn()
+        x1, y1, x2, y2 = dark(annotated)
+        row = {"image": image, "width": annotated.width, "height": annotated.height}
+        box = [x1, y1, x2 - x1, y2 - y1]
+        one = {"objects": {"bbox": [box], "category": ["it"]}, "bbox": {"ref": "it", "bbox": box}}
+        row |= {"objects": one["objects"]} if layout == "objects" else one["bbox"]
+        source = open_source([row], DatasetConfig("rows"))
+        question, answer = source.schema.conversation(row)
+        assert load_image(question["content"][0]["image"]).size == size
+        (found,) = COORDINATES["qwen3-vl"].read(answer["content"][0]["text"], size).boxes
+        assert np.allclose(found.box, [at / shrunk for at in PLACE], atol=1)
+
+
+@pytest.mark.parametrize("name", ["file_name", "coco_url"])
+def test_a_shrunk_copy_of_a_coco_image(tmp_path, name):
+    """Of COCO's file, LVIS's and a row with its size, in training and evaluation."""
+    right = [105, 112, 342, 448]
+    Image.new("RGB", (190, 125)).save(tmp_path / "1.png")
+    image = {
+        "id": 1,
+        "width": 380,
+        "height": 250,
+        name: "1.png" if name == "file_name" else "http://x/./1.png",
+    }
+    found = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [40, 28, 90, 84]}
+    whole = {"images": [image], "annotations": [found], "categories": [{"id": 1, "name": "it"}]}
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps(whole))
+    (source,) = open_datasets([{"path": str(path)}]).sources
+    _, answer = source.schema.conversation(source.rows[0])
+    assert json.loads(answer["content"][0]["text"])[0]["bbox_2d"] == right
+    (sample,) = data_task(DataConfig(str(path), boxes=BoxRows()), find_metric("boxes")).samples
+    assert json.loads(sample.targets[0])[0]["bbox_2d"] == right
+    assert np.allclose(sample.fields["boxes"], [[20, 14, 65, 56]])
+    row = {"width": 380, "height": 250, "ref": "it", "bbox": [40, 28, 90, 84]}
+    row |= {"image": Image.new("RGB", (190, 125))}
+    _, answer = open_source([row], DatasetConfig("rows")).schema.conversation(row)
+    assert json.loads(answer["content"][0]["text"])[0]["bbox_2d"] == right
+
+
+@pytest.mark.parametrize(
+    "size", [(100, 200), (300, 100), (205, 100), (-200, -100), ("200", "100"), (float("nan"), 100), (True, 1)]
+)
+def test_boxes_of_another_image_are_a_bad_row(size):
+    row = {"ref": "it", "bbox": [1, 1, 2, 2], "image": drawn()} | dict(zip(("width", "height"), size))
+    with pytest.raises(BadRow) as error:
+        open_source([row], DatasetConfig("rows")).schema.conversation(row)
+    assert error.value.reason == BAD_BOX
+
+
+@pytest.mark.parametrize("size", [(None, None), (0, 0), (None, 100), (200, 100), (201, 100), (400.0, 200)])
+def test_an_unknown_size_and_a_rounded_one_pass(size):
+    row = {"ref": "it", "bbox": [1, 1, 2, 2], "image": drawn()} | dict(zip(("width", "height"), size))
+    assert open_source([row], DatasetConfig("rows")).schema.conversation(row)
+
+
+@pytest.mark.parametrize("boxes", [{"form": "qwen9"}, {"corner": True}, {"corners": "yes"}])
 def test_bad_settings(boxes):
     with pytest.raises(DatasetError):
         DatasetConfig("rows", boxes=boxes)
 
 
-# ------------------------------------------------------------------------------------------ augmentation
-@pytest.mark.parametrize("change", [flip, lambda image, groups: cut(image, groups, (30, 10, 150, 90), 0.5)])
-def test_boxes_move_with_their_pixels(change):
-    image, groups = change(drawn(), {"block": [Box("block", PLACE)]})
-    assert dark(image) == tuple(groups["block"][0].box)
-
-
-def test_what_is_drawn_at_random_stays_true():
-    seen = set()
-    for number in range(40):
-        image, groups = augmented(drawn(), {"block": [Box("block", PLACE)], "hat": []}, (number,), True)
-        again, same = augmented(drawn(), {"block": [Box("block", PLACE)], "hat": []}, (number,), True)
-        assert same == groups and image.tobytes() == again.tobytes()
-        assert np.allclose(dark(image), groups["block"][0].box, atol=1) and groups["hat"] == []
-        seen.add((image.size, groups["block"][0].box))
-    assert len(seen) > 20
-
-
-@pytest.mark.parametrize("name", ["the left block", "block at the right", "the word on the block"])
-def test_a_name_that_a_flip_makes_false(name):
-    for number in range(40):
-        image, groups = augmented(drawn(), {name: [Box(name, (0, 0, *SIZE))]}, (number,), may_flip=True)
-        left, _, right, _ = dark(image)
-        assert left / image.width < 1 - right / image.width  # it still stands on the left
-        assert np.allclose(groups[name][0].box, (0, 0, *image.size))
-
-
-@pytest.mark.parametrize("flips", [False, True])
-@pytest.mark.parametrize("name", ["der linke Block", "le bloc à gauche", "driver's door", "the block"])
-def test_images_are_flipped_where_the_entry_says_so(tmp_path, name, flips):
-    """Whether names are about a side, in whatever language, the entry says; without a word no flips."""
-    drawn().save(tmp_path / "a.png")
-    (tmp_path / "rows.jsonl").write_text(
-        json.dumps({"image": "a.png", "ref": name, "bbox": [40, 20, 50, 40]})
-    )
-    entry = {"path": str(tmp_path / "rows.jsonl"), "boxes": {"augment": True, "flip": flips}}
-    (source,) = open_datasets([entry]).sources
-    sides = set()
-    for number in range(40):
-        image = source.schema.conversation(source.rows[0], (number,))[0]["content"][0]["image"]
-        left, _, right, _ = dark(image)
-        sides.add(left / image.width < 1 - right / image.width)
-    assert sides == ({True, False} if flips else {True})
-
-
 @pytest.mark.parametrize("kind", qwen_checkpoints.KINDS)
 def test_a_family_learns_its_own_form_for_the_image_that_it_sees(kind):
-    """However the image is cut, flipped and shrunk for the row, and resized for the model."""
+    """However the image is resized for the model."""
     images = QwenImages(qwen_checkpoints.image_settings(kind, most=10_000))
     said, tokenizer = coordinates_of({"model_type": kind}, {}), qwen_checkpoints.tokenizer()
     processor = Processor(images, tokenizer, qwen_checkpoints.TEMPLATE, coordinates=said)
-    row = {"ref": "the block", "bbox": [40, 20, 50, 40], "image": drawn()}
-    source = open_source([row], DatasetConfig("rows", boxes={"augment": True, "flip": True}))
-    for number in range(20):
-        question, answer = source.schema.conversation(row, (number,), processor.form)
-        image = question["content"][0]["image"]
+    for times in range(1, 9):
+        image = drawn().resize((SIZE[0] * times, SIZE[1] * times), Image.Resampling.NEAREST)
+        row = {"ref": "the block", "bbox": [one * times for one in (40, 20, 50, 40)], "image": image}
+        source = open_source([row], DatasetConfig("rows"))
+        _, answer = source.schema.conversation(row, processor.form)
         steps = images.cut(image).parts.shape[:1:-1] if kind == "qwen2_5_vl" else (1000, 1000)
         (thing,) = json.loads(answer["content"][0]["text"])
         pixels = [one * image.size[at % 2] / steps[at % 2] for at, one in enumerate(thing["bbox_2d"])]
@@ -228,26 +257,21 @@ def test_numbered_categories_have_the_names_of_the_library(tmp_path, layout, sto
 
 
 def test_training_rows(tmp_path):
-    """A file of rows is read to the labels of a batch; augmented, epochs differ, and runs do not."""
+    """A file of rows is read to the labels of a batch, the same in each epoch."""
     drawn().save(tmp_path / "image.png")
     row = {"image": "image.png", "ref": "the block", "bbox": [40, 20, 50, 40]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     processor = Processor.from_pretrained(DEFAULT_MODEL)
 
-    def texts(**boxes) -> list[str]:
-        mixture = open_datasets([{"path": str(tmp_path / "rows.jsonl"), "boxes": boxes}])
-        config = LoaderConfig(batch_size=1, sequence_length=512, epochs=4, packing=False)
-        return [processor.decode(batch["input_ids"][0]) for batch in Loader(mixture, processor, config)]
-
-    plain = texts()
-    assert len(plain) == 4 and len(set(plain)) == 1 and "bbox_2d" in plain[0]
-    assert texts(augment=True) == texts(augment=True) and len(set(texts(augment=True))) > 1
+    mixture = open_datasets([{"path": str(tmp_path / "rows.jsonl")}])
+    config = LoaderConfig(batch_size=1, sequence_length=512, epochs=4, packing=False)
+    texts = [processor.decode(batch["input_ids"][0]) for batch in Loader(mixture, processor, config)]
+    assert len(texts) == 4 and len(set(texts)) == 1 and "bbox_2d" in texts[0]
 
 
 def test_rewards_score_boxes_by_what_a_row_asks_for():
     row = {"image": drawn(), "ref": "the block", "bbox": [40, 20, 50, 40], "note": 7}
-    form = next(name for name, form in COORDINATES.items() if form.detect)
-    messages = open_source([row], DatasetConfig("rows", boxes={"form": form})).schema.conversation(row)
+    messages = open_source([row], DatasetConfig("rows", boxes={"form": "doctags"})).schema.conversation(row)
     seen = asked([*messages, {"role": "user", "content": []}], row)
     assert seen["note"] == 7 and "image" not in seen
     given = Rewards({"iou": 1.0, "exact": 1.0})([seen["target"], "no"], seen)

@@ -254,11 +254,11 @@ def test_things_are_located_in_each_image(photos, run, as_json, boxes_folder, co
             for key in (*ALONE, "question", "boxes", "points", "malformed"):
                 assert record[key] == single[key], key
     assert "--box-format" in complaint("--batch", "photos", *asked, "--out", "x.jsonl")
-    named = ("--point", "star", "--box-format", "molmo", "--max-new-tokens", 5)
+    named = ("--point", "star", "--box-format", "qwen2.5-vl", "--max-new-tokens", 5)
     records, _ = run("photos", *named, out="named.jsonl")
     (single,) = as_json(photos / "b.png", *named)
     (record,) = [record for record in records if record["id"] == "b.png"]
-    assert record["points"] == single["points"] and record["options"]["box_format"] == "molmo"
+    assert record["points"] == single["points"] and record["options"]["box_format"] == "qwen2.5-vl"
 
 
 @pytest.mark.parametrize(

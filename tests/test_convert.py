@@ -286,6 +286,15 @@ class TestAdapter:
         assert all(torch.equal(merged[name], tensor) for name, tensor in theirs.state_dict().items())
         assert sum(not torch.equal(merged[name], plain[name]) for name in plain) == layers
 
+    def test_what_the_base_knows_is_not_what_it_knows(self, bare, tmp_path, command):
+        shutil.copytree(bare, tmp_path / "base")
+        path = tmp_path / "base" / "generation_config.json"
+        said = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(said | {"knows": "cats", "single_turn": True}))
+        command(tmp_path / "base", tmp_path / "to", "--adapter", make_adapter(tmp_path / "adapter"))
+        merged = json.loads((tmp_path / "to" / "generation_config.json").read_text())
+        assert "knows" not in merged and merged["single_turn"] is True
+
 
 def test_what_transformers_computes_otherwise_is_refused(tmp_path, command):
     """19 patches a side: transformers rounds their positions otherwise than arange, which no published model

@@ -46,6 +46,7 @@ SAMPLINGS = (
     {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3},
     {"temperature": 1.2, "min_p": 0.05, "repetition_penalty": 1.3, "seed": 11},
     {"repetition_penalty": 1.2},
+    {"frequency_penalty": 0.1, "presence_penalty": -0.1},
 )
 WIDE, TALL = draw_image(70, 40), draw_image(30, 60, seed=1)
 SHORT = {"max_new_tokens": 6, **NO_STOP}

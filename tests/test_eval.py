@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,7 @@ from huggingface_hub import ModelCard
 from PIL import Image
 
 from data.images import load_image
-from eval import compare, release, tasks
-from eval.card import read_results
+from eval import compare, tasks
 from eval.metrics import find_metric
 from eval.results import describe_model, official_table
 from eval.run import BLANK, answers, by_image, evaluate, share
@@ -224,6 +224,59 @@ def test_folders_of_another_run_and_other_files_are_left_alone(alone, tmp_path, 
     assert run(*rows) == 2 and path.read_text() == "precious\n"
 
 
+# ---------------------------------------------------------------------------------------- why answers ended
+def test_answers_that_were_cut_off_are_counted(checkpoint, alone, tmp_path, capsys):
+    """In the table, the report, the card and the results, with the option that lets them go on."""
+    folder, expected = alone
+    (tmp_path / "README.md").write_text("# mine\n")
+    for limit in (2, 32):
+        output = tmp_path / str(limit)
+        arguments = ("--data", folder / "rows.jsonl", "--max-new-tokens", limit, "--output", output, *EAGER)
+        assert run(*arguments) == 0
+        reasons = {one["id"]: one["stop_reason"] for one in samples_of(output)}
+        for row in map(json.loads, (folder / "rows.jsonl").read_text().splitlines()):
+            options = GenerationOptions(max_new_tokens=limit)
+            alone_ = ask(checkpoint, [folder / row["image"]], row["question"], options).finish()
+            assert [reasons[row["id"]]] == alone_["stop_reasons"]
+        counts, out = results_of(output)["stop_reasons"], capsys.readouterr().out
+        cut = list(reasons.values()).count("length")
+        assert counts == dict(Counter(reasons.values())) and f"cut off: {cut} of {len(expected)}" in out
+        assert ("--max-new-tokens lets" in out) == (cut > 0) and (cut > 0 or limit > 2)
+        assert f"{cut} of {len(expected)}" in (output / "report.html").read_text()
+        assert run("card", tmp_path, output) == 0
+        card = ModelCard.load(tmp_path / "README.md")
+        assert f"cut off: {cut} of {len(expected)}" in card.text
+        assert card.data.eval_results[0].metric_args["cut_off"] == cut
+
+
+def test_answers_of_earlier_versions_do_not_say_why_they_ended(alone, tmp_path, capsys):
+    """Such a run resumes, and its results go into a card."""
+    arguments = ("--data", alone[0] / "rows.jsonl", "--output", tmp_path, *EAGER)
+    assert run(*arguments, "--limit", 6) == 0
+    old = [{key: one[key] for key in one if key != "stop_reason"} for one in samples_of(tmp_path)]
+    save_rows(tmp_path / "samples.jsonl", old[:-1])
+    capsys.readouterr()
+    assert run(*arguments, "--limit", 6) == 0
+    assert sum(results_of(tmp_path)["stop_reasons"].values()) == 1
+    assert "cut off: 0 of 1" in capsys.readouterr().out
+    save_rows(tmp_path / "samples.jsonl", old)
+    assert run(*arguments, "--limit", 6) == 0 and results_of(tmp_path)["stop_reasons"] == {}
+    assert "cut off" not in capsys.readouterr().out + (tmp_path / "report.html").read_text()
+    results = results_of(tmp_path)
+    del results["stop_reasons"], results["thinking_stop_reasons"]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    (tmp_path / "README.md").write_text("# mine\n")
+    assert run("card", tmp_path, tmp_path) == 0 and "cut off" not in (tmp_path / "README.md").read_text()
+
+
+def test_each_of_several_answers_says_why_it_ended(alone, tmp_path):
+    several = ("--samples", 3, "--temperature", 1.0, "--max-new-tokens", 2, "--limit", 4)
+    assert run("--data", alone[0] / "rows.jsonl", "--output", tmp_path, *several, *EAGER) == 0
+    reasons = [one["stop_reason"] for one in samples_of(tmp_path)]
+    assert all(len(each) == 3 and {*each} <= {"stop", "length"} for each in reasons)
+    assert sum(results_of(tmp_path)["stop_reasons"].values()) == 12
+
+
 # ----------------------------------------------------------------------------------- what cannot be answered
 def test_images_that_do_not_open_score_0_are_listed_and_tried_again(alone, tmp_path, capsys):
     expected = alone[1]
@@ -346,7 +399,7 @@ def test_the_rank_that_fails_says_why(tmp_path, capfd):
     assert "rank 1 of 2" in err and "./nowhere" in err and "rank 0 of 2" in err and "Traceback" not in err
 
 
-# ----------------------------------------------------------------------------- compare, card and release
+# -------------------------------------------------------------------------------------- compare and card
 def test_compare_pairs_the_questions(shapes, model_folder, tmp_path, capsys):
     other, few = tmp_path / "other", tmp_path / "few"
     for output, limit in ((other, 20), (few, 3)):
@@ -404,17 +457,3 @@ def test_figures_of_official_tasks_go_into_the_card_too(tmp_path):
     card = ModelCard.load(tmp_path / "README.md")
     assert {one.metric_type: one.metric_value for one in card.data.eval_results} == values
     assert official_table(results) in card.text
-
-
-def test_release_writes_small_weights_and_their_table(tmp_path, capsys):
-    folder = tmp_path / "small"
-    assert release.main([str(DEFAULT_MODEL), str(folder), "--questions", "10"]) == 0
-    config, results = json.loads((folder / "config.json").read_text()), read_results(folder)
-    card = ModelCard.load(folder / "README.md")
-    assert config["dtype"] == "bfloat16" and "| **overall** |" in card.text
-    (index,) = card.data.eval_results
-    assert index.metric_value == round(results["score"], 6) and index.metric_args["n"] == results["n"] == 10
-    assert f"{results['score']:.1%}" in card.text and card.data.model_name == "small"
-    assert release.training_data(folder) == release.training_data(DEFAULT_MODEL) != "Not stated."
-    assert release.main([str(tmp_path / "none"), str(tmp_path / "other")]) == 2
-    assert "eval.release: error: " in capsys.readouterr().err

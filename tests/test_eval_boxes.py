@@ -7,7 +7,6 @@ import random
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -18,7 +17,6 @@ from eval import __main__ as command
 from eval.boxes import Asked, figures, hits, ious, mean_average_precision, score_of
 from eval.lmms_tasks import asks_for_box, in_our_form, in_their_form
 from eval.metrics import MetricError, find_metric
-from inference.attribution.agreement import agreement
 from tests import qwen_checkpoints
 
 ONE, FAR = (0.0, 0.0, 10.0, 10.0), (50.0, 50.0, 60.0, 60.0)
@@ -152,27 +150,6 @@ def test_rows_with_boxes(rows, tmp_path, capsys):
     assert metric.score(star["targets"][0], star["targets"], fields) == 1  # its own target is right
 
 
-def test_whether_the_model_looked_there(tmp_path):
-    """Of things that are one box; the box of the whole image holds all of its attention."""
-    Image.new("RGB", (120, 90), "white").save(tmp_path / "image.png")
-    rows = [("all", [[0, 0, 120, 90]]), ("nothing", []), ("two", [[0, 0, 9, 9], [20, 20, 9, 9]])]
-    rows.append(("a quarter", [[0, 0, 60, 45]]))
-    lines = [json.dumps({"image": "image.png", "ref": name, "bbox": boxes}) for name, boxes in rows]
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    data = ["--data", str(tmp_path / "rows.jsonl"), "--metric", "boxes", "--max-new-tokens", "4", "--compile"]
-    more = ["off", "--metric-option", "looked=true", "--controls", "--output", str(tmp_path / "run")]
-    assert command.main(data + more) == 0
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
-    looked = {one["id"]: one["looked"] for one in samples if "looked" in one}
-    assert set(looked) == {"1", "4"}
-    assert looked["1"] == pytest.approx({"energy": 1, "chance": 1, "pointing": 1})
-    assert looked["4"]["chance"] == pytest.approx(1 / 4) and 0 < looked["4"]["energy"] < 1
-    for key in ("energy", "chance", "pointing"):
-        mean = (looked["1"][key] + looked["4"][key]) / 2
-        assert results["figures"][f"looked_{key}"] == pytest.approx(mean)
-
-
 @pytest.mark.parametrize("kind", qwen_checkpoints.KINDS)
 def test_a_family_is_scored_in_its_own_form(kind, monkeypatch, tmp_path):
     """Thousandths, or pixels of what its model sees of the image; so are the targets of the report."""
@@ -206,7 +183,7 @@ def test_rows_without_good_boxes_are_refused(row, tmp_path, capsys):
     assert status == 2 and len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-# ------------------------------------------------------------------------ lmms-eval, and where it looked
+# ---------------------------------------------------------------------------------------------- lmms-eval
 def test_tasks_of_refcoco_are_asked_and_answered_in_their_own_words():
     form, image = COORDINATES["qwen3-vl"], Image.new("RGB", (200, 100))
     document = {"answer": "the cat", "image": image}
@@ -220,18 +197,3 @@ def test_tasks_of_refcoco_are_asked_and_answered_in_their_own_words():
     said = in_their_form(form.write([Box("cat", (20, 10, 100, 90))], image.size), document, form)
     assert json.loads(said) == pytest.approx([0.1, 0.1, 0.5, 0.9], abs=0.001)
     assert in_their_form("There is none.", document, form) == "There is none."
-
-
-def test_agreement_of_a_map_with_a_box():
-    heat = np.zeros((4, 8))
-    heat[1, 2] = 3.0  # pixels 20 to 30, 10 to 20
-    heat[3, 7] = 1.0
-    got = agreement(heat, (20, 10, 30, 20), (80, 40))
-    assert got == pytest.approx({"energy": 0.75, "chance": 1 / 32, "pointing": 1})
-    half = agreement(heat, (20, 10, 25, 20), (80, 40))
-    assert half["energy"] == pytest.approx(0.375)
-    assert agreement(heat, (60, 20, 80, 40), (80, 40))["pointing"] == 0
-    even = agreement(np.ones((3, 5)), (7, 3, 50, 31), (80, 40))
-    assert even["energy"] == pytest.approx(even["chance"])
-    assert agreement(np.zeros((2, 2)), (0, 0, 80, 40), (80, 40))["pointing"] == 0
-    assert agreement(-heat, (0, 0, 80, 40), (80, 40))["energy"] == 0

@@ -75,7 +75,9 @@ def here(tmp_path_factory):
     first = start(folder, full, small_full + MACHINE)
     assert wait_for(lambda: (folder / "runs/mine/metrics.jsonl").exists() or not first.is_alive())
     os.kill(first.pid, signal.SIGINT)
-    other = start(folder, lora, small_lora + MACHINE)
+    other = start(
+        folder, lora, [*small_lora, *MACHINE, "--eval-data", "heldout.jsonl", "--eval-every", "0.5"]
+    )
     finish(first)
     finish(start(folder, resume, []))
     finish(other)
@@ -150,6 +152,13 @@ def test_the_task_is_learnt(here):
     assert "green" in (here / "generate.py.out").read_text()  # the photo shows a red light
     steps = [row["step"] for row in metrics(here / "runs/mine", "loss")]
     assert steps == sorted(set(steps))
+
+
+def test_the_score_of_the_run_is_that_of_its_model(here):
+    """On all held-out rows."""
+    last = metrics(here / "runs/mine-lora", "eval_exact_match")[-1]
+    assert last["eval_exact_match"] == pytest.approx(right(here, "runs/mine-lora"))
+    assert last["eval_exact_match_n"] == 12
 
 
 @pytest.mark.parametrize("run", ["runs/mine", "runs/mine-lora"])

@@ -104,3 +104,20 @@ def test_what_is_not_here_is_refused(changed):
     config["text_config"] |= changed
     with pytest.raises(CheckpointError):
         gemma4.read_config(config, {}, {})
+
+
+def test_what_no_training_changes_begins_as_in_transformers(tmp_path):
+    """Bounds, and what scales and shifts: of a new model, and of one that is made anew from a checkpoint."""
+    theirs = type(save_hf(tmp_path / "stored"))(hf_config())
+    known = {
+        name: value
+        for name, value in theirs.state_dict().items()
+        if name.endswith(("std_bias", "std_scale", "layer_scalar", "_min", "_max"))
+    }
+    assert len({name.rpartition(".")[2] for name in known}) == 7
+    opened = VisionLanguageModel.from_pretrained(tmp_path / "stored")
+    for model in (VisionLanguageModel(opened.config), opened):
+        model.init_weights(torch.Generator().manual_seed(0))
+        model.save_pretrained(tmp_path / "new")
+        saved = type(theirs).from_pretrained(tmp_path / "new").state_dict()
+        assert all(torch.equal(saved[name], value) for name, value in known.items())

@@ -182,6 +182,7 @@ def test_no_option_of_sampling_is_forgotten_in_a_recording(vlm, other):
     """Requests that differ in one of them, one after another through one scheduler."""
     usual = {"temperature": 1.5, "seed": 3, "max_new_tokens": 12, **NO_STOP}
     values = {"temperature": 0.3, "top_k": 2, "top_p": 0.1, "min_p": 0.6, "repetition_penalty": 1.5}
+    values |= {"frequency_penalty": 1.5, "presence_penalty": 2.0}
     requests = [
         Request(torch.tensor(words(1, 9)), options=GenerationOptions(**usual | own), key=key)
         for key, own in enumerate(({}, {other: values[other]}, {}))

@@ -41,7 +41,6 @@ REFUSED = [
     ("generate", ["--batch", "x.jsonl"], "--out"),
     ("generate", ["--batch", "x.jsonl", "--out", "y.jsonl", "-q", "why?"], "-q"),
     ("generate", [*SHOW, "-q", "how many?", "-q", "why?"], "-q"),
-    ("generate", [*SHOW, "--method", "occlusion", "--layers", "1"], "--layers"),
     ("generate", ["--method", "occlusion"], "--show-attention"),
     ("generate", ["--show-attention", "no/where.png"], "'no'"),
     ("generate", ["--show-attention", "assets/cup.png"], "cup.png"),  # meant as the image

@@ -20,7 +20,15 @@ import pytest
 import torch
 from datasets import Dataset, Image
 
-from eval.lmms_tasks import MAX_NEW_TOKENS, LmmsError, check_known, cut, read_settings
+from eval.lmms_tasks import (
+    MAX_NEW_TOKENS,
+    LmmsError,
+    check_known,
+    cut,
+    read_settings,
+    task_result,
+    write_result,
+)
 from eval.metrics import find_metric
 from eval.results import official_table
 from eval.tasks import DEFAULT_MODEL, TRIED
@@ -173,6 +181,7 @@ def test_answers_and_score_are_those_of_our_engine(run, embedded, drawn):
     scores = [score(answer, [row["answer"]], {}) for answer, row in zip(alone, drawn, strict=True)]
     assert result["figures"] == {"exact_match": pytest.approx(sum(scores) / len(scores))}
     assert sum(scores) > 0 and result["n"] == DRAWN
+    assert sum(result["stop_reasons"].values()) == result["n"] and not result["thinking_stop_reasons"]
     low, high = result["intervals"]["exact_match"]
     assert low <= result["figures"]["exact_match"] <= high
     assert result["task"]["generation"]["max_new_tokens"] == 16
@@ -312,6 +321,8 @@ def test_unknown_tasks_have_neighbours(name, near):
     [
         ({}, {"max_new_tokens": MAX_NEW_TOKENS}, ()),
         ({"max_new_tokens": 8, "until": ["\n\n"]}, {"max_new_tokens": 8}, ("\n\n",)),
+        *(({"until": until}, {}, ()) for until in ("", [""], [], ["", None])),
+        ({"until": ["", "END"]}, {}, ("END",)),
         ({"until": "END", "do_sample": False, "temperature": 0.7}, {"temperature": 0.0}, ("END",)),
         ({"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.7, "top_p": 0.9}, ()),
         ({"do_sample": True, "top_k": 5}, {"temperature": 1.0, "top_k": 5}, ()),
@@ -348,3 +359,23 @@ if __name__ == "__main__":
     ranks = Ranks(pick_device("cpu"))
     run_drawn(Path(sys.argv[1]), embedded_model(), Path(sys.argv[2]))
     ranks.close()
+
+
+def test_results_say_why_answers_ended(embedded, tmp_path, monkeypatch):
+    """Of several answers to a document the one that was cut off; of choices nothing is known."""
+    for module in ("lmms_tasks", "results"):
+        monkeypatch.setattr(f"eval.{module}.version", str)
+    sample = {"arguments": ["?"], "target": "x", "resps": ["x"], "filtered_resps": ["x"], "doc": {}}
+    report = {"results": {"t": {}}, "versions": {}, "configs": {"t": {}}}
+    ended = [("t", 0, "stop", ""), ("t", 0, "length", ""), ("t", 1, "stop", "length"), ("t", 2, "error", "")]
+    ended += [("t", 3, "stop", "stop"), ("other", 1, "length", "length")]
+    for known in (ended, []):
+        samples = [sample | {"doc_id": number} for number in range(4)]
+        result = task_result("t", report | {"samples": {"t": samples}}, [], embedded, known)
+        write_result(tmp_path, result, samples)
+        reasons = [one.get("stop_reason") for one in samples_of(tmp_path)]
+        assert reasons == (["length", "stop", "error", "stop"] if known else [None] * 4)
+        assert result["stop_reasons"] == ({"length": 1, "stop": 2, "error": 1} if known else {})
+        assert result["thinking_stop_reasons"] == ({"length": 1, "stop": 1} if known else {})
+        said = "cut off: 1 of 4; thinking ended by force: 1 of 2"
+        assert (said in official_table(result)) == bool(known)

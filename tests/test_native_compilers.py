@@ -3,8 +3,11 @@ for ARM, which an emulator plays. What is not installed is left out."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -39,36 +42,46 @@ def compiled(command: tuple[str, ...], bits: int, *more: str) -> subprocess.Comp
     return subprocess.run([*command, *options, source, "-lm"], capture_output=True, text=True, timeout=300)
 
 
-def answers(command: tuple[str, ...], run: tuple[str, ...], bits: int, folder: Path) -> list[float]:
+def program(command: tuple[str, ...], bits: int) -> Path:
+    """Built once, and kept by the digest of what it is made of."""
+    texts = [path.read_bytes() for path in sorted((*TESTS.glob("*.[ch]"), *build.FOLDER.glob("*.[ch]")))]
+    made_of = (texts, build.FLAGS, command, shutil.which(command[0]), bits, build.processor())
+    kept = build.cache_folder() / f"test-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+            done = compiled(command, bits, "-O1", "-o", f"{folder}/answers")
+            if "omp" in done.stderr and done.returncode:
+                pytest.skip(f"{command[0]} has no OpenMP here")
+            assert done.returncode == 0, done.stderr
+            os.replace(f"{folder}/answers", kept)
+    return kept
+
+
+def answers(command: tuple[str, ...], run: tuple[str, ...], bits: int) -> list[float]:
     if missing := [name for name in (command[0], *run) if not shutil.which(name)]:
         pytest.skip(f"needs {', '.join(missing)}")
-    program = folder / "answers"
-    done = compiled(command, bits, "-O1", "-o", str(program))
-    if "omp" in done.stderr and done.returncode:
-        pytest.skip(f"{command[0]} has no OpenMP here")
-    assert done.returncode == 0, done.stderr
-    said = subprocess.run(
-        [*run, str(program)], capture_output=True, text=True, timeout=120, check=True
-    ).stdout
-    return [float(line) for line in said.split()]
+    ran = subprocess.run([*run, str(program(command, bits))], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return [float(line) for line in ran.stdout.split()]
 
 
 @cache
-def expected(bits: int, folder: Path) -> list[float]:
-    return answers((build.find_compiler(), *NATIVE), (), bits, folder)
+def expected(bits: int) -> list[float]:
+    return answers((build.find_compiler(), *NATIVE), (), bits)
 
 
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_compiler_gives_the_same_answers(target, bits, tmp_path, tmp_path_factory):
+def test_every_compiler_gives_the_same_answers(target, bits):
     """To what products rounded once or twice differ by; after layers, to a step of rounded activations."""
     if (products := target == "gcc, products of bfloat16") and not (ROUNDS and bits == 16):
         pytest.skip("the same build")
     try:
-        reference = expected(bits, tmp_path_factory.getbasetemp())
+        reference = expected(bits)
     except build.NoCompiler as error:
         pytest.skip(str(error))
-    got = answers(*TARGETS[target], bits, tmp_path)
+    got = answers(*TARGETS[target], bits)
     off = [abs(one - other) for one, other in zip(got, reference, strict=True)]
     assert len(off) == ALONE + 3 * 90 and max(map(abs, reference)) > 4
     assert max(off[:ALONE]) < (2e-2 if products else 2e-4)

@@ -277,3 +277,10 @@ def test_training_takes_the_models_loss():
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
     for one, other in zip(*gradients):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_that_moves_keeps_all_that_it_knows():
+    packed = pack([replace(document(*DOCUMENTS[0])[0], row={"target": "two"})], [document(*DOCUMENTS[0])[1]])
+    batch = collate([packed], PAD)
+    moved = batch.to("cpu")
+    assert vars(moved) == vars(batch) and [one.row for one in moved.samples] == [{"target": "two"}]

@@ -13,6 +13,7 @@ import train
 from data.errors import BadRow, DatasetError
 from data.packing import IGNORE_INDEX, SampleEncoder, collate, pack
 from data.processor import Processor
+from eval.statistics import score_interval
 from models import VisionLanguageModel
 from models.checkpoints.save import written
 from tests import qwen_checkpoints, tiny
@@ -232,6 +233,11 @@ def test_answers_gain_and_a_run_resumes_to_the_bit(folder, more):
     whole, weights = curve(folder / name), contents(folder / name)["model.safetensors"]
     first, *_, scores = metrics(folder / name)
     assert first["margin"] == 0 and first["loss"] == pytest.approx(0.69315)
+    pairs = scores["eval_accuracy_n"]
+    assert scores["eval_loss_n"] == pairs == len((folder / "pairs.jsonl").read_text().splitlines())
+    right = round(scores["eval_accuracy"] * pairs)
+    interval = score_interval([1.0] * right + [0.0] * (pairs - right))
+    assert tuple(scores["eval_accuracy_interval"]) == interval and "eval_exact_match" not in scores
     assert scores["eval_margin"] > 0 and scores["eval_accuracy"] > 0.9 and scores["eval_loss"] < first["loss"]
     shutil.rmtree(folder / name / "state" / "step-00000005")
     train.main(flags(**settings(folder, name, **held_out)))

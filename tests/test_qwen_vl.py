@@ -34,6 +34,7 @@ from generation.prefix import FeatureCache
 from generation.requests import Request
 from generation.session import Session
 from inference.answer import wholes
+from inference.attribution import occlusion
 from inference.attribution.attention import attention_maps
 from inference.attribution.occlusion import greyed, occlusion_maps
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
@@ -551,10 +552,11 @@ def test_attention_is_that_of_transformers(both):
 
 
 @torch.no_grad()
-def test_occlusion_is_the_probability_of_a_greyed_image(both):
+def test_occlusion_is_the_probability_of_a_greyed_image(both, monkeypatch):
+    monkeypatch.setattr(occlusion, "WINDOW", 1.0)
     _, folder, ours, processor = both
     answer, image = [7, 9], draw_image(100, 60)
-    found = occlusion_maps(open_checkpoint(folder, device="cpu"), [image], "how many", answer, window=1.0)
+    found = occlusion_maps(open_checkpoint(folder, device="cpu"), [image], "how many", answer)
     whole = [one for one in found.regions if (one.bottom - one.top, one.right - one.left) == found.shapes[0]]
     for picture, scores in (
         (image, found.base),

@@ -68,7 +68,7 @@ def test_a_reward_by_name(name, options, row, answers):
     assert given_by(name, list(answers), row, **options) == pytest.approx(list(answers.values()))
 
 
-@pytest.mark.parametrize("form", ["qwen3-vl", "molmo"])
+@pytest.mark.parametrize("form", ["qwen3-vl", "qwen2.5-vl"])
 def test_boxes_and_points_are_read_in_the_models_form(form):
     """Of a row as evaluation asks it: one thing, one that is there twice, and one that is not there."""
     form, size = COORDINATES[form], (200, 100)
@@ -91,12 +91,11 @@ def test_boxes_and_points_are_read_in_the_models_form(form):
     assert given_by("point_in_box", [points((20, 20)), points((80, 80)), "at the top"], save) == [1, 0, 0]
     assert given_by("point_in_box", [points((5, 60), (110, 60)), points((5, 60))], tabs) == [1, 2 / 3]
     assert given_by("point_in_box", [points((5, 60)), "There is none."], absent) == [0, 1]
-    if form.detect:
-        answers = [form.write([Box("it", box)], size) for box in ((10, 10, 50, 30), (10, 10, 30, 30))]
-        assert given_by("iou", answers, save) == pytest.approx([1, 0.5])
-        assert given_by("iou", [*answers[:1], "none"], absent) == [0, 1]
-        both = form.write([Box("it", (100, 50, 120, 70)), Box("it", (0, 50, 20, 60))], size)
-        assert given_by("iou", [both], tabs) == pytest.approx([0.75])
+    answers = [form.write([Box("it", box)], size) for box in ((10, 10, 50, 30), (10, 10, 30, 30))]
+    assert given_by("iou", answers, save) == pytest.approx([1, 0.5])
+    assert given_by("iou", [*answers[:1], "none"], absent) == [0, 1]
+    both = form.write([Box("it", (100, 50, 120, 70)), Box("it", (0, 50, 20, 60))], size)
+    assert given_by("iou", [both], tabs) == pytest.approx([0.75])
 
 
 def test_a_reward_that_cannot_score_a_row_is_left_out_of_the_sum():

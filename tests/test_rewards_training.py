@@ -299,7 +299,11 @@ def test_adapters_learn_beside_a_reference_without_them(folder):
     rows = metrics(folder / "lora", "kl")
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) and rows[-1]["kl"] > 1e-6
     assert all(0 <= row["off_policy"] < 1e-3 for row in rows)
-    assert [row["step"] for row in metrics(folder / "lora", "eval_reward")] == [3, 6]
+    evaluated = metrics(folder / "lora", "eval_reward")
+    assert [row["step"] for row in evaluated] == [3, 6]
+    for row in evaluated:
+        low, high = row["eval_reward_interval"]
+        assert row["eval_reward_n"] == row["eval_cut_off_n"] == 8 and low <= row["eval_reward"] <= high
     best = json.loads((folder / "lora" / "best" / "best.json").read_text())
     assert best["name"] == "eval_reward"
 
@@ -309,6 +313,21 @@ def test_groups_in_which_all_are_alike_are_counted_and_teach_nothing(folder):
     assert [row["unvaried"] for row in metrics(folder / "alike")] == [1, 1]
     before, after = (load_file(folder / name / "model.safetensors") for name in ("tiny", "alike"))
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_an_answer_that_is_not_learnt_may_be_of_any_length(folder, capsys):
+    """It is what rewards compare with; the prompt alone has to fit."""
+    row = {"question": "how many", "answer": "red squares " * 100}
+    (folder / "long.jsonl").write_text("".join(json.dumps(row | {"image": None}) + "\n" for _ in range(8)))
+    data = [{"path": str(folder / "long.jsonl"), "allow_text_only": True}]
+    more = {"data": data, "sequence_length": 24, "steps": 1, "max_drop_rate": 0.0}
+    train.main(flags(**settings(folder, "long", **more)))
+    assert "reward" in metrics(folder / "long")[-1]
+    train.main(flags(**settings(folder, "look", **more), show=0))
+    assert "too long" not in capsys.readouterr().out
+    row["question"] = "how many " * 100
+    (folder / "long.jsonl").write_text("".join(json.dumps(row | {"image": None}) + "\n" for _ in range(8)))
+    assert "too long" in refused(capsys, flags(**settings(folder, "longer", **more)))
 
 
 def test_questions_that_no_reward_can_score_are_counted_and_end_a_run_that_has_no_others(folder, capsys):

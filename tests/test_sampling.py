@@ -11,7 +11,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from generation.sampling import SamplingParams, adjusted_scores, make_seeds, sample, uniforms
+from generation.options import GenerationOptions
+from generation.sampling import Row, SamplingParams, adjusted_scores, choose, make_seeds, sample, uniforms
 
 CASES = [
     {"temperature": 0.7},
@@ -50,6 +51,25 @@ def test_scores_equal_transformers(case):
     expected = transformers_scores(params, ids, logits)
     assert torch.equal(got.isinf(), expected.isinf())
     torch.testing.assert_close(got.log_softmax(-1), expected.log_softmax(-1))  # ours may be shifted
+
+
+@pytest.mark.parametrize("frequency, presence", [(0.7, 0), (0, 1.5), (-2, 2), (1.1, -0.3)])
+def test_an_answers_own_tokens_count_as_openai_defines_it(frequency, presence):
+    """Token by token: logit - times * frequency - (times > 0) * presence, without the prompt."""
+    torch.manual_seed(2)
+    logits = torch.randn(12, 3, 9)
+    options = GenerationOptions(max_new_tokens=50, frequency_penalty=frequency, presence_penalty=presence)
+    rows = [Row(options, torch.arange(9)) for _ in range(3)]
+    for step in logits:
+        chosen = choose(rows, step.clone())
+        for row, scores, token in zip(rows, step, chosen.token[:, 0].tolist(), strict=True):
+            times = [row.tokens.count(token_id) for token_id in range(9)]
+            expected = [
+                score - n * frequency - (n > 0) * presence for score, n in zip(scores.tolist(), times)
+            ]
+            assert expected[token] == pytest.approx(max(expected), abs=1e-5)
+        chosen.read()
+    assert any(row.tokens.count(token_id) > 1 for row in rows for token_id in row.tokens)
 
 
 def test_greedy_is_the_exact_argmax_of_what_the_penalty_leaves():
@@ -133,6 +153,9 @@ def test_the_ends_of_the_range_draw_allowed_tokens(uniform):
         ("top_p", 0.0),
         ("min_p", 2.0),
         ("repetition_penalty", 0.0),
+        ("frequency_penalty", -2.1),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", float("nan")),
         ("seed", 2**63),
         ("seed", True),
     ],

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
 import httpx
 import jsonschema
-import openai
 import pytest
-from openai.types import Completion
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import BaseModel, TypeAdapter
 
-from inference.checkpoint import open_checkpoint
 from tests.pages import SlowModels, never_stopping
 from tests.test_serve import (
     CHAT,
@@ -36,14 +32,13 @@ from tests.test_serve import (
 )
 from tests.test_thinking import QUESTION, save
 from tests.tool_checkpoints import save as save_caller
-from tests.waiting import wait_for
-from web import anthropic, completions, responses
+from web import anthropic, responses
 from web.engine import QueueFull
 from web.errors import Refused
 from web.models import Models
 from web.protocol import check_request
 
-RESPONSES, MESSAGES, COMPLETIONS = "v1/responses", "v1/messages", "v1/completions"
+RESPONSES, MESSAGES = "v1/responses", "v1/messages"
 EVENTS = TypeAdapter(ResponseStreamEvent)
 
 
@@ -535,7 +530,7 @@ def test_a_key_may_come_as_anthropics_clients_send_it_and_every_refusal_has_thei
         denied(send(key="other"), 401, "authentication_error")
         denied(send(headers={"host": "elsewhere.example"}), 403, "permission_error")
         denied(send(json=told(model="none")), 404, "not_found_error")
-        denied(send(f"{MESSAGES}/count_tokens"), 404, "not_found_error")
+        denied(send(f"{MESSAGES}/batches"), 404, "not_found_error")
         assert "allow" in send(method="GET", json=None).headers
         denied(send(method="GET", json=None), 405, "invalid_request_error")
         denied(send(json=told("x" * 2**20)), 413, "request_too_large")
@@ -555,104 +550,3 @@ def test_a_key_may_come_as_anthropics_clients_send_it_and_every_refusal_has_thei
             for stream in (False, True):
                 denied(send(json=told(stream=stream)), status, kind)
         refused(send(CHAT, key="other"), 401)  # others keep theirs
-
-
-# ---------------------------------------------------------------------------------------------- completions
-def test_a_text_goes_on_as_the_model_goes_on(here):
-    client, checkpoint = here.client(), open_checkpoint(FOLDER, device="cpu")
-    tokenizer = checkpoint.processor.tokenizer
-    # A template that is written by hand: its special tokens are what they are called.
-    prompts = ["The star is", "<|im_start|>User: How many is 3?<end_of_utterance>\nAssistant:"]
-    for prompt in prompts:
-        ids = tokenizer.backend_tokenizer.encode(prompt).ids
-        inputs = checkpoint.processor.collate([checkpoint.processor.encode_text(prompt)])
-        assert inputs["input_ids"].tolist() == [ids]
-        (new,) = checkpoint.model.generate(
-            **inputs, max_new_tokens=8, stop_token_ids=checkpoint.stop_token_ids
-        )
-        expected = checkpoint.processor.decode(new)
-        made = client.completions.create(model=NAME, prompt=prompt, max_tokens=8, logprobs=2)
-        Completion.model_validate(made.to_dict(), strict=True)
-        (choice,) = made.choices
-        assert choice.text == expected and made.usage.prompt_tokens == len(ids)
-        assert "".join(choice.logprobs.tokens).startswith(expected)
-        assert all(len(top) == 2 for top in choice.logprobs.top_logprobs)
-
-
-def test_several_prompts_several_answers_echo_and_a_stream(here):
-    prompts, client = ["The star is", "A red"], here.client()
-    fields = {
-        "model": NAME,
-        "prompt": prompts,
-        "n": 2,
-        "temperature": 1,
-        "seed": 3,
-        "max_tokens": 6,
-        "echo": True,
-    }
-    made = client.completions.create(**fields)
-    assert [choice.index for choice in made.choices] == [0, 1, 2, 3]
-    assert all(choice.text.startswith(prompts[choice.index // 2]) for choice in made.choices)
-    texts, reasons = [""] * 4, [None] * 4
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    for chunk in client.completions.create(**fields, **options):
-        Completion.model_validate(chunk.to_dict() | {"choices": []}, strict=True)
-        for choice in chunk.choices:
-            texts[choice.index] += choice.text
-            reasons[choice.index] = choice.finish_reason
-    assert texts == [choice.text for choice in made.choices] and all(reasons)
-    assert chunk.usage.total_tokens == made.usage.total_tokens
-    stop = client.completions.create(model=NAME, prompt="The star is", stop=["know"]).choices[0]
-    assert stop.finish_reason == "stop" and "know" not in stop.text
-    assert wait_for(lambda: here.engine.stats.running == 0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"prompt": None}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt"),
-        ({"prompt": "x" * 1_000_001}, "prompt"),
-        ({"prompt": "What is <image>?"}, None),
-        ({"suffix": "."}, "suffix"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
-        ({"stream_options": "x"}, "stream_options"),
-        ({"best_of": 3}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "logprobs"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"logprobs": 20, "prompt": ["A"] * 100, "max_tokens": 100}, "logprobs"),
-        ({"max_tokens": 0}, "max_tokens"),
-    ],
-)
-def test_what_is_wrong_in_a_completion_is_named_in_its_own_words(here, fields, param):
-    for stream in (False, True):
-        answer = here.send(
-            "POST", COMPLETIONS, json={"model": NAME, "prompt": "A", "stream": stream} | fields
-        )
-        assert refused(answer, 400)["param"] == param
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_more_prompts_than_the_server_has_room_for_are_answered_one_after_another(stream):
-    prompts = [f"The star is {number} and" for number in range(9)]
-    with running(slots=1, queue=4) as served:
-        client, fields = served.client(), {"model": NAME, "max_tokens": 3}
-        with ThreadPoolExecutor(1) as other:
-            beside = other.submit(served.ask)
-            made = client.completions.create(prompt=prompts, stream=stream, **fields)
-            texts = [""] * len(prompts)
-            for chunk in made if stream else [made]:
-                for choice in chunk.choices:
-                    texts[choice.index] += choice.text
-            assert beside.result().status_code == 200
-        alone = [client.completions.create(prompt=one, **fields).choices[0].text for one in prompts]
-        assert texts == alone
-        many = {"model": NAME, "prompt": ["A"] * (completions.MOST_PROMPTS + 1)}
-        assert refused(served.send("POST", COMPLETIONS, json=many), 400)["param"] == "prompt"
-
-
-def test_an_error_in_the_middle_of_a_stream_is_raised_by_openais_client(here):
-    stream = here.client().completions.create(model=NAME, prompt=["A", "x" * 50_000], stream=True)
-    with pytest.raises(openai.APIError):
-        list(stream)

@@ -20,6 +20,7 @@ import fsspec
 import pytest
 
 from data.errors import DatasetError
+from data.held_out import Share, warn_of_one_answer
 from data.images import load_image
 from data.loader import LoaderConfig, Shard
 from data.order import ShardReader
@@ -562,3 +563,80 @@ def test_the_page_names_every_key_of_a_dataset():
         key for row in re.findall(r"^\| (`[^|]+) \|", table, re.M) for key in re.findall(r"`(\w+)`", row)
     ]
     assert sorted(named) == sorted(item.name for item in fields(DatasetConfig))
+
+
+# ---------------------------------------------------------------------------------------- held-out rows
+CLASSES = ("daisy", "rose", "tulip")
+FLOWERS = {"columns": {"answer": "label"}, "constants": {"question": "Which flower?"}}
+
+
+def flowers(folder, stored: str) -> dict:
+    """An entry for ten images of each class, one class after another."""
+    for number, name in enumerate(CLASSES):
+        (folder / name).mkdir(parents=True)
+        for i in range(10):
+            (folder / name / f"{i}.png").write_bytes(png(seed=number * 10 + i))
+    rows: datasets.Dataset = datasets.load_dataset("imagefolder", data_dir=str(folder), split="train")
+    if stored == "folder":
+        return {"path": str(folder), **FLOWERS}
+    if stored == "saved":
+        rows.save_to_disk(folder.parent / "saved")
+        return {"path": str(folder.parent / "saved"), **FLOWERS}
+    if stored == "parquet":
+        rows.to_parquet(folder.parent / "rows.parquet", batch_size=7)
+        return {"path": str(folder.parent / "rows.parquet"), **FLOWERS}
+    found = [{"image": f"{name}/{i}.png", "answer": name} for name in CLASSES for i in range(10)]
+    if stored == "list":
+        (folder / "rows.json").write_text(json.dumps(found))
+    else:
+        write_lines(folder / "rows.jsonl", found)
+    return {"path": str(folder / f"rows.json{'l' * (stored == 'lines')}"), "constants": FLOWERS["constants"]}
+
+
+def said(entry: dict, share: Share | None) -> list[tuple[str, bytes]]:
+    """The answer of each row and its image."""
+    (source,) = open_datasets([entry], part=share and share.of).sources
+    found = [source.schema.conversation(row) for row in source.rows]
+    return [
+        (answer["content"][0]["text"], load_image(question["content"][0]["image"]).tobytes())
+        for question, answer in found
+    ]
+
+
+@pytest.mark.parametrize("split", ["train", "train[:20]"])
+@pytest.mark.parametrize("stored", ["folder", "saved", "parquet", "list", "lines"])
+def test_rows_are_held_out_at_random_and_by_class(tmp_path, stored, split):
+    """Each row is learnt or held out, always the same ones; of a sorted folder, all classes are in both."""
+    entry = flowers(tmp_path / "flowers", stored) | {"split": split}
+    whole = said(entry, None)
+    learnt, held_out = (said(entry, Share(0.2, part)) for part in (False, True))
+    assert Counter(learnt) + Counter(held_out) == Counter(whole)
+    assert len(held_out) == round(0.2 * len(whole)) and said(entry, Share(0.2, True)) == held_out
+    of_class = Counter(answer for answer, _ in held_out)
+    if stored in ("folder", "saved", "parquet"):
+        assert of_class == {answer: 2 for answer, _ in whole}
+    entry.pop("split")
+    task = data_task(DataConfig(**entry, split=split, holdout=0.2), find_metric("exact_match"))
+    assert [sample.targets[0] for sample in task.samples] == [answer for answer, _ in held_out]
+
+
+def test_rows_that_cannot_be_held_out(tmp_path):
+    entry = flowers(tmp_path / "flowers", "lines")
+    for more in ({"streaming": True}, {"split": "train[:1]"}):
+        with pytest.raises(DatasetError, match=r"rows\.jsonl"):
+            open_datasets([entry | more], part=Share(0.2, True).of)
+
+
+def test_a_split_with_one_answer_is_named(tmp_path, caplog):
+    """The last fifth of a sorted folder is one class."""
+    entry = flowers(tmp_path / "flowers", "folder")
+    for more, share in (
+        ({"split": "train[:80%]"}, None),
+        ({}, Share(0.2, True)),
+        ({"split": "train[:1]"}, None),
+    ):
+        warn_of_one_answer(open_datasets([entry | more], part=share and share.of))
+        assert not caplog.records
+    warn_of_one_answer(open_datasets([entry | {"split": "train[80%:]"}]))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and CLASSES[-1] in record.args

@@ -84,6 +84,7 @@ SAMPLINGS = {
     "filters": {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "seed": 5},
     "penalty": {"temperature": 0.7, "repetition_penalty": 1.3, "seed": 2},
     "greedy with a penalty": {"repetition_penalty": 1.1},
+    "greedy with counts": {"frequency_penalty": 0.05, "presence_penalty": 0.05},
 }
 
 

@@ -19,6 +19,7 @@ from data.chat import ChatEncoder, Message
 from data.errors import ThinkingError
 from eval.__main__ import main as eval_main
 from eval.metrics import find_metric
+from eval.results import summarise
 from eval.run import records_of
 from eval.tasks import EvalSample, EvalTask
 from generation.options import GenerationOptions
@@ -483,8 +484,28 @@ def test_metrics_see_the_answer_alone(opened, capsys):
         assert record["answer"] == "two circles" and record["tokens"] == len(ids_of(model, "two circles")) + 1
         assert record["score"] == 1 and record["thinking"].strip() == "one, or so"
         assert record["thinking_tokens"] >= len(ids_of(model, "one, or so"))
+        assert record["stop_reason"] == record["thinking_stop_reason"] == "stop"
     assert eval_main(["--tasks", "shapes", "--limit", "1", "--think"]) == 2  # of the embedded model
     assert "thinking" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["qwen", "lfm2"])
+def test_thinking_that_is_ended_by_force_is_counted(opened, name):
+    """But not that which ends by itself with the last token that it may have."""
+    model = saying(opened[name], "one or two\n</think>", "two circles")
+    whole = len(ids_of(model, "one or two\n</think>"))
+    sample = EvalSample("a", QUESTION, QUESTION, ("two circles",), list, "a", 60)
+    for think, reason in (
+        (0, "length"),
+        (1, "length"),
+        (whole - 1, "length"),
+        (whole, "stop"),
+        (1000, "stop"),
+    ):
+        task = EvalTask("a", [sample], find_metric("exact_match"), "", {}, think=think)
+        (record,) = records_of(model, task, [sample], 1, [[0]])
+        assert record["thinking_stop_reason"] == reason and record["stop_reason"] == "stop", think
+        assert summarise(task, {"a": record})["thinking_stop_reasons"] == {reason: 1}
 
 
 @pytest.fixture(scope="module")

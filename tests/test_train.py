@@ -26,12 +26,23 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 import train
+from eval.statistics import score_interval
 from models import VisionLanguageModel
 from shapes import training as shapes_training
 from tests.documents import shell_commands
 from tests.hub_server import HubServer, point_client_at
 from tests.rows import png
-from tests.runs import SMALL_SHAPES, curve, flags, metrics, prepared, refused, settings_in, shapes_processor
+from tests.runs import (
+    SMALL_SHAPES,
+    curve,
+    flags,
+    metrics,
+    prepared,
+    refused,
+    settings_in,
+    shapes_processor,
+    write_rows,
+)
 from tests.waiting import PATIENCE
 from training import plot
 from training import rows as rows_module
@@ -224,7 +235,9 @@ def watched(base):
     # By its name, a dataset has the same order wherever it lies: two of its first five rows have images.
     held_out = [{"path": str(base / "rows.jsonl"), "name": "seen"}]
     more = {"eval_data": held_out, "eval_every": 2, "eval_samples": 5, "steps": 4, "save_every": 2}
-    train.main(settings(base, "watched", **more))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eval.run.SLOTS", 8)  # answers that an evaluation before the last asks for
+        train.main(settings(base, "watched", **more, eval_questions=20))
     return base / "watched"
 
 
@@ -238,15 +251,27 @@ def test_speed_and_time_left(watched):
 
 
 def test_sample_answers_have_their_images(watched):
-    scores = metrics(watched, "eval_loss")
-    for step, score in zip((2, 4), scores, strict=True):
+    for step in (2, 4):
         folder = watched / "samples" / f"step-{step:08d}"
         rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
         assert len(rows) == 5 and all(row["question"] and row["target"] for row in rows)
-        assert score["eval_exact_match"] == sum(row["right"] for row in rows) / 5
+        assert all(row["stop_reason"] in ("stop", "length") for row in rows)
         shown = [name for row in rows for name in row["pictures"]]
         assert shown and {path.name for path in folder.glob("*.png")} == set(shown)
         assert all(max(Image.open(folder / name).size) <= 512 for name in shown)
+
+
+def test_a_score_says_of_how_many_it_is(watched):
+    """In the metrics and in the card: one batch of answers before the run ends, then all."""
+    first, last = metrics(watched, "eval_loss")
+    assert [row["eval_exact_match_n"] for row in (first, last)] == [8, 20]
+    for row in (first, last):
+        assert row["eval_loss_n"] == 24 and row["eval_cut_off_n"] == row["eval_exact_match_n"]
+        low, high = row["eval_exact_match_interval"]
+        assert (low, high) == score_interval([row["eval_exact_match"]] * row["eval_exact_match_n"])
+        assert low <= row["eval_exact_match"] < high
+    card = (watched / "README.md").read_text()
+    assert f"| exact_match | {last['eval_exact_match']:.3f} | {low:.3f} to {high:.3f} | 20 |" in card
 
 
 def test_the_best_model_is_kept(watched):
@@ -257,12 +282,15 @@ def test_the_best_model_is_kept(watched):
     assert f"{seen[score['step']]:.3f}" in (watched / "best" / "README.md").read_text()  # its card's table
 
 
-def test_a_worse_model_is_not_the_best(base):
+def test_a_worse_model_is_not_the_best(base, capsys):
     """A rate that ruins the model: what was best before stays, and a run that resumes knows it."""
     arguments = settings(base, "ruined", eval_data=str(base / "rows.jsonl"), eval_every=2, steps=2)
     train.main(arguments)
-    before = (base / "ruined" / "best" / MODEL).read_bytes()
-    train.main([*arguments, "--steps", "4", "--lr", "3.0", "--grad-clip", "0"])
+    before, best = (base / "ruined" / "best" / MODEL).read_bytes(), f"{base / 'ruined' / 'best'} (step 2"
+    assert best not in capsys.readouterr().out
+    for _ in range(2):  # also of a run that has ended
+        train.main([*arguments, "--steps", "4", "--lr", "3.0", "--grad-clip", "0"])
+        assert best in capsys.readouterr().out
     rows = metrics(base / "ruined", "eval_loss")
     assert [row["step"] for row in rows] == [2, 4] and rows[1]["eval_loss"] > rows[0]["eval_loss"]
     assert (base / "ruined" / "best" / MODEL).read_bytes() == before
@@ -327,6 +355,9 @@ def test_a_look_at_the_rows(base, tmp_path, capsys):
     assert len(learned) == 2 and all(re.match(r"answer \d", one) for one in learned)
     lengths = re.search(r"labelled tokens +(\d+) +(\d+) +(\d+)", shown)
     assert lengths and all(0 < int(number) < 20 for number in lengths.groups())
+    train.main(settings(base, str(tmp_path / "run"), **more | {"show": 0}))
+    none = capsys.readouterr().out
+    assert none and shown.startswith(none.rstrip()) and "⟦" not in none and not (tmp_path / "run").exists()
     of_rewards = {"task": "rewards", "packing": False, "rewards": {"exact": 1.0}}
     train.main(settings(base, str(tmp_path / "run"), **more, **of_rewards))
     compared = capsys.readouterr().out
@@ -459,13 +490,50 @@ def test_an_upload_that_failed_is_tried_again(base, tmp_path, monkeypatch, capsy
         assert "nothing to train" in said and f"{hub.url}/me/tiny/commit/" in said
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_step_says_how_many_rows_it_learns(base, tmp_path, packing):
+    """Of packed sequences more than --batch-size; also over several steps of one line."""
+    more = {"steps": 4, "log_every": 2, "batch_size": 2, "packing": packing, "sequence_length": 128}
+    train.main(settings(base, str(tmp_path / "run"), **more | {"log_every": 1}))
+    each = [
+        (sum(map(len, row["samples"])), row["samples_per_step"]) for row in metrics(tmp_path / "run", "loss")
+    ]
+    assert all(count == said for count, said in each)
+    assert all((count > 2) == packing for count, _ in each[:2])
+    train.main(settings(base, str(tmp_path / "two"), **more))
+    two = [row["samples_per_step"] for row in metrics(tmp_path / "two", "loss")]
+    assert two == [(each[0][0] + each[1][0]) / 2, (each[2][0] + each[3][0]) / 2]
+
+
+def test_a_share_of_the_rows_is_held_out(base, tmp_path, capsys):
+    """No row of it is learnt, and a model does not say that it knows what its base does."""
+    write_rows(tmp_path / "rows.jsonl", 20)
+    shutil.copytree(base / "tiny", tmp_path / "tiny")
+    path = tmp_path / "tiny" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"knows": "cats", "single_turn": True}))
+    more = {"data": str(tmp_path / "rows.jsonl"), "init_from": str(tmp_path / "tiny"), "holdout": 0.25}
+    more |= {"steps": 0, "epochs": 2, "output": str(tmp_path / "run")}
+    scored = {"eval_metric": "exact_match", "eval_every": 1000}
+    train.main(settings(base, **more | scored))
+    (row,) = metrics(tmp_path / "run", "eval_loss")
+    assert 0 < row["eval_loss"] < 20 and "eval_accuracy" in row
+    numbers = {
+        number for row in metrics(tmp_path / "run", "loss") for one in row["samples"] for _, number in one
+    }
+    assert numbers == set(range(15))
+    said = json.loads((tmp_path / "run" / "generation_config.json").read_text())
+    assert "knows" not in said and said["single_turn"] is True
+    for wrong in ({"eval_data": more["data"]}, {"holdout": 1.0}, {"holdout": -0.1}):
+        assert "--holdout" in refused(capsys, settings(base, **more | wrong))
+
+
 def test_boxes_are_scored_in_a_run(base, tmp_path):
     """Rows with boxes, asked for as the dataset's entry says."""
     rows = [{"image": f"{i}.png", "ref": "the block", "bbox": [1, 1, 4, 3]} for i in range(6)]
     for i in range(6):
         (tmp_path / f"{i}.png").write_bytes(png(seed=i))
     (tmp_path / "boxes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = [{"path": str(tmp_path / "boxes.jsonl"), "boxes": {"corners": True, "augment": True}}]
+    data = [{"path": str(tmp_path / "boxes.jsonl"), "boxes": {"corners": True}}]
     more = {"output": str(tmp_path / "run"), "sequence_length": 256, "steps": 1}
     scored = {"eval_metric": "boxes", "eval_questions": 4, "eval_pictures": 0, "eval_samples": 0}
     train.main(settings(base, data=data, eval_data=data, **(more | scored)))

@@ -225,3 +225,21 @@ def test_why_a_rank_leaves(tmp_path, monkeypatch):
             raise RuntimeError("shapes cannot be multiplied")
     finally:
         ranks.close()
+
+
+def test_two_ranks_share_the_questions_of_rows(base):
+    """Which are scored by exact match, for want of a metric; of a model in shards the first answers alone."""
+    folder, settings, _ = base
+    settings = settings | {"eval_data": named(folder / "rows.jsonl"), "eval_questions": 9, "eval_samples": 2}
+    settings |= {"eval_every": 2, "steps": 2, "eval_pictures": 16}
+    train.main(flags(**(settings | {"output": str(folder / "asked")})))
+    (one,) = metrics(folder / "asked", "eval_exact_match")
+    assert one["eval_exact_match_n"] == one["eval_cut_off_n"] == 9
+    for parallel in ("ddp", "fsdp"):
+        output = folder / f"asked-{parallel}"
+        run(2, **(settings | {"output": str(output), "parallel": parallel}))
+        (two,) = metrics(output, "eval_exact_match")
+        path = Path("samples/step-00000002/answers.jsonl")
+        assert (output / path).read_text() == (folder / "asked" / path).read_text()
+        names = [name for name in one if name.startswith(("eval_exact", "eval_cut", "eval_loss_n"))]
+        assert len(names) == 7 and [one[name] for name in names] == [two[name] for name in names]

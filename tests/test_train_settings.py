@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,21 @@ def test_recipes_parse_and_come_back(recipe, tmp_path):
     assert config.seed == 5 and config.output == f"runs/{recipe.stem}"
     write_run(config, tmp_path)
     assert parse(str(tmp_path / "run.yaml")) == config
+
+
+def test_names_of_other_trainers_have_ours_beside_them():
+    """Every flag in the table of docs/train.md is one of train.py, and names stand there once."""
+    text = (Path(__file__).parent.parent / "docs" / "train.md").read_text(encoding="utf-8")
+    section = text.partition("### Names from TRL and LLaMA-Factory\n")[2].partition("\n### ")[0]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:1] == "|"
+    ]
+    assert len(rows) > 30 and all(len(row) == 3 and row[2] for row in rows)
+    known = {flag(item.name) for item in dataclasses.fields(TrainConfig)}
+    named = re.findall(r"`(--[a-z0-9-]+)", section)
+    assert {one.replace("--no-", "--") if one not in known else one for one in named} <= known
+    for name in ("per_device_train_batch_size", "lora_rank", "cutoff_len", "val_size", "warmup_ratio"):
+        assert section.count(f"`{name}`") == 1
 
 
 def test_flags_go_over_the_recipe(tmp_path):
@@ -172,7 +188,7 @@ WITHOUT_EFFECT = {
         *("vision_matrix_lr", "lora_alpha", "eval_samples", "eval_questions"),
     ],
     f"{ROWS} --no-packing": ["packing_buffer"],
-    f"{ROWS} --eval-data z": ["eval_questions"],
+    f"{ROWS} --eval-data z --task preferences": ["eval_questions"],
     BACKBONES: ["image_size", "text_layers", "pictures"],
     "--muon none": ["matrix_lr", "vision_matrix_lr"],
     "--vision-pictures 0": ["vision_batch_size", "vision_matrix_lr"],
@@ -182,6 +198,8 @@ WITH_EFFECT = {
     "": ["image_size", "pictures", "vision_width", "eval_pictures", "matrix_lr", "vision_matrix_lr"],
     f"{ROWS} --lora-rank 2": ["lora_alpha", "lora_dropout", "lora_targets"],
     f"{ROWS} --eval-data z --eval-metric exact_match": ["eval_questions", "eval_pictures", "eval_samples"],
+    f"{ROWS} --eval-data z": ["eval_questions"],
+    f"{ROWS} --eval-data z --task preferences --eval-metric anls": ["eval_questions"],
     ROWS: ["packing_buffer", "max_tiles", "micro_batch_size", "epochs", "decay_fraction"],
     BACKBONES: ["scale_factor", "longest_edge", "image_tokens"],
 }

@@ -186,6 +186,8 @@ def convert(
     reference = probe.ours(model, around_zero=not from_nanovlm)
     if adapter is not None:
         layers, reference = merge_adapter(model, files.origin.folder, adapter, probe)
+        said = model.generation_config.items()  # what the base knows is not what it knows with the adapter
+        model.generation_config = {key: value for key, value in said if key != "knows"}
         log(f"merged {adapter}: {layers} layers")
     if from_nanovlm:
         rows = max(model.config.text.vocab_size, image_token_id + 1)

@@ -77,8 +77,11 @@ OF_LORA = Scope(lambda config: config.lora_rank > 0, "--lora-rank")
 OF_MUON = Scope(lambda config: config.muon != "none", "--muon all or language")
 OF_REWARDS = Scope(lambda config: config.task == "rewards", "--task rewards")
 OF_WSD = Scope(lambda config: config.schedule == "wsd", "--schedule wsd")
-OF_HELD_OUT = Scope(lambda config: config.is_drawn or bool(config.eval_data), "--eval-data")
-OF_SCORES = Scope(lambda config: config.is_drawn or bool(config.eval_metric), "--eval-metric")
+OF_HELD_OUT = Scope(lambda config: config.is_drawn or bool(config.held_out_data), "--eval-data or --holdout")
+OF_SCORES = Scope(
+    lambda config: OF_HELD_OUT.holds(config) and (config.task == "answers" or bool(config.eval_metric)),
+    "--eval-data or --holdout, and --task answers or --eval-metric",
+)
 
 
 def setting(default, help_text: str, *allowed, scope: Scope = ALWAYS) -> Any:
@@ -122,13 +125,22 @@ class TrainConfig:
     )  # fmt: skip
     data: Data = setting(SHAPES, "shapes (drawn), or rows: a file, folder, Hub id, list of datasets")  # noqa: RUF009
     eval_data: Data = setting("", "held-out rows, like --data; shapes has its own", scope=OF_ROWS)  # noqa: RUF009
-    batch_size: int = setting(16, "rows (for shapes: images) per step, over all ranks", 1, 65_536)
-    micro_batch_size: int = setting(
-        0, "rows that a rank computes at a time; 0: its whole share", 0, 65_536, scope=OF_ROWS
+    holdout: float = setting(
+        0.0, "share of --data's rows, shuffled and by class, to hold out in place of --eval-data",
+        0, _BELOW_1, scope=OF_ROWS,
+    )  # fmt: skip
+    batch_size: int = setting(
+        16,
+        "sequences per step, over all ranks: with --packing each of as many rows of the data as fit into "
+        "--sequence-length, else of one; for shapes, images",
+        *(1, 65_536),
     )
-    sequence_length: int = setting(256, "positions per row", 1, 1_048_576)
+    micro_batch_size: int = setting(
+        0, "sequences that a rank computes at a time; 0: its whole share", 0, 65_536, scope=OF_ROWS
+    )
+    sequence_length: int = setting(256, "positions per sequence", 1, 1_048_576)
     max_tiles: int = setting(
-        0, "maximum number of tiles per row; 0: as many as fit", 0, 65_536, scope=OF_ROWS
+        0, "maximum number of tiles per sequence; 0: as many as fit", 0, 65_536, scope=OF_ROWS
     )
     max_pixels: int = setting(
         0,
@@ -137,10 +149,12 @@ class TrainConfig:
         scope=FROM_CHECKPOINT,
     )
     packing: bool = setting(
-        True, "pack several samples into a row, each blind to the others; else pad rows", scope=OF_ROWS
+        True,
+        "pack several rows of the data into a sequence, each blind to the others; else pad",
+        scope=OF_ROWS,
     )
     packing_buffer: int = setting(
-        64, "samples buffered per shard of the data; more gives fuller rows", 1, 16_384, scope=OF_PACKING
+        64, "rows buffered per shard of the data; more gives fuller sequences", 1, 16_384, scope=OF_PACKING
     )
     shuffle_buffer: int = setting(
         *(1024, "rows of streams and of Parquet to shuffle together, in each shard", 1, 1_048_576),
@@ -316,9 +330,16 @@ class TrainConfig:
         512, "held-out rows (or images) for the loss of an evaluation", 0, 1_000_000, scope=OF_HELD_OUT
     )
     eval_questions: int = setting(
-        200, "held-out questions to answer and score in an evaluation", 0, _MANY, scope=OF_SCORES
+        200,
+        "held-out questions to answer and score in an evaluation; without --eval-metric, of rows 32 at most "
+        "before the last evaluation",
+        *(0, _MANY),
+        scope=OF_SCORES,
     )
-    eval_metric: str = setting("", "metric for answers to held-out rows; under fsdp, each rank holds a model")
+    eval_metric: str = setting(
+        "",
+        "metric for answers to held-out rows, by default exact_match; under fsdp, each rank holds a model",
+    )
     eval_samples: int = setting(
         4, "held-out questions whose answers are kept, in samples/", 0, 1_000, scope=OF_HELD_OUT
     )
@@ -359,8 +380,10 @@ class TrainConfig:
                 raise ValueError("--rewards: expected names with their weights, as {exact: 1.0}, got none")
             if self.lora_dropout:
                 raise ValueError("--lora-dropout: expected 0: answers are sampled without it")
-        if self.eval_metric and (self.is_drawn or not self.eval_data):
-            raise ValueError("--eval-metric: expected rows with --eval-data")
+        if self.eval_data and self.holdout:
+            raise ValueError("--eval-data and --holdout: expected one of them, as both say what is held out")
+        if self.eval_metric and (self.is_drawn or not self.held_out_data):
+            raise ValueError("--eval-metric: expected rows with --eval-data or --holdout")
         if self.push_to_hub:
             check_repo_id(self.push_to_hub)
 
@@ -368,6 +391,11 @@ class TrainConfig:
     def is_drawn(self) -> bool:
         """Whether images and questions are made up while it trains, by `shapes` or by a recipe's package."""
         return self.data == SHAPES
+
+    @property
+    def held_out_data(self) -> Data:
+        """The datasets of held-out rows, of which `held_out` says the share; "" for none."""
+        return self.eval_data or (self.data if self.holdout else "")
 
     @property
     def rates(self) -> dict[str, float]:
@@ -412,7 +440,9 @@ class PlanOptions:
     """The flags of `train.py --plan` and `--show`: what a plan assumes besides the recipe."""
 
     plan: bool = setting(False, "print the run's parameters, memory, FLOPs and hours, and exit")
-    show: int = setting(0, "print this many samples and what the first rows are like, and exit", 0, 10_000)
+    show: int = setting(
+        -1, "print this many samples and what the first rows are like, and exit; -1: train", -1, 10_000
+    )
     plan_ranks: int = setting(1, "plan: number of processes, one per device", 1, 1_000_000)
     plan_device: str = setting("auto", f"plan: cpu, {', '.join(PEAKS)}; auto: this machine's GPU, else H100")
     plan_tflops: float = setting(0.0, "plan: peak TFLOP/s of a device; 0: looked up by its name", 0, 1e6)
@@ -580,7 +610,7 @@ def parse_command(
         sources = [*filter(None, (config.init_from, config.vision_from, config.text_from))]
         for source in sources:
             resolve_source(source)  # a slip that shows here, before the Hub is asked for any
-        if not (options.plan or options.show):
+        if not options.plan and options.show < 0:
             check_replaceable(Path(config.output))
             for data in (config.data, config.eval_data) if not config.is_drawn else ():
                 for entry in dataset_entries(data) if data else ():

@@ -3,6 +3,8 @@
 output/samples/step-…/    # answers with their images, see training/metrics.py
 output/plot.svg
 output/best/              # the best model in the Hub's layout, with best.json: its step and score
+
+Figures are printed and written with their number of rows and 95 % interval (`training.task.Score`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import math
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ from training.export import answering_model, save_model
 from training.metrics import SAMPLES, Metrics, read_metrics
 from training.optim import averaged
 from training.plot import write_plot
-from training.task import Answered, Task
+from training.task import Answered, Score, Task
 
 BEST, SCORE = "best", "best.json"
 
@@ -31,12 +33,13 @@ BEST, SCORE = "best", "best.json"
 class HeldOut(Protocol):
     """Held-out questions, and how they are answered: `eval.run.HeldOutQuestions`."""
 
-    scored: bool  # answers are scored, by all ranks together
+    shared: bool  # all ranks answer together
     any: bool  # there are questions on some rank
     here: bool  # this rank has some
 
-    def answer(self, model: VisionLanguageModel) -> tuple[dict[str, float], list[Answered]]:
-        """Scores, on every rank, and sample answers, on the first; ranks that score call it together."""
+    def answer(self, model: VisionLanguageModel, whole: bool) -> tuple[dict[str, Score], list[Answered]]:
+        """Scores, of the `whole` of the questions or of a few, and sample answers, on the first rank; ranks
+        that share the questions call it together."""
 
 
 class Evaluation:
@@ -57,6 +60,7 @@ class Evaluation:
         self.output = Path(task.config.output)
         self.best, since = self._best_before(first) if task.ranks.is_first else (None, 0)
         self.since = task.ranks.gather(since)[0]  # evaluations, none of which was better
+        self.whole = False  # whether the latest one asked all questions
 
     def _best_before(self, step: int) -> tuple[float | None, int]:
         """The best score so far of a resumed run, and how many evaluations came after it; one of a step that
@@ -80,22 +84,30 @@ class Evaluation:
         """Whether to stop early; the same on all ranks."""
         return 0 < self.config.patience <= self.since
 
-    def run(self, wrapped: nn.Module, step: int) -> dict[str, float]:
-        """Evaluate the model after `step` steps. Ranks but the first get the scores that all know."""
+    def run(self, wrapped: nn.Module, step: int, last: bool) -> dict[str, Score]:
+        """Evaluate the model after `step` steps, with all of the questions if that is the `last` time. Ranks
+        but the first get the scores that all know."""
         autocast = torch.autocast(self.ranks.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with averaged(self.task.module, self.average):
             with autocast:
                 losses = self.task.evaluate(wrapped, step)
             reshard(wrapped)
+            best = self._is_best(losses)
+            self.whole = last or self.stale
             scores, answered = self._answers(step)
+            best = self._is_best(scores) or best
         scores |= losses
-        if answered and "eval_accuracy" not in scores:  # which counts all held-out answers
-            scores["eval_exact_match"] = sum(one.right for one in answered) / len(answered)
         if scores:
-            self.metrics.write({"step": step, **self.task.seen(step), **scores})
-            self.metrics.say(f"step {step}: " + ", ".join(f"{k[5:]} {v:.3f}" for k, v in scores.items()))
+            row: dict[str, Any] = {"step": step, **self.task.seen(step)}
+            for name, score in scores.items():
+                row |= {name: score.value, f"{name}_n": score.n}
+                row |= {f"{name}_interval": score.interval} if score.interval else {}
+            self.metrics.write(row)
+            said = ", ".join(f"{_shown(name)} {score}" for name, score in scores.items())
+            self.metrics.say(f"step {step}: {said}")
         self.metrics.write_samples(step, answered)
-        self._keep_best(scores, step)
+        if best:
+            self._keep_best(scores, step)
         if self.ranks.is_first and self.metrics.path.exists():
             try:
                 write_plot(self.output)
@@ -103,35 +115,57 @@ class Evaluation:
                 self.metrics.say(f"step {step}: the plot could not be written, the run goes on: {error}")
         return scores
 
-    def _answers(self, step: int) -> tuple[dict[str, float], list[Answered]]:
+    def _answers(self, step: int) -> tuple[dict[str, Score], list[Answered]]:
         # The first stage on shapes has no language model yet.
         if not self.held_out.any or step <= self.task.second_stage:
             return {}, []
         # Shards answer nothing, and float32 weights answer slower than what users load, and otherwise: each
         # rank that has questions puts together a model of its own, in what training computes in.
-        model = answering_model(self.task, everywhere=self.held_out.scored)
-        return self.held_out.answer(model) if self.held_out.here else ({}, [])
+        model = answering_model(self.task, everywhere=self.held_out.shared)
+        return self.held_out.answer(model, self.whole) if self.held_out.here else ({}, [])
 
-    def _keep_best(self, scores: dict[str, float], step: int) -> None:
-        """Save the model to best/ if none before scored better; all ranks call it."""
+    def _is_best(self, scores: dict[str, Score]) -> bool:
+        """Whether these are better than all before, by the score that decides it, if it is one of them; all
+        ranks call it."""
         name, higher = self.task.best_by
-        value = scores.get(name, math.nan) if self.ranks.is_first else math.nan
+        value = scores[name].value if self.ranks.is_first and name in scores else math.nan
         better = not math.isnan(value) and (
             self.best is None or (value > self.best if higher else value < self.best)
         )
         if not self.config.keep_best:
-            return
-        scored, kept = self.ranks.sum(not math.isnan(value), better)
-        self.since = 0 if kept else self.since + int(scored > 0)
-        if not kept:
-            return
+            return False
+        self.best = value if better else self.best
+        scored, best = self.ranks.sum(not math.isnan(value), better)
+        self.since = 0 if best else self.since + int(scored > 0)
+        return best > 0
+
+    def _keep_best(self, scores: dict[str, Score], step: int) -> None:
+        """Save the model to best/; all ranks call it."""
         problem = save_model(self.task, self.average, step, scores, self.output / BEST)
         if not self.ranks.is_first:
             return
-        self.best = value
         if problem:
             self.metrics.say(f"step {step}: the best model could not be saved, the run goes on: {problem}")
             return
         with suppress(OSError):
-            score = json.dumps({"step": step, "name": name, "value": value})
+            score = json.dumps({"step": step, "name": self.task.best_by[0], "value": self.best})
             (self.output / BEST / SCORE).write_text(score + "\n", encoding="utf-8")
+
+    def better_before(self, last: int) -> str:
+        """On the first rank a sentence that best/ is better than the model after the `last` step, or ""."""
+        name, higher = self.task.best_by
+        rows = read_metrics(self.metrics.path) if self.metrics.path.exists() else []
+        scored = {row["step"]: row[name] for row in rows if name in row}
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            best = json.loads((self.output / BEST / SCORE).read_text(encoding="utf-8"))
+            value, now = best["value"], scored[last]
+            if self.config.keep_best and (value > now if higher else value < now):
+                return (
+                    f"{self.output / BEST} (step {best['step']}, {_shown(name)} {value:.3f}) is better than "
+                    f"the last checkpoint (step {last}, {_shown(name)} {now:.3f})"
+                )
+        return ""
+
+
+def _shown(name: str) -> str:
+    return name.removeprefix("eval_")

@@ -19,7 +19,7 @@ from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
 from training.distributed import Ranks, whole
 from training.lora import merged, save_adapter
-from training.task import Task
+from training.task import Score, Task
 
 # Settings that a model card leaves out: they name places, or do not change what is learned.
 _OF_THE_MACHINE = {
@@ -50,7 +50,7 @@ def whole_tensors(
 
 
 def save_model(
-    task: Task, average: dict[str, Tensor], step: int, scores: dict[str, float], folder: Path
+    task: Task, average: dict[str, Tensor], step: int, scores: dict[str, Score], folder: Path
 ) -> str:
     """Write the run's model to a folder, with adapters merged and saved beside it; all ranks call it.
     Returns, on the first rank, why it could not be written, or ""."""
@@ -83,7 +83,9 @@ def plain_model(
     new.load_state_dict(tensors, assign=True)
     if tied:
         new.language_model.lm_head.weight = new.language_model.embed_tokens.weight
-    new.generation_config = model.generation_config
+    # What the model that rows are trained on says that it knows is not what it knows afterwards.
+    said = model.generation_config.items()
+    new.generation_config = {key: value for key, value in said if config.is_drawn or key != "knows"}
     return new
 
 
@@ -101,9 +103,12 @@ def answering_model(task: Task, everywhere: bool = True, copied: bool = False) -
     return plain_model(model, tensors, config).to(ranks.device, task.dtype) if tensors else model
 
 
-def run_card(task: Task, config: TrainConfig, step: int, scores: dict[str, float]) -> str:
-    rows = [f"| {name.removeprefix('eval_')} | {value:.3f} |" for name, value in scores.items()]
-    table = "\n".join(["| held-out, in the run | value |", "| --- | --- |", *rows])
+def run_card(task: Task, config: TrainConfig, step: int, scores: dict[str, Score]) -> str:
+    rows = [
+        f"| {name.removeprefix('eval_')} | {one.value:.3f} | {one.interval_text} | {one.n:,} |"
+        for name, one in scores.items()
+    ]
+    table = "\n".join(["| held-out, in the run | value | 95% interval | n |", "| --- " * 4 + "|", *rows])
     extra: dict[str, Any] = {"license": task.license} if task.license else {}
     if not config.is_drawn:
         entries = dataset_entries(config.data)

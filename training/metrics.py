@@ -18,7 +18,8 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from data.errors import replacing
+from data.errors import ImageError, replacing
+from data.images import load_image
 from data.packing import Batch
 from data.video import Clip
 from messages import one_line
@@ -36,6 +37,7 @@ _SHOWN = {
     "loss": ("loss", "{:.3f}"),
     "reward": ("reward", "{:.3f}"),
     "dense_loss": ("dense_loss", "{:.3f}"),
+    "samples_per_step": ("rows/step", "{:,.1f}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
     "images_per_second": ("images/s", "{:,.1f}"),
     "mfu": ("MFU", "{:.0%}"),
@@ -105,11 +107,12 @@ class Metrics:
                         small(image).save(writing / names[-1])
                     row: dict[str, Any] = {"pictures": names, "question": one.question.text}
                     row |= {"target": one.question.target, "answer": one.answer, "right": one.right}
+                    row |= {"stop_reason": one.stop_reason}
                     row |= {} if one.reward is None else {"reward": one.reward}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
             shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
             writing.rename(folder)
-        except OSError as error:
+        except (OSError, ImageError) as error:
             self.say(f"step {step}: sample answers could not be written, the run goes on: {error}")
         self._track(lambda tracker: tracker.log_samples(answered, step))
 
@@ -134,18 +137,18 @@ class Metrics:
 
 # ------------------------------------------------------------------------------------------------- speed
 class Throughput:
-    """Tokens and images per second and MFU since the last row, without evaluations and saves. All ranks add
-    theirs; `first` is the step that the run resumes from."""
+    """Samples per step, tokens and images per second and MFU since the last row, without evaluations and
+    saves. All ranks add theirs; `first` is the step that the run resumes from."""
 
     def __init__(self, task: Task, dtype: torch.dtype, first: int):
         self.task, self.ranks, ranks = task, task.ranks, task.ranks
         self.learns, self.adapters = what_learns(task.model)
         self.peak = peak_flops(ranks.device, dtype)[0] * ranks.world_size if ranks.is_first else 0.0
-        self.first, self._began = first, time.monotonic()
+        self.first, self._last, self._began = first, first, time.monotonic()
         self._reset()
 
     def _reset(self) -> None:
-        self._tokens = self._images = 0
+        self._tokens = self._images = self._samples = 0
         self._flops = self._aside = 0.0
         self._since = time.monotonic()
 
@@ -155,6 +158,7 @@ class Throughput:
             amounts = self.task.amounts(batch, step)
             self._tokens += int(amounts.positions)
             self._images += batch.images
+            self._samples += sum(map(len, batch.sample_ids))
             self._flops += training_flops(self.task.model.config, amounts, self.learns, self.adapters)
 
     @contextmanager
@@ -169,10 +173,12 @@ class Throughput:
     def row(self, done: int) -> dict[str, float]:
         """What goes into metrics.jsonl after `done` steps; all ranks call it."""
         seconds = max(time.monotonic() - self._since - self._aside, 1e-9)
-        tokens, images, flops = self.ranks.sum(self._tokens, self._images, self._flops)
+        own = self._tokens, self._images, self._flops, self._samples
+        tokens, images, flops, samples = self.ranks.sum(*own)
+        steps, self._last = max(1, done - self._last), done
         each = (time.monotonic() - self._began) / max(done - self.first, 1)
         self._reset()
-        row = {"images_per_second": round(images / seconds, 2)}
+        row = {"images_per_second": round(images / seconds, 2), "samples_per_step": round(samples / steps, 2)}
         if tokens:  # the first stage on shapes has none
             row = {"tokens_per_second": round(tokens / seconds, 1)} | row
         if self.peak:
@@ -180,10 +186,9 @@ class Throughput:
         return row | {"seconds_left": round(each * (self.task.steps - done))}
 
 
-def small(image: Image.Image | Clip) -> Image.Image:
-    """An image, or a video's first frame."""
-    first = next(image.frames([0])) if isinstance(image, Clip) else image
-    copy = first.convert("RGB")
+def small(image: Any) -> Image.Image:
+    """What `load_image` takes, or a video's first frame, as a small image."""
+    copy = load_image(next(image.frames([0])) if isinstance(image, Clip) else image).copy()
     copy.thumbnail((_LONGEST, _LONGEST))
     return copy
 

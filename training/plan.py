@@ -556,4 +556,4 @@ def _rows_here(config: TrainConfig) -> int | None:
     """Rows of the data, if all of it lies on this machine."""
     entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.data)]
     counts = [count_rows(entry.path, entry.subset, entry.split) for entry in entries]
-    return None if None in counts else sum(count or 0 for count in counts)
+    return None if None in counts else round(sum(count or 0 for count in counts) * (1 - config.holdout))

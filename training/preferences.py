@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from data.packing import Batch
 from generation.options import SamplingParams
@@ -20,6 +20,7 @@ from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks
 from training.rows import ComparedLoss, RowsTask
+from training.task import Score
 
 
 class PreferencesLoss(ComparedLoss):
@@ -95,6 +96,14 @@ class PreferencesTask(RowsTask):
 
     def new_loss(self, blank: bool) -> PreferencesLoss:
         return PreferencesLoss(self.model, blank, self.config)
+
+    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, Score]:
+        """As for rows; of each pair it is known whether it counts in the accuracy."""
+        scores = super().evaluate(wrapped, step)
+        if accuracy := scores.get("eval_accuracy"):
+            right = round(accuracy.value * accuracy.n)
+            scores["eval_accuracy"] = Score.of([1.0] * right + [0.0] * (accuracy.n - right))
+        return scores
 
     def count(self, batches: Sequence[Batch]) -> float:
         """Of pairs."""

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import DatasetError
-from data.images import load_image
 from data.loader import LoaderConfig
 from data.order import key_of
 from data.packing import IGNORE_INDEX, Batch, Sample, collate, pack_answers
@@ -43,7 +42,7 @@ from training.export import answering_model
 from training.policy import PolicyLoss, advantages, step_weight, token_weights
 from training.rewards import Rewards
 from training.rows import RowsLoss, RowsTask, grouped
-from training.task import Answered, Question
+from training.task import Answered, Question, Score
 
 # Factor less 1 by which training may give a fresh token another probability than sampling did.
 _MOST_OFF = {torch.float32: 1e-3, torch.bfloat16: 1.0}
@@ -428,29 +427,32 @@ class RewardsTask(RowsTask):
             order = sorted(range(len(group.totals)), key=lambda answer: group.totals[answer])
             question = self._question(group)
             for answer in (order[-1], order[0]):
-                shown.append(Answered(question, group.texts[answer], group.totals[answer]))
+                ended = "stop" if group.ended[answer] else "length"
+                shown.append(Answered(question, group.texts[answer], group.totals[answer], ended))
         return shown
 
     def _question(self, group: Group) -> Question:
         row, sources = group.sample.row or {}, group.sample.images
-        images = tuple(load_image(one, self.processor.limits) for one in sources if not isinstance(one, Clip))
+        images = tuple(one for one in sources if not isinstance(one, Clip))
         return Question(images, str(row["question"]), str(row["target"]))
 
     @torch.no_grad()
-    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
-        """Mean reward of the likeliest answers to held-out questions."""
+    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, Score]:
+        """Mean reward of the likeliest answers to held-out questions, and the share that was cut off."""
         if self.held_out is None or not self.config.eval_pictures:
             return {}
         model, native = self._answering()
-        options, totals = replace(self.options, temperature=0.0, num_return_sequences=1), list[float]()
+        options = replace(self.options, temperature=0.0, num_return_sequences=1)
+        found = list[tuple[float, bool]]()  # of each answer, its reward and whether it was cut off
         for batches in self._held_out_groups():
             groups = self._asked(batches)
             self._answer(groups, model, native, options, [0] * len(groups))
-            totals += [total for group in groups if group.rewards for total in group.totals]
-        total, count = self.ranks.sum(math.fsum(totals), len(totals))
-        if not count:
+            scored = (group for group in groups if group.rewards)
+            found += [(one, not end) for group in scored for one, end in zip(group.totals, group.ended)]
+        found = [one for of_rank in self.ranks.gather(found) for one in of_rank]
+        if not found:
             raise DatasetError("--eval-data: no row can be scored, on any rank")
-        return {"eval_reward": total / count}
+        return dict(zip(("eval_reward", "eval_cut_off"), map(Score.of, zip(*found))))
 
 
 _OF_BATCH = ("batch_size", "group_size", "updates")

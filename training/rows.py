@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from data.errors import BadRow, DatasetError, ImageError, ProcessorError
-from data.images import load_image
+from data.held_out import open_both
 from data.loader import DropCount, Loader, LoaderConfig, counts_exactly, merge_states, steps_per_run
 from data.order import ShardReader
 from data.packing import Batch, segment_mask
 from data.processor import Processor, make_processor
-from data.sources import Mixture, open_datasets
+from data.sources import Mixture
 from data.tiles import Images
 from data.tokenizer import SPECIAL_TOKENS
-from data.video import Clip, open_video
+from data.video import open_video
 from families import FAMILIES
 from families.idefics3 import IdeficsImages
 from generation.options import SamplingParams, adjusted_scores
@@ -35,9 +34,9 @@ from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
 from training.distributed import Ranks
 from training.optim import part_of
-from training.task import Question, Task
+from training.task import Question, Score, Task
 
-_ROWS_TO_SEARCH = 200  # for questions to show
+_UNUSABLE_ROWS = 200  # passed over, at most, in the search for questions
 
 
 class RowsLoss(nn.Module):
@@ -163,9 +162,9 @@ class RowsTask(Task):
 
     def _open(self) -> tuple[Mixture, Mixture | None]:
         """The rows to train on, and the held-out ones, if any."""
-        data, held_out = self.config.data, self.config.eval_data
-        rows = open_datasets(dataset_entries(data), self.preferences)
-        return rows, open_datasets(dataset_entries(held_out), self.preferences) if held_out else None
+        config = self.config
+        held_out = dataset_entries(config.eval_data) if config.eval_data else []
+        return open_both(dataset_entries(config.data), held_out, config.holdout, self.preferences)
 
     def _steps_of_epochs(self) -> int:
         """The first rank counts. Where it cannot count all rows, the run has the estimated number of steps,
@@ -226,7 +225,7 @@ class RowsTask(Task):
             return []
         reader = ShardReader(self.held_out, 0, 1, seed=0, epochs=1)
         found: list[Question] = []
-        for _ in range(_ROWS_TO_SEARCH):
+        for _ in range(count + _UNUSABLE_ROWS):
             if len(found) == count or (row := reader.next()) is None:
                 break
             try:
@@ -239,25 +238,26 @@ class RowsTask(Task):
         return found
 
     @torch.no_grad()
-    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
+    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, Score]:
         """Mean loss per labelled token, or pair, of held-out rows, if there are any, and what else is logged.
         All ranks raise a DatasetError if no row is usable or reading them failed."""
         if self.held_out is None or not self.config.eval_pictures:
             return {}
         self.model.eval()
-        losses, counted, logged = [], 0.0, dict[str, Tensor]()
+        losses, counted, rows, logged = [], 0.0, 0, dict[str, Tensor]()
         for batch in (batch for group in self._held_out_groups() for batch in group):
             loss, parts = wrapped(**batch.to(self.model.device))
             losses.append(loss)
             logged = added(logged, parts)
             counted += self.count([batch])
+            rows += sum(map(len, batch.sample_ids))
         self.model.train()
         summed = (sum(loss.item() for loss in losses), *(value.item() for value in logged.values()))
-        counted, *sums = self.ranks.sum(counted, *summed)
+        counted, of_rows, *sums = self.ranks.sum(counted, rows, *summed)
         if not counted:
             raise DatasetError("--eval-data: no row can be scored, on any rank")
-        names = ("loss", *logged)
-        return {f"eval_{name}": value / counted for name, value in zip(names, sums, strict=True)}
+        n = int(counted if self.preferences else of_rows)
+        return {f"eval_{name}": Score(one / counted, n) for name, one in zip(("loss", *logged), sums)}
 
     def _held_out_groups(self) -> Iterator[list[Batch]]:
         """This rank's batches of held-out rows, those of a step together, or padding beside other ranks' last
@@ -295,16 +295,16 @@ def grouped(loader: Loader) -> Iterator[list[Batch]]:
 
 
 def first_question(messages: list[dict[str, Any]], processor: Processor) -> Question:
-    """What a conversation asks before its first answer, with its images loaded and its videos opened."""
+    """What a conversation asks before its first answer, with its videos opened."""
     end = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
     texts: dict[str, list[str]] = {"user": [], "system": [], "assistant": []}
-    images = list[Image.Image | Clip]()
+    images = list[Any]()
     for message in messages[: end + 1]:
         for part in message["content"]:
             if part["type"] == "text":
                 texts.get(message["role"], texts["user"]).append(str(part["text"]).strip())
             elif part["type"] == "image":
-                images.append(load_image(part["image"], processor.limits))
+                images.append(part["image"])
             else:
                 images.append(open_video(part["video"], processor.limits))
     said = {role: " ".join(parts) for role, parts in texts.items()}

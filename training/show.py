@@ -8,10 +8,13 @@ from itertools import groupby
 
 import numpy as np
 
+from data.boxes import SIZES
+from data.held_out import open_both
 from data.loader import LoaderConfig, look
 from data.packing import IGNORE_INDEX, Sample
 from data.processor import Processor
-from data.sources import Source, open_datasets
+from data.row_schemas import OF_BOXES
+from data.sources import Source
 from models.checkpoints.hub import for_terminal, snapshot
 from training.config import TrainConfig, dataset_entries
 from training.plan import network
@@ -24,7 +27,7 @@ def describe_rows(config: TrainConfig, count: int) -> str:
     """What the first rows are like, why rows were left out, and `count` samples with their labels marked."""
     if config.is_drawn:
         raise ValueError("--show: expected --data with rows; this run draws its images")
-    mixture = open_datasets(dataset_entries(config.data), config.task == "preferences")
+    mixture, _ = open_both(dataset_entries(config.data), [], config.holdout, config.task == "preferences")
     shape, _ = network(config)
     if config.init_from:
         folder = snapshot(config.init_from)
@@ -34,7 +37,10 @@ def describe_rows(config: TrainConfig, count: int) -> str:
         shape = replace(shape, image_token_id=tokenizer.convert_tokens_to_ids("<image>"))
         processor = backbone_processor(tokenizer, shape, config)
     limits = LoaderConfig(
-        sequence_length=config.sequence_length, max_tiles=config.max_tiles or None, seed=config.seed
+        sequence_length=config.sequence_length,
+        max_tiles=config.max_tiles or None,
+        seed=config.seed,
+        questions=config.task == "rewards",
     )
     samples, filtered, dropped = look(mixture, processor, limits, max(_LOOKED_AT, count))
     lines = [*map(_described, mixture.sources, mixture.shares)]
@@ -68,6 +74,7 @@ def _described(source: Source, share: float) -> str:
     named = {
         one: f"always {schema.constants[one]!r}" if one in schema.constants else schema.columns.get(one, one)
         for one in dict.fromkeys((*schema.text_columns, *schema.columns, *schema.constants))
+        if one not in SIZES or schema.text_columns in OF_BOXES
     }
     read = ", ".join(one if one == theirs else f"{one} ({theirs})" for one, theirs in named.items())
     rows = "a stream" if number is None else f"{number:,} rows"

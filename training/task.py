@@ -3,16 +3,16 @@ and `shapes/training.py`; a recipe may bring one of its own (`training.config.se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from PIL import Image
 from torch import Tensor, nn
 
 from data.packing import Batch
 from data.processor import Processor
-from data.video import Clip
+from eval.statistics import CONFIDENCE, Interval, score_interval
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks, compute_dtype
@@ -20,11 +20,35 @@ from training.flops import Amounts, amounts_of
 from training.rewards import plain
 
 
+class Score(NamedTuple):
+    """A held-out figure: the mean over `n` rows, questions or pairs, and its interval where each of them has
+    a value of its own (a loss per token has none)."""
+
+    value: float
+    n: int
+    interval: Interval | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Score:
+        """The mean of these; of equal values there is an interval where they are shares, from 0 to 1."""
+        spread = max(values) > min(values) or all(0 <= value <= 1 for value in values)
+        return cls(math.fsum(values) / len(values), len(values), score_interval(values) if spread else None)
+
+    @property
+    def interval_text(self) -> str:
+        return "" if self.interval is None else "{:.3f} to {:.3f}".format(*self.interval)
+
+    def __str__(self) -> str:
+        interval = f"{CONFIDENCE:.0%} interval {self.interval_text}, " if self.interval else ""
+        return f"{self.value:.3f} ({interval}n {self.n:,})"
+
+
 @dataclass(frozen=True)
 class Question:
-    """A held-out question, its answer, and other answers that are as good."""
+    """A held-out question, its answer, and other answers that are as good. `images` are what `load_image`
+    takes, or clips."""
 
-    images: tuple[Image.Image | Clip, ...]
+    images: tuple[Any, ...]
     text: str
     target: str
     accept: tuple[str, ...] = ()
@@ -33,11 +57,13 @@ class Question:
 
 @dataclass(frozen=True)
 class Answered:
-    """A question with the model's answer, and its reward if one was given."""
+    """A question with the model's answer, its reward if one was given, and why it ended: "stop", or "length"
+    where it was cut off."""
 
     question: Question
     answer: str
     reward: float | None = None
+    stop_reason: str = "stop"
 
     @property
     def right(self) -> bool:
@@ -47,8 +73,9 @@ class Answered:
 
     @property
     def caption(self) -> str:
-        reward = "" if self.reward is None else f", reward {self.reward:g}"
-        return f"{self.question.text} -> {self.answer} (expected: {self.question.target}{reward})"
+        more = "" if self.reward is None else f", reward {self.reward:g}"
+        more += ", cut off" if self.stop_reason == "length" else ""
+        return f"{self.question.text} -> {self.answer} (expected: {self.question.target}{more})"
 
 
 class Task:
@@ -121,7 +148,7 @@ class Task:
     def check_rows(self) -> None:
         """Raises DatasetError, on all ranks, at the end of a run of which too many rows were unusable."""
 
-    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
+    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, Score]:
         """Scores on held-out data; all ranks call it."""
         raise NotImplementedError
 

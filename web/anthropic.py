@@ -144,8 +144,9 @@ class Made:
 
     async def events(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
         begun: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
-        yield {"type": "message_start", "message": begun | {"usage": self._usage()}}
         async for what, block, text, _ in changes(chunks, self.ending):
+            if not self.blocks:  # the length of the prompt is known
+                yield {"type": "message_start", "message": begun | {"usage": self._usage()}}
             if what == "begins":
                 self.blocks.append(block)
                 fields: dict[str, Any] = {"content_block": self._block(block)}
@@ -167,7 +168,7 @@ class Made:
         return {"stop_reason": ENDINGS.get(self.ending.finish, "end_turn"), "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
-        """Nothing yet where the answer has only begun."""
+        """Nothing where no chunk has said it yet."""
         usage = self.ending.usage
         cached = usage["prompt_tokens_details"]["cached_tokens"] if usage else 0
         return {

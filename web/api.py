@@ -4,10 +4,11 @@
     with socket.create_server(("127.0.0.1", 8000)) as listening:
         Server(engine, Hosts("127.0.0.1")).run([listening])
 
-    POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/completions
-    GET /v1/models, /health, /metrics, /docs, /openapi.json
+    POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens
+    GET /v1/models, /health, /metrics, /openapi.json; HEAD as well
 
-All but the first are written from it: see `web.blocks`.
+The others that answer are written from the first: see `web.blocks`. A stream has a comment in it wherever it
+is silent for PING_SECONDS, so that no proxy takes it for dead.
 
 Each refusal is one JSON object in OpenAI's form. A client that goes away takes its request along. One line is
 logged for a request, without its content. On SIGTERM what was accepted is answered, up to `drain` seconds.
@@ -17,12 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
 import os
 import secrets
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,57 +32,54 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.sse import EventSourceResponse, format_sse_event
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from data import chat
 from data.errors import ImageError
 from data.images import ImageLimits, NamedBytes, image_size, read_bytes
 from data.tools import CallPiece, whole_calls
-from generation.options import GenerationOptions
 from inference.boxes import located
-from inference.checkpoint import Checkpoint, PixelText
+from inference.checkpoint import PixelText
 from inference.votes import pick
 from messages import printable
 from models import __version__
-from web import anthropic, completions, responses
+from web import anthropic, responses
 from web.blocks import piece_of
 from web.connections import BoundedServer
 from web.engine import (
     Engine,
     EngineRequest,
     Piece,
-    Prepared,
-    QueueFull,
     Ticket,
     prepare_messages,
-    prepare_text,
 )
 from web.errors import Refused, log_fault, refusal
-from web.explain import ABOUT, CHAT, QUESTION, described, explanation
 from web.guard import Hosts, Room, Turns, read_body
 from web.models import model_ids
-from web.protocol import ChatRequest, check_request, read_object, read_request
+from web.protocol import ChatRequest, StreamOptions, check_request, read_object, read_request
 
 log = logging.getLogger("ocelli.server")
 
 KEPT_SECONDS = 75  # that a connection is kept for the next request: longer than most clients keep theirs
 LINGER_SECONDS, LINGER_BYTES = 5, 2**25  # for what is still sent of a request that was refused
 FETCHES = 8  # images of the internet that are fetched at a time
-AHEAD = 2  # times the slots: prompts of one request that are in the queue
-FULL_SECONDS = 0.1  # until the next of them asks again for room there
+PING_SECONDS = 15  # of silence in a stream: proxies wait for 60 or so
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's streams, but for Responses
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx would collect events
-OPEN = ("/", "/docs", "/openapi.json", "/health")  # without a key: a browser can send none, nor can balancers
-PATHS = ("/v1", "/health", "/metrics", "/docs", "/openapi.json")  # of the server for programs, beside a page
-RESPONSES, MESSAGES, COMPLETIONS = "/v1/responses", "/v1/messages", "/v1/completions"
+ABOUT = "Small vision-language models, in the protocols of OpenAI and Anthropic."
+OPEN = ("/", "/openapi.json", "/health")  # without a key: a browser can send none, nor can balancers
+OLLAMA = "/api/"
+PATHS = ("/v1", "/health", "/metrics", "/openapi.json", OLLAMA)  # of the server for programs, beside a page
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)  # seconds
 
@@ -105,8 +104,12 @@ class ApiLimits:
 
 
 def client_of(scope: Scope) -> str:
-    """The address of a client. What a proxy says of it is a stranger's text."""
-    return printable((scope.get("client") or ("", 0))[0], 60)
+    """The address of a client. What a proxy says of it may be any stranger's text: quoted, if it is none."""
+    said = (scope.get("client") or ("", 0))[0]
+    try:
+        return str(ipaddress.ip_address(said))
+    except ValueError:
+        return ascii(said[:60])
 
 
 # ---------------------------------------------------------------------------------------------------- metrics
@@ -317,25 +320,31 @@ Body = Annotated[bytes, Depends(body_in_time)]
 router = APIRouter()
 
 
-@router.post(CHAT, summary="Ask about images", openapi_extra=QUESTION)
+def body_of(schema: str = "") -> dict[str, Any]:
+    """What OpenAPI says of a body that an endpoint reads by itself: any object, or one of this schema."""
+    about = {"$ref": schema} if schema else {"type": "object"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": about}}}}
+
+
+@router.post(CHAT, summary="Ask about images", openapi_extra=body_of("#/components/schemas/ChatRequest"))
 async def chat_completions(request: Request, api: Shared, record: Logged, body: Body) -> Response:
     asked, headers = read_request(body, api.engine.limits.max_new_tokens, api.limits.strict)
-    answer = await asked_chat(request, api, record, asked)
     if not asked.stream:
-        return JSONResponse(await answer.whole(), headers=headers)
-    return streamed(await started(answer.events()), headers, DONE)
+        return JSONResponse(await (await asked_chat(request, api, record, asked)).whole(), headers=headers)
+    chunks, silent = await started(chunks_of(request, api, record, asked))
+    return streamed(chunks, silent, headers, DONE)
 
 
-@router.post(RESPONSES, summary="The same in the protocol of OpenAI's Responses")
+@router.post(RESPONSES, summary="The same in the protocol of OpenAI's Responses", openapi_extra=body_of())
 async def create_response(request: Request, api: Shared, record: Logged, body: Body) -> Response:
     record.names, asked = responses.BACK, read_object(body)
     before = api.store.before(piece_of(asked, "previous_response_id", str), body, api.limits.max_body)
     chat = responses.chat_body(asked, before.messages)
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
     made = responses.Made(asked, checked, before, partial(api.store.put, client=client_of(request.scope)))
-    chunks = await started((await asked_chat(request, api, record, checked)).events())
+    chunks, silent = await started(chunks_of(request, api, record, checked))
     record.failed = made.failed
-    return await told(made, made.events(chunks), asked, headers)
+    return await told(made, made.events(chunks), silent, asked, headers)
 
 
 @router.get(RESPONSES + "/{name}", summary="A response that is kept")
@@ -349,71 +358,50 @@ async def drop_response(api: Shared, name: str) -> Response:
     return JSONResponse({"id": name, "object": "response", "deleted": True})
 
 
-@router.post(MESSAGES, summary="The same in the protocol of Anthropic's Messages")
+@router.post(MESSAGES, summary="The same in the protocol of Anthropic's Messages", openapi_extra=body_of())
 async def create_message(request: Request, api: Shared, record: Logged, body: Body) -> Response:
     record.names, asked = anthropic.BACK, read_object(body)
     chat = anthropic.chat_body(asked)
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
     made = anthropic.Made(checked.model)
-    chunks = await started((await asked_chat(request, api, record, checked)).events())
-    return await told(made, made.events(chunks), asked, headers)
+    chunks, silent = await started(chunks_of(request, api, record, checked))
+    return await told(made, made.events(chunks), silent, asked, headers)
 
 
-@router.post(COMPLETIONS, summary="Go on with a text, without a chat template")
-async def create_completion(request: Request, api: Shared, record: Logged, body: Body) -> Response:
-    record.names, asked = completions.BACK, read_object(body)
-    chat, prompts = completions.chat_body(asked)
+@router.post(MESSAGES + "/count_tokens", summary="How many tokens a message asks", openapi_extra=body_of())
+async def count_tokens(request: Request, api: Shared, record: Logged, body: Body) -> Response:
+    record.names, asked = anthropic.BACK, read_object(body)
+    chat = anthropic.chat_body({"max_tokens": 1} | asked)
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
-    record.model, options = api.listed(checked.model)["id"], options_of(api, checked, len(prompts))
-    made = completions.Made(asked, prompts, checked.n)
-
-    async def answers() -> AsyncIterator[Events]:
-        """The chunks of each prompt. Some are ahead in the queue, others follow as it has room."""
-        left, ahead = deque(prompts), deque[Events]()
-        most = max(1, AHEAD * api.engine.limits.slots // checked.n)
-        while left or ahead:
-            while left and len(ahead) < most:
-                prepare = partial(prepare_text, left[0], options)
-                try:
-                    ahead.append(submitted(request, api, record, checked, prepare).events())
-                    left.popleft()
-                except QueueFull:
-                    if not record.tickets or api.engine.ending:
-                        raise
-                    if ahead:
-                        break
-                    await asyncio.sleep(FULL_SECONDS)
-            yield ahead.popleft()
-
-    return await told(made, await started(made.events(answers())), asked, headers, DONE)
+    ticket = (await asked_chat(request, api, record, checked, answers=0)).ticket
+    async for _ in ticket:
+        pass
+    return JSONResponse({"input_tokens": ticket.prompt_tokens}, headers=headers)
 
 
-async def asked_chat(request: Request, api: Api, record: Record, asked: ChatRequest) -> Answer:
-    """What is asked, as a question to the engine. Raises Refused and ImageError."""
-    record.model, options = api.listed(asked.model)["id"], options_of(api, asked)
-    messages = await opened(request, api, asked, record)
-    tools = asked.shown_tools
-    prepare = partial(prepare_messages, messages, options, thinks_by=asked.thinks_by, tools=tools)
-    return submitted(request, api, record, asked, prepare)
-
-
-def options_of(api: Api, asked: ChatRequest, prompts: int = 1) -> GenerationOptions:
-    return asked.options(api.engine.limits.max_new_tokens, api.engine.limits.slots, prompts)
-
-
-def submitted(
-    request: Request,
-    api: Api,
-    record: Record,
-    asked: ChatRequest,
-    prepare: Callable[[Checkpoint], Prepared],
+async def asked_chat(
+    request: Request, api: Api, record: Record, asked: ChatRequest, answers: int | None = None
 ) -> Answer:
-    client = client_of(request.scope)
+    """What is asked, as a question to the engine, of so many `answers` in place of those that it asks for.
+    Raises Refused and ImageError."""
+    record.model, limits = api.listed(asked.model)["id"], api.engine.limits
+    if asked.structured_outputs is not None:
+        record.names = record.names | {"response_format": "structured_outputs"}
+    options = asked.options(limits.max_new_tokens, limits.slots)
+    messages, client = await opened(request, api, asked, record), client_of(request.scope)
+    tools, count = asked.shown_tools, asked.n if answers is None else answers
+    prepare = partial(prepare_messages, messages, options, thinks_by=asked.thinks_by, tools=tools)
     video = any(part.video_url for message in asked.messages for part in message.content or ())
     model, stop = api.names[asked.model], tuple(asked.stop)
-    question = EngineRequest(model, prepare, asked.n, stop, asked.top, client, asked.held_to, video)
+    question = EngineRequest(model, prepare, count, stop, asked.top, client, asked.held_to, video)
     record.tickets.append(api.engine.submit(question))
     return Answer(api.engine, record.tickets[-1], asked)
+
+
+async def chunks_of(request: Request, api: Api, record: Record, asked: ChatRequest) -> Events:
+    """The chunks of what is asked, from the first look at its images on."""
+    async for chunk in (await asked_chat(request, api, record, asked)).events():
+        yield chunk
 
 
 async def opened(request: Request, api: Api, asked: ChatRequest, record: Record) -> list[chat.Message]:
@@ -449,34 +437,75 @@ async def opened(request: Request, api: Api, asked: ChatRequest, record: Record)
 Events = AsyncIterator[dict[str, Any]]
 
 
-async def started(events: Events) -> Events:
-    """The same events, once the first has come: errors until then have a status."""
-    first = await anext(events)
+async def started(events: Events) -> tuple[Events, bool]:
+    """The same events, once the first has come, or PING_SECONDS later: errors until then have a status. And
+    whether none has come."""
+    first = asyncio.ensure_future(anext(events))
 
     async def all_of_them() -> Events:
-        yield first
+        try:
+            yield await first
+        finally:
+            first.cancel()
         async for event in events:
             yield event
 
-    return all_of_them()
+    try:
+        await asyncio.wait([first], timeout=PING_SECONDS)
+    except asyncio.CancelledError:
+        first.cancel()
+        raise
+    if first.done():
+        first.result()  # raises what it has failed with
+    return all_of_them(), not first.done()
 
 
-def streamed(events: Events, headers: dict[str, str], last: bytes = b"") -> Response:
+class Stream(EventSourceResponse):
+    """Events with pings between them. FastAPI has these as well, in routes that always stream, at the cost of
+    two more queues for each event."""
+
+    async def stream_response(self, send: Send) -> None:
+        latest = time.monotonic()
+
+        async def noted(message: Message) -> None:
+            nonlocal latest
+            await send(message)
+            latest = time.monotonic()
+
+        async def ping() -> None:
+            while True:
+                if (left := latest + PING_SECONDS - time.monotonic()) > 0:
+                    await asyncio.sleep(left)
+                else:
+                    await noted({"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True})
+
+        pinging = asyncio.create_task(ping())
+        try:
+            await super().stream_response(noted)
+        finally:
+            pinging.cancel()
+
+
+def streamed(events: Events, silent: bool, headers: dict[str, str], last: bytes = b"") -> Response:
+    """silent: whether the client has waited for long already."""
+
     async def encoded() -> AsyncIterator[bytes]:
+        if silent:
+            yield KEEPALIVE_COMMENT
         async for event in events:
             yield event_of(event)
         if last:
             yield last
 
-    return EventSourceResponse(encoded(), headers=STREAM_HEADERS | headers)
+    return Stream(encoded(), headers=STREAM_HEADERS | headers)
 
 
 async def told(
-    made: Any, events: Events, asked: dict[str, Any], headers: dict[str, str], last: bytes = b""
+    made: Any, events: Events, silent: bool, asked: dict[str, Any], headers: dict[str, str]
 ) -> Response:
     """What is made of chunks in another protocol: its events, or the whole after them."""
     if asked.get("stream"):
-        return streamed(events, headers, last)
+        return streamed(events, silent, headers)
     async for _ in events:
         pass
     return JSONResponse(made.whole, headers=headers)
@@ -510,28 +539,24 @@ async def metrics(api: Shared) -> Response:
 
 @router.get("/openapi.json", include_in_schema=False)
 async def description(request: Request) -> Response:
-    return JSONResponse(described(request.app))
-
-
-@router.get("/docs", include_in_schema=False)
-async def docs(request: Request) -> Response:
-    return HTMLResponse(explanation(described(request.app)))
+    made = request.app.openapi()
+    schema = ChatRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+    known = made.setdefault("components", {}).setdefault("schemas", {})
+    known |= schema.pop("$defs") | {"ChatRequest": schema}
+    return JSONResponse(made)
 
 
 @router.get("/", include_in_schema=False)
 @router.get("/v1", include_in_schema=False)
-async def index(request: Request) -> Response:
-    if "text/html" in request.headers.get("accept", ""):  # a browser
-        return RedirectResponse("/docs")
-    paths = {
-        "chat": CHAT,
-        "responses": RESPONSES,
-        "messages": MESSAGES,
-        "models": "/v1/models",
-        "docs": "/docs",
-        "description": "/openapi.json",
-    }
+async def index() -> Response:
+    paths = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
+    paths |= {"models": "/v1/models", "description": "/openapi.json"}
     return JSONResponse({"name": "Ocelli", "about": ABOUT, **paths})
+
+
+@router.api_route(OLLAMA + "{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+async def ollama() -> Response:
+    raise Refused(404, "this server does not speak Ollama's protocol: use OpenAI's, at /v1 of this address")
 
 
 class Answer:
@@ -629,14 +654,16 @@ class Answer:
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a stream: each answer begins with its role and ends with its reason."""
-        options = self.asked.stream_options
-        extra = {"usage": None} if options is not None and options.include_usage else {}
+        options = self.asked.stream_options or StreamOptions()
+        extra: dict[str, Any] = {"usage": None} if options.include_usage else {}
         silent = set(range(self.asked.n))
 
         def chunk(
             index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
         ) -> dict[str, Any]:
             choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+            if options.continuous_usage_stats and extra:
+                extra["usage"] = self._usage()
             return self._object("chat.completion.chunk", [choice], **extra)
 
         def role(index: int) -> dict[str, Any]:
@@ -713,10 +740,13 @@ class Door:
 
     Args:
         api_key: what clients have to send as a bearer token, except for what is OPEN; None asks for none.
+        origins: whose pages may send requests, besides those of `hosts`; "*" is all.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Hosts, metrics: Metrics, api_key: str | None):
-        self.app, self.hosts, self.metrics = app, hosts, metrics
+    def __init__(
+        self, app: ASGIApp, hosts: Hosts, metrics: Metrics, api_key: str | None, origins: Sequence[str] = ()
+    ):
+        self.app, self.hosts, self.metrics, self.origins = app, hosts, metrics, origins
         self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -727,6 +757,8 @@ class Door:
         began, status, streams, record = time.monotonic(), 0, False, Record()
         if scope["path"].startswith(MESSAGES):
             record.body = record.failed = anthropic.error_body
+        elif scope["path"].startswith(OLLAMA):
+            record.body = lambda told: {"error": str(told)}
         scope.setdefault("state", {})["record"] = record
 
         async def heard(message: Message) -> None:
@@ -747,9 +779,13 @@ class Door:
 
         try:
             headers = Headers(scope=scope)
-            self.hosts.check(headers)
+            if "content-length" in headers and "transfer-encoding" in headers:
+                # A proxy that believes the other one sees another request where this one ends.
+                raise Refused(400, "expected either Content-Length or Transfer-Encoding, got both")
+            self.hosts.check(headers, self.origins)
             self._check_key(headers, scope["path"])
-            await self.app(scope, receive, heard)
+            asked = "GET" if scope["method"] == "HEAD" else scope["method"]  # the body stays in uvicorn
+            await self.app({**scope, "method": asked}, receive, heard)
         except Exception as error:
             told = record.told(error)
             if told.status == 500:
@@ -765,7 +801,7 @@ class Door:
         finally:
             status, seconds = status or 499, time.monotonic() - began
             self._count(record, status, seconds)
-            client, path = client_of(scope) or "-", printable(scope["path"], 80)
+            client, path = client_of(scope), printable(quote(scope["path"]), 80)
             line = f"{client} {scope['method']} {path} {status} {seconds:.3f}s {record}"
             log.info("%s", line.rstrip())
 
@@ -787,6 +823,16 @@ class Door:
             raise Refused(401, "expected this server's API key as a bearer token", code="invalid_api_key")
 
 
+class Origins(CORSMiddleware):
+    """CORS for pages of the origins that are allowed; those of others meet the `Door`, which refuses and logs
+    what they send, also what their browsers ask first."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origin = Headers(scope=scope).get("origin") if scope["type"] == "http" else None
+        allowed = origin is not None and self.is_allowed_origin(origin)
+        await (super().__call__ if allowed else self.app)(scope, receive, send)
+
+
 async def _swallow(receive: Receive) -> None:
     """Read and discard the rest of a refused request: else a client that is still sending sees a reset, and
     not the refusal."""
@@ -805,6 +851,7 @@ class Server(BoundedServer):
     Args:
         proxies: addresses whose X-Forwarded-For is believed, such as a balancer's.
         page: answers for all other paths, if there is one; with its own guard.
+        origins: of other sites, such as "https://ui.example", whose pages may ask; "*" is all.
     """
 
     def __init__(
@@ -816,9 +863,15 @@ class Server(BoundedServer):
         drain: float = 30,
         proxies: Sequence[str] = (),
         page: ASGIApp | None = None,
+        origins: Sequence[str] = (),
     ):
         self.metrics = Metrics(engine)
-        door = Door(make_app(engine, limits, self.metrics), hosts, self.metrics, api_key)
+        door: ASGIApp = Door(make_app(engine, limits, self.metrics), hosts, self.metrics, api_key, origins)
+        if origins:
+            shown = ("retry-after", "x-ocelli-ignored", "x-ocelli-clipped")
+            methods = ("GET", "HEAD", "POST", "DELETE")
+            more: dict[str, Any] = {"allow_private_network": True, "expose_headers": shown}
+            door = Origins(door, origins, methods, ["*"], **more)
         super().__init__(
             door if page is None else beside(door, page),
             ws="none",

@@ -18,7 +18,8 @@ from web.protocol import OURS
 
 Kind = Literal["thought", "text", "call"]
 LOCATED = OURS - {"reasoning_content"}
-STREAMED = {"stream": True, "stream_options": {"include_usage": True}}  # of all that is converted
+# Of all that is converted.
+STREAMED = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
 @dataclass(eq=False)

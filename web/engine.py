@@ -42,6 +42,7 @@ from data.images import ImageLimits, describe, load_image
 from data.processor import EncodedConversation
 from data.tiles import Sizes
 from data.tools import CallPiece, Tool, ToolUse
+from data.video import HEAD, container_of
 from generation.decoding import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
@@ -113,14 +114,12 @@ class Prepared(NamedTuple):
     draft: a shorter prompt, whose answer may come first, as pieces of answer DRAFT (see `generation.draft`).
     then: other work in the models' thread after the (one) answer with these ids, step by step between those
         of other answers; what it yields comes out of the ticket as `Piece.made`.
-    plain: the row is no conversation but text that goes on: see `AnswerText`.
     """
 
     row: EncodedConversation
     options: GenerationOptions
     draft: EncodedConversation | None = None
     then: Callable[[list[int]], Iterator[Any]] | None = None
-    plain: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +127,8 @@ class EngineRequest:
     """A question to a model.
 
     prepare: makes the prompt for a checkpoint, in a worker thread.
-    answers: how many; `num_return_sequences` of the options that are prepared.
+    answers: how many; `num_return_sequences` of the options that are prepared. 0 counts the positions of the
+        prompt and asks nothing.
     grammar: what answers are held to (see `Checkpoint.constraint`); None for anything.
     stop: texts before which an answer ends; they are not shown.
     logprobs: see `GenerationOptions`.
@@ -269,10 +269,8 @@ class Ticket:
 class _Text:
     """The text of one answer up to a stop string, which may begin in one token and end in another."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, options: GenerationOptions, stop: tuple[str, ...], plain: bool = False
-    ):
-        self._text, self._stop, self.stopped = AnswerText(checkpoint, options, plain), stop, False
+    def __init__(self, checkpoint: Checkpoint, options: GenerationOptions, stop: tuple[str, ...]):
+        self._text, self._stop, self.stopped = AnswerText(checkpoint, options), stop, False
         self._held, self._length = "", 0  # text that is not shown yet; of all text that is
         self._tokens = deque[tuple[int, int, TokenLogprobs | None]]()  # where each begins that is not shown
 
@@ -623,12 +621,14 @@ class Engine:
         request, checkpoint = ticket.request, ticket.checkpoint
         assert checkpoint is not None, "it was in a queue"
         RUNNING.set(ticket.decoding)
-        row, options, short, ticket.then, plain = request.prepare(checkpoint)
+        row, options, short, ticket.then = request.prepare(checkpoint)
         checkpoint.check_images(row.image_tokens)
         if ticket.form is not None:
             options = held_to(options, ticket.form)
         ticket.sizes, ticket.coordinates = row.sizes, checkpoint.processor.coordinates
         ticket.prompt_tokens = len(row.input_ids)
+        if not request.answers:
+            return
         if (room := checkpoint.context - ticket.prompt_tokens) < 1:
             got = f"{ticket.prompt_tokens} ({row.image_tokens} of images)"
             raise ContextFullError(f"expected a prompt of fewer than {checkpoint.context} tokens, got {got}")
@@ -636,7 +636,7 @@ class Engine:
         options = replace(options, logprobs=request.logprobs, lookup=self.limits.lookup)
         requests = requests_for(checkpoint, row, limit, options)
         numbers, stop = range(len(requests)), request.stop
-        ticket.texts = {number: _Text(checkpoint, options, stop, plain) for number in numbers}
+        ticket.texts = {number: _Text(checkpoint, options, stop) for number in numbers}
         if short is not None:
             (draft,) = requests_for(checkpoint, short, limit, options)
             requests[0] = replace(requests[0], draft=draft)
@@ -728,7 +728,7 @@ class Engine:
         for ticket in ready:
             checkpoint = ticket.checkpoint
             assert checkpoint is not None, "it is ready"
-            if ticket.cancelled:
+            if ticket.cancelled or not ticket.requests:  # its prompt was to be counted alone
                 self._leave_ready(ticket)
                 self._end(ticket)
                 continue
@@ -923,6 +923,7 @@ def prepare_messages(
 
         def opened(kind: str, value: Any) -> Any:
             if kind == "video":
+                processor.check_video(describe(value), animated=container_of(value[:HEAD]) is None)
                 return videos.enter_context(open_apart(value, of_each, describe(value)))
             return load_image(value, limits) if kind == "image" else value
 
@@ -940,8 +941,3 @@ def prepare_messages(
             conversation.append({"role": message.role, "content": content} | about)
         encoded = processor.encode_conversation(conversation, True, think=think, tools=tools)
     return Prepared(encoded, options)
-
-
-def prepare_text(text: str, options: GenerationOptions, checkpoint: Checkpoint) -> Prepared:
-    """A text that goes on, as it is."""
-    return Prepared(checkpoint.processor.encode_text(text), options, plain=True)

@@ -76,7 +76,7 @@ def refusal(error: Exception, about_models: bool = False) -> Refused:
             return Refused(429, one_line(error), retry_after=error.retry_after)
         case HTTPException():
             phrase = HTTPStatus(error.status_code).phrase.lower()
-            return Refused(error.status_code, f"{phrase}: see GET /docs and GET /v1/models")
+            return Refused(error.status_code, f"{phrase}: see GET / and GET /v1/models")
         case ClientDisconnect():
             return Refused(499, "the client has gone")
         case TimeoutError():

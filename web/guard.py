@@ -11,7 +11,7 @@ import ipaddress
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -157,8 +157,9 @@ class Hosts:
         machine = socket.gethostname().lower()
         self._names = {"localhost", bound.lower(), machine, f"{machine}.local"}
 
-    def check(self, headers: Headers) -> None:
-        """Raises Refused for a request to another name, or from another site's page."""
+    def check(self, headers: Headers, origins: Collection[str] = ()) -> None:
+        """Raises Refused for a request to another name, or from another site's page but those of `origins`,
+        of which "*" is all."""
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         name = _name(host)
         if name not in self._names | self.allowed and not _is_address(name):
@@ -168,9 +169,10 @@ class Hosts:
             foreign = foreign and headers.get("sec-fetch-mode") != "navigate"
         else:
             place = origin.lower().partition("://")[2]
-            foreign = place != host and _name(place) not in self.allowed
+            foreign = place != host and _name(place) not in self.allowed and not {origin, "*"} & {*origins}
         if foreign:
-            raise Refused(403, "pages of other sites may not send requests here")
+            advice = "serve.py takes sites that may as --allowed-origin"
+            raise Refused(403, f"pages of other sites may not send requests here: {advice}")
 
 
 def _name(place: str) -> str:

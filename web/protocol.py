@@ -34,7 +34,15 @@ from data.chat import LONGEST_TEXT
 from data.tools import Tool, ToolCall, ToolUse
 from generation.options import MAX_SEED, GenerationOptions, SamplingParams
 from inference.errors import RequestError
-from inference.grammar import LONGEST_DECIDED, MOST_DECIDED, choice_grammar, response_grammar
+from inference.grammar import (
+    LONGEST_DECIDED,
+    MOST_DECIDED,
+    choice_grammar,
+    json_grammar,
+    lark_grammar,
+    pattern_grammar,
+    response_grammar,
+)
 from inference.thinking import THINK_TOKENS, Think
 from messages import did_you_mean, one_line, printable
 from web.errors import Refused, unexpected, unsupported
@@ -51,9 +59,9 @@ HARMLESS = frozenset((
 ))  # fmt: skip
 # OpenAI's fields that ask for nothing with these values, and for what does not exist here with any other.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "audio": (), "frequency_penalty": (0,), "function_call": ("none", "auto"), "functions": ([],),
+    "audio": (), "function_call": ("none", "auto"), "functions": ([],),
     "logit_bias": ({},), "modalities": (["text"],), "moderation": (), "prediction": (),
-    "presence_penalty": (0,), "verbosity": ("medium",), "web_search_options": (),
+    "verbosity": ("medium",), "web_search_options": (),
 }  # fmt: skip
 HINTS = frozenset(("verbosity",))  # of these, which ask for no particular answer
 # Most tokens of thinking: OpenAI's and its clients' words; "none" is no thinking.
@@ -233,9 +241,30 @@ Choices = Annotated[list[str], Field(max_length=MOST_DECIDED), AfterValidator(_s
 
 
 class StructuredOutputs(Strict):
-    """vLLM's, of which there are the choices."""
+    """vLLM's: one of these, of which `json` is the name of a method of pydantic's."""
 
-    choice: Choices
+    choice: Choices | None = None
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> StructuredOutputs:
+        if sum(getattr(self, name) not in (None, False) for name in type(self).model_fields) != 1:
+            raise ValueError("expected one of choice, json, json_object, regex and grammar")
+        return self
+
+    @property
+    def written(self) -> str:
+        """Raises RequestError."""
+        if self.choice is not None:
+            return choice_grammar(self.choice)
+        if self.regex is not None:
+            return pattern_grammar(self.regex)
+        if self.grammar is not None:
+            return lark_grammar(self.grammar)
+        return json_grammar({"type": "object"} if self.json_ is None else self.json_)
 
 
 class FunctionDefinition(Strict):
@@ -285,6 +314,7 @@ class TemplateSwitches(Strict):
 
 class StreamOptions(Strict):
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: so far, in each chunk
     include_obfuscation: bool = False  # of the lengths of chunks: there is none
 
 
@@ -389,13 +419,14 @@ class ChatRequest(Sampled, Strict):
     @property
     def _grammar(self) -> str | None:
         """What answers in words are held to. Raises Refused."""
-        form, choices = self.response_format, self.guided_choice or None
-        field = "response_format" if choices is None else "guided_choice"
-        if self.structured_outputs is not None:
-            field, choices = "structured_outputs", self.structured_outputs.choice
+        form, field = self.response_format, "response_format"
         try:
-            if choices is not None:
-                return choice_grammar(choices)
+            if self.structured_outputs is not None:
+                field = "structured_outputs"
+                return self.structured_outputs.written
+            if self.guided_choice:
+                field = "guided_choice"
+                return choice_grammar(self.guided_choice)
             return None if form is None else response_grammar(form.model_dump(by_alias=True))
         except RequestError as error:
             raise Refused(400, one_line(error), field, "invalid_value") from None
@@ -420,16 +451,16 @@ class ChatRequest(Sampled, Strict):
         other = "chat_template_kwargs.enable_thinking" if switch else "thinking_token_budget"
         return "reasoning_effort" if self.reasoning_effort else other
 
-    def options(self, most_tokens: int, most_answers: int, prompts: int = 1) -> GenerationOptions:
-        """How the answers to each of the prompts are made, of so many tokens at most. Raises Refused for too
-        many answers, and for more log-probabilities than can be written."""
+    def options(self, most_tokens: int, most_answers: int) -> GenerationOptions:
+        """How the answers are made, of so many tokens at most. Raises Refused for too many answers, and for
+        more log-probabilities than can be written."""
         if self.n > most_answers:
             raise Refused(400, f"n: expected at most {most_answers}, got {self.n}", "n")
         sampling = {field.name: getattr(self, field.name) for field in fields(SamplingParams)}
         sampling["top_k"] = max(0, self.top_k)
         sampling["seed"] = secrets.randbelow(2**31) if self.seed is None else self.seed % MAX_SEED
         most, think = min(self.most_tokens or DEFAULT_MAX_TOKENS, most_tokens), self.think(most_tokens)
-        logged = 0 if self.top is None else prompts * self.n * most * (1 + self.top)
+        logged = 0 if self.top is None else self.n * most * (1 + self.top)
         if logged > MOST_LOGGED:
             most_logged = f"at most {MOST_LOGGED:,} log-probabilities of all tokens"
             raise unexpected("top_logprobs", f"{most_logged}, got {logged:,}")
@@ -530,8 +561,9 @@ def _asks_nothing(name: str, asked: Mapping[str, Any], strict: bool) -> bool:
     none = name == "functions" and not strict and asked.get("function_call") == "none"
     if none or asked[name] in known[name]:
         return True
-    if name.startswith(("guided_", "structured_")) or name in ("format", "grammar", "json_schema"):
-        message = f"{name}: expected response_format with type 'json_schema' for an answer of a form"
+    if (kind := name.removeprefix("guided_")) in ("json", "regex", "grammar", "format", "json_schema"):
+        instead = kind if kind in ("regex", "grammar") else "json"
+        message = f"{name}: expected structured_outputs with {instead} in its place"
         raise Refused(400, message, name, "unsupported_parameter")
     raise unsupported(name)
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 METHODS = ("attention", "occlusion")
-WINDOW = 0.33  # hides most objects whole: what shows beside a smaller window is not missed
-MIN_WINDOW = 0.02  # 10,000 windows
 SIGNATURE = "Ocelli: where did it look"  # in the PNGs, which may therefore be overwritten
 
 

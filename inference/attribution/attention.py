@@ -35,8 +35,6 @@ from inference.checkpoint import Checkpoint, RequestError
 from models.config import TextConfig
 from models.language_model import Attention, LanguageModel
 
-Indices = Sequence[int] | None  # of layers or heads, from 0; None is all that have attention
-
 
 @dataclass(frozen=True)
 class AttentionMaps:
@@ -45,14 +43,13 @@ class AttentionMaps:
     images: N of them, upright RGB.
     maps: for each image (T, h, w): the share of each answer token's attention that goes to each cell. The sum
         over all images' cells is what images get; text gets the rest of 1.
-    setting: layers and heads in words.
     """
 
     images: list[Image.Image]
     maps: list[np.ndarray]
-    setting: str
 
     title = "The decoder's attention"
+    setting = "all layers, all heads"
     scale = ("no attention", "most attention")
     note = "Attention is not explanation: it does not show what a word depends on."
     full_heat = 1e-9
@@ -76,8 +73,6 @@ def attention_steps(
     images: Sequence[Any],
     question: str,
     answer_ids: Sequence[int],
-    layers: Indices = None,
-    heads: Indices = None,
     system: str | None = None,
     tiled: Sequence[Visual] | None = None,
 ) -> Generator[tuple[int, int], None, AttentionMaps]:
@@ -85,44 +80,34 @@ def attention_steps(
     anything that `load_image` takes, with `tiled` as in `ForcedAnswer`. A token's attention is that of the
     position before it, which chose it. Yields (steps done, all steps), returns the maps.
     """
-    check_layers(checkpoint, layers, heads)
+    check_attention(checkpoint)
     forced = ForcedAnswer(checkpoint, images, question, answer_ids, system, tiled)
     tiles = sum(len(image.parts) for image in forced.tiled)
     steps = tiles + len(checkpoint.model.language_model.layers)
     features = yield from saying((0, steps), forced.features())
     x = forced.embed(torch.cat(features)[None])
-    reading = attention_rows(checkpoint.model.language_model, x, forced.queries, layers, heads, forced.places)
+    reading = attention_rows(checkpoint.model.language_model, x, forced.queries, forced.places)
     rows = yield from saying((tiles, steps), reading)
     counts = [image.positions for image in forced.tiled]
     by_image = rows[:, forced.image_positions].split(counts, dim=1)
     cells = checkpoint.processor.images.cells
     maps = [place_on_image(weights, image, cells(image)) for weights, image in zip(by_image, forced.tiled)]
-    setting = ", ".join(
-        f"all {name}" if chosen is None else f"{name} {', '.join(map(str, sorted(set(chosen))))}"
-        for name, chosen in (("layers", layers), ("heads", heads))
-    )
-    return AttentionMaps(forced.images, [heat.cpu().numpy() for heat in maps], setting)
+    return AttentionMaps(forced.images, [heat.cpu().numpy() for heat in maps])
 
 
 @torch.no_grad()
 def attention_rows(
-    language_model: LanguageModel,
-    x: Tensor,
-    queries: Sequence[int],
-    layers: Indices = None,
-    heads: Indices = None,
-    places: Tensor | None = None,
+    language_model: LanguageModel, x: Tensor, queries: Sequence[int], places: Tensor | None = None
 ) -> Steps[Tensor]:
-    """What Q positions of a text, embedded as x (1, T, D), attend to, averaged over layers and heads:
-    (Q, T) float32, rows of sum 1."""
-    chosen = set(attending(language_model.config) if layers is None else layers)
+    """What Q positions of a text, embedded as x (1, T, D), attend to, averaged over the layers that have
+    attention and their heads: (Q, T) float32, rows of sum 1."""
+    chosen = attending(language_model.config)
     positions = torch.as_tensor(list(queries), device=x.device)
     total = torch.zeros(len(positions), x.shape[1], device=x.device)
     blocks = islice(through_blocks(language_model, x, places), max(chosen) + 1)
     for index, (block, rope, x) in enumerate(blocks):
         if index in chosen:
-            weights = _weights(block.self_attn, block.input_layernorm(x), rope, positions)
-            total += (weights if heads is None else weights[sorted(set(heads))]).mean(0)
+            total += _weights(block.self_attn, block.input_layernorm(x), rope, positions).mean(0)
         yield
     return total / len(chosen)
 
@@ -144,17 +129,9 @@ def attending(text: TextConfig) -> list[int]:
     return [layer for layer in range(text.num_hidden_layers) if text.mixer(layer) == "attention"]
 
 
-def check_layers(checkpoint: Checkpoint, layers: Indices, heads: Indices) -> None:
-    """Raises RequestError if the model does not have attention in these layers, or not these heads."""
-    text = checkpoint.model.config.text
-    if not attending(text):
+def check_attention(checkpoint: Checkpoint) -> None:
+    """Raises RequestError if the model has no layer whose attention can be shown."""
+    if not attending(checkpoint.model.config.text):
         raise RequestError(
             "attention maps: this family's layers are not read; occlusion shows what it looked at"
         )
-    known = {"layers": attending(text), "heads": range(text.num_attention_heads)}
-    for name, chosen in (("layers", layers), ("heads", heads)):
-        if chosen is not None and (not chosen or set(chosen) - set(known[name])):
-            every = f"0 to {len(known[name]) - 1}"
-            if name == "layers" and text.layer_types:
-                every = f"{', '.join(map(str, known[name]))} (the others have no attention)"
-            raise RequestError(f"{name}: expected some of {every}, got {list(chosen)}")

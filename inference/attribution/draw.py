@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from data.errors import replacing
-from inference.attribution import SIGNATURE, WINDOW
+from inference.attribution import SIGNATURE
 from inference.attribution.attention import AttentionMaps, attention_maps
 from inference.attribution.occlusion import OcclusionMaps, occlusion_maps
 from inference.attribution.teacher_forcing import Word, answer_words
@@ -84,9 +84,9 @@ def write_attribution(
         raise RequestError("the answer has no word to draw a map for")
     found: AttentionMaps | OcclusionMaps
     if args.method == "occlusion":
-        found = occlusion_maps(*about, args.window or WINDOW, args.system)
+        found = occlusion_maps(*about, args.system)
     else:
-        found = attention_maps(*about, args.layers, args.heads, args.system)
+        found = attention_maps(*about, args.system)
     save_signed(draw_maps(found, words, question), args.show_attention)
 
 

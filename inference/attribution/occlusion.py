@@ -22,11 +22,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data.tiles import Parts, Visual
-from inference.attribution import MIN_WINDOW, WINDOW
 from inference.attribution.teacher_forcing import ForcedAnswer, Steps, saying
-from inference.checkpoint import Checkpoint, RequestError
+from inference.checkpoint import Checkpoint
 
 GREY = (127, 127, 127)
+WINDOW = 0.33  # of the longer side: hides most objects whole, and what shows beside less is not missed
 _STEPS = 2  # in one window: it slides by half of itself
 _POSITIONS_AT_ONCE = 2048  # of the decoder, over all windows of one pass
 
@@ -116,20 +116,15 @@ def occlusion_steps(
     images: Sequence[Any],
     question: str,
     answer_ids: Sequence[int],
-    window: float = WINDOW,
     system: str | None = None,
     tiled: Sequence[Visual] | None = None,
 ) -> Generator[tuple[int, int], None, OcclusionMaps]:
     """How much the answer's probability falls when a window is greyed, for windows all over the images, in
-    short steps: yields (windows done, all windows), returns the maps.
-
-    `window` is its side, a share of the image's longer side; 1 greys the whole image. Only the tiles that a
-    window changes are encoded again. Raises RequestError, and as `ForcedAnswer`.
+    short steps: yields (windows done, all windows), returns the maps. Only the tiles that a window changes
+    are encoded again. Raises as `ForcedAnswer`.
     """
-    if not MIN_WINDOW <= window <= 1:
-        raise RequestError(f"window: expected a share from {MIN_WINDOW:g} to 1, got {window:g}")
     forced = ForcedAnswer(checkpoint, images, question, answer_ids, system, tiled)
-    shapes, regions, sizes, cells = [], [], [], max(_STEPS, round(_STEPS / window))
+    shapes, regions, sizes, cells = [], [], [], max(_STEPS, round(_STEPS / WINDOW))
     for number, image in enumerate(forced.images):
         width, height = (max(1, min(side, round(cells * side / max(image.size)))) for side in image.size)
         shapes.append((height, width))

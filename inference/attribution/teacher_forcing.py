@@ -20,7 +20,7 @@ from data.images import load_image
 from data.tiles import Cell, Parts, Visual
 from inference.answer import TextStream, encode
 from inference.checkpoint import Checkpoint, RequestError
-from models.language_model import DecoderBlock, LanguageModel, rope_tables
+from models.language_model import At, DecoderBlock, LanguageModel, rope_tables
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -158,7 +158,7 @@ def through_blocks(
     for index, block in enumerate(language_model.layers):
         assert isinstance(block, DecoderBlock), "layers are decoder blocks"
         yield block, rope, x
-        x = block(x, rope, None, None, 0, len(slots), slots)
+        x = block(x, None, At(rope, None, 0, len(slots), slots))
         if index < len(deep):
             x = x + deep[index]
     return language_model.norm(x)

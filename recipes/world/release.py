@@ -1,6 +1,6 @@
 """From a run of train.py to a released model: small weights, and a card with its measured scores.
 
-    python -m eval.release runs/shapes checkpoints/ocelli-shapes
+    python -m recipes.world.release runs/world checkpoints/ocelli-shapes
 
 The weights are stored in bfloat16, opened again from the new folder and scored on held-out questions, with
 the images shown and blanked. The figures go into the card, and into results.json beside it. The card keeps
@@ -59,7 +59,7 @@ def release(run: Path, folder: Path, questions: int, trained_on: str | None) -> 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="eval.release", description=__doc__)
+    parser = Parser(prog="python -m recipes.world.release", description=__doc__)
     add = parser.add_argument
     add("run", type=Path, help="folder that train.py wrote")
     add("folder", type=Path, help="folder for the released checkpoint")
