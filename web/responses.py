@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
-from messages import did_you_mean
 from web.blocks import (
     STREAMED,
     Block,
@@ -31,7 +30,7 @@ from web.blocks import (
     piece_of,
 )
 from web.errors import Refused, unexpected
-from web.protocol import SLIP, ChatMessage, ChatRequest, check_values, values_in
+from web.protocol import ChatMessage, ChatRequest, check_values, values_in
 
 KEPT_BYTES = 2**28  # of responses with the conversations before them
 PIECE_BYTES = 2000  # that a message, part or call takes beside its texts
@@ -56,8 +55,6 @@ def chat_body(asked: Mapping[str, Any], before: Sequence[ChatMessage] = ()) -> d
     for name in asked:
         if (own := INSTEAD.get(name)) is not None:
             raise Refused(400, f"{own}: expected it in place of {name}", own, "unsupported_parameter")
-        if name not in NAMES and (hint := did_you_mean(name, NAMES, SLIP)):
-            raise Refused(400, f"unknown field {name!r}{hint}", name, "unknown_parameter")
     check_fields(asked, ABSENT)
     text, reasoning = piece_of(asked, "text", dict) or {}, piece_of(asked, "reasoning", dict) or {}
     include = piece_of(asked, "include", list) or []
