@@ -86,9 +86,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-images", type=positive, default=8, metavar="N", help="images in a request (default 8)")
     add("--max-tokens", type=positive, default=4096, metavar="N",
         help="new tokens that a request may ask for (default 4096)")
-    add("--strict", action=argparse.BooleanOptionalAction, default=False,
-        help="refuse fields that are not known here and more tokens than --max-tokens, which are otherwise "
-        "ignored and clipped, as a response header says (default: off)")
     add("--timeout", type=positive, default=600, metavar="SECONDS",
         help="seconds for a request from its arrival to its end (default 600)")
     add("--allow-urls", action=argparse.BooleanOptionalAction, default=False,
@@ -126,7 +123,6 @@ def start(settings: argparse.Namespace, uploads: str):
     limits = api.ApiLimits(
         max_body=settings.max_body,
         seconds=settings.timeout,
-        strict=settings.strict,
         allow_urls=settings.allow_urls,
         allow_paths=settings.allow_paths,
     )

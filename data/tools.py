@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 ABOUT = {
     *("title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions"),
@@ -37,6 +40,7 @@ _SCALARS = {  # types whose JSON no text has to give way to, with what may be wr
     "integer": r"-?(0|[1-9][0-9]*)",
     "number": r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?",
 }
+MOST_REPEATED = 2**18  # characters of definitions, for all parameters of a tool that name them
 _FORMATS = {  # of texts that stand without quotes; JSON's are the library's
     "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])",
     "time": r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](Z|[+-][0-2][0-9]:[0-5][0-9])",
@@ -113,20 +117,18 @@ class Rules:
     """
 
     def __init__(self, json: Callable[[Any], str], token: Callable[[str], int | None]):
-        self.json, self._token, self._lines = json, token, list[str]()
+        self.json, self._token, self._names = json, token, dict[tuple[str, str, str], str]()
 
     def add(self, body: str, kind: str = "rule", options: str = "") -> str:
-        """The name of a new rule, or of a new "TERMINAL"."""
-        name = f"{kind}{len(self._lines)}"
-        self._lines.append(f"{name}{options}: {body}")
-        return name
+        """The name of a rule, or of a "TERMINAL": each is written once."""
+        return self._names.setdefault((kind, options, body), f"{kind}{len(self._names)}")
 
     def mark(self, text: str) -> str:
         token_id = self._token(text)
         return quoted(text) if token_id is None else f"<[{token_id}]>"
 
     def __str__(self) -> str:
-        return "\n".join(self._lines)
+        return "\n".join(f"{name}{options}: {body}" for (_, options, body), name in self._names.items())
 
 
 def quoted(text: str) -> str:
@@ -147,23 +149,52 @@ def definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
 
+def references(schema: Any) -> list[tuple[str, str]] | None:
+    """(keyword, name) of the definitions that a schema names; None where it refers to anything else."""
+    text = json.dumps(schema)
+    found = re.findall(r'"\$ref": "#/(\$defs|definitions)/([^"/]*)', text)
+    if text.count('"$ref":') != len(found) or '"$dynamicRef":' in text:
+        return None
+    names = ((key, unquote(json.loads(f'"{name}"'))) for key, name in found)
+    return [(key, name.replace("~1", "/").replace("~0", "~")) for key, name in names]
+
+
+def reached(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema with those of its definitions that it leads to."""
+    shared = definitions(schema)
+    left: list[Any] = [{key: value for key, value in schema.items() if key not in shared}]
+    found = dict[tuple[str, str], Any]()
+    while left:
+        if (names := references(left.pop())) is None:
+            return dict(schema)
+        for key, name in names:
+            known = shared.get(key)
+            if not isinstance(known, dict) or name not in known:
+                return dict(schema)  # what is wrong with it is found elsewhere
+            if (key, name) not in found:
+                found[key, name] = known[name]
+                left.append(known[name])
+    needed = {key: {name: one for (of, name), one in found.items() if of == key} for key in shared}
+    return {**schema, **needed}
+
+
 def named_parameters(schema: Mapping[str, Any]) -> list[Named] | None:
-    """The parameters of a schema that says of each by itself what it may be; None for any other."""
+    """The parameters of a schema that says of each by itself what it may be; None for any other, and where
+    what they share is too long to be written for each."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     plain = schema.keys() <= _OBJECT and schema["type"] == "object" and isinstance(properties, dict)
     if not plain or not isinstance(required, list) or not set(map(str, required)) <= set(properties):
         return None
     if not properties and schema.get("additionalProperties", "properties" not in schema) is not False:
         return None  # any names
-    shared = definitions(schema)
-    named = []
+    shared, repeated, named = definitions(schema), 0, list[Named]()
     for name, one in properties.items():
-        text = json.dumps(one)
-        refs = len(re.findall(r'"\$ref": "#/(?:\$defs|definitions)/', text))
-        if not isinstance(one, dict) or text.count('"$ref":') != refs or '"$dynamicRef":' in text:
+        refs = references(one)
+        if not isinstance(one, dict) or refs is None:
             return None
         named.append(Named(name, {**shared, **one} if refs else one, name in required))
-    return named
+        repeated += bool(refs)
+    return named if repeated * len(json.dumps(shared)) <= MOST_REPEATED else None
 
 
 def alternatives(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -586,16 +617,30 @@ def _value_end(text: str) -> int | None:
     return None
 
 
+def no_constant(name: str) -> None:
+    """`parse_constant` of json.loads, which takes NaN and Infinity else. Raises ValueError."""
+    raise ValueError(f"{name} is no JSON")
+
+
 def literal(text: str) -> str:
-    """JSON of a value that is written as JSON or as Python; of a text that is neither, as a string."""
+    """JSON of a value that is written as JSON or as Python; of a text that is neither, as a string. A number
+    that no double holds becomes the largest."""
+    beyond, most = False, sys.float_info.max
+
+    def number(digits: str) -> float:
+        nonlocal beyond
+        value = float(digits)
+        beyond |= math.isinf(value)
+        return max(-most, min(value, most))
+
     try:
-        json.loads(text)
+        value = json.loads(text, parse_float=number, parse_int=number, parse_constant=no_constant)
+        return json.dumps(value, ensure_ascii=False) if beyond else text
     except ValueError:
         try:
-            return json.dumps(ast.literal_eval(text), ensure_ascii=False)
+            return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return quoted(text)
-    return text
 
 
 class GemmaArguments(Arguments):
@@ -716,7 +761,8 @@ def whole_calls(pieces: Sequence[CallPiece]) -> list[ToolCall]:
     for _, group in groupby(pieces, lambda piece: piece.index):
         parts = list(group)
         if parts[-1].ended:
-            calls.append(ToolCall(parts[0].id, parts[0].name, "".join(one.arguments for one in parts)))
+            arguments = literal("".join(one.arguments for one in parts))
+            calls.append(ToolCall(parts[0].id, parts[0].name, arguments))
     return calls
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ from generation.threads import choose, watch
 from inference.decide import choices_form
 from inference.errors import FormError, check_text_only
 from inference.errors import RequestError as RequestError
-from inference.grammar import Form, choices_of, json_grammar, plain_form, tool_grammar
+from inference.grammar import Form, Latest, choices_of, plain_call, plain_form, tool_grammar
 from inference.kept_weights import KeptWeights
 from models.checkpoints.hub import snapshot
 from models.checkpoints.load import meta_init, one_version, put_parameter
@@ -59,7 +59,7 @@ OPEN_NOTE = "(The numbers are the model's own: which image they are of is open.)
 # photograph, as SmolVLM-256M for its 13 tiles. Checkpoints' own budgets are up to 16 million.
 CPU_PIXELS = 2**19
 PACKED = dict.fromkeys(("int8", "int4"), ("cpu", "cuda"))  # dtypes of weights alone, and devices for them
-MOST_KEPT = 64  # forms of choices, and grammars of tools
+Written = tuple[str, Callable[[str], str] | None]  # a grammar, and what writes the answer of it
 LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
 
 
@@ -165,20 +165,17 @@ class Checkpoint:
         `GenerationOptions.constraint`. Raises RequestError for what cannot be used, and a tokenizer that
         cannot be held to any grammar."""
         if isinstance(grammar := self._known(grammar), ToolUse):
-            form = self._tools(grammar, self.constraint)
+            form = self._tools(grammar, self._written(grammar), self.constraint)
             assert form is not None, "what is not kept was compiled"
             return form
         if choices_of(grammar) is None:
             as_it_stands = self._constraints(grammar)  # first: what cannot be used is refused by every model
         plain, write = self._plain(grammar)
         if (choices := choices_of(plain)) is not None:
-            form = self._choices.pop(plain, None)  # and to the end: the first to have been asked for goes
-            if form is None:
+            if (form := self._choices.get(plain)) is None:
                 size = self.model.config.text.vocab_size
                 form = choices_form(self.processor, size, self.stop_token_ids, choices)
-            self._choices[plain] = form
-            if len(self._choices) > MOST_KEPT:
-                self._choices.pop(next(iter(self._choices)), None)
+                self._choices.put(plain, form, len(plain))
             return replace(form, write=write)
         return Form(as_it_stands if plain == grammar else self._constraints(plain), write)
 
@@ -186,7 +183,8 @@ class Checkpoint:
         """`constraint` if nothing has to be compiled for it, else None, also for what that would refuse."""
         try:
             if isinstance(grammar := self._known(grammar), ToolUse):
-                return self._tools(grammar, self.kept_constraint)
+                written = self._tool_grammars.get(_key(grammar))
+                return None if written is None else self._tools(grammar, written, self.kept_constraint)
             plain, write = self._plain(grammar)
         except RequestError:
             return None
@@ -200,21 +198,34 @@ class Checkpoint:
         text = grammar.text if isinstance(grammar, ToolUse) and not grammar.must else None
         return grammar if text is None or self.writes_json else text
 
-    def _tools(self, use: ToolUse, find: Callable[[str], Form | None]) -> Form | None:
-        """`find` compiles a grammar, or looks for one that is compiled. A model that did not learn to write
-        JSON says the one value of the one tool that it has to call as it answers anyhow."""
+    def _written(self, use: ToolUse) -> Written:
+        """The grammar of calls. A model that did not learn to write JSON says the one value of the one tool
+        that it has to call as it answers anyhow; it is made to call nothing else. Raises FormError."""
+        if (written := self._tool_grammars.get(_key(use))) is not None:
+            return written
         markup, plain = self.processor.chat.markup, None
-        if use.must and len(use.tools) == 1 and not (self.writes_json or markup.native):
-            with suppress(FormError):  # texts without sense, in a call that is one
-                plain = plain_form(json_grammar(use.tools[0].schema))
         try:
-            grammar = self._tool_grammar(use, repr(use))
-            form = find(grammar if plain is None else plain[0])
+            if use.must and not self.writes_json:
+                plain = plain_call(use.tools)
+            if plain is None or markup.native:
+                written = tool_grammar(markup, use, self.marks.get), None
+            else:
+                written = plain
+        except RequestError as error:
+            raise FormError(error, "tools") from None
+        self._tool_grammars.put(_key(use), written, len(written[0]))
+        return written
+
+    def _tools(self, use: ToolUse, written: Written, find: Callable[[str], Form | None]) -> Form | None:
+        """`find` compiles a grammar, or looks for one that is compiled."""
+        markup, (grammar, write) = self.processor.chat.markup, written
+        try:
+            form = find(grammar)
         except FormError as error:
             raise FormError(error, "tools") from None
         if form is None:
             return None
-        reader, write = partial(CallReader, markup, use.tools, use.must), None if plain is None else plain[1]
+        reader = partial(CallReader, markup, use.tools, use.must)
         if not use.must and use.text is None:
             may = self._constraints.may_call(grammar, markup.opens, use.several)
             return Form(may, reader=reader)
@@ -232,16 +243,13 @@ class Checkpoint:
         return {mark: known[mark] for mark in markup.marks if mark in known}
 
     @cached_property
-    def _tool_grammar(self) -> Callable[[ToolUse, str], str]:
-        """Those that were asked for last. The second argument tells apart schemas that compare equal, as
-        those of 1 and true do."""
-        markup, marks = self.processor.chat.markup, self.marks
-        return lru_cache(MOST_KEPT)(lambda use, exactly: tool_grammar(markup, use, marks.get))
+    def _tool_grammars(self) -> Latest[Written]:
+        return Latest()
 
     @cached_property
-    def _choices(self) -> dict[str, Form]:
-        """The choices that were asked for last, by their grammar."""
-        return {}
+    def _choices(self) -> Latest[Form]:
+        """By their grammar."""
+        return Latest()
 
     @cached_property
     def _constraints(self) -> Constraints:
@@ -268,6 +276,11 @@ class Checkpoint:
         fast = speed_up(self.model, compiling)
         give_back()
         return replace(self, fast=fast, load_seconds=self.load_seconds + time.perf_counter() - began)
+
+
+def _key(use: ToolUse) -> str:
+    """Which tells apart schemas that compare equal, as those of 1 and true do."""
+    return sha256(repr(use).encode()).hexdigest()
 
 
 class PixelText:

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-from collections import OrderedDict
+import re
 from collections.abc import Callable, Sequence
 
 import llguidance
@@ -34,14 +33,15 @@ from generation.kv_cache import to_device
 from generation.options import ConstraintError
 from inference.compiling import compiled
 from inference.errors import FormError, RequestError
-from inference.grammar import has_json_values, refusal
+from inference.grammar import Latest, has_json_values, refusal
 from inference.trial import TrialFailed, Trials
 from messages import one_line
 
 _IS_ZERO = bytes([1] + 255 * [0])
-MOST_COMPILED, MOST_BYTES = 64, 256 * 2**20  # grammars that are kept for the next answers, and their bytes
+MOST_BYTES = 256 * 2**20  # of grammars that are kept for the next answers
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 MOST_DIGITS = 20  # of a number, as many as 2**64 has: it ends there, if it may
+MOST_EXPONENT = 2  # digits of an exponent: with more of them no double may hold the number
 
 
 class Place:
@@ -50,6 +50,7 @@ class Place:
     def __init__(self) -> None:
         self.in_string = self._escaped = False
         self.digits = 0  # of the number that it ends with
+        self.exponent: int | None = None  # of these, of its exponent
         self._last = ord(",")  # of what is no part of a string and no space
 
     def feed(self, text: bytes) -> None:
@@ -61,8 +62,12 @@ class Place:
             elif byte == ord('"'):
                 self.in_string, self._last, self.digits = not self.in_string, byte, 0
             elif not self.in_string and byte != ord(" "):
-                self._last = byte
-                self.digits = self.digits + (byte in b"0123456789") if byte in b"0123456789+-.eE" else 0
+                self._last, is_digit = byte, byte in b"0123456789"
+                self.digits = self.digits + is_digit if byte in b"0123456789+-.eE" else 0
+                if byte in b"eE" or not self.digits:
+                    self.exponent = 0 if self.digits else None
+                elif self.exponent is not None:
+                    self.exponent += is_digit
 
     @property
     def ends(self) -> bytes:
@@ -74,6 +79,10 @@ class Place:
     @property
     def after_value(self) -> bool:
         return not self.in_string and self._last not in b",:[{"
+
+    @property
+    def full_number(self) -> bool:
+        return self.digits >= MOST_DIGITS or (self.exponent or 0) >= MOST_EXPONENT
 
 
 class Vocabulary:
@@ -87,6 +96,12 @@ class Vocabulary:
         texts = {tokenizer.decode_bytes([number]): number for number in range(tokenizer.vocab_size)}
         alone = {byte: texts.get(bytes([byte]), vocab_size) for byte in b'"}],)'}
         self.closers = {byte: token_id for byte, token_id in alone.items() if token_id < vocab_size}
+        # Tokens of several digits of an exponent: after its e, and with it. Without them it is said digit by
+        # digit, where each digit is a token.
+        digits = all(texts.get(bytes([digit]), vocab_size) < vocab_size for digit in b"0123456789")
+        known = {text: token_id for text, token_id in texts.items() if digits and token_id < vocab_size}
+        self.exponents = [known[text] for text in known if re.match(rb"[+-]?[0-9]{2}", text)]
+        self.numbers = [known[text] for text in known if re.search(rb"(^|[0-9])[eE][+-]?[0-9]{2}", text)]
 
 
 class Constraint:
@@ -112,7 +127,11 @@ class Constraint:
         self._closer = None
         if self._place is None or self._ended or self._forced:
             return
-        long = self._place.digits >= MOST_DIGITS
+        long, place = self._place.full_number, self._place
+        if not place.in_string and (banned := self._vocabulary.numbers):
+            scores[banned] = -math.inf
+        if place.exponent is not None:
+            scores[self._vocabulary.exponents] = -math.inf
         if self._matcher.is_accepting():
             if long:
                 keep(scores, self._stop_ids)
@@ -291,20 +310,19 @@ class Constraints:
             ) from None
         self._vocabulary = Vocabulary(self._tokenizer, vocab_size, stop_token_ids)
         self._trials = Trials(known)
-        self._lock = threading.Lock()
-        self._compiled: OrderedDict[str, tuple[llguidance.LLMatcher | str, int]] = OrderedDict()
+        self._compiled = Latest[llguidance.LLMatcher | str](MOST_BYTES)
 
     def __call__(self, grammar: str) -> Callable[[], Constraint]:
         """What makes a constraint for each answer; RequestError for a grammar that cannot be used."""
-        matcher, _ = self._find(grammar) or self._compile(grammar)
+        matcher = self._compiled.get(grammar) or self._compile(grammar)
         if isinstance(matcher, str):
             raise FormError(matcher)
         return self._maker(matcher, grammar)
 
     def kept(self, grammar: str) -> Callable[[], Constraint] | None:
         """The same, if it need not be compiled; else, or if it cannot be used, None."""
-        matcher, _ = self._find(grammar) or ("", 0)
-        return None if isinstance(matcher, str) else self._maker(matcher, grammar)
+        matcher = self._compiled.get(grammar)
+        return None if matcher is None or isinstance(matcher, str) else self._maker(matcher, grammar)
 
     def _maker(self, matcher: llguidance.LLMatcher, grammar: str) -> Callable[[], Constraint]:
         return lambda: Constraint(matcher.deep_copy(), self._vocabulary, has_json_values(grammar))
@@ -319,27 +337,17 @@ class Constraints:
 
         return lambda: CallsMayFollow(self._vocabulary, opens.encode(), several, block)
 
-    def _find(self, grammar: str) -> tuple[llguidance.LLMatcher | str, int] | None:
-        with self._lock:
-            if grammar in self._compiled:
-                self._compiled.move_to_end(grammar)
-            return self._compiled.get(grammar)
-
-    def _compile(self, grammar: str) -> tuple[llguidance.LLMatcher | str, int]:
-        """The matcher, or why there is none, and its bytes. Only what was tried out is compiled here."""
+    def _compile(self, grammar: str) -> llguidance.LLMatcher | str:
+        """The matcher, or why there is none. Only what was tried out is compiled here."""
         # Where it spells a special token, llguidance would force that in place of its characters.
         said = grammar.replace(GEMMA.NO_MARKS, "")  # texts have no marks in them
         plain = said.replace("\\", "")
         ordinary = any(text in said or text in plain for text in self._special)
         try:
-            tried = NO_FORCING * ordinary + grammar
+            tried, taken = NO_FORCING * ordinary + grammar, 0
             taken = self._trials(tried)
-            made: tuple[llguidance.LLMatcher | str, int] = compiled(self._tokenizer, tried), taken
+            made: llguidance.LLMatcher | str = compiled(self._tokenizer, tried)
         except (TrialFailed, ValueError) as error:
-            made = refusal(str(error)), 0
-        with self._lock:
-            self._compiled[grammar] = made
-            kept = self._compiled.values()
-            while len(kept) > MOST_COMPILED or sum(size for _, size in kept) > MOST_BYTES:
-                self._compiled.popitem(last=False)
+            made = refusal(str(error))
+        self._compiled.put(grammar, made, taken)
         return made

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from data.tools import CallReader, Markup, Rules, ToolUse
+from data.tools import CallReader, Markup, Rules, Tool, ToolUse, reached
 from inference.errors import FormError, RequestError
 from inference.trial import TrialFailed, Trials
 from messages import one_line
@@ -31,7 +33,10 @@ from messages import one_line
 if TYPE_CHECKING:
     from generation.protocol import Constraint  # imports torch, which --help does without
 
+T = TypeVar("T")
 MOST_BYTES = 65_536  # of a schema, all choices, or a pattern
+MOST_WRITTEN = 2**20  # of the grammar of tools, whose definitions stand in it several times
+LEAST_KEPT = 2**20  # bytes, as which a grammar that is kept counts
 MOST_CHOICES = 1000
 MOST_DECIDED, LONGEST_DECIDED = 128, 8_192  # choices of a stranger that are all looked at, and characters
 # A schema may not change these, which "x-guidance" in it could do.
@@ -47,7 +52,7 @@ _START = 'start: answer | " " answer\nanswer: '
 
 
 def _json(schema: dict) -> str:
-    return f"%json {json.dumps(schema | {'x-guidance': _JSON})}"
+    return f"%json {json.dumps(schema | {'x-guidance': _JSON}, allow_nan=False)}"
 
 
 def json_grammar(schema: Mapping[str, Any] | str | bytes) -> str:
@@ -60,6 +65,7 @@ def json_grammar(schema: Mapping[str, Any] | str | bytes) -> str:
         value = json.loads(text)
         if not isinstance(value, dict):
             raise RequestError(f"schema: expected a JSON object, got {one_line(repr(value), 80)}")
+        _check_counts(value)
         if not any(map(_puts_together, _objects(value))):
             value = _closed(value)
         return _START + _json(value)
@@ -155,10 +161,19 @@ def tool_grammar(markup: Markup, use: ToolUse, token: Callable[[str], int | None
     """What holds an answer to calls of tools: all of it where it must be calls; else a block of them, after
     its opening mark. `token`: the id of a mark that is a token. Raises RequestError."""
     _check_size("tools", "".join(json.dumps(tool.schema) for tool in use.tools))
+    written = set[str]()
 
     def schema_rule(schema: Any) -> str:
-        return json_grammar(schema).removeprefix(_START)
+        rule = json_grammar(reached(schema)).removeprefix(_START)
+        written.add(rule)
+        if (size := sum(map(len, written))) > MOST_WRITTEN:
+            raise RequestError(
+                f"tools: expected a grammar of at most {MOST_WRITTEN} bytes, got {size} or more"
+            )
+        return rule
 
+    for tool in use.tools:
+        _check_counts(tool.schema)
     rules = Rules(schema_rule, token)
     if use.must or use.text is not None:
         words = "" if use.text is None or use.must else use.text.removeprefix(_START)
@@ -201,11 +216,37 @@ class Form:
         return self.constraint()
 
 
+class Latest(Generic[T]):
+    """What was asked for last, by its key: of at most `most` bytes, each of which counts LEAST_KEPT or more.
+    Several threads may ask."""
+
+    def __init__(self, most: int = 64 * LEAST_KEPT):
+        self.most, self._lock, self._kept = most, threading.Lock(), OrderedDict[str, tuple[T, int]]()
+
+    def get(self, key: str) -> T | None:
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+
+    def put(self, key: str, value: T, size: int) -> None:
+        """size: of the value, in bytes, without its key."""
+        with self._lock:
+            self._kept[key] = value, max(LEAST_KEPT, len(key) + size)
+            while sum(size for _, size in self._kept.values()) > self.most:
+                self._kept.popitem(last=False)
+
+
 _ABOUT = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions"}
 _DIGITS = "-?[0-9]{1,20}"  # as many as `inference.constraint` lets a number have
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _COORDINATES = {"bbox_2d", "point_2d", "bbox", "label"}  # objects that such a model may write all the same
 _DEPTH = 8  # objects and references within one another
+_NO_JSON = (
+    "this model did not learn to write JSON: give a schema that asks for one value, or names the texts to "
+    "choose from (enum)"
+)
 
 
 def plain_form(grammar: str) -> tuple[str, Callable[[str], str]] | None:
@@ -214,14 +255,15 @@ def plain_form(grammar: str) -> tuple[str, Callable[[str], str]] | None:
     schema asks for is what it answers anyhow: a text, a number, yes or no, one of several texts, or a list
     of texts with commas. None for any other grammar, which it is held to as it stands.
 
-    Raises FormError for a schema that asks for more texts of the model's own, or for JSON of any form.
+    Raises FormError for a schema that asks for more than one value, for texts of the model's own that are no
+    answer, or for JSON of any form.
     """
     if not is_json(grammar):
         return None
     schema = json.loads(grammar.removeprefix(f"{_START}%json "))
     schema.pop("x-guidance")
     names, value = list[str](), _resolved(schema, schema)
-    while isinstance(value.get("properties"), dict) and len(value["properties"]) == 1 and len(names) < _DEPTH:
+    while len(_properties(value)) == 1 and len(names) < _DEPTH:
         ((name, inner),) = value["properties"].items()
         known = value.keys() <= {"type", "properties", "required", "additionalProperties"} | _ABOUT
         if not known or value.get("required") not in (None, [], [name]):
@@ -244,21 +286,43 @@ def plain_form(grammar: str) -> tuple[str, Callable[[str], str]] | None:
     return plain, write
 
 
+def plain_call(tools: Sequence[Tool]) -> tuple[str, Callable[[str], str]] | None:
+    """`plain_form` of the arguments of a tool that has to be called. Raises FormError where there are several
+    to choose from, too."""
+    if len(tools) > 1:
+        raise FormError(_NO_JSON)
+    return plain_form(json_grammar(tools[0].schema))
+
+
 def _check_fillable(schema: dict) -> None:
-    """Raises RequestError where a model that writes no JSON would have to make up texts or names."""
+    """Raises FormError where a model that writes no JSON would have to fill in several values, or make up
+    texts or names. Coordinates it may have learnt to write all the same."""
     fixed = set[int]()
     for one in _objects(schema):
-        properties = one.get("properties")
-        if isinstance(properties, dict) and properties and properties.keys() <= _COORDINATES:
-            fixed |= {id(inner) for inner in properties.values()}
+        if _properties(one) and _properties(one).keys() <= _COORDINATES:
+            fixed |= {id(inner) for inner in _objects(one)}
+        elif (items := _properties(_resolved(one.get("items"), schema))) and items.keys() <= _COORDINATES:
+            fixed.add(id(one))
     for one in _objects(schema):
-        kind = one.get("type")
-        free = kind == "string" and one.keys() <= {"type"} | _ABOUT
-        if (free and id(one) not in fixed) or (kind == "object" and one.keys() <= {"type"} | _ABOUT):
-            raise FormError(
-                "this model did not learn to write JSON: give a schema that asks for one value, or names "
-                "the texts to choose from (enum)"
-            )
+        kinds, properties = one.get("type"), _properties(one)
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        parts = [
+            part for key in ("anyOf", "oneOf", "allOf") if isinstance(one.get(key), list) for part in one[key]
+        ]
+        parts += [{"$ref": one["$ref"]}] if "$ref" in one else []
+        objects = sum(bool(_properties(_resolved(part, schema))) for part in parts) + bool(properties)
+        any_names = "object" in kinds and not properties and one.get("additionalProperties") is not False
+        text = "string" in kinds and one.keys() <= {"type"} | _ABOUT
+        several = (
+            len(properties) > 1 or objects > 1 or "array" in kinds or {"items", "prefixItems"} & one.keys()
+        )
+        if id(one) not in fixed and (several or any_names or text or not one.keys() - _ABOUT):
+            raise FormError(_NO_JSON)
+
+
+def _properties(schema: dict) -> dict:
+    named = schema.get("properties")
+    return named if isinstance(named, dict) else {}
 
 
 def _resolved(value: Any, schema: dict) -> dict:
@@ -346,14 +410,29 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def _check_counts(schema: Any) -> None:
+    """Raises RequestError for a length or number of things that is no whole number."""
+    for one in _objects(schema):
+        for key in _COUNTS & one.keys():
+            if type(value := one[key]) is not int or value < 0:
+                got = one_line(json.dumps(value), 80)
+                raise RequestError(f"schema: expected a whole number as {key}, got {got}")
+
+
 def _objects(value: Any) -> Iterator[dict]:
-    """All objects in a JSON value."""
+    """All schemas in a schema."""
     if isinstance(value, dict):
         yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _objects(inner)
+        for key, inner in value.items():
+            named = key in _NAMED and isinstance(inner, dict)
+            yield from _objects([*inner.values()] if named else inner if key not in _VALUES else None)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _objects(inner)
 
 
+_VALUES = ("const", "enum", "default", "examples")  # keywords whose value is no schema
+_COUNTS = {f"{of}{what}" for of in ("min", "max") for what in ("Length", "Items", "Properties", "Contains")}
 _ONE = ("items", "additionalProperties")  # keywords whose value is a schema
 _SEVERAL = ("anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")

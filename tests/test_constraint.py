@@ -29,6 +29,7 @@ from inference.checkpoint import open_checkpoint
 from inference.constraint import MOST_DIGITS, Constraints
 from inference.errors import RequestError
 from inference.grammar import (
+    LEAST_KEPT,
     LONGEST_DECIDED,
     MOST_BYTES,
     MOST_DECIDED,
@@ -301,6 +302,26 @@ def test_no_number_goes_on_for_ever(constraints, tokenizer, name):
     assert digits and all(len(one) == MOST_DIGITS for one in digits[:-1] or digits)
 
 
+@pytest.mark.parametrize("said", ["1e400", "-9E+999", "3.5e99999", '{"a": 1e400', "[1, 2e999"])
+@pytest.mark.parametrize("schema", [{"type": "number"}, {"type": ["array", "object", "number"]}])
+def test_no_number_is_said_that_no_double_holds(constraints, tokenizer, schema, said):
+    """Whatever its tokens are."""
+    opened = said[0] in "{["
+    ids = follow(constraints(json_grammar(schema)), saying(tokenizer, said), 200)
+    text = text_of(tokenizer, ids)
+    numbers = re.findall(r"-?\d[\d.]*(?:[eE][+-]?\d+)?", text)
+    assert all(map(math.isfinite, map(float, numbers))), text
+    if not opened:
+        assert math.isfinite(json.loads(text)) and "e" in text.lower()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_large_numbers_that_a_schema_names_are_said(constraints, tokenizer, count):
+    named = [1e100, 1e201, 1e300][:count]
+    ids = follow(constraints(json_grammar({"enum": named})), lambda own: brackets(tokenizer))
+    assert float(text_of(tokenizer, ids)) in named
+
+
 def test_the_probability_of_ending_is_that_of_closing(constraints, tokenizer):
     """What a sampler draws from: the token that closes has the stop tokens' probability besides its own, and
     the others keep theirs."""
@@ -379,11 +400,12 @@ def test_a_model_that_writes_no_json_gives_its_plain_answer(embedded, question, 
 
 
 def test_other_forms_of_a_model_that_writes_no_json(embedded):
-    """Several values are what the schema allows; what is cut is not made whole; what cannot be is refused."""
-    several_values = record(colour=CHOICE, count={"type": "integer", "maximum": 9}) | COLOURS
-    options = GenerationOptions(constraint=embedded.constraint(json_grammar(several_values)))
-    (text,) = answer.ask(embedded, [EXAMPLE], "What is there?", options).finish()["answers"]
-    assert_fits(text, several_values)
+    """What has no plain form is what the schema allows; what is cut is not made whole; what such a model
+    cannot fill is refused."""
+    rated = record(stars={"enum": [1, 2, 3, 4, 5]})
+    options = GenerationOptions(constraint=embedded.constraint(json_grammar(rated)))
+    (text,) = answer.ask(embedded, [EXAMPLE], "How many shapes are there?", options).finish()["answers"]
+    assert_fits(text, rated)
     below = record(count={"type": "integer", "maximum": -1})
     options = GenerationOptions(constraint=embedded.constraint(json_grammar(below)), max_new_tokens=1)
     cut = answer.ask(embedded, [EXAMPLE], "How many shapes are there?", options).finish()
@@ -393,6 +415,18 @@ def test_other_forms_of_a_model_that_writes_no_json(embedded):
         record(colour=TEXT, shape=TEXT),  # texts of its own, of which only one is what was asked for
         record(inner=record(count={"type": "integer"}, colour=TEXT)),
         {"type": "object"},
+        {},
+        record(a={"type": "integer"}, b={"type": "integer"}),
+        record(colour=CHOICE, count={"type": "integer", "maximum": 9}) | COLOURS,
+        record(colour=CHOICE, there={"type": "boolean"}) | COLOURS,
+        {"properties": {"a": {"type": "integer"}, "b": {"type": "null"}}},
+        {"allOf": [record(False, a={"type": "integer"}), record(False, b={"type": "integer"})]},
+        record(at={"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
+        record(at={"type": "array", "prefixItems": [{"type": "integer"}, {"type": "integer"}]}),
+        record(rows={"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}),
+        record(rows={"type": "array", "items": record(a={"type": "integer"}, b={"type": "integer"})}),
+        {"type": "object", "additionalProperties": {"type": "integer"}},
+        {"type": "object", "patternProperties": {"^a": {"type": "integer"}}},
     ):
         with pytest.raises(RequestError):
             embedded.constraint(json_grammar(nothing))
@@ -552,7 +586,7 @@ def test_a_grammar_is_tried_and_compiled_once(tokenizer, monkeypatch):
         with pytest.raises(RequestError):
             own(bad)
     assert tried == [good, bad]
-    monkeypatch.setattr("inference.constraint.MOST_COMPILED", 2)
+    own._compiled.most = 2 * LEAST_KEPT
     for name in ("word", "boolean", "null"):
         own(json_grammar(SCHEMAS[name]))
     own(good)

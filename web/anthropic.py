@@ -180,7 +180,7 @@ class Made:
 
     def _block(self, block: Block, text: str = "") -> dict[str, Any]:
         if block.kind == "call":
-            given = json.loads(text) if text else {}
+            given = json.loads(block.arguments) if text else {}
             return {"type": "tool_use", "id": block.call, "name": block.name, "input": given}
         if block.kind == "thought":
             return {"type": "thinking", "thinking": text, "signature": ""}

@@ -36,7 +36,6 @@ from urllib.parse import quote, unquote, urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
-from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -91,7 +90,6 @@ class ApiLimits:
 
     max_body: bytes of a request. max_held: bytes of all requests that are being answered together.
     seconds: from a request's beginning to its end.
-    strict: what is ignored or made less otherwise is refused: see `web.protocol.read_request`.
     allow_urls: images may be fetched from public addresses. allow_paths: the folder from whose files images
         may be read, or None.
     """
@@ -99,7 +97,6 @@ class ApiLimits:
     max_body: int = 32 * 2**20
     max_held: int = 2**30
     seconds: float = 600
-    strict: bool = False
     allow_urls: bool = False
     allow_paths: Path | None = None
 
@@ -329,7 +326,7 @@ def body_of(schema: str = "") -> dict[str, Any]:
 
 @router.post(CHAT, summary="Ask about images", openapi_extra=body_of("#/components/schemas/ChatRequest"))
 async def chat_completions(request: Request, api: Shared, record: Logged, body: Body) -> Response:
-    asked, headers = read_request(body, api.engine.limits.max_new_tokens, api.limits.strict)
+    asked, headers = read_request(body, api.engine.limits.max_new_tokens)
     if not asked.stream:
         return JSONResponse(await (await asked_chat(request, api, record, asked)).whole(), headers=headers)
     chunks, silent = await started(chunks_of(request, api, record, asked))
@@ -339,14 +336,10 @@ async def chat_completions(request: Request, api: Shared, record: Logged, body: 
 @router.post(RESPONSES, summary="The same in the protocol of OpenAI's Responses", openapi_extra=body_of())
 async def create_response(request: Request, api: Shared, record: Logged, body: Body) -> Response:
     record.names, asked = responses.BACK, read_object(body)
-    before = api.store.before(piece_of(asked, "previous_response_id", str))
-    if before.size + len(body) > api.limits.max_body:
-        message = f"expected at most {api.limits.max_body:,} bytes with the responses before, got more"
-        raise Refused(413, f"previous_response_id: {message}", "previous_response_id")
-    chat = responses.chat_body(asked, from_json(before.messages))
-    checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
-    store = partial(api.store.put, client=client_of(request.scope))
-    made = responses.Made(asked, checked, chat["messages"], store, before.size + len(body))
+    before = api.store.before(piece_of(asked, "previous_response_id", str), body, api.limits.max_body)
+    chat = responses.chat_body(asked, before.messages)
+    checked, headers = check_request(chat, api.engine.limits.max_new_tokens)
+    made = responses.Made(asked, checked, before, partial(api.store.put, client=client_of(request.scope)))
     chunks, silent = await started(chunks_of(request, api, record, checked))
     record.failed = made.failed
     return await told(made, made.events(chunks), silent, asked, headers)
@@ -367,7 +360,7 @@ async def drop_response(api: Shared, name: str) -> Response:
 async def create_message(request: Request, api: Shared, record: Logged, body: Body) -> Response:
     record.names, asked = anthropic.BACK, read_object(body)
     chat = anthropic.chat_body(asked)
-    checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
+    checked, headers = check_request(chat, api.engine.limits.max_new_tokens)
     made = anthropic.Made(checked.model)
     chunks, silent = await started(chunks_of(request, api, record, checked))
     return await told(made, made.events(chunks), silent, asked, headers)
@@ -377,7 +370,7 @@ async def create_message(request: Request, api: Shared, record: Logged, body: Bo
 async def count_tokens(request: Request, api: Shared, record: Logged, body: Body) -> Response:
     record.names, asked = anthropic.BACK, read_object(body)
     chat = anthropic.chat_body({"max_tokens": 1} | asked)
-    checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
+    checked, headers = check_request(chat, api.engine.limits.max_new_tokens)
     ticket = (await asked_chat(request, api, record, checked, answers=0)).ticket
     async for _ in ticket:
         pass
@@ -873,7 +866,7 @@ class Server(BoundedServer):
         self.metrics = Metrics(engine)
         door: ASGIApp = Door(make_app(engine, limits, self.metrics), hosts, self.metrics, api_key, origins)
         if origins:
-            shown = ("retry-after", "x-ocelli-ignored", "x-ocelli-clipped")
+            shown = ("retry-after", "x-ocelli-clipped")
             methods = ("GET", "HEAD", "POST", "DELETE")
             more: dict[str, Any] = {"allow_private_network": True, "expose_headers": shown}
             door = Origins(door, origins, methods, ["*"], **more)

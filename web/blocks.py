@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
+from data.tools import literal
 from web.errors import Refused, unexpected, unsupported
 from web.protocol import OURS
 
@@ -33,6 +34,11 @@ class Block:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     located: dict[str, Any] = field(default_factory=dict)
     key: str = field(default_factory=lambda: secrets.token_hex(12))
+
+    @property
+    def arguments(self) -> str:
+        """Of a call that is whole."""
+        return literal(self.text)
 
     @property
     def cut(self) -> bool:
@@ -109,7 +115,7 @@ async def changes(chunks: AsyncIterator[dict[str, Any]], ending: Ending) -> Asyn
 def assistant_message(blocks: list[Block]) -> dict[str, Any]:
     """What was answered as a message of chat completions."""
     calls = [
-        {"id": one.call, "type": "function", "function": {"name": one.name, "arguments": one.text}}
+        {"id": one.call, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
         for one in blocks
         if one.kind == "call" and not one.cut
     ]

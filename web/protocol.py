@@ -9,9 +9,9 @@ Whatever is refused is a `Refused`: what was wrong, in which field.
 from __future__ import annotations
 
 import json
-import re
+import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import Field as Field_
 from dataclasses import fields
 from functools import cached_property
@@ -27,7 +27,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic_core import from_json
+from pydantic_core import PydanticCustomError, from_json
 
 from data.chat import LONGEST_TEXT
 from data.tools import Tool, ToolCall, ToolUse
@@ -43,42 +43,28 @@ from inference.grammar import (
     response_grammar,
 )
 from inference.thinking import THINK_TOKENS, Think
-from messages import did_you_mean, one_line, printable
-from web.errors import Refused, unexpected, unsupported
+from messages import one_line, printable
+from web.errors import Refused, unexpected
 
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
 MOST_LOGGED = 2**17  # log-probabilities of all answers to a request: writing them holds everybody up
 MOST_TOOLS = 128
-MOST_VALUES = 50_000  # of a body: looking at them holds everybody up
-# OpenAI's fields that change no answer here.
-HARMLESS = frozenset((
-    "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    "safety_identifier", "service_tier", "store", "user",
-))  # fmt: skip
-# OpenAI's fields that ask for nothing with these values, and for what does not exist here with any other.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "audio": (), "function_call": ("none", "auto"), "functions": ([],),
-    "logit_bias": ({},), "modalities": (["text"],), "moderation": (), "prediction": (),
-    "verbosity": ("medium",), "web_search_options": (),
+MOST_VALUES = 50_000  # of a conversation: looking at them holds everybody up
+MOST_PIECES = 4096  # messages, parts of them and calls, of a conversation: likewise
+# Fields of OpenAI's and of other servers that an answer without them would be wrong for.
+REFUSED = (
+    "allowed_token_ids", "audio", "bad_words", "chat_template", "continue_final_message", "documents", "echo",
+    "functions", "ignore_eos", "include_stop_str_in_output", "logit_bias", "logits_processors", "min_tokens",
+    "prompt_logprobs", "stop_token_ids", "use_beam_search", "web_search_options",
+)  # fmt: skip
+# Likewise, and which of `structured_outputs` stands for it here.
+REPLACED = {
+    "format": "json", "grammar": "grammar", "guided_grammar": "grammar", "guided_json": "json",
+    "guided_regex": "regex", "json_schema": "json",
 }  # fmt: skip
-HINTS = frozenset(("verbosity",))  # of these, which ask for no particular answer
 # Most tokens of thinking: OpenAI's and its clients' words; "none" is no thinking.
 EFFORTS = {"none": None, "minimal": 128, "low": 512, "medium": THINK_TOKENS, "high": 4096}
 EFFORTS |= {"xhigh": 8192, "max": 16_384}
-# Fields of other servers that an answer without them would be wrong for: as NEUTRAL.
-OTHERS: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,), "allowed_token_ids": ([],), "bad_words": ([],), "best_of": (1,),
-    "chat_template": (), "continue_final_message": (False,), "documents": ([],), "echo": (False,),
-    "format": ("",), "grammar": ("",), "guided_decoding_backend": (),
-    "guided_grammar": (), "guided_json": (), "guided_regex": (), "ignore_eos": (False,), 
-    "include_stop_str_in_output": (False,), "json_schema": ({},), "length_penalty": (1,),
-    "logits_processors": ([],), "min_tokens": (0,), "prompt_logprobs": (), "skip_special_tokens": (True,),
-    "stop_token_ids": ([],), "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-}  # fmt: skip
-# Likewise in a message, part or format of answers: what else stands there is about other things.
-NEVER = frozenset(("audio", "function_call", "images", "input_audio", "schema"))
-SLIP = 0.81  # likeness of a mistyped name: top_a is none of top_k
 # What bodies may ask of sampling, where `generate` takes something else; -1 is vLLM's word for no top_k.
 BOUNDS: dict[str, dict[str, Any]] = {
     "temperature": {"le": 2}, "top_k": {"ge": -1, "le": 2**31}, "repetition_penalty": {"le": 100},
@@ -93,7 +79,28 @@ OURS = frozenset((
 
 # --------------------------------------------------------------------------------------------- what is asked
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    """Of exact types. Fields that nothing here knows are ignored: clients send many that change no answer."""
+
+    model_config = ConfigDict(strict=True)
+
+
+def _replaced(by: str) -> Any:
+    """The type of a field that asks for nothing, or is refused in favour of another."""
+
+    def check(value: Any) -> None:
+        if value not in (None, ""):
+            instead = f"expected structured_outputs with {by} in its place"
+            raise PydanticCustomError("unsupported_parameter", instead)
+
+    return Annotated[None, BeforeValidator(check)]
+
+
+def _refused(value: Any) -> None:
+    if value:
+        raise PydanticCustomError("unsupported_parameter", "not supported by this server; remove it")
+
+
+Refusing = Annotated[None, BeforeValidator(_refused)]
 
 
 class ImageUrl(Strict):
@@ -142,7 +149,7 @@ class Called(Strict):
     def call(self) -> ToolCall:
         """Raises ValueError for arguments that are no JSON object."""
         given = self.function.arguments or "{}"
-        value = from_json(given) if isinstance(given, str) else given
+        value = read_json(given) if isinstance(given, str) else given
         if not isinstance(value, dict):
             raise ValueError("not an object")
         return ToolCall(self.id, self.function.name, json.dumps(value, ensure_ascii=False))
@@ -161,6 +168,9 @@ class ChatMessage(Strict):
     tool_calls: Annotated[list[Called], Field(max_length=MOST_TOOLS)] = []
     tool_call_id: str | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] = []
+    audio: Refusing = None
+    function_call: Refusing = None
+    images: Refusing = None  # Ollama's
     provider_specific_fields: dict[str, Any] = {}  # LiteLLM's
 
     @model_validator(mode="before")
@@ -188,6 +198,24 @@ class ChatMessage(Strict):
     def calls(self) -> tuple[ToolCall, ...]:
         return tuple(one.call for one in self.tool_calls)
 
+    @property
+    def pieces(self) -> int:
+        return 1 + len(self.content or ()) + len(self.tool_calls)
+
+
+def _bounded(messages: Any) -> Any:
+    """Messages as they come, or checked before. Raises ValueError for more pieces than are looked at."""
+
+    def pieces(one: Any) -> int:
+        if isinstance(one, ChatMessage):
+            return one.pieces
+        lists = (one.get(name) for name in ("content", "tool_calls")) if isinstance(one, dict) else ()
+        return 1 + sum(len(given) for given in lists if isinstance(given, list))
+
+    if isinstance(messages, list) and (count := sum(map(pieces, messages))) > MOST_PIECES:
+        raise ValueError(f"expected at most {MOST_PIECES} messages, parts and calls in all, got {count}")
+    return messages
+
 
 class JsonSchema(Strict):
     """`schema` is the name of a method of pydantic's."""
@@ -203,6 +231,7 @@ class ResponseFormat(Strict):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Annotated[_replaced("json"), Field(alias="schema")] = None  # llama.cpp's
 
     @model_validator(mode="after")
     def _has_schema(self) -> ResponseFormat:
@@ -307,6 +336,8 @@ def _sampling_field(own: Field_) -> tuple[Any, Any]:
 
 
 _FIELDS: dict[str, Any] = {own.name: _sampling_field(own) for own in fields(SamplingParams)}
+_FIELDS |= {name: (Refusing, None) for name in REFUSED}
+_FIELDS |= {name: (_replaced(by), None) for name, by in REPLACED.items()}
 Sampled: Any = create_model("Sampled", __base__=Strict, **_FIELDS)
 
 
@@ -314,7 +345,9 @@ class ChatRequest(Sampled, Strict):
     """A body of /v1/chat/completions, with all of `SamplingParams`: some of these are Ocelli's own."""
 
     model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000, fail_fast=True)]
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=1000, fail_fast=True), BeforeValidator(_bounded)
+    ]
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     n: Annotated[int, Field(ge=1)] = 1
@@ -337,6 +370,7 @@ class ChatRequest(Sampled, Strict):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     thinking_token_budget: Annotated[int | None, Field(ge=0)] = None  # vLLM's
     chat_template_kwargs: TemplateSwitches | None = None
+    modalities: list[Literal["text"]] = []
 
     @model_validator(mode="after")
     def _go_together(self) -> ChatRequest:
@@ -446,91 +480,65 @@ class ChatRequest(Sampled, Strict):
         return GenerationOptions(max_new_tokens=most, constraint=think, **sampling)
 
 
-def read_request(body: bytes, most_tokens: int, strict: bool = False) -> tuple[ChatRequest, dict[str, str]]:
+def read_request(body: bytes, most_tokens: int) -> tuple[ChatRequest, dict[str, str]]:
     """`check_request` of a body."""
-    return check_request(read_object(body), most_tokens, strict)
+    return check_request(read_object(body), most_tokens)
+
+
+def read_json(text: str | bytes) -> Any:
+    """A value whose numbers JSON can hold. Raises ValueError for one that is something else, or is nested too
+    deep."""
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError:
+        raise ValueError("something else") from None
+    left = [value]
+    while left:
+        match left.pop():
+            case float(number) if not math.isfinite(number):  # such as 1e999
+                raise ValueError("a number that no double holds")
+            case dict(fields):
+                left += fields.values()
+            case list(values):
+                left += values
+    return value
+
+
+def values_in(body: bytes) -> int:
+    """The values in JSON, those in texts that are JSON themselves included: there is a comma between any two,
+    which such a text may hold escaped."""
+    return sum(map(body.count, (b",", b"\\u002c", b"\\u002C")))
+
+
+def check_values(count: int, place: str | None = None) -> None:
+    """Raises Refused for more values than are looked at."""
+    if count > MOST_VALUES:
+        expected = f"expected at most {MOST_VALUES:,} values in a conversation, got {count:,}"
+        raise Refused(400, f"{place}: {expected}" if place else expected, place)
 
 
 def read_object(body: bytes) -> dict[str, Any]:
     """A body of any protocol, without fields that are null. Raises Refused."""
-    if body.count(b",") > MOST_VALUES:  # there is one between any two
-        raise Refused(400, f"expected at most {MOST_VALUES:,} values in the body, got more")
+    check_values(values_in(body))
     try:
-        value = from_json(body, allow_inf_nan=False)
-    except ValueError:  # nested too deep, as well
-        raise Refused(400, "expected JSON in the body, got something else", code="invalid_json") from None
+        value = read_json(body)
+    except ValueError as error:
+        raise Refused(400, f"expected JSON in the body, got {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise Refused(400, f"expected a JSON object, got {_kind(value)}", code="invalid_type")
     return {name: field for name, field in value.items() if field is not None}
 
 
-def check_request(
-    value: Mapping[str, Any], most_tokens: int, strict: bool = False
-) -> tuple[ChatRequest, dict[str, str]]:
-    """(a request, headers of its response that say what of it is ignored or made less).
-
-    `strict` refuses that instead. Raises Refused, which quotes nothing but the names of fields.
-    """
-    asked = {name: field for name, field in value.items() if field is not None}
-    ignored = [name for name in asked if _asks_nothing(name, asked, strict)]
-    if asked.get("stream_options") is not None and not asked.get("stream"):
-        ignored.append("stream_options")
+def check_request(value: Mapping[str, Any], most_tokens: int) -> tuple[ChatRequest, dict[str, str]]:
+    """(a request, headers of its response that say what of it is made less). Raises Refused, which quotes
+    nothing but the names of fields."""
     try:
-        given = {name: field for name, field in asked.items() if name not in ignored}
-        request = ChatRequest.model_validate(given, extra="forbid" if strict else "allow")
+        request = ChatRequest.model_validate({k: v for k, v in value.items() if v is not None})
     except ValidationError as error:
         raise _refusal(error) from None
-    more = list(_unknown(request))
-    if (name := next((name for name in more if name.rpartition(".")[2] in NEVER), None)) is not None:
-        raise unsupported(name)
-    for name in request.model_extra or ():  # a mistyped field does not go unnoticed
-        if hint := did_you_mean(name, ChatRequest.model_fields, SLIP):
-            raise Refused(400, f"unknown field {name!r}{hint}", name, "unknown_parameter")
-    if strict and "stream_options" in ignored:
-        raise unexpected("stream_options", "with stream only")
-    headers = {"x-ocelli-ignored": _listed([*ignored, *more])} if ignored or more else {}
     asked_for = {"max_tokens": request.most_tokens, "thinking_token_budget": request.thinking_token_budget}
-    if clipped := [name for name, tokens in asked_for.items() if (tokens or 0) > most_tokens]:
-        if strict:
-            name = clipped[0]
-            raise Refused(400, f"{name}: expected at most {most_tokens}, got {asked_for[name]}", name)
-        headers["x-ocelli-clipped"] = ", ".join(f"{name}={most_tokens}" for name in clipped)
-    return request, headers
-
-
-def _asks_nothing(name: str, asked: Mapping[str, Any], strict: bool) -> bool:
-    """Whether a field is known to change no answer. Raises Refused where it asks for what is not here."""
-    if name in HARMLESS or (name in HINTS and not strict):
-        return True
-    known = NEUTRAL if strict else NEUTRAL | OTHERS
-    if name not in known:
-        return False
-    none = name == "functions" and not strict and asked.get("function_call") == "none"
-    if none or asked[name] in known[name]:
-        return True
-    if (kind := name.removeprefix("guided_")) in ("json", "regex", "grammar", "format", "json_schema"):
-        instead = kind if kind in ("regex", "grammar") else "json"
-        message = f"{name}: expected structured_outputs with {instead} in its place"
-        raise Refused(400, message, name, "unsupported_parameter")
-    raise unsupported(name)
-
-
-def _unknown(part: BaseModel, place: str = "") -> Iterator[str]:
-    """The names of fields that nothing here knows."""
-    yield from (f"{place}{name}" for name in part.model_extra or ())
-    for name in type(part).model_fields:
-        inner = getattr(part, name)
-        if isinstance(inner, BaseModel):
-            yield from _unknown(inner, f"{place}{name}.")
-        for number, one in enumerate(inner if isinstance(inner, list) else ()):
-            if isinstance(one, BaseModel):
-                yield from _unknown(one, f"{place}{name}[{number}].")
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Names in a header, which a client may have made up."""
-    shown = ", ".join(re.sub(r"[^\w.\[\]-]|^$", "?", name[:60], flags=re.ASCII) for name in names[:20])
-    return shown + (", ..." if len(names) > 20 else "")
+    clipped = [f"{name}={most_tokens}" for name, tokens in asked_for.items() if (tokens or 0) > most_tokens]
+    return request, {"x-ocelli-clipped": ", ".join(clipped)} if clipped else {}
 
 
 def _refusal(error: ValidationError) -> Refused:
@@ -538,16 +546,13 @@ def _refusal(error: ValidationError) -> Refused:
     first = error.errors(include_url=False, include_input=False, include_context=True)[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
     param, kind = printable(place, 100) or None, first["type"]
-    if kind == "extra_forbidden":
-        name = printable(first["loc"][-1], 100)
-        hint = did_you_mean(name, ChatRequest.model_fields) if len(first["loc"]) == 1 else ""
-        return Refused(400, f"unknown field {param!r}{hint}", param, "unknown_parameter")
     if kind == "missing":
         return Refused(400, f"{param}: expected this field, found none", param, "missing_required_parameter")
     said = first["msg"].removeprefix("Value error, ")
     if param is None and said.split(":")[0] in ChatRequest.model_fields:
         return Refused(400, said, said.split(":")[0], "invalid_value")
-    return Refused(400, f"{param}: {said[0].lower()}{said[1:]}" if param else said, param, "invalid_value")
+    code = kind if kind == "unsupported_parameter" else "invalid_value"
+    return Refused(400, f"{param}: {said[0].lower()}{said[1:]}" if param else said, param, code)
 
 
 def _kind(value: Any) -> str:

@@ -1,10 +1,11 @@
 """OpenAI's Responses: a request becomes one of chat completions, and its chunks become events.
 
     body = chat_body(asked, before)             # for `web.protocol.check_request`; raises Refused
-    made = Made(asked, request, body["messages"])
+    made = Made(asked, request, before, store)
     async for event in made.events(chunks): ...
 
-What was answered is kept for whoever goes on from it (`previous_response_id`): in memory, the latest.
+What was answered is kept for whoever goes on from it (`previous_response_id`): in memory, the latest. Its
+messages are not checked again, so that a short request costs little, whatever it goes on from.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
-from messages import did_you_mean
 from web.blocks import (
     STREAMED,
     Block,
@@ -30,9 +30,10 @@ from web.blocks import (
     piece_of,
 )
 from web.errors import Refused, unexpected
-from web.protocol import SLIP, ChatRequest
+from web.protocol import ChatMessage, ChatRequest, check_values, values_in
 
-KEPT_BYTES = 2**28  # of responses with their requests
+KEPT_BYTES = 2**28  # of responses with the conversations before them
+PIECE_BYTES = 2000  # that a message, part or call takes beside its texts
 # Fields of this protocol, by what chat completions call them; "" for those that say nothing there.
 NAMES = {
     "input": "messages", "instructions": "", "text": "response_format", "reasoning": "reasoning_effort",
@@ -48,19 +49,17 @@ FAILURES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
 # ---------------------------------------------------------------------------------------------- what is asked
-def chat_body(asked: Mapping[str, Any], before: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def chat_body(asked: Mapping[str, Any], before: Sequence[ChatMessage] = ()) -> dict[str, Any]:
     """The body of chat completions for a request that follows these messages. What is not of this protocol
     alone is left as it is. Raises Refused."""
     for name in asked:
         if (own := INSTEAD.get(name)) is not None:
             raise Refused(400, f"{own}: expected it in place of {name}", own, "unsupported_parameter")
-        if name not in NAMES and (hint := did_you_mean(name, NAMES, SLIP)):
-            raise Refused(400, f"unknown field {name!r}{hint}", name, "unknown_parameter")
     check_fields(asked, ABSENT)
     text, reasoning = piece_of(asked, "text", dict) or {}, piece_of(asked, "reasoning", dict) or {}
     include = piece_of(asked, "include", list) or []
     tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(piece_of(asked, "tools", list) or ())]
-    said = [*before, *messages_of(asked.get("input"))]
+    said: list[Any] = [*before, *messages_of(asked.get("input"))]
     if (instructions := piece_of(asked, "instructions", str)) is not None:
         said.insert(0, {"role": "system", "content": instructions})
     logprobs = LOGPROBS in include or None
@@ -157,21 +156,20 @@ def _part(part: Any) -> dict[str, Any] | None:
 class Made:
     """A response as it is made: `events` of a stream, and `whole` after them.
 
-    asked: the body of its request; request, said: what became of it and of its input. At its end it is put
-    into `store`, unless the request says no; `size`: bytes of all requests that it goes on from, and its own.
+    asked: the body of its request; request: what became of it; before: what it goes on from. At its end it is
+    put into `store`, unless the request says no.
     """
 
     def __init__(
         self,
         asked: Mapping[str, Any],
         request: ChatRequest,
-        said: Sequence[dict[str, Any]],
+        before: Stored,
         store: Callable[[str, Stored], None],
-        size: int,
     ):
         self.id, self.number, self.output = f"resp_{secrets.token_hex(24)}", 0, list[dict[str, Any]]()
         self.blocks, self.ending, self.whole = list[Block](), Ending(), dict[str, Any]()
-        self._store, self._size = (None if asked.get("store") is False else store), size
+        self._store, self._before = (None if asked.get("store") is False else store), before
         reasoning = asked.get("reasoning") or {}
         self._summary = bool(reasoning.get("summary"))
         self._about = {
@@ -187,7 +185,7 @@ class Made:
             "max_output_tokens": asked.get("max_output_tokens"), "top_logprobs": request.top_logprobs or 0,
             "user": asked.get("user"), "service_tier": "default",
         }  # fmt: skip
-        self._said = said[asked.get("instructions") is not None :]
+        self._said = request.messages[asked.get("instructions") is not None :]
 
     def response(self, status: str, error: Refused | None = None) -> dict[str, Any]:
         cut, usage = status == "incomplete", self.ending.usage
@@ -213,9 +211,8 @@ class Made:
         status = "incomplete" if self.ending.finish == "length" else "completed"
         self.whole = self.response(status)
         if self._store is not None:
-            said = [*self._said, assistant_message(self.blocks)]
-            # As objects they would take some ten times the bytes that they are written in.
-            self._store(self.id, Stored(to_json(self.whole), to_json(said), self._size))
+            said = [*self._said, ChatMessage.model_validate(assistant_message(self.blocks))]
+            self._store(self.id, self._before.followed_by(said, to_json(self.whole)))
         yield self.event(status, response=self.whole)
 
     def _of(self, change: Change) -> list[dict[str, Any]]:
@@ -290,17 +287,24 @@ def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------------------------- what is kept
 class Stored(NamedTuple):
-    """A response and the messages up to it, as JSON. size: bytes of the requests that it goes on from, and of
-    its own; client: whose it is."""
+    """A response as JSON and the messages up to it. size, values: of these messages as JSON, bytes and what
+    `web.protocol.values_in` counts; client: whose it is."""
 
     response: bytes
-    messages: bytes
+    messages: Sequence[ChatMessage] = ()
     size: int = 0
+    values: int = 0
     client: str = ""
 
     @property
     def bytes(self) -> int:
-        return len(self.response) + len(self.messages)
+        pieces = sum(one.pieces for one in self.messages)
+        return len(self.response) + self.size + pieces * PIECE_BYTES
+
+    def followed_by(self, messages: Sequence[ChatMessage], response: bytes) -> Stored:
+        """A response to a conversation that goes on from this one; only what is new in it is counted."""
+        new = to_json(messages[len(self.messages) :])
+        return Stored(response, messages, self.size + len(new), self.values + values_in(new))
 
 
 class Store:
@@ -318,13 +322,19 @@ class Store:
         self._kept.move_to_end(name)
         return self._kept[name]
 
-    def before(self, name: str | None) -> Stored:
-        """What a request goes on from. Raises Refused."""
+    def before(self, name: str | None, body: bytes, most: int) -> Stored:
+        """What a request with this body goes on from. Raises Refused for what is not kept, and for a
+        conversation that would be more than one body may hold, of `most` bytes."""
+        field = "previous_response_id"
         try:
-            return Stored(b"", b"[]") if name is None else self.get(name)
+            before = Stored(b"") if name is None else self.get(name)
         except Refused as error:
-            code = "previous_response_not_found"
-            raise Refused(400, str(error), "previous_response_id", code) from None
+            raise Refused(400, str(error), field, "previous_response_not_found") from None
+        if before.size + len(body) > most:
+            message = f"expected at most {most:,} bytes with the responses before, got more"
+            raise Refused(413, f"{field}: {message}", field)
+        check_values(before.values + values_in(body), field)
+        return before
 
     def put(self, name: str, stored: Stored, client: str = "") -> None:
         if stored.bytes > self._most:

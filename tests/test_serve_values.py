@@ -1,0 +1,155 @@
+"""Values in requests: how many are looked at, what numbers may be, and what stays in memory of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from data.tools import GEMMA, HERMES, PYTHONIC, XML, CallReader, Tool, whole_calls
+from tests.test_serve import NAME, Running, refused, running
+from web import anthropic, responses
+from web.blocks import Block, assistant_message
+from web.errors import Refused
+from web.protocol import MOST_PIECES, MOST_VALUES, ChatMessage, check_request, read_json, read_object
+
+RESPONSES, MESSAGES = "v1/responses", "v1/messages"
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Running]:
+    with running(max_new_tokens=100, max_body=4 * 2**20) as served:
+        yield served
+
+
+def called(arguments: str) -> list[dict]:
+    """Items of a call with its result."""
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments}
+    return [call, {"type": "function_call_output", "call_id": "1", "output": "ok"}]
+
+
+# ------------------------------------------------------------------------------- conversations that are kept
+def test_a_conversation_has_no_more_values_than_one_body(here):
+    """However many responses it is spread over."""
+    parts = [{"type": "input_text", "text": ""}] * (MOST_PIECES // 3)
+    asked, before = {"model": NAME, "max_output_tokens": 1}, None
+    for turn in range(3):
+        given = [{"role": "user", "content": [*parts, {"type": "input_text", "text": "What?"}]}]
+        body = asked | {"input": given, "previous_response_id": before}
+        answer = here.send("POST", RESPONSES, json=body)
+        if turn == 2:
+            assert refused(answer, 400)["param"] == "input"
+        else:
+            before = answer.json()["id"]
+    again = asked | {"input": "and?", "previous_response_id": before}
+    assert here.send("POST", RESPONSES, json=again).status_code == 200  # after what was accepted
+
+
+@pytest.mark.parametrize("comma", [",", r"\u002c", r"\u002C"])
+def test_values_in_texts_that_are_json_count_however_their_commas_are_written(comma):
+    arguments = "[" + comma.join("0" * (MOST_VALUES + 2)) + "]"
+    with pytest.raises(Refused, match="values"):
+        read_object(f'{{"arguments": "{arguments}"}}'.encode())
+
+
+def test_what_is_kept_is_neither_checked_nor_counted_again():
+    """What a request costs does not grow with the conversation before it: the same objects are in both."""
+    store, before = responses.Store(), responses.Stored(b"")
+    for turn in range(5):
+        asked = {"model": NAME, "input": called('{"a": [1, 2]}')}
+        request, _ = check_request(responses.chat_body(asked, before.messages), 10)
+        kept, before = before, before.followed_by(request.messages, b"{}")
+        assert all(one is other for one, other in zip(kept.messages, before.messages))
+        store.put(str(turn), before)
+        assert before.size - kept.size < 400 and len(before.messages) == 2 * (turn + 1)
+    assert before.bytes > 10 * responses.PIECE_BYTES
+    with pytest.raises(Refused) as caught:
+        store.before("4", b"," * (MOST_VALUES - before.values + 1), 2**20)
+    assert caught.value.status == 400
+    with pytest.raises(Refused) as caught:
+        store.before("4", b"{}", before.size)
+    assert caught.value.status == 413
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "text", "text": ""}] * 100},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "a"}}] * 100},
+    ],
+)
+def test_parts_and_calls_are_counted_before_they_are_looked_at(message):
+    def check(count: int) -> None:
+        check_request(read_object(json.dumps({"model": NAME, "messages": [message] * count}).encode()), 10)
+
+    check(MOST_PIECES // 101)
+    with pytest.raises(Refused) as caught:
+        check(MOST_PIECES // 101 + 1)
+    assert caught.value.param == "messages"
+
+
+# --------------------------------------------------------------------------------- numbers that JSON can hold
+NUMBERS = ["1e400", "-1e999", "1" * 400 + ".5", "NaN", "Infinity", "-Infinity", "1" * 5000, r'"\ud800"']
+
+
+def bodies() -> Iterator[tuple[str, str]]:
+    """(path, body) with NUMBER wherever a client's history, tools or fields may have one."""
+    chat, asked = "v1/chat/completions", {"role": "user", "content": "a"}
+    inner = json.dumps({"a": [{"b": "NUMBER"}]}).replace('"NUMBER"', "NUMBER")
+    function = {"name": "f", "arguments": inner}
+    calls = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "b"}
+    yield chat, {"messages": [asked, calls, result]}
+    yield chat, {"messages": [asked], "temperature": "NUMBER"}
+    yield chat, {"messages": [asked], "seed": "NUMBER"}
+    yield chat, {"messages": [asked], "metadata": {"a": "NUMBER"}}
+    yield chat, {"messages": [asked | {"extra": "NUMBER"}]}
+    schema = {"enum": ["NUMBER"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    yield chat, {"messages": [asked], "response_format": form}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}}
+    yield chat, {"messages": [asked], "tools": [{"type": "function", "function": tool}]}
+    yield RESPONSES, {"input": [*called(inner), {"role": "user", "content": "a"}]}
+    yield RESPONSES, {"input": "a", "metadata": {"a": "NUMBER"}}
+    used = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": "NUMBER"}}
+    told = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "b"}]}
+    yield MESSAGES, {"messages": [asked, {"role": "assistant", "content": [used]}, told], "max_tokens": 4}
+    yield MESSAGES, {"messages": [asked], "max_tokens": 4, "top_k": "NUMBER"}
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda text: text[:9])
+def test_numbers_that_json_cannot_hold_are_not_read(here, number):
+    """At any place of any protocol, whole or streamed."""
+    for count, (path, body) in enumerate(bodies()):
+        content = json.dumps({"model": NAME, "stream": count % 2 == 0} | body)
+        in_text = '"b": NUMBER' in content.replace("\\", "")  # JSON in a text
+        content = content.replace('"NUMBER"', number)
+        content = content.replace("NUMBER", json.dumps(number)[1:-1] if in_text else number)
+        answer = here.send(
+            "POST", path, content=content.encode(), headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 400 and answer.json(), (path, content[:300], answer.text)
+
+
+@pytest.mark.parametrize("markup", [XML, PYTHONIC, GEMMA, HERMES])
+@pytest.mark.parametrize("number", ["1e400", "-1e999", "[1, 2e999]", '{"a": 1e400}'])
+def test_numbers_that_json_cannot_hold_are_not_said_in_calls(markup, number):
+    """A model that is held to a grammar does not begin them, or they become the largest that can be."""
+    tool = Tool("f", None, {"type": "object", "properties": {"x": {}}})
+    written = {
+        XML: f"<parameter=x>\n{number}\n</parameter>\n",
+        PYTHONIC: f"x={number}",
+        GEMMA: f"{{x:{number}}}",
+    }
+    reader = CallReader(markup, [tool])
+    text = markup.opens + markup.before + markup.head(tool) + written.get(markup, f'{{"x": {number}}}')
+    _, pieces = reader.put(text + markup.tail(tool) + markup.after + markup.closes, last=True)
+    (call,) = whole_calls(pieces)
+    assert read_json(call.arguments).keys() == {"x"}
+    block = Block("call", "1", "f", "".join(piece.arguments for piece in pieces))
+    made = anthropic.Made(NAME)
+    made.blocks.append(block)
+    assert read_json(json.dumps(made.whole))["content"][0]["input"].keys() == {"x"}
+    (kept,) = ChatMessage.model_validate(assistant_message([block])).calls
+    assert read_json(kept.arguments).keys() == {"x"}
