@@ -46,11 +46,21 @@ _FORMATS = {  # of texts that stand without quotes; JSON's are the library's
 
 @dataclass(frozen=True)
 class Tool:
-    """parameters: a JSON schema of an object."""
+    """parameters: a JSON schema of an object. given: as a row has it, which is shown then."""
 
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = field(default=None, hash=False)
+    given: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    @classmethod
+    def read(cls, given: Any) -> Tool:
+        """As rows hold it, in the form of chat templates or its function alone. Raises ValueError."""
+        function = given.get("function", given) if isinstance(given, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ValueError(f"tools: expected functions with a name, got {str(given)[:80]!r}")
+        whole = given if "function" in given else {"type": "function", "function": function}
+        return cls(function["name"], function.get("description"), function.get("parameters"), whole)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -60,6 +70,8 @@ class Tool:
     @property
     def shown(self) -> dict[str, Any]:
         """As chat templates take it."""
+        if self.given is not None:
+            return dict(self.given)
         about = {"description": self.description, "parameters": self.parameters}
         known = {key: value for key, value in about.items() if value is not None}
         return {"type": "function", "function": {"name": self.name, **known}}
@@ -72,6 +84,24 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+
+    @classmethod
+    def read(cls, given: Any) -> ToolCall:
+        """As messages hold it: OpenAI's and transformers' form, or its function alone, with arguments as an
+        object or as JSON. Raises ValueError."""
+        if isinstance(given, ToolCall):
+            return given
+        function = given.get("function", given) if isinstance(given, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ValueError(f"tool_calls: expected a function with a name, got {str(given)[:80]!r}")
+        arguments = function.get("arguments") or {}
+        try:
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, Mapping):
+            raise ValueError("tool_calls: expected arguments that are an object, or JSON of one")
+        return cls(str(given.get("id") or ""), function["name"], json.dumps(arguments, ensure_ascii=False))
 
     @property
     def shown(self) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import torch
 from pydantic import BaseModel
 from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS as RESPONSE_TEMPLATES
 
-from data import chat as chat_module
 from data.chat import ChatEncoder, Message
 from data.errors import PromptError
 from data.tools import (
@@ -79,7 +78,6 @@ def as_transformers(messages: list[Message]) -> list[dict]:
 # ------------------------------------------------------------------------------------------------ prompts
 @pytest.mark.parametrize("markup", TEMPLATES)
 def test_prompts_are_those_of_transformers(markup, monkeypatch):
-    monkeypatch.setattr(chat_module, "render_bounded", chat_module.render)  # without a process for each
     made, template = tokenizer(markup), TEMPLATES[markup]
     chat = ChatEncoder(made, template, image_token=None)
     for tools in ((), (WEATHER,), (WEATHER, NOW)):
@@ -98,7 +96,6 @@ def test_prompts_are_those_of_transformers(markup, monkeypatch):
 
 @pytest.mark.parametrize("markup", TEMPLATES)
 def test_nothing_in_tools_calls_or_results_becomes_a_special_token(markup, monkeypatch):
-    monkeypatch.setattr(chat_module, "render_bounded", chat_module.render)
     made = tokenizer(markup)
     chat, names = ChatEncoder(made, TEMPLATES[markup], image_token="<image>"), list(made.get_added_vocab())
 
