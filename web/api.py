@@ -446,6 +446,9 @@ async def opened(request: Request, api: Api, asked: ChatRequest, record: Record)
             ),
             message.calls,
             message.tool_call_id or "",
+            (message.role == "assistant" and message.reasoning_content) or "",
+            (message.role == "tool" and message.name) or "",
+            isinstance(message.content, chat.GivenText),
         )
         for message in asked.messages
     ]

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 from torch import OutOfMemoryError
 
-from data.chat import Message
+from data.chat import GivenText, Message
 from data.images import ImageLimits, describe, load_image
 from data.processor import EncodedConversation
 from data.tiles import Sizes
@@ -936,8 +936,9 @@ def prepare_messages(
             if message.role == "assistant" and form is not None and size is not None:
                 parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
             content = [{"type": kind, kind: value} for kind, value in parts]
-            about = {"tool_calls": message.calls, "tool_call_id": message.call_id}
-            conversation.append({"role": message.role, "content": content} | about)
+            about = {"content": GivenText(content) if message.as_text else content, "name": message.name}
+            about |= {"tool_calls": message.calls, "tool_call_id": message.call_id}
+            conversation.append({"role": message.role, "reasoning_content": message.thoughts} | about)
         encoded = processor.encode_conversation(conversation, True, think=think, tools=tools)
     return Prepared(encoded, options)
 

@@ -114,8 +114,8 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
     for at, item in enumerate(given):
         place = f"input[{at}]"
         match item:
-            case {"type": "reasoning"}:  # no prompt says it again
-                pass
+            case {"type": "reasoning"}:
+                made.append({"role": "assistant", "content": None, "reasoning_content": _thought(item)})
             case {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}:
                 if not made or made[-1]["role"] != "assistant":
                     made.append({"role": "assistant", "content": None})
@@ -126,11 +126,28 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
                 content = _content(output, f"{place}.output")
                 made.append({"role": "tool", "tool_call_id": call_id, "content": content})
             case {"role": role, "content": content} if item.get("type", "message") == "message":
-                made.append({"role": role, "content": _content(content, f"{place}.content")})
+                thought = made.pop() if role == "assistant" and _is_thought(made) else {}
+                made.append(thought | {"role": role, "content": _content(content, f"{place}.content")})
             case _:
                 expected = "a message, function_call, function_call_output or reasoning, with all its fields"
                 raise unexpected(place, expected)
-    return made
+    return [one for at, one in enumerate(made, 1) if not _is_thought(made[:at])]
+
+
+def _is_thought(made: Sequence[dict[str, Any]]) -> bool:
+    """Whether the last of these messages has nothing but thoughts, so far."""
+    return (
+        bool(made) and made[-1].keys() == {"role", "content", "reasoning_content"} and not made[-1]["content"]
+    )
+
+
+def _thought(item: Mapping[str, Any]) -> str:
+    """The text of a reasoning item: what was thought, or else its summary."""
+    for key in ("content", "summary"):
+        parts = item.get(key) if isinstance(item.get(key), list) else []
+        if text := "".join(str(one.get("text", "")) for one in parts if isinstance(one, dict)):
+            return text
+    return ""
 
 
 def _content(content: Any, place: str) -> Any:
