@@ -522,6 +522,11 @@ class Arguments:
         return text, ""
 
 
+def begun(text: str, mark: str) -> int:
+    """How many characters at the end of a text may begin a mark."""
+    return max((n for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
+
+
 def text_until(mark: str, text: str) -> tuple[str, bool, str]:
     """More of a text that ends at a mark: (as JSON, whether it has ended, what is left)."""
     value, end, rest = text.partition(mark)
@@ -736,9 +741,8 @@ class CallReader:
     def _may_open(self) -> int:
         """How many of the last characters may belong to a call: the beginning of a mark, and space."""
         mark, held = self._markup.opens, self._held
-        begun = max((n for n in range(1, len(mark)) if held.endswith(mark[:n])), default=0)
-        before = held[: len(held) - begun]
-        return begun + len(before) - len(before.rstrip())
+        before = held[: len(held) - begun(held, mark)]
+        return len(held) - len(before.rstrip())
 
 
 def whole_calls(pieces: Sequence[CallPiece]) -> list[ToolCall]:

@@ -338,7 +338,8 @@ async def create_response(request: Request, api: Shared, record: Logged, body: B
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
     store = partial(api.store.put, client=client_of(request.scope))
     made = responses.Made(asked, checked, chat["messages"], store, before.size + len(body))
-    chunks = await started((await asked_chat(request, api, record, checked)).events())
+    answer = await asked_chat(request, api, record, checked)
+    chunks = await started(answer.events(bool(asked.get("stream"))))
     record.failed = made.failed
     return await told(made, made.events(chunks), asked, headers)
 
@@ -360,7 +361,8 @@ async def create_message(request: Request, api: Shared, record: Logged, body: Bo
     chat = anthropic.chat_body(asked)
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens, api.limits.strict)
     made = anthropic.Made(checked.model)
-    chunks = await started((await asked_chat(request, api, record, checked)).events())
+    answer = await asked_chat(request, api, record, checked)
+    chunks = await started(answer.events(bool(asked.get("stream"))))
     return await told(made, made.events(chunks), asked, headers)
 
 
@@ -599,7 +601,7 @@ class Answer:
     async def whole(self) -> dict[str, Any]:
         texts, tokens = [""] * self.asked.n, [list[Any]() for _ in range(self.asked.n)]
         thoughts, made = [""] * self.asked.n, [list[CallPiece]() for _ in range(self.asked.n)]
-        async for piece in self.ticket:
+        async for piece in self._settled():
             texts[piece.answer] += piece.text
             made[piece.answer] += piece.calls
             thoughts[piece.answer] += piece.thought
@@ -611,7 +613,7 @@ class Answer:
             said = {"content": shown, **self._located(text)} | ({"tool_calls": calls} if calls else {})
             message = {"role": "assistant", **said, "refusal": None, **self.ticket.decided[index]}
             if thoughts[index]:
-                message["reasoning_content"] = thoughts[index]
+                message["reasoning_content"] = thoughts[index].strip()
             logprobs = {"content": content, "refusal": None} if self.asked.logprobs else None
             choice = {"index": index, "message": message, "logprobs": logprobs}
             choices.append(choice | {"finish_reason": self._reason(index, bool(calls))})
@@ -635,8 +637,24 @@ class Answer:
             choice["index"] = index
         return picked()
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of a stream: each answer begins with its role and ends with its reason."""
+    async def _settled(self) -> AsyncIterator[Piece]:
+        """All pieces once the last is there, with what turned out to be thought as that."""
+        pieces = [piece async for piece in self.ticket]
+        for at, piece in enumerate(pieces):
+            if piece.turned is not None:
+                for before, one in enumerate(pieces[:at]):
+                    if one.answer == piece.answer:
+                        self.ticket.reasoning_tokens += len(one.token_ids) - one.thinking
+                        said = {"text": "", "thought": one.thought + one.text, "thinking": len(one.token_ids)}
+                        pieces[before] = one._replace(**said, logprobs=one.logprobs and [])
+                text, thought = piece.text[piece.turned :], piece.text[: piece.turned].rstrip()
+                pieces[at] = piece._replace(text=text, thought=piece.thought + thought)
+        for piece in pieces:
+            yield piece
+
+    async def events(self, streamed: bool = True) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of a stream: each answer begins with its role and ends with its reason. Of one that
+        nobody sees before its end they are `_settled`."""
         options = self.asked.stream_options
         extra = {"usage": None} if options is not None and options.include_usage else {}
         silent = set(range(self.asked.n))
@@ -652,7 +670,7 @@ class Answer:
             return chunk(index, {"role": "assistant", "content": ""})
 
         texts, pixels, calls = [""] * self.asked.n, dict[int, PixelText](), set[int]()
-        async for piece in self.ticket:
+        async for piece in self.ticket if streamed else self._settled():
             logprobs = self._logprobs(piece)
             if piece.answer in silent:
                 pixels[piece.answer] = self._pixels()
