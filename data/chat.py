@@ -461,8 +461,9 @@ class ChatEncoder:
         template = self._video_template if videos else self.chat_template
         made: tuple[str, list[tuple[str, str]]] | None = None
         refusal: TemplateRefused | None = None
-        for as_text in (None, True, False):
-            shown, texts = self._shown(messages, add_generation_prompt, as_text)
+        forms: dict[str, bool] = {}  # of the messages of a role: whether they are texts
+        for other in (True, False, False, False):
+            shown, texts = self._shown(messages, add_generation_prompt, forms)
             variables = self._variables | {"messages": shown, "enable_thinking": think}
             if tools:
                 variables["tools"] = [self._guarded(tool.shown) for tool in tools]
@@ -473,11 +474,14 @@ class ChatEncoder:
                 if add_generation_prompt:
                     rendered = self._with_turn(rendered, template, variables)
             except TemplateRefused as error:
-                refusal = refusal or error
+                refusal, forms = refusal or error, dict.fromkeys(ROLES, other)
                 continue
-            if all(self._stand_in(at) in rendered for at, (role, _) in enumerate(texts) if role in ROLES):
-                return rendered, texts
-            made = made or (rendered, texts)
+            made = rendered, texts
+            lost = {role for at, (role, _) in enumerate(texts) if self._stand_in(at) not in rendered}
+            if not (lost := lost.intersection(ROLES)):
+                break
+            given = {message.role: message.as_text for message in messages if message.as_text}
+            forms |= {role: not forms.get(role, role in given) for role in lost}
         if made is None:
             raise PromptError(f"{label}: the checkpoint's chat template refuses it ({refusal})") from refusal
         return made
@@ -505,10 +509,10 @@ class ChatEncoder:
         return f"\ue000{self._nonce}.{number}\ue001"
 
     def _shown(
-        self, messages: Sequence[Message], asked: bool, as_text: bool | None
+        self, messages: Sequence[Message], asked: bool, forms: Mapping[str, bool]
     ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-        """Messages as a template gets them, and the texts of their stand-ins. `as_text`: those of text alone
-        are texts, or lists of parts; None for as they were given."""
+        """Messages as a template gets them, and the texts of their stand-ins. `forms`: roles whose messages
+        of text alone are texts, or lists of parts; others are as they were given."""
         texts: list[tuple[str, str]] = []
 
         def stand_in(text: str, role: str) -> str:
@@ -544,7 +548,7 @@ class ChatEncoder:
             ]
             content: Any = parts or [{"type": "text", "text": ""}]
             words, given = all(kind == "text" for kind, _ in message.parts), message.as_text or not parts
-            if self.string_content or (words and (given if as_text is None else as_text)):
+            if self.string_content or (words and forms.get(message.role, given)):
                 content = "".join(part.get("text", self.image_token or "") for part in parts)
             if message.calls:
                 about["tool_calls"] = list(map(call, message.calls))
@@ -692,7 +696,7 @@ def _in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Messag
             if results:
                 parts = (*said.pop().parts, ("text", "\n"), *parts)
         results = message.role == "tool"
-        said.append(Message(role, parts))
+        said.append(Message(role, parts, as_text=message.as_text and len(parts) == 1))
     return said
 
 

@@ -11,6 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from data import chat
 from data.chat import SMOLVLM_CHAT_TEMPLATE, ChatEncoder, TemplateRefused, read_conversation, render
 from data.errors import PromptTooLong
+from tests import qwen_checkpoints
 from tests.processors import KINDS, LLAMA_TEMPLATE, processor
 
 QUESTION = [{"role": "user", "content": "how many?"}]
@@ -109,3 +110,44 @@ def test_only_as_much_is_tokenized_as_may_be_used(kind, monkeypatch):
             refused += 1
             assert counting.characters <= 4 * most * (1 + len(text) // len(expected.input_ids))
     assert refused > 2 and fitting > 2
+
+
+BOTH = (  # of a text and of a list of parts it makes something else
+    "{% for one in messages %}<|im_start|>{{ one.role }}\n{% if one.content is string %}{{ one.content }}"
+    "{% else %}{% for part in one.content %}{{ ' ' + part.text }}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXTS = BOTH.replace(
+    "{% if one.content is string %}{{ one.content }}", "{% if true %}{{ one.content | trim }}"
+)
+LISTS = BOTH.replace("{% if one.content is string %}{{ one.content }}", "{% if false %}")
+MIXED = BOTH.replace("one.content is string", "one.role == 'system'").replace(
+    "{{ one.content }}", "{{ one.content | trim }}"
+)
+
+
+@pytest.mark.parametrize("template", [BOTH, TEXTS, LISTS, MIXED], ids=["both", "texts", "lists", "mixed"])
+@pytest.mark.parametrize("given", ["texts", "lists"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_content_reaches_a_template_as_it_was_given_or_as_the_template_was_written(template, given, asked):
+    """As in transformers, but that a template which was written for one form gets no other."""
+    tokenizer = qwen_checkpoints.tokenizer()
+    own = ChatEncoder(tokenizer, template, image_token=None)
+    texts = [("system", "be brief"), ("user", "how many?"), ("assistant", "two"), ("user", "why?")]
+
+    def messages(as_texts: set[str]) -> list[dict]:
+        whole = ({"role": role, "content": text} for role, text in texts)
+        return [
+            one if one["role"] in as_texts else one | {"content": [{"type": "text", "text": one["content"]}]}
+            for one in whole
+        ]
+
+    roles = {role for role, _ in texts}
+    as_texts = roles if given == "texts" else set()
+    as_texts = {TEXTS: roles, LISTS: set(), MIXED: {"system"}}.get(template, as_texts)
+    made = own.encode(read_conversation(messages(roles if given == "texts" else set())), (), asked)
+    expected = tokenizer.apply_chat_template(
+        messages(as_texts), chat_template=template, tokenize=False, add_generation_prompt=asked
+    )
+    assert tokenizer.decode(made.input_ids) == expected
