@@ -17,7 +17,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, cached_property, lru_cache, partial
@@ -461,7 +461,7 @@ class ChatEncoder:
         template = self._video_template if videos else self.chat_template
         made: tuple[str, list[tuple[str, str]]] | None = None
         refusal: TemplateRefused | None = None
-        forms: dict[str, bool] = {}  # of the messages of a role: whether they are texts
+        forms = dict(self._forms)  # of the messages of a role: whether they are texts
         for other in (True, False, False, False):
             shown, texts = self._shown(messages, add_generation_prompt, forms)
             variables = self._variables | {"messages": shown, "enable_thinking": think}
@@ -472,7 +472,7 @@ class ChatEncoder:
                 # Of values within lists some templates write what Python's repr or ASCII's JSON makes.
                 rendered = rendered.replace(ascii(self._stand_in(""))[1:-1], self._stand_in(""))
                 if add_generation_prompt:
-                    rendered = self._with_turn(rendered, template, variables)
+                    rendered = self._with_turn(rendered, think)
             except TemplateRefused as error:
                 refusal, forms = refusal or error, dict.fromkeys(ROLES, other)
                 continue
@@ -486,22 +486,15 @@ class ChatEncoder:
             raise PromptError(f"{label}: the checkpoint's chat template refuses it ({refusal})") from refusal
         return made
 
-    def _with_turn(self, rendered: str, template: str, variables: Mapping[str, Any]) -> str:
+    def _with_turn(self, rendered: str, think: bool) -> str:
         """A prompt that ends in a turn of the assistant. Some templates open none after a tool's result, even
         where they have closed the one of the call."""
-        thinking, think = self.thinking, variables["enable_thinking"]
-        ended = rendered.rstrip()
-        if thinking is not None:
-            ended = ended.removesuffix(thinking.begin).rstrip()
+        thinking = self.thinking
+        ended = rendered.rstrip().removesuffix(thinking.begin if thinking else "").rstrip()
         if self._stops and ended.endswith(self._stops):
-            one = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
-            without, opened = (
-                render(template, {**variables, "messages": one, "add_generation_prompt": turn})
-                for turn in (False, True)
-            )
+            without, opened = (self._question(turn, think) for turn in (False, True))
             if opened.startswith(without):
-                space = without[len(without.rstrip()) :]
-                rendered = ended + space + opened[len(without) :]
+                rendered = ended + without[len(without.rstrip()) :] + opened[len(without) :]
         return rendered if thinking is None else thinking.prompt(rendered, think)
 
     def _stand_in(self, number: int | str) -> str:
@@ -563,10 +556,26 @@ class ChatEncoder:
         """The mark that a model writes itself before its thoughts; "" where its template's prompts do."""
         if self.thinking is None:
             return ""
-        one = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
-        asked = {"messages": one, "add_generation_prompt": True, "enable_thinking": True}
-        opened = render(self.chat_template, self._variables | asked).rstrip().endswith(self.thinking.begin)
-        return "" if opened else self.thinking.begin
+        return (
+            "" if self._question(True, True).rstrip().endswith(self.thinking.begin) else self.thinking.begin
+        )
+
+    @cached_property
+    def _forms(self) -> dict[str, bool]:
+        """What a template that was written for lists of parts alone gets of all roles: no texts."""
+        taken = self._stand_in(0) in self._question(False, False, as_text=True)
+        return {} if taken else dict.fromkeys(ROLES, False)
+
+    def _question(self, turn: bool, think: bool, as_text: bool | None = None) -> str:
+        """What the template makes of a question alone, with a turn of the assistant or without; "" if it
+        refuses that."""
+        variables = self._variables | {"add_generation_prompt": turn, "enable_thinking": think}
+        text: Any = self._stand_in(0)
+        if not (not self._forms if as_text is None else as_text):
+            text = [{"type": "text", "text": text}]
+        with suppress(TemplateRefused):
+            return render(self.chat_template, variables | {"messages": [{"role": "user", "content": text}]})
+        return ""
 
     def _private(self, text: str) -> str:
         """A text of a template with the private names of its special tokens."""

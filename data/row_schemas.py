@@ -49,33 +49,15 @@ BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
 
 PAIR = ("chosen", "rejected")
 SHOWN = ("images", "image", "videos", "video")
-COLUMNS = (
-    *(
-        "messages",
-        "conversations",
-        "system",
-        "prompt",
-        "completion",
-        "tools",
-        "texts",
-        "question",
-        "answer",
-        "images",
-        "image",
-        "videos",
-        "video",
-    ),
-    *("ref", "bbox", "objects"),
-    *PAIR,
-)
 OF_BOXES = (("ref", "bbox"), ("objects",))
+_TALKS = (("messages",), ("conversations",), ("prompt", "completion"))  # columns of messages
 _TEXT_COLUMNS = (
-    *(("messages",), ("conversations",), ("prompt", "completion"), ("texts",)),
-    *(OF_BOXES[0], ("question", "answer"), OF_BOXES[1]),
+    *_TALKS,
+    *(("texts",), OF_BOXES[0], ("question", "answer"), OF_BOXES[1]),
 )
+COLUMNS = (*(name for names in _TEXT_COLUMNS for name in names), "system", "tools", *SHOWN, *PAIR)
 _PROMPTS = ("prompt", "question", "conversations", "messages")  # before what was chosen and rejected
 _ROLES = {"prompt": "user", "completion": "assistant"}  # of a column that holds text instead of messages
-_TALKS = (("messages",), ("conversations",), ("prompt", "completion"))  # columns of messages
 _SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 _SPEAKERS |= {"observation": "tool", "function_response": "tool", "function": "tool"}
 _BESIDE = ("tool_calls", "tool_call_id", "name", *THOUGHTS)  # a message's content
@@ -132,7 +114,7 @@ class RowSchema:
         if system := self.get(row, "system"):
             given = [{"role": "system", "content": system}, *given]
         unplaced = {kind: iter([value for one, value in shown if one == kind]) for kind in ("image", "video")}
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": message.get("role"), "content": list(self._parts(message.get("content"), unplaced))}
             | {key: message[key] for key in _BESIDE if key in message}
             | ({"asked": message["asked"]} if turns and "asked" in message else {})
@@ -145,9 +127,9 @@ class RowSchema:
             raise BadRow(PLACEHOLDERS, f"{len(shown)} images and videos for {len(shown) - left} parts")
         _check_texts(messages)
         for message, its in zip(messages, given, strict=True):
-            content = message["content"]
-            if isinstance(its.get("content"), str) and all(part["type"] == "text" for part in content):
-                message["content"] = GivenText(content)
+            parts: list[dict[str, Any]] = message["content"]
+            if isinstance(its.get("content"), str) and all(part["type"] == "text" for part in parts):
+                message["content"] = GivenText(parts)
         return messages
 
     def tools(self, row: Mapping[str, Any]) -> list[Tool]:

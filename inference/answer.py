@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from data.processor import EncodedConversation, Processor
-from data.thinking import Span
+from data.thinking import Span, Thinking
 from data.tiles import Visual
 from data.tools import CallPiece, begun
 from generation.choices import Choices
@@ -382,7 +382,7 @@ class AnswerText:
         before = span.place
         span.put(token_id)
         if before == "answer":
-            return self._before_end(token_id, thinking.end)
+            return self._before_end(token_id, thinking, span)
         if before == "inside":
             marker = span.place == "gap" and len(thinking.end_ids) == 1
             self._open += "" if marker else self._thoughts.put(token_id)
@@ -395,16 +395,15 @@ class AnswerText:
         self._held = [*self._held, token_id] if span.place in ("before", "answer") else []
         return self._unheld() if span.place == "answer" else ""
 
-    def _before_end(self, token_id: int, marker: str) -> str:
+    def _before_end(self, token_id: int, thinking: Thinking, span: Span) -> str:
         """The text of a token of the answer, without a marker that ends a block which nothing has begun, or
         what may be its beginning. With the marker, all before it was thought."""
-        assert self.span is not None, "there is thinking"
-        ended, whole = self.span.place == "gap", len(self._thinking.end_ids) == 1
+        ended, whole = span.place == "gap", len(thinking.end_ids) == 1
         text = self._mark + ("" if ended and whole else self._text_of(token_id))
         if ended:
             self._mark, self.turned, self._text = "", True, ""
-            return text.partition(marker)[0] + "\n\n" * self._begun
-        end = len(text) - (0 if whole else begun(text, marker))
+            return text.partition(thinking.end)[0] + "\n\n" * self._begun
+        end = len(text) - (0 if whole else begun(text, thinking.end))
         self._mark = text[end:]
         return text[:end]
 

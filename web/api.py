@@ -645,8 +645,9 @@ class Answer:
                 for before, one in enumerate(pieces[:at]):
                     if one.answer == piece.answer:
                         self.ticket.reasoning_tokens += len(one.token_ids) - one.thinking
-                        said = {"text": "", "thought": one.thought + one.text, "thinking": len(one.token_ids)}
-                        pieces[before] = one._replace(**said, logprobs=one.logprobs and [])
+                        said, logprobs = one.thought + one.text, one.logprobs and []
+                        one = one._replace(text="", thought=said, logprobs=logprobs)
+                        pieces[before] = one._replace(thinking=len(one.token_ids))
                 text, thought = piece.text[piece.turned :], piece.text[: piece.turned].rstrip()
                 pieces[at] = piece._replace(text=text, thought=piece.thought + thought)
         for piece in pieces:

@@ -938,9 +938,9 @@ def prepare_messages(
             if message.role == "assistant" and form is not None and size is not None:
                 parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
             content = [{"type": kind, kind: value} for kind, value in parts]
-            about = {"content": GivenText(content) if message.as_text else content, "name": message.name}
-            about |= {"tool_calls": message.calls, "tool_call_id": message.call_id}
-            conversation.append({"role": message.role, "reasoning_content": message.thoughts} | about)
+            about = {"tool_calls": message.calls, "tool_call_id": message.call_id, "name": message.name}
+            about |= {"role": message.role, "reasoning_content": message.thoughts}
+            conversation.append(about | {"content": GivenText(content) if message.as_text else content})
         encoded = processor.encode_conversation(conversation, True, think=think, tools=tools)
     return Prepared(encoded, options)
 
