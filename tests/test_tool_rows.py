@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import re
 from itertools import groupby
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,9 @@ from data.row_schemas import RowSchema
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import processor
 from tests.tool_checkpoints import TEMPLATES, save
+from web import anthropic, responses
+from web.api import Record, opened
+from web.protocol import check_request
 
 WEATHER = {  # with its keys in an order of its own
     "function": {
@@ -258,3 +263,57 @@ def test_rewards_refuse_a_call_as_the_answer_that_they_compare_with():
     talk = [{"role": "user", "content": [{"type": "text", "text": "?"}]}, calling("", call("now", 1))]
     with pytest.raises(BadRow, match="tool_calls"):
         asked(talk, {})
+
+
+def test_thoughts_of_earlier_messages_reach_the_prompt_through_every_protocol(processors):
+    """Where the template writes them; one without a place for them is asked as before."""
+    thought, asks = "I need to look", "is it raining?"
+    function = {"name": "now", "arguments": "{}"}
+    of_chat = [
+        {"role": "user", "content": asks},
+        {
+            "role": "assistant",
+            "reasoning_content": thought,
+            "tool_calls": [{"id": "1", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "noon"},
+    ]
+    renamed = copy.deepcopy(of_chat)
+    renamed[1]["reasoning"] = renamed[1].pop("reasoning_content")
+    of_responses = [
+        {"role": "user", "content": asks},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": thought}], "summary": []},
+        {"type": "function_call", "call_id": "1", **function},
+        {"type": "function_call_output", "call_id": "1", "output": "noon"},
+    ]
+    of_messages = [
+        {"role": "user", "content": asks},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": thought, "signature": ""},
+                {"type": "tool_use", "id": "1", "name": "now", "input": {}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "noon"}]},
+    ]
+    bodies = (
+        {"model": "m", "messages": of_chat},
+        {"model": "m", "messages": renamed},
+        responses.chat_body({"model": "m", "input": of_responses}),
+        anthropic.chat_body({"model": "m", "max_tokens": 9, "messages": of_messages}),
+    )
+    block, *_ = THINKING["of calls"]
+    start = "{{- '<|im_start|>assistant\\n' + said(message) }}"
+    ours = start.replace(" + said(message)", "") + block + "{{- said(message) }}"
+    template = TEMPLATES["hermes"].replace(start, ours)
+    own = with_template(processors["hermes"], template)
+    expected = [of_chat[0], of_chat[1] | {"content": "", "tool_calls": [call("now", 1)]}, of_chat[2]]
+    text = by_transformers(own, expected, add_generation_prompt=True)
+    assert thought in text
+    for body in bodies:
+        asked_for, _ = check_request(body, 100)
+        api = SimpleNamespace(engine=SimpleNamespace(limits=SimpleNamespace(max_images=8)))
+        request = SimpleNamespace(scope={"client": ("127.0.0.1", 1)})
+        made = own.chat.encode(asyncio.run(opened(request, api, asked_for, Record())))
+        assert own.decode(made.input_ids, skip_special_tokens=False).startswith(text)
