@@ -7,32 +7,23 @@ the *template* wrote are given their private names; then the texts are put in, v
 tokenized once. Ids are the original ones, so on ordinary text the result equals the original tokenizer's,
 while typed special tokens, in any spelling, are text.
 
-Templates are strangers: Jinja's sandbox keeps one from reaching Python, but not from three nested loops or
-from doubling a string forty times. No bound inside a process holds for all that Jinja can call, so a template
-that is not one of ours is rendered by a child process with little memory and processor time. As texts are
-stand-ins, the result depends on the form of a conversation alone and is kept: a training run starts a child
-for each form, not for each row.
+Templates are rendered as transformers does, in Jinja's sandbox: they reach neither Python nor files. A
+checkpoint is its user's choice, so nothing bounds the time and memory that its template takes.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import date, datetime
-from functools import cache, lru_cache
+from datetime import datetime
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 from jinja2 import Template, TemplateError, ext, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -45,14 +36,15 @@ from models.checkpoints.hub import MAX_CONFIG, check_size
 
 ROLES = ("system", "user", "assistant", "tool")
 IMAGE_ORDERS = ("first", "last")
+THOUGHTS = ("reasoning_content", "reasoning")  # how templates and programs call what was thought
 WINDOW = 8_192  # characters that are tokenized at a time where it is doubtful that all are wanted
+NEAR = 8  # pieces of a rendered text in which the mark before a call's name is looked for
 LONGEST_NAME = 100  # characters of a special token that are looked for in parts
 # What templates look for in tools.
 SCHEMA_WORDS = {
     *("array", "boolean", "default", "description", "enum", "function", "integer", "items", "name", "null"),
     *("nullable", "number", "object", "parameters", "properties", "required", "string", "type"),
 }
-LONGEST_REMEMBERED = 65_536  # characters of what a template was rendered with
 LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
 
 SMOLVLM_CHAT_TEMPLATE = (
@@ -85,18 +77,25 @@ V01_TEMPLATE = (
     " message['content'] | replace('<|image|>', '') + ' Answer:' }}"
     "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
-OWN_TEMPLATES = (SMOLVLM_CHAT_TEMPLATE, SMOLVLM_VIDEO_TEMPLATE, IMAGES_FIRST, CHATML_TEMPLATE, V01_TEMPLATE)
 
 
 @dataclass(frozen=True)
 class Message:
-    """One turn: its parts in order, each a text or the source of an image or a video; what the assistant
-    calls with it; and of a tool's result, the id of its call."""
+    """One turn.
+
+    parts: in their order, each a text or the source of an image or a video.
+    calls, thoughts: what the assistant calls with it, and what it thought before (`reasoning_content`).
+    call_id, name: of a tool's result, the id of its call, and the function if that is said.
+    as_text: its content was given as a text, not as a list of parts: templates may tell them apart.
+    """
 
     role: str
     parts: tuple[tuple[str, Any], ...]  # ("text", str), ("image", source) or ("video", source)
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
+    thoughts: str = ""
+    name: str = ""
+    as_text: bool = False
 
     @property
     def text(self) -> str:
@@ -106,6 +105,10 @@ class Message:
     def images(self) -> list[Any]:
         """Videos as well."""
         return [value for kind, value in self.parts if kind != "text"]
+
+
+class GivenText(list):
+    """The one part of a content that was given as a text."""
 
 
 @dataclass(frozen=True)
@@ -127,19 +130,31 @@ def read_conversation(
     messages = []
     for i, message in enumerate(conversation):
         place = f"{label}, message {i}"
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        about = dict(message) if isinstance(message, Mapping) else {}
+        if about.get("content") is None and about.get("tool_calls"):
+            about["content"] = ""
+        if not {"role", "content"} <= about.keys():
             raise PromptError(f"{place}: expected {{'role': ..., 'content': ...}}, got {str(message)[:80]!r}")
-        role, content = message["role"], message["content"]
-        calls, call_id = tuple(message.get("tool_calls") or ()), message.get("tool_call_id", "")
+        role, content = about["role"], about["content"]
         if role not in ROLES:
             raise PromptError(f"{place}: expected role {', '.join(ROLES)}, got {str(role)[:40]!r}")
+        as_text = isinstance(content, str | GivenText)
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
         if not isinstance(content, Sequence):
             raise PromptError(f"{place}: expected content as text or parts, got {type(content).__name__}")
         parts = tuple(_read_part(part, place) for part in content)
-        messages.append(in_order(Message(role, parts, calls, call_id), image_order))
-    check_text("".join(message.text for message in messages), label)
+        thought = next((key for key in THOUGHTS if about.get(key)), THOUGHTS[0])
+        thoughts, call_id, name = (
+            check_text(about.get(key) or "", f"{place}, {key}") for key in (thought, "tool_call_id", "name")
+        )
+        try:
+            calls = tuple(map(ToolCall.read, about.get("tool_calls") or ()))
+        except ValueError as error:
+            raise PromptError(f"{place}: {error}") from None
+        made = Message(role, parts, calls, call_id, thoughts, name, as_text)
+        messages.append(in_order(made, image_order))
+    check_text("".join(message.thoughts + message.text for message in messages), label)
     return messages
 
 
@@ -239,13 +254,6 @@ def _default(written: Any) -> str | None:
 
 
 # ---------------------------------------------------------------------------------------- rendering templates
-MEMORY, SECONDS = 512 * 2**20, 2  # of the child, beyond what it starts with
-STARTED_MEMORY, STARTED_SECONDS = 512 * 2**20, 5  # more than it starts with, where that is not known
-WATCHED_EVERY = 0.05  # seconds
-CHILD = "import data.chat; data.chat.child()"
-LONGEST_TEMPLATE, LONGEST_RESULT = 2**20, 2**20  # characters; texts are put in later
-
-
 class TemplateRefused(Exception):
     """Why a conversation could not be rendered, in a few words."""
 
@@ -288,104 +296,11 @@ def _compiled(template: str) -> Template:
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """What a template makes of these variables (JSON's types), without limits; TemplateRefused if nothing."""
+    """What a template makes of these variables (JSON's types); TemplateRefused if nothing."""
     try:
-        text = _compiled(template).render(**variables)
+        return _compiled(template).render(**variables)
     except Exception as error:  # a template raises anything
         raise TemplateRefused(one_line(error, 200)) from error
-    if len(text) > LONGEST_RESULT:
-        raise TemplateRefused(f"it makes {len(text)} characters, at most {LONGEST_RESULT} are read")
-    return text
-
-
-def render_bounded(template: str, variables: Mapping[str, Any]) -> str:
-    """`render` for a stranger's template, in a child that has `MEMORY` and `SECONDS` for it."""
-    if len(template) > LONGEST_TEMPLATE:
-        raise TemplateRefused(f"it has {len(template)} characters, at most {LONGEST_TEMPLATE} are read")
-    said = json.dumps(variables)  # a template sees keys in order
-    rendered = _of_child if len(said) <= LONGEST_REMEMBERED else _of_child.__wrapped__
-    text, refusal = rendered(template, said, date.today())
-    if refusal:
-        raise TemplateRefused(refusal)
-    return text
-
-
-@lru_cache(maxsize=1024)
-def _of_child(template: str, variables: str, today: date) -> tuple[str, str]:
-    """(text, why there is none); `today` because a template may ask for it."""
-    names = ("PATH", "HOME", "SYSTEMROOT")
-    environment = {name: os.environ[name] for name in names if name in os.environ}
-    done, over = _watched(
-        [sys.executable, "-P", "-c", CHILD],
-        json.dumps([template, variables]).encode(),
-        environment | {"PYTHONPATH": str(Path(__file__).parent.parent)},
-    )
-    if over or (done.returncode < 0 and -done.returncode == getattr(signal, "SIGPROF", None)):
-        return "", f"it takes more than {SECONDS} s or {MEMORY // 2**20} MiB for one conversation"
-    if done.returncode < 0:
-        return "", f"it ends the process that renders it, with signal {-done.returncode}"
-    if done.returncode:  # not the template's fault, so not remembered
-        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
-        raise TemplateRefused(f"the process that renders it has failed: {one_line(said[-1], 200)}")
-    text, refusal = json.loads(done.stdout)
-    return text, refusal
-
-
-def _watched(
-    command: list[str], given: bytes, environment: Mapping[str, str]
-) -> tuple[subprocess.CompletedProcess[bytes], bool]:
-    """A process that has ended, and whether it was ended here: for systems on which `child` cannot limit
-    itself, macOS and Windows, its memory and time are looked at from outside, where that is possible."""
-    ended, over = threading.Event(), threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(WATCHED_EVERY):
-            with suppress(psutil.Error, OSError):
-                seen = psutil.Process(process.pid)
-                memory, seconds = seen.memory_info().rss, sum(seen.cpu_times()[:2])
-                if memory > STARTED_MEMORY + MEMORY or seconds > STARTED_SECONDS + SECONDS:
-                    over.set()
-                    process.kill()
-                    return
-
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            printed, said = process.communicate(given)
-        finally:
-            ended.set()
-            watcher.join()
-    return subprocess.CompletedProcess(command, process.returncode, printed, said), over.is_set()
-
-
-def child() -> None:
-    """Render what stdin says under limits: the whole of a process that `_of_child` starts."""
-    template, variables = json.loads(sys.stdin.buffer.read())
-    _limit_this_process()
-    try:
-        answer = (render(template, json.loads(variables)), "")
-    except TemplateRefused as error:
-        answer = ("", str(error))
-    print(json.dumps(answer), flush=True)
-
-
-def _limit_this_process() -> None:
-    """As far as the system does that: Linux limits both time and memory, macOS the time."""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # which ends the process, whatever it is doing
-    try:
-        import resource
-    except ImportError:  # on Windows
-        return
-    try:
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    except OSError:  # without /proc it is not known what is mapped already
-        mapped = STARTED_MEMORY
-    for limit, most in ((resource.RLIMIT_AS, mapped + MEMORY), (resource.RLIMIT_CORE, 0)):
-        with suppress(ValueError, OSError):  # on macOS more is mapped than may be
-            resource.setrlimit(limit, (most, most))
 
 
 # ------------------------------------------------------------------------------------------------- to tokens
@@ -425,13 +340,19 @@ class ChatEncoder:
         self._variables = {**tokenizer.special_tokens_map, "tools": None, "documents": None}
         self._bos = tokenizer.bos_token
         self._stop_ids = frozenset(stop_token_ids)
+        stops = (tokenizer.convert_ids_to_tokens(one) for one in stop_token_ids)
+        self._stops = tuple(one for one in stops if isinstance(one, str))
+        # The key that a template has its own place for thoughts under.
+        named = (key for key in THOUGHTS if re.search(rf"\b{key}\b", chat_template))
+        self._thoughts_key = next(named, None)
         # Digits and private-use characters survive anything a template does to a string (trim, capitalize).
         self._nonce = f"{secrets.randbelow(10**30):030d}"
         private = private_tokenizer(tokenizer, self._nonce)
         self._tokenizer, self._ids, self._names, unknown_id, self._longest = private
         self._watched = frozenset(self._ids.values()) - {unknown_id}
         self._name_length = min(map(len, self._names.values()), default=0)
-        own = [] if video_token is None else [video_token]  # special to the tokenizer or not
+        # Special to the tokenizer or not.
+        own = [*([] if video_token is None else [video_token]), *self.markup.marks * self.markup.native]
         longest_first = sorted({*self._names, *own}, key=len, reverse=True)
         self._beginnings = {name[:end] for name in longest_first for end in range(1, len(name))}
         self._inside = "\n".join(longest_first)
@@ -497,6 +418,19 @@ class ChatEncoder:
             if count > 2 * most:
                 raise PromptTooLong(f"{label}: expected fewer than {most} tokens, got more than {2 * most}")
 
+    def check_written(self, messages: Sequence[Message], tools: Sequence[Tool], label: str) -> None:
+        """Raises PromptError for what the template has no markup for, and which would be learned otherwise
+        than the model is asked with it."""
+        calling = not self.markup.native
+        for key, lost in (
+            ("tools", calling and tools),
+            ("tool_calls", calling and any(message.calls for message in messages)),
+            ("a tool's result", calling and any(message.role == "tool" for message in messages)),
+            ("reasoning_content", not self._thoughts_key and any(message.thoughts for message in messages)),
+        ):
+            if lost:
+                raise PromptError(f"{label}: {key}: this model's chat template has no markup for it")
+
     def _render(
         self,
         messages: Sequence[Message],
@@ -506,64 +440,137 @@ class ChatEncoder:
         tools: Sequence[Tool],
     ) -> tuple[str, list[tuple[str, str]]]:
         """The template's output with stand-ins, and for each stand-in its role and text; "" is the role of
-        what a template may leave out."""
-        texts: list[tuple[str, str]] = []
+        what a template may leave out, as it may "thoughts", and "call" that of nothing, before the name of
+        what is called in a row that is learned.
+
+        Messages of text alone are texts or lists of parts, as they were given. A template that was written
+        for one of these leaves out the other or fails on it, and then gets all of them in its own form.
+        """
         if not self.markup.native:
             messages, tools = _in_words(messages, tools), ()
-        asked = self.thinking if add_generation_prompt else None
+        videos = any(kind == "video" for message in messages for kind, _ in message.parts)
+        template = self._video_template if videos else self.chat_template
+        made: tuple[str, list[tuple[str, str]]] | None = None
+        refusal: TemplateRefused | None = None
+        forms = dict(self._forms)  # of the messages of a role: whether they are texts
+        for other in (True, False, False, False):
+            shown, texts = self._shown(messages, add_generation_prompt, forms)
+            variables = self._variables | {"messages": shown, "enable_thinking": think}
+            if tools:
+                variables["tools"] = [self._guarded(tool.shown) for tool in tools]
+            try:
+                rendered = render(template, variables | {"add_generation_prompt": add_generation_prompt})
+                # Of values within lists some templates write what Python's repr or ASCII's JSON makes.
+                rendered = rendered.replace(ascii(self._stand_in(""))[1:-1], self._stand_in(""))
+                if add_generation_prompt:
+                    rendered = self._with_turn(rendered, think)
+            except TemplateRefused as error:
+                refusal, forms = refusal or error, dict.fromkeys(ROLES, other)
+                continue
+            made = rendered, texts
+            lost = {role for at, (role, _) in enumerate(texts) if self._stand_in(at) not in rendered}
+            if not (lost := lost.intersection(ROLES)):
+                break
+            given = {message.role: message.as_text for message in messages if message.as_text}
+            forms |= {role: not forms.get(role, role in given) for role in lost}
+        if made is None:
+            raise PromptError(f"{label}: the checkpoint's chat template refuses it ({refusal})") from refusal
+        return made
+
+    def _with_turn(self, rendered: str, think: bool) -> str:
+        """A prompt that ends in a turn of the assistant. Some templates open none after a tool's result, even
+        where they have closed the one of the call."""
+        thinking = self.thinking
+        ended = rendered.rstrip().removesuffix(thinking.begin if thinking else "").rstrip()
+        if self._stops and ended.endswith(self._stops):
+            without, opened = (self._question(turn, think) for turn in (False, True))
+            if opened.startswith(without):
+                rendered = ended + without[len(without.rstrip()) :] + opened[len(without) :]
+        return rendered if thinking is None else thinking.prompt(rendered, think)
+
+    def _stand_in(self, number: int | str) -> str:
+        """What stands in rendered text for one of its texts, or, without a number, for nothing."""
+        return f"\ue000{self._nonce}.{number}\ue001"
+
+    def _shown(
+        self, messages: Sequence[Message], asked: bool, forms: Mapping[str, bool]
+    ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+        """Messages as a template gets them, and the texts of their stand-ins. `forms`: roles whose messages
+        of text alone are texts, or lists of parts; others are as they were given."""
+        texts: list[tuple[str, str]] = []
 
         def stand_in(text: str, role: str) -> str:
             """Outer whitespace stays outside, so that a template which trims it or tests for it still can."""
-            if asked is not None and role == "assistant":
-                text = asked.answer_in(text)
             core = text.strip()
             if not core:
                 return text
             texts.append((role, core))
-            return text.replace(core, f"\ue000{self._nonce}.{len(texts) - 1}\ue001")
+            return text.replace(core, self._stand_in(len(texts) - 1))
 
         def argument(value: Any) -> Any:
             """A text that no way to write it changes is not part of what is rendered, as in messages."""
             same = isinstance(value, str) and value.strip() == value and json.dumps(value)[1:-1] == value
             return stand_in(value, "") if same else self._guarded(value)
 
+        def call(one: ToolCall) -> dict[str, Any]:
+            shown = one.shown
+            name, arguments = self._guarded(one.name), shown["function"]["arguments"]
+            if not asked:
+                texts.append(("call", ""))
+                name = self._stand_in(len(texts) - 1) + name
+            arguments = {self._guarded(key): argument(value) for key, value in arguments.items()}
+            return shown | {"id": self._guarded(one.id), "function": {"name": name, "arguments": arguments}}
+
         shown: list[dict[str, Any]] = []
-        asked_last = max((at for at, one in enumerate(messages) if one.role == "user"), default=-1)
-        for at, message in enumerate(messages):
+        for message in map(partial(self._apart, asked=asked), messages):
             about: dict[str, Any] = {"role": message.role}
-            thoughts, spoken = self._thoughts(message) if asked is None else ("", message)
-            if thoughts and at > asked_last:  # of earlier answers a template leaves it out
-                about["reasoning_content"] = stand_in(thoughts, "assistant")
-            message = spoken
+            if message.thoughts and self._thoughts_key:
+                about[self._thoughts_key] = stand_in(message.thoughts, "thoughts")
             parts = [
                 {"type": kind, "text": stand_in(value, message.role)} if kind == "text" else {"type": kind}
                 for kind, value in message.parts
             ]
             content: Any = parts or [{"type": "text", "text": ""}]
-            words = all(kind == "text" for kind, _ in message.parts)
-            if self.string_content or (words and (message.calls or message.role == "tool")):
+            words, given = all(kind == "text" for kind, _ in message.parts), message.as_text or not parts
+            if self.string_content or (words and forms.get(message.role, given)):
                 content = "".join(part.get("text", self.image_token or "") for part in parts)
             if message.calls:
-                about["tool_calls"] = calls = [call.shown for call in message.calls]
-                for call in calls:
-                    made = call["function"]["arguments"].items()
-                    call["function"]["arguments"] = {self._guarded(name): argument(one) for name, one in made}
-                    call["id"] = self._guarded(call["id"])
+                about["tool_calls"] = list(map(call, message.calls))
             if message.role == "tool":
                 about["tool_call_id"] = self._guarded(message.call_id)  # equal to the call's
+                about |= {"name": self._guarded(message.name)} if message.name else {}
             shown.append(about | {"content": content})
-        variables = self._variables | {"messages": shown, "add_generation_prompt": add_generation_prompt}
-        if tools:
-            variables["tools"] = [self._guarded(tool.shown) for tool in tools]
-        variables["enable_thinking"] = think
-        videos = any(kind == "video" for message in messages for kind, _ in message.parts)
-        template = self._video_template if videos else self.chat_template
-        renders = render if template in OWN_TEMPLATES else render_bounded
-        try:
-            rendered = renders(template, variables)
-            return rendered if asked is None else asked.prompt(rendered, think), texts
-        except TemplateRefused as error:
-            raise PromptError(f"{label}: the checkpoint's chat template refuses it ({error})") from error
+        return shown, texts
+
+    @cached_property
+    def _own_begin(self) -> str:
+        """The mark that a model writes itself before its thoughts; "" where its template's prompts do."""
+        if self.thinking is None:
+            return ""
+        return (
+            "" if self._question(True, True).rstrip().endswith(self.thinking.begin) else self.thinking.begin
+        )
+
+    @cached_property
+    def _forms(self) -> dict[str, bool]:
+        """What a template that was written for lists of parts alone gets of all roles: no texts."""
+        taken = self._stand_in(0) in self._question(False, False, as_text=True)
+        return {} if taken else dict.fromkeys(ROLES, False)
+
+    def _question(self, turn: bool, think: bool, as_text: bool | None = None) -> str:
+        """What the template makes of a question alone, with a turn of the assistant or without; "" if it
+        refuses that."""
+        variables = self._variables | {"add_generation_prompt": turn, "enable_thinking": think}
+        text: Any = self._stand_in(0)
+        if not (not self._forms if as_text is None else as_text):
+            text = [{"type": "text", "text": text}]
+        with suppress(TemplateRefused):
+            return render(self.chat_template, variables | {"messages": [{"role": "user", "content": text}]})
+        return ""
+
+    def _private(self, text: str) -> str:
+        """A text of a template with the private names of its special tokens."""
+        return self._pieces.sub(lambda match: self._names.get(match[0], match[0]), text)
 
     def _guarded(self, value: Any) -> Any:
         """JSON that templates look into, its texts with stand-ins for nothing wherever else a special token
@@ -574,21 +581,22 @@ class ChatEncoder:
             return [self._guarded(one) for one in value]
         if not isinstance(value, str) or value in SCHEMA_WORDS:
             return value
-        nothing = f"\ue000{self._nonce}.\ue001"
+        nothing = self._stand_in("")
         ends = (value[-n:] for n in range(1, 1 + min(len(value), LONGEST_NAME)))
         meets = value in self._inside or not self._beginnings.isdisjoint(ends)
         return self._ends.sub(nothing, value) + nothing * meets
 
-    def _thoughts(self, message: Message) -> tuple[str, Message]:
-        """What an answer of a training row has of thinking, and the answer without it, where the template
-        has its own place for that."""
-        thinking = self.thinking
-        if message.role != "assistant" or thinking is None or "reasoning_content" not in self.chat_template:
-            return "", message
-        if thinking.end not in message.text or message.images:
-            return "", message
-        thoughts = message.text.rpartition(thinking.end)[0].strip().removeprefix(thinking.begin).strip()
-        return thoughts, replace(message, parts=(("text", thinking.answer_in(message.text)),))
+    def _apart(self, message: Message, asked: bool) -> Message:
+        """A message of the assistant with the thoughts that a client has left in its text apart, as templates
+        that have a place for them read it. Where a prompt's template has none, they are left out."""
+        thinking, text = self.thinking, message.text
+        if message.role != "assistant" or thinking is None or thinking.end not in text or message.images:
+            return message
+        if not (self._thoughts_key or asked):
+            return message
+        thoughts = text.rpartition(thinking.end)[0].strip().removeprefix(thinking.begin).strip()
+        answer = (("text", thinking.answer_in(text)),)
+        return replace(message, parts=answer, thoughts=message.thoughts or thoughts)
 
     def _fill(
         self, rendered: str, texts: list[tuple[str, str]], image_prompts: Sequence[str], label: str
@@ -596,7 +604,10 @@ class ChatEncoder:
         """Put names, images and texts in their places: the pieces of the final string, the special ids put,
         in order, and the (start, end) characters of what the assistant says."""
         pieces, placed, spans = list[str](), list[int](), list[tuple[int, int]]()
-        used, answering, length, last, images = set[int](), False, 0, 0, 0
+        used, length, last, images = set[int](), 0, 0, 0
+        answering = calling = False  # after words of the assistant; within one of its calls
+        called = -1  # where its last call ends: what follows at once is the model's as well
+        marks = (self.markup.opens, self.markup.closes, self.thinking and self.thinking.end)
 
         def put(text: str) -> None:
             nonlocal length
@@ -607,11 +618,23 @@ class ChatEncoder:
             """Text of ours with private names, its special ids appended to `placed`."""
 
             def rename(match: re.Match) -> str:
+                if match[0] not in self._ids:
+                    return match[0]
                 placed.append(self._ids[match[0]])
                 return self._names[match[0]]
 
             return self._pieces.sub(rename, prompt)
 
+        def say(text: str, since: int | None = None) -> None:
+            """The assistant says it, or all `since` a place; what follows one another is one answer."""
+            nonlocal answering
+            if since is None:  # spaces in front of its first word are one token with it, or its own
+                since = length - len(before := pieces[-1]) + len(before.rstrip(" "))
+            put(text)
+            spans.append((spans.pop()[0] if answering else since, length))
+            answering = True
+
+        opens, closes, begin = map(self._private, (self.markup.opens, self.markup.closes, self._own_begin))
         for match in self._pieces.finditer(rendered):
             put(rendered[last : match.start()])
             last = match.end()
@@ -620,29 +643,37 @@ class ChatEncoder:
             if match["text"] is not None:
                 role, text = texts[index := int(match["text"])]
                 used.add(index)
-                if role == "assistant":  # parts that follow one another are one answer
-                    # Spaces in front of its first word are one token with it, or its own.
-                    before = pieces[-1]
-                    start = spans.pop()[0] if answering else length - len(before) + len(before.rstrip(" "))
-                    spans.append((start, length + len(text)))
-                    answering = True
-                put(text)
+                near = "".join(pieces[-NEAR:])
+                if role == "call" and near.rfind(opens) > near.rfind(closes):  # else a result that names it
+                    say("", length - len(near) + near.rfind(opens))
+                    calling = True
+                elif role == "thoughts" and begin and near.rstrip().endswith(begin):
+                    say(text, length - len(near) + near.rindex(begin))
+                elif role in ("assistant", "thoughts"):
+                    say(text)
+                else:
+                    put(text)
+                    answering = answering and calling
             elif match[0] in self._of_visuals:
                 put(named(image_prompts[images]) if images < len(image_prompts) else "")
                 images += 1
             else:
+                is_stop, hands_over = self._ids.get(match[0]) in self._stop_ids, length == called
+                ends_call = calling and match[0] == self.markup.closes
                 put(named(match[0]))
-                if answering and placed[-1] in self._stop_ids:
+                # After its thinking the answer goes on, and around its calls.
+                calling, called = calling and not ends_call, length if ends_call else called
+                goes_on = calling or match[0] in marks
+                if answering and (is_stop or ends_call or (hands_over and not goes_on)):
                     spans[-1] = (spans[-1][0], length)
-                # After its thinking the answer goes on.
-                answering = answering and self.thinking is not None and match[0] == self.thinking.end
+                answering = answering and goes_on
         put(rendered[last:])
         if images != len(image_prompts):
             raise PromptError(
                 f"{label}: this model's chat template has {images} places for {len(image_prompts)} images "
                 "and videos: put them into what the user says, or take another model"
             )
-        if not used >= {index for index, (role, _) in enumerate(texts) if role}:
+        if not used >= {index for index, (role, _) in enumerate(texts) if role in ROLES}:
             raise PromptError(f"{label}: the checkpoint's chat template leaves out part of the text")
         return pieces, placed, spans
 
@@ -665,7 +696,7 @@ def _in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Messag
             if results:
                 parts = (*said.pop().parts, ("text", "\n"), *parts)
         results = message.role == "tool"
-        said.append(Message(role, parts))
+        said.append(Message(role, parts, as_text=message.as_text and len(parts) == 1))
     return said
 
 

@@ -39,7 +39,7 @@ from data.order import RowPosition, RowRead, ShardReader, most_bytes
 from data.packing import Batch, PackedSequence, Sample, SampleEncoder, collate, pack, pack_indices
 from data.processor import Processor
 from data.row_files import Stream, reading
-from data.row_schemas import plain_columns
+from data.row_schemas import BAD_CONVERSATION, plain_columns
 from data.sources import Mixture, Source
 from messages import one_line
 
@@ -276,14 +276,14 @@ class Shard:
             given = [one for one in conversations if one is not None]
             if len(given) < len(conversations):
                 return False
-            sample_id = source.name, read.number
+            sample_id, tools = (source.name, read.number), source.schema.tools(read.row)
             row = None
             if self.config.questions:
                 row = source.schema.accepted(read.row) | asked(given[0], read.row)
             if len(given) == 1:
-                sample = replace(self.encoder.encode(given[0], sample_id), row=row)
+                sample = replace(self.encoder.encode(given[0], sample_id, tools), row=row)
             else:
-                sample = self.encoder.encode_answers(given, sample_id)
+                sample = self.encoder.encode_answers(given, sample_id, tools)
         except BadRow as error:
             self._dropped.append(_dropped(source, read.number, error))
             return False
@@ -326,11 +326,13 @@ def asked(conversation: list[dict[str, Any]], row: Mapping[str, Any]) -> dict[st
     what `data.boxes.BoxRows.asked` says, `question` and `target`. What comes after its answer is cut off."""
     while conversation[-1]["role"] != "assistant":
         conversation.pop()
+    if conversation[-1].get("tool_calls"):
+        raise BadRow(BAD_CONVERSATION, "tool_calls: expected an answer in words, which rewards compare")
 
     def text(message: dict[str, Any]) -> str:
         return " ".join(str(part["text"]).strip() for part in message["content"] if part["type"] == "text")
 
-    asks = next(one for one in reversed(conversation) if one["role"] != "assistant")
+    asks = next(one for one in reversed(conversation) if one["role"] not in ("assistant", "tool"))
     own = {**plain_columns(row), **asks.get("asked", {})}
     return {"question": text(asks)} | own | {"target": text(conversation[-1])}
 

@@ -33,6 +33,7 @@ from data.images import describe, measure
 from data.processor import Processor
 from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
 from data.tiles import Parts, Visual, plan_image
+from data.tools import Tool
 from data.video import Clip
 from families import FAMILIES
 from models.config import VLMConfig
@@ -107,17 +108,20 @@ class SampleEncoder:
         if processor.images.own_sizes and processor.config is None:
             raise ValueError("images of their own sizes: expected a processor that was opened with a config")
 
-    def encode(self, conversation: Sequence[Mapping[str, Any]], sample_id: SampleId) -> Sample:
-        """A sample of a conversation in the Hub's form."""
+    def encode(
+        self, conversation: Sequence[Mapping[str, Any]], sample_id: SampleId, tools: Sequence[Tool] = ()
+    ) -> Sample:
+        """A sample of a conversation in the Hub's form, whose assistant can call these tools."""
         processor, name = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
         with _counted_as(BAD_CONVERSATION, PromptError), _counted_as(BROKEN_IMAGE, ImageError):
             messages = processor.messages(conversation, name)
+            processor.chat.check_written(messages, tools, name)
         sources = [source for message in messages for source in message.images]
         visuals, sources = self._plans(sources)
         with _counted_as(TOO_MANY_TILES, PromptError):
             prompts = [processor.images.prompt(visual, i, len(visuals)) for i, visual in enumerate(visuals)]
         with _counted_as(BAD_CONVERSATION, PromptError):
-            encoded = processor.chat.encode(messages, prompts, False, name)
+            encoded = processor.chat.encode(messages, prompts, False, name, tools=tools)
         said = zip(encoded.input_ids, encoded.assistant_mask)
         labels = [token if by_assistant else IGNORE_INDEX for token, by_assistant in said]
         shapes = tuple(visual.parts.shape for visual in visuals)
@@ -129,11 +133,14 @@ class SampleEncoder:
         return sample
 
     def encode_answers(
-        self, conversations: Sequence[Sequence[Mapping[str, Any]]], sample_id: SampleId
+        self,
+        conversations: Sequence[Sequence[Mapping[str, Any]]],
+        sample_id: SampleId,
+        tools: Sequence[Tool] = (),
     ) -> Sample:
         """The first of conversations that part within what the assistant says, with the others; what it said
         before that message has no labels."""
-        samples = [self.encode(conversation, sample_id) for conversation in conversations]
+        samples = [self.encode(conversation, sample_id, tools) for conversation in conversations]
         first, shapes = samples[0].labels, {sample.image_shapes for sample in samples}
         columns = enumerate(zip(*(sample.input_ids for sample in samples), strict=False))
         shortest = min(sample.tokens for sample in samples)

@@ -10,6 +10,10 @@
 | `question`, `answer`, `image` or `images` | everything else |
 | `chosen`, `rejected`, after a `prompt`, `question` or conversation, or whole | TRL; see `find_pairs` |
 
+Messages may have `tool_calls`, `tool_call_id` and `reasoning_content`, a conversation a column `tools`: lists
+as chat templates take them, or JSON of these. LLaMA-Factory's roles `function_call` (a text with JSON) and
+`observation` are calls of the assistant and their results.
+
 Texts of the user in any layout may hold `<image>` and `<video>`, once for each that the row has; where none
 does, images come first. A column `system` holds the text before a conversation.
 
@@ -21,6 +25,7 @@ are written out where a text is expected; NaN and infinity count as no text.
 
 from __future__ import annotations
 
+import json
 import math
 import mimetypes
 import os
@@ -32,7 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from data.boxes import SIZES, BoxRows, FormFor, by_name
+from data.chat import THOUGHTS, GivenText
 from data.errors import BadRow, DatasetError
+from data.tools import Tool, ToolCall
 from messages import one_line
 
 # Why a row was left out. States of runs hold these words.
@@ -42,18 +49,18 @@ BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
 
 PAIR = ("chosen", "rejected")
 SHOWN = ("images", "image", "videos", "video")
-COLUMNS = (
-    *("messages", "conversations", "system", "prompt", "completion", "texts", "question", "answer"),
-    *(*SHOWN, "ref", "bbox", "objects", *SIZES, *PAIR),
-)
 OF_BOXES = (("ref", "bbox"), ("objects",))
+_TALKS = (("messages",), ("conversations",), ("prompt", "completion"))  # columns of messages
 _TEXT_COLUMNS = (
-    *(("messages",), ("conversations",), ("prompt", "completion"), ("texts",)),
-    *(OF_BOXES[0], ("question", "answer"), OF_BOXES[1]),
+    *_TALKS,
+    *(("texts",), OF_BOXES[0], ("question", "answer"), OF_BOXES[1]),
 )
+COLUMNS = (*(name for names in _TEXT_COLUMNS for name in names), "system", "tools", *SHOWN, *SIZES, *PAIR)
 _PROMPTS = ("prompt", "question", "conversations", "messages")  # before what was chosen and rejected
 _ROLES = {"prompt": "user", "completion": "assistant"}  # of a column that holds text instead of messages
 _SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
+_SPEAKERS |= {"observation": "tool", "function_response": "tool", "function": "tool"}
+_BESIDE = ("tool_calls", "tool_call_id", "name", *THOUGHTS)  # a message's content
 _SHOWN_HERE = re.compile(r"\n*<(image|video)>\n*")  # LLaVA has it in a line of its own
 
 
@@ -105,8 +112,9 @@ class RowSchema:
         if system := self.get(row, "system"):
             given = [{"role": "system", "content": system}, *given]
         unplaced = {kind: iter([value for one, value in shown if one == kind]) for kind in ("image", "video")}
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": message.get("role"), "content": list(self._parts(message.get("content"), unplaced))}
+            | {key: message[key] for key in _BESIDE if key in message}
             | ({"asked": message["asked"]} if turns and "asked" in message else {})
             for message in given
         ]
@@ -116,7 +124,19 @@ class RowSchema:
         elif left := sum(1 for values in unplaced.values() for _ in values):
             raise BadRow(PLACEHOLDERS, f"{len(shown)} images and videos for {len(shown) - left} parts")
         _check_texts(messages)
+        for message, its in zip(messages, given, strict=True):
+            parts: list[dict[str, Any]] = message["content"]
+            if isinstance(its.get("content"), str) and all(part["type"] == "text" for part in parts):
+                message["content"] = GivenText(parts)
         return messages
+
+    def tools(self, row: Mapping[str, Any]) -> list[Tool]:
+        """What the assistant of a row can call, of columns that hold messages. Raises BadRow."""
+        given = self.get(row, "tools") if self.text_columns in _TALKS else None
+        try:
+            return [Tool.read(_without_nulls(one)) for one in _listed(given)]
+        except ValueError as error:
+            raise BadRow(BAD_CONVERSATION, one_line(error)) from None
 
     def accepted(self, row: Any) -> dict[str, list[str]]:
         """`accept`, the answers beside the first, of a row with a list of them."""
@@ -205,7 +225,10 @@ class RowSchema:
                 value = [value]
             if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
                 raise BadRow(BAD_CONVERSATION, f"{name}: expected a list of messages, got {_kind(value)}")
-            given += map(_message, value)
+            try:
+                given += map(_message, value)
+            except ValueError as error:
+                raise BadRow(BAD_CONVERSATION, f"{name}: {one_line(error)}") from None
         return given
 
     def _parts(self, content: Any, unplaced: Mapping[str, Iterator[Any]]) -> Iterator[dict[str, Any]]:
@@ -284,9 +307,9 @@ def find_pairs(
         )
     prompt = next((column for column in _PROMPTS if column in have), None)
     said = first.get(pair[0]) if isinstance(first, Mapping) else None
-    begins = _message(said[0]) if isinstance(said, list) and said and isinstance(said[0], Mapping) else {}
+    begins = said[0] if isinstance(said, list) and said and isinstance(said[0], Mapping) else {}
     others = {key: value for key, value in renamed.items() if key not in (*PAIR, *_PROMPTS)}
-    goes_on = prompt is not None and begins.get("role") not in ("user", "system")
+    goes_on = prompt is not None and _role(begins) not in ("user", "system")
     text_columns = ("prompt", "completion") if goes_on else ("messages",)
     names = others | ({"prompt": renamed.get(prompt, prompt)} if goes_on and prompt else {})
     chosen, rejected = (names | {text_columns[-1]: column} for column in pair)
@@ -391,13 +414,39 @@ def _turn(question: Any, answer: Any) -> list[Mapping[str, Any]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
+def _role(message: Mapping[str, Any]) -> Any:
+    role = message.get("from") if message.get("role") is None else message["role"]
+    return _SPEAKERS.get(str(role), role)
+
+
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """One with a role and content, also of {"from", "value"}."""
-    role, content = (
-        message.get(name) if message.get(name) is not None else message.get(other)
-        for name, other in (("role", "from"), ("content", "value"))
-    )
-    return {"role": _SPEAKERS.get(str(role), role), "content": content}
+    """One with a role and content, also of {"from", "value"}, and what stands beside these. ValueError for
+    calls that are no JSON."""
+    content = message.get("value") if message.get("content") is None else message["content"]
+    role = _role(message)
+    beside = {key: message[key] for key in _BESIDE if message.get(key)}
+    calls = _listed(beside.get("tool_calls") or message.get("function_call"))
+    if role == "function_call":
+        role, content, calls = "assistant", "", _listed(content)
+    if calls:
+        content, beside["tool_calls"] = content or "", [ToolCall.read(one) for one in calls]
+    return {"role": role, "content": content, **beside}
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list, also of one thing, and of JSON. ValueError for a text that is none."""
+    try:
+        value = json.loads(value) if isinstance(value, str) and value.strip() else value
+    except ValueError:
+        raise ValueError(f"tools or calls: expected a list or JSON of one, got {value[:80]!r}") from None
+    return value if isinstance(value, list) else [value] if value else []
+
+
+def _without_nulls(schema: Any) -> Any:
+    """Tables give each tool the keys that only others have: nothing in a schema is described by null."""
+    if isinstance(schema, Mapping):
+        return {key: _without_nulls(one) for key, one in schema.items() if one is not None}
+    return schema
 
 
 def _put_where_marked(
@@ -438,7 +487,7 @@ def _check_texts(messages: list[dict[str, Any]]) -> None:
         parts, role = message["content"], message["role"]
         has_text = any(part["type"] == "text" and str(part["text"] or "").strip() for part in parts)
         has_image = role == "user" and any(part["type"] != "text" for part in parts)
-        if role in ("user", "assistant") and not (has_text or has_image):
+        if role in ("user", "assistant") and not (has_text or has_image or message.get("tool_calls")):
             raise BadRow(EMPTY_TEXT, f"a message of the {role}: expected some text, got none")
     if all(message["role"] != "assistant" for message in messages):
         raise BadRow(EMPTY_TEXT, "expected an assistant's message to learn from, got none")

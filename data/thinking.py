@@ -76,40 +76,43 @@ class Span:
     """Where the thinking of one answer ends, token by token.
 
     place: "before" the answer's first word, which may become the begin of a block that nobody asked for;
-        "inside" the block; in the "gap" of white space after it; in the "answer".
-    thought: how many tokens are not of the answer: the block with its markers, and the gap. They are the
+        "inside" the block; in the "gap" of white space after it; in the "answer". Where nobody asked for
+        thinking, a model may think without the begin of a block, or in several: an end that nothing has
+        begun leads from the answer into the gap, and from there it may go on with another block.
+    thought: how many tokens are not of the answer: the blocks with their markers, and the gap. They are the
         first ones, `count` are all.
     """
 
     def __init__(self, thinking: Thinking, inside: bool):
         self.place, self.thought, self.count = "inside" if inside else "before", 0, 0
-        self._thinking, self._recent = thinking, list[int]()
+        self._thinking, self._asked, self._recent = thinking, inside, list[int]()
 
     def put(self, token_id: int) -> None:
         thinking, self.count = self._thinking, self.count + 1
-        if self.place == "answer":
+        if self.place == "answer" and self._asked:
             return
         self._recent.append(token_id)
+        if self.place == "gap" and thinking.text([token_id]).strip():
+            self.place, self._recent = "answer" if self._asked else "before", [token_id]
         if self.place == "before":
             text = thinking.text(self._recent).lstrip()
             if text.startswith(thinking.begin):
                 self.place, self._recent = "inside", []
-            elif not thinking.begin.startswith(text):
-                self.place = "answer"
-                return
-        elif self.place == "gap":
-            if thinking.text([token_id]).strip():
-                self.place = "answer"
-                return
-        else:
-            self._recent = self._recent[-len(thinking.end) :]
-            if self._ends():
+            elif text.startswith(thinking.end):
                 self.place = "gap"
-        self.thought = 0 if self.place == "before" else self.count
+            elif not any(mark.startswith(text) for mark in (thinking.begin, thinking.end)):
+                self.place = "answer"
+        elif self.place == "inside":
+            self._recent = self._recent[-len(thinking.end) :]
+            self.place = "gap" if self._ends() else "inside"
+        elif self.place == "answer" and not self._asked and self._ends():
+            self.place = "answer" if thinking.begin in thinking.text(self._recent) else "gap"
+        if self.place in ("inside", "gap"):
+            self.thought = self.count
 
     def _ends(self) -> bool:
         """Whether the marker ends with the latest token. One that is a token is no text that looks alike."""
         end_ids = self._thinking.end_ids
         if len(end_ids) == 1:
             return self._recent[-1] == end_ids[0]
-        return self._thinking.end in self._thinking.text(self._recent)
+        return self._thinking.end in self._thinking.text(self._recent[-len(self._thinking.end) :])

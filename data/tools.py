@@ -50,11 +50,21 @@ _FORMATS = {  # of texts that stand without quotes; JSON's are the library's
 
 @dataclass(frozen=True)
 class Tool:
-    """parameters: a JSON schema of an object."""
+    """parameters: a JSON schema of an object. given: as a row has it, which is shown then."""
 
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = field(default=None, hash=False)
+    given: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    @classmethod
+    def read(cls, given: Any) -> Tool:
+        """As rows hold it, in the form of chat templates or its function alone. Raises ValueError."""
+        function = given.get("function", given) if isinstance(given, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ValueError(f"tools: expected functions with a name, got {str(given)[:80]!r}")
+        whole = given if "function" in given else {"type": "function", "function": function}
+        return cls(function["name"], function.get("description"), function.get("parameters"), whole)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -64,6 +74,8 @@ class Tool:
     @property
     def shown(self) -> dict[str, Any]:
         """As chat templates take it."""
+        if self.given is not None:
+            return dict(self.given)
         about = {"description": self.description, "parameters": self.parameters}
         known = {key: value for key, value in about.items() if value is not None}
         return {"type": "function", "function": {"name": self.name, **known}}
@@ -76,6 +88,24 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+
+    @classmethod
+    def read(cls, given: Any) -> ToolCall:
+        """As messages hold it: OpenAI's and transformers' form, or its function alone, with arguments as an
+        object or as JSON. Raises ValueError."""
+        if isinstance(given, ToolCall):
+            return given
+        function = given.get("function", given) if isinstance(given, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ValueError(f"tool_calls: expected a function with a name, got {str(given)[:80]!r}")
+        arguments = function.get("arguments") or {}
+        try:
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, Mapping):
+            raise ValueError("tool_calls: expected arguments that are an object, or JSON of one")
+        return cls(str(given.get("id") or ""), function["name"], json.dumps(arguments, ensure_ascii=False))
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -523,6 +553,11 @@ class Arguments:
         return text, ""
 
 
+def begun(text: str, mark: str) -> int:
+    """How many characters at the end of a text may begin a mark."""
+    return max((n for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
+
+
 def text_until(mark: str, text: str) -> tuple[str, bool, str]:
     """More of a text that ends at a mark: (as JSON, whether it has ended, what is left)."""
     value, end, rest = text.partition(mark)
@@ -751,9 +786,8 @@ class CallReader:
     def _may_open(self) -> int:
         """How many of the last characters may belong to a call: the beginning of a mark, and space."""
         mark, held = self._markup.opens, self._held
-        begun = max((n for n in range(1, len(mark)) if held.endswith(mark[:n])), default=0)
-        before = held[: len(held) - begun]
-        return begun + len(before) - len(before.rstrip())
+        before = held[: len(held) - begun(held, mark)]
+        return len(held) - len(before.rstrip())
 
 
 def whole_calls(pieces: Sequence[CallPiece]) -> list[ToolCall]:

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from data.processor import EncodedConversation, Processor
-from data.thinking import Span
+from data.thinking import Span, Thinking
 from data.tiles import Visual
-from data.tools import CallPiece
+from data.tools import CallPiece, begun
 from generation.choices import Choices
 from generation.decoding import GenerationOutput, TokenStream
 from generation.draft import DraftStream
@@ -327,6 +327,8 @@ class AnswerText:
     comes at its end. Where they may call tools, `calls` are apart from the text.
 
     span: which tokens were thinking; None for a model that does not think.
+    turned: the latest token has shown that all text so far was thought. Who has shown it cannot take it back:
+        so the answer stands apart from it, and the marker is not shown.
     """
 
     def __init__(self, checkpoint: Checkpoint, options: GenerationOptions = DEFAULTS):
@@ -336,7 +338,7 @@ class AnswerText:
         self._stops = frozenset(checkpoint.stop_token_ids)
         think, form = isinstance(options.constraint, Think), options.constraint
         self.span = None if self._thinking is None else Span(self._thinking, think)
-        self._begun = self._ended = False
+        self._begun = self._ended = self.turned = False
         form = form.form if isinstance(form, Think) else form
         self._write = form.write if isinstance(form, Form) else None
         self._reader = form.reader() if isinstance(form, Form) and form.reader is not None else None
@@ -347,9 +349,11 @@ class AnswerText:
         self._held = list[int]()  # tokens of which it is open whether they begin a block of thinking
         self._thought = self._open = ""  # text of it that was not told of, and what may be its end
         self._has_thought = False
+        self._mark = ""  # what may begin the end of a block that nothing has begun
 
     def put(self, token_id: int) -> str:
         """The text that this token completes; "" from the stop token on."""
+        self.turned = False
         if token_id in self._stops:
             return self._finish(whole=True)
         return "" if self._ended else self._beside_calls(self._show(self._take(token_id)))
@@ -371,13 +375,12 @@ class AnswerText:
     def _take(self, token_id: int) -> str:
         """The answer's part of a token's text."""
         span, thinking = self.span, self._thinking
-        if span is None or thinking is None or span.place == "answer":
+        if span is None or thinking is None:
             return self._text_of(token_id)
         before = span.place
         span.put(token_id)
-        if before == "before":
-            self._held = [*self._held, token_id] if span.place != "inside" else []
-            return self._unheld() if span.place == "answer" else ""
+        if before == "answer":
+            return self._before_end(token_id, thinking, span)
         if before == "inside":
             marker = span.place == "gap" and len(thinking.end_ids) == 1
             self._open += "" if marker else self._thoughts.put(token_id)
@@ -387,7 +390,20 @@ class AnswerText:
             self._open, _, rest = (self._open + self._thoughts.finish()).partition(thinking.end)
             self._think()
             return rest
-        return self._text_of(token_id) if span.place == "answer" else ""
+        self._held = [*self._held, token_id] if span.place in ("before", "answer") else []
+        return self._unheld() if span.place == "answer" else ""
+
+    def _before_end(self, token_id: int, thinking: Thinking, span: Span) -> str:
+        """The text of a token of the answer, without a marker that ends a block which nothing has begun, or
+        what may be its beginning. With the marker, all before it was thought."""
+        ended, whole = span.place == "gap", len(thinking.end_ids) == 1
+        text = self._mark + ("" if ended and whole else self._text_of(token_id))
+        if ended:
+            self._mark, self.turned, self._text = "", True, ""
+            return text.partition(thinking.end)[0] + "\n\n" * self._begun
+        end = len(text) - (0 if whole else begun(text, thinking.end))
+        self._mark = text[end:]
+        return text[:end]
 
     def _text_of(self, token_id: int) -> str:
         mark = self._marks.get(token_id)
@@ -399,9 +415,7 @@ class AnswerText:
 
     def _think(self, marker: str = "") -> None:
         """Tell of what is open, but for the beginning of a marker, and white space before that."""
-        end = len(self._open)
-        begun = (n for n in range(1, len(marker)) if self._open.endswith(marker[:n]))
-        shown = self._open[: end - max(begun, default=0)].rstrip()
+        shown = self._open[: len(self._open) - begun(self._open, marker)].rstrip()
         self._open = self._open[len(shown) :] if marker else ""
         self._thought += shown if self._has_thought else shown.lstrip()
         self._has_thought = self._has_thought or bool(shown.strip())
@@ -413,7 +427,7 @@ class AnswerText:
         if self.span is not None and self.span.place == "inside":
             self._open += self._thoughts.finish()
             self._think()
-        shown = self._show(self._unheld() + self._stream.finish())
+        shown = self._show(self._unheld() + self._mark + self._stream.finish())
         if self._write is not None:
             shown = self._write(self._text) if whole else self._text
         return self._beside_calls(shown, last=True)
@@ -428,7 +442,7 @@ class AnswerText:
 
     def _show(self, piece: str) -> str:
         piece = piece if self._begun else piece.lstrip()
-        self._begun = self._begun or bool(piece)
+        self._begun = (self._begun or bool(piece)) and not self.turned
         if self._write is not None:
             self._text += piece
             return ""
@@ -442,9 +456,13 @@ def answer_text(checkpoint: Checkpoint, ids: Sequence[int], options: GenerationO
 
 def read_answer(checkpoint: Checkpoint, ids: Sequence[int], options: GenerationOptions) -> tuple[str, str]:
     """What was thought before one answer, and the answer as `answer_text` has it."""
-    text = AnswerText(checkpoint, options)
-    answer = "".join(map(text.put, ids)) + text.finish()
-    return text.thought(), answer.rstrip()
+    text, thoughts, answer = AnswerText(checkpoint, options), list[str](), ""
+    for token_id in ids:
+        answer += text.put(token_id)
+        if text.turned:
+            thoughts, answer = [*thoughts, text.thought(), answer.strip()], ""
+    answer = (answer + text.finish()).strip()
+    return "\n\n".join(filter(None, [*thoughts, text.thought()])), answer
 
 
 def split(

@@ -1,4 +1,4 @@
-"""Chat templates: the same text as transformers', and none that hangs, fills memory or reaches Python."""
+"""Chat templates: the same text as transformers', and none that reaches Python or files."""
 
 from __future__ import annotations
 
@@ -6,26 +6,21 @@ import copy
 import random
 
 import pytest
-from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from data import chat
-from data.chat import SMOLVLM_CHAT_TEMPLATE, ChatEncoder, TemplateRefused, read_conversation, render_bounded
+from data.chat import SMOLVLM_CHAT_TEMPLATE, ChatEncoder, TemplateRefused, read_conversation, render
 from data.errors import PromptTooLong
+from tests import qwen_checkpoints
 from tests.processors import KINDS, LLAMA_TEMPLATE, processor
 
 QUESTION = [{"role": "user", "content": "how many?"}]
-# Why each ends is named, since a test for the limit on memory must not pass by a mistake in syntax.
 HOSTILE = {
     "a range": ("{% for i in range(10**9) %}x{% endfor %}", "Range too big"),
-    "loops": ("{% for i in range(9**5) %}{% for j in range(9**5) %}{% endfor %}{% endfor %}", "than 2 s"),
-    "doubling": (
-        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-        "MemoryError",
-    ),
-    "much template": ("x" * 2_000_000, "2000000 characters"),
     "globals": ("{{ raise_exception.__globals__.os.system('id') }}", "unsafe"),
     "a format": ("{{ '{0.__class__.__init__.__globals__}'.format(cycler) }}", "unsafe"),
+    "a file": ("{% include '/etc/passwd' %}", "no loader"),
+    "changes": ("{% set _ = messages.append(1) %}{{ messages }}", "unsafe|not safely"),
     "nesting": ("{{" + "[" * 50_000 + "]" * 50_000 + "}}", "recursion"),
     "terminal escapes": (r"{{ raise_exception('\x1b]0;owned\x07\x1b[2J') }}", r"\\x1b\]0;owned\\x07"),
 }
@@ -39,73 +34,8 @@ def encoder(template: str, kind: str = "embedded") -> ChatEncoder:
 def test_a_hostile_template_is_refused_in_a_sentence(name):
     template, reason = HOSTILE[name]
     with pytest.raises(TemplateRefused, match=reason) as caught:
-        render_bounded(template, {"messages": []})
+        render(template, {"messages": []})
     assert str(caught.value).isprintable()
-
-
-# What systems lack or refuse: the pieces of code are run before the child begins.
-NO_PROC = """
-import pathlib
-real = pathlib.Path.read_text
-def read_text(self, *given):
-    if str(self).startswith("/proc"):
-        raise FileNotFoundError(2, "No such file or directory", str(self))
-    return real(self, *given)
-pathlib.Path.read_text = read_text
-"""
-MACOS = (
-    NO_PROC
-    + """
-import resource
-def refuse(*given):
-    raise ValueError("current limit exceeds maximum limit")
-resource.setrlimit = refuse
-"""
-)
-WINDOWS = (
-    NO_PROC
-    + """
-import signal, sys
-import psutil  # which needs it here
-sys.modules["resource"] = None
-del signal.setitimer, signal.ITIMER_PROF
-"""
-)
-GREEDY = "{% set n = namespace(x='x' * 9**6) %}{% for i in range(9) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
-
-
-@pytest.mark.parametrize("system", [NO_PROC, MACOS, WINDOWS], ids=["no /proc", "macOS", "Windows"])
-def test_other_systems_render_and_hold_to_the_limits(monkeypatch, system):
-    """What they cannot do to themselves is done from outside."""
-    monkeypatch.setattr(chat, "CHILD", f"{system}\n{chat.CHILD}")
-    monkeypatch.setattr(chat, "STARTED_SECONDS", 1)
-    chat._of_child.cache_clear()
-    assert render_bounded(LLAMA_TEMPLATE, {"messages": []}) == "<|begin_of_text|>"
-    if system == WINDOWS:  # elsewhere it ends itself
-        loops, _ = HOSTILE["loops"]
-        monkeypatch.setattr(chat, "SECONDS", 1)
-        with pytest.raises(TemplateRefused, match="than 1 s"):
-            render_bounded(loops, {})
-        # It is ended for its memory: its time would not be over.
-        monkeypatch.setattr(chat, "MEMORY", 64 << 20)
-        monkeypatch.setattr(chat, "STARTED_MEMORY", 150 << 20)
-        monkeypatch.setattr(chat, "SECONDS", 100)
-        with pytest.raises(TemplateRefused, match="64 MiB"):
-            render_bounded(GREEDY + loops, {})
-    chat._of_child.cache_clear()
-
-
-def test_a_child_that_fails_says_why_and_is_tried_again(monkeypatch):
-    """Not that the template takes too long."""
-    own = chat.CHILD
-    monkeypatch.setattr(chat, "CHILD", "raise OSError('no room for another process')")
-    with pytest.raises(TemplateRefused, match="no room for another process"):
-        render_bounded("{{ 'fine' }}", {})
-    monkeypatch.setattr(chat, "CHILD", own)
-    assert render_bounded("{{ 'fine' }}", {}) == "fine"
-    monkeypatch.setattr(chat, "CHILD", "import os; os.abort()")
-    with pytest.raises(TemplateRefused, match="signal 6"):
-        render_bounded("{{ 'aborted' }}", {})
 
 
 EVERYTHING = (
@@ -120,13 +50,9 @@ EVERYTHING = (
 )
 
 
-def test_transformers_own_template_needs_no_child_process():
-    assert DEFAULT_CHAT_TEMPLATE in chat.OWN_TEMPLATES
-
-
 @pytest.mark.parametrize("template", [LLAMA_TEMPLATE, SMOLVLM_CHAT_TEMPLATE, EVERYTHING])
 def test_any_template_gives_what_transformers_gives(template, monkeypatch):
-    """The same text from transformers' own sandbox, from ours, and from the child with limits."""
+    """The same text from transformers' own sandbox and from ours."""
 
     def of_transformers(template: str, variables: dict) -> str:
         (text,), _ = render_jinja_template([variables.pop("messages")], chat_template=template, **variables)
@@ -138,24 +64,11 @@ def test_any_template_gives_what_transformers_gives(template, monkeypatch):
         {"role": "assistant", "content": "two"},
     ]
     ids = []
-    for way in (of_transformers, chat.render, render_bounded):
-        for name in ("render", "render_bounded"):
-            monkeypatch.setattr(chat, name, way)
+    for way in (of_transformers, chat.render):
+        monkeypatch.setattr(chat, "render", way)
         ids.append(encoder(template, "llama").encode(read_conversation(messages)).input_ids)
         monkeypatch.undo()
-    assert ids[0] == ids[1] == ids[2]
-
-
-def test_a_child_for_each_form_of_a_conversation_and_no_environment(monkeypatch):
-    """Texts of any content share one; what a template writes about the day is asked for anew each day."""
-    monkeypatch.setenv("OCELLI_SECRET", "secret")
-    started = []
-    real = chat._watched
-    monkeypatch.setattr(chat, "_watched", lambda c, given, env: started.append(env) or real(c, given, env))
-    own = encoder("{{ messages[0].content[0].text }}")
-    for text in ("how many?", "why?", "<image>", "many\nlines", " blank first"):
-        own.encode(read_conversation([{"role": "user", "content": text}]))
-    assert len(started) == 2 and started[0].keys() <= {"PATH", "PYTHONPATH", "HOME"}
+    assert ids[0] == ids[1]
 
 
 class Counting:
@@ -197,3 +110,44 @@ def test_only_as_much_is_tokenized_as_may_be_used(kind, monkeypatch):
             refused += 1
             assert counting.characters <= 4 * most * (1 + len(text) // len(expected.input_ids))
     assert refused > 2 and fitting > 2
+
+
+BOTH = (  # of a text and of a list of parts it makes something else
+    "{% for one in messages %}<|im_start|>{{ one.role }}\n{% if one.content is string %}{{ one.content }}"
+    "{% else %}{% for part in one.content %}{{ ' ' + part.text }}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXTS = BOTH.replace(
+    "{% if one.content is string %}{{ one.content }}", "{% if true %}{{ one.content | trim }}"
+)
+LISTS = BOTH.replace("{% if one.content is string %}{{ one.content }}", "{% if false %}")
+MIXED = BOTH.replace("one.content is string", "one.role == 'system'").replace(
+    "{{ one.content }}", "{{ one.content | trim }}"
+)
+
+
+@pytest.mark.parametrize("template", [BOTH, TEXTS, LISTS, MIXED], ids=["both", "texts", "lists", "mixed"])
+@pytest.mark.parametrize("given", ["texts", "lists"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_content_reaches_a_template_as_it_was_given_or_as_the_template_was_written(template, given, asked):
+    """As in transformers, but that a template which was written for one form gets no other."""
+    tokenizer = qwen_checkpoints.tokenizer()
+    own = ChatEncoder(tokenizer, template, image_token=None)
+    texts = [("system", "be brief"), ("user", "how many?"), ("assistant", "two"), ("user", "why?")]
+
+    def messages(as_texts: set[str]) -> list[dict]:
+        whole = ({"role": role, "content": text} for role, text in texts)
+        return [
+            one if one["role"] in as_texts else one | {"content": [{"type": "text", "text": one["content"]}]}
+            for one in whole
+        ]
+
+    roles = {role for role, _ in texts}
+    as_texts = roles if given == "texts" else set()
+    as_texts = {TEXTS: roles, LISTS: set(), MIXED: {"system"}}.get(template, as_texts)
+    made = own.encode(read_conversation(messages(roles if given == "texts" else set())), (), asked)
+    expected = tokenizer.apply_chat_template(
+        messages(as_texts), chat_template=template, tokenize=False, add_generation_prompt=asked
+    )
+    assert tokenizer.decode(made.input_ids) == expected

@@ -8,7 +8,6 @@ from functools import cache
 
 import pytest
 
-from data import chat
 from data.chat import read_conversation
 from data.errors import PromptError
 from data.packing import SampleEncoder
@@ -89,7 +88,6 @@ def special_ids(kind: str, ids: list[int]) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_typed_text_never_becomes_a_special_token(kind, monkeypatch):
     """In one conversation for each token: every spelling, whole and cut into parts, in every role."""
-    monkeypatch.setattr(chat, "render_bounded", chat.render)  # the same without a child, for speed
     naive, tokens = [], special_tokens(kind)
     tiles = [token for token in tokens if token.startswith("<row_")]  # one for all of them
     for token in [token for token in tokens if token not in tiles[1:]]:

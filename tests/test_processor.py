@@ -12,7 +12,6 @@ import torch
 from transformers import AutoProcessor, Idefics3Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from data import chat
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.images import ImageLimits
 from data.packing import SampleEncoder
@@ -53,7 +52,6 @@ def transformers_inputs(hf: Idefics3Processor, messages: list[dict]) -> dict[str
 # ------------------------------------------------------------------------------- as transformers has it
 @pytest.mark.parametrize("kind", ["unsplit", *OWN_KINDS])
 def test_ids_and_pixels_are_those_of_transformers(kind: str, monkeypatch):
-    monkeypatch.setattr(chat, "render_bounded", chat.render)  # the same without a child, for speed
     p = embedded(split=False) if kind == "unsplit" else processor(kind)
     for i, text in enumerate(TEXTS):
         for count in range(4):

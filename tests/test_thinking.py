@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import itertools
 import json
@@ -22,6 +23,7 @@ from eval.metrics import find_metric
 from eval.results import summarise
 from eval.run import records_of
 from eval.tasks import EvalSample, EvalTask
+from generation.confidence import TokenLogprobs
 from generation.options import GenerationOptions
 from generation.sampling import Row, choose
 from generation.scheduler import Scheduler
@@ -35,6 +37,8 @@ from inference.thinking import Think, for_prompt, held_to
 from models.checkpoints.hub import for_terminal
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints
 from tests.test_serve import events, refused, running
+from web.api import Answer
+from web.engine import Piece, _Text
 from web.models import Models
 
 # As published templates have it: always open, with a switch whose one side is an empty block, a switch that
@@ -272,6 +276,58 @@ def test_an_answer_that_speaks_of_markers_is_an_answer(opened):
     for name in ("qwen", "lfm2"):
         for text in ("the tag <think> opens, </think> ends", "<b>two</b>", "<thin> ice"):
             assert answer_text(opened[name], ids_of(opened[name], text)) == text
+
+
+UNASKED = {  # of a model that thinks where nobody asked for it: what was thought, and the answer
+    "two redEND\n\ntwo": ("two red", "two"),
+    "END\n\ntwo": ("", "two"),
+    "BEGIN\na\nEND\n\nBEGINbEND\n\ntwo": ("ab", "two"),
+    "aENDbEND two": ("a\n\nb", "two"),
+    "\n BEGINaENDtwo": ("a", "two"),
+    "BEGINno end": ("no end", ""),
+    "no answer END": ("no answer", ""),
+    "two < three </thin": ("", "two < three </thin"),
+}
+
+
+@pytest.mark.parametrize("said", UNASKED)
+def test_thoughts_that_nobody_asked_for_are_in_no_answer(checkpoint, said):
+    """Nor is their end, in a stream either: only what it has said before cannot be taken back."""
+    thinking = checkpoint.processor.thinking
+    ids = ids_of(checkpoint, said.replace("BEGIN", thinking.begin).replace("END", thinking.end))
+    thought, answer = UNASKED[said]
+    result = answers_of(checkpoint, encode(checkpoint, [], QUESTION), [ids], GenerationOptions())
+    assert result["answers"] == [answer] and result.get("thinking", [""]) == [thought]
+    whole = checkpoint.processor.tokenizer.decode(result["token_ids"][0], skip_special_tokens=True)
+    assert whole.strip() == answer
+    text = AnswerText(checkpoint)
+    streamed = "".join(map(text.put, ids)) + text.finish()
+    assert streamed.endswith(answer) and thinking.end not in streamed and thinking.begin not in streamed
+
+
+def test_a_whole_answer_of_the_server_takes_back_what_was_thought(opened):
+    """With its log-probabilities; of a stream it is apart from the answer."""
+    checkpoint, at = opened["qwen"], TokenLogprobs(-1.0, ())
+    text, pieces = _Text(checkpoint, GenerationOptions(), ()), list[Piece]()
+    for token_id in ids_of(checkpoint, "two red</think>\n\ntwo"):
+        pieces.append(text.put(0, [token_id], [at]))
+    pieces.append(text.put(0, [], [], last=True))
+    assert "".join(piece.text for piece in pieces) == "two red\n\ntwo"
+
+    class Told:
+        reasoning_tokens = 0
+
+        async def __aiter__(self):
+            for piece in pieces:
+                yield piece
+
+    async def settled() -> list[Piece]:
+        return [piece async for piece in Answer(None, Told(), None)._settled()]
+
+    made = asyncio.run(settled())
+    assert "".join(piece.text for piece in made) == "two"
+    assert "".join(piece.thought for piece in made).strip() == "two red"
+    assert sum(len(piece.logprobs or ()) for piece in made) == len(ids_of(checkpoint, "two"))
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 40])

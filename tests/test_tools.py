@@ -8,6 +8,7 @@ import os
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
 
@@ -18,7 +19,6 @@ import torch
 from pydantic import BaseModel
 from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS as RESPONSE_TEMPLATES
 
-from data import chat as chat_module
 from data.chat import ChatEncoder, Message
 from data.errors import PromptError
 from data.tools import (
@@ -82,7 +82,6 @@ def as_transformers(messages: list[Message]) -> list[dict]:
 # ------------------------------------------------------------------------------------------------ prompts
 @pytest.mark.parametrize("markup", TEMPLATES)
 def test_prompts_are_those_of_transformers(markup, monkeypatch):
-    monkeypatch.setattr(chat_module, "render_bounded", chat_module.render)  # without a process for each
     made, template = tokenizer(markup), TEMPLATES[markup]
     chat = ChatEncoder(made, template, image_token=None)
     for tools in ((), (WEATHER,), (WEATHER, NOW)):
@@ -101,7 +100,6 @@ def test_prompts_are_those_of_transformers(markup, monkeypatch):
 
 @pytest.mark.parametrize("markup", TEMPLATES)
 def test_nothing_in_tools_calls_or_results_becomes_a_special_token(markup, monkeypatch):
-    monkeypatch.setattr(chat_module, "render_bounded", chat_module.render)
     made = tokenizer(markup)
     chat, names = ChatEncoder(made, TEMPLATES[markup], image_token="<image>"), list(made.get_added_vocab())
 
@@ -701,3 +699,46 @@ def test_json_of_any_form(served):
     choices = served.client().chat.completions.create(**wanted, n=4, seed=5).choices
     texts = [choice.message.content for choice in choices if choice.finish_reason == "stop"]
     assert texts and all(isinstance(json.loads(text), dict) for text in texts)
+
+
+# As the published one of Gemma 4 writes a turn with a call: the call, its result, then what is said with it.
+RESULT_FIRST = """\
+{{- bos_token }}
+{%- set last = namespace(kind='') %}
+{%- for message in messages if message.role != 'tool' %}
+{%- set at = loop.index0 %}
+{{- '<|turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' }}
+{%- set last.kind = 'text' %}
+{%- for call in message.tool_calls or [] %}
+{{- '<|tool_call>call:' + call.function.name + '{}<tool_call|>' }}{% set last.kind = 'call' %}
+{%- for answer in messages if answer.role == 'tool' and answer.tool_call_id == call.id %}
+{{- '<|tool_response>response:' + call.function.name + '{value:<|"|>' + answer.content + '<|"|>}' }}
+{{- '<tool_response|>' }}{% set last.kind = 'result' %}
+{%- endfor %}
+{%- endfor %}
+{{- message.content }}
+{{- '<turn|>\\n' if message.content or last.kind == 'text' }}
+{%- endfor %}
+{%- if add_generation_prompt and last.kind not in ('call', 'result') %}{{- '<|turn>model\\n' }}
+{%- elif add_generation_prompt and enable_thinking and last.kind == 'result' %}{{- '<|channel>thought\\n' }}
+{%- endif %}
+{#- thoughts end in <channel|>; tools #}
+"""
+
+
+@pytest.mark.parametrize("think", [False, True])
+@pytest.mark.parametrize("text", ["let me look", ""])
+def test_a_prompt_ends_in_a_turn_of_the_model_after_any_result(think, text):
+    """Where the template has closed the turn of the call, it is opened again; else it goes on."""
+    made = tokenizer("gemma")
+    chat = ChatEncoder(made, RESULT_FIRST, image_token=None, stop_token_ids=[made.eos_token_id])
+    said_first = [
+        said("user", "when?"),
+        replace(said("assistant", text, ToolCall("1", "now", "{}")), as_text=True),
+    ]
+    talk = [*said_first, replace(said("tool", "noon", to="1"), as_text=True)]
+    prompt = made.decode(chat.encode(talk, think=think).input_ids)
+    ending = "<tool_response|>" + f"{text}<turn|>\n<|turn>model\n" * bool(text)
+    assert prompt.endswith(ending + "<|channel>thought\n" * think)
+    whole = chat.encode(talk, (), False)
+    assert "<|turn>model\n" not in made.decode(whole.input_ids).partition("<|tool_call>")[2]

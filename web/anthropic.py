@@ -89,10 +89,12 @@ def _messages(message: Any, place: str) -> list[dict[str, Any]]:
             pass
         case _:
             raise unexpected(place, "a role, and content as a text or a list of blocks")
-    results, calls, rest = list[dict[str, Any]](), list[dict[str, Any]](), list[Any]()
+    results, calls, rest, thought = list[dict[str, Any]](), list[dict[str, Any]](), list[Any](), ""
     for at, block in enumerate(blocks):
         match block:
-            case {"type": "thinking" | "redacted_thinking"}:  # no prompt says it again
+            case {"type": "thinking", "thinking": str(text)}:
+                thought += text
+            case {"type": "thinking" | "redacted_thinking"}:  # of which nothing can be read
                 pass
             case {"type": "tool_use", "id": call, "name": name, "input": given}:
                 function = {"name": name, "arguments": json.dumps(given)}
@@ -102,10 +104,11 @@ def _messages(message: Any, place: str) -> list[dict[str, Any]]:
                 results.append({"role": "tool", "tool_call_id": call, "content": content})
             case _:
                 rest.append(block)
-    if calls:
-        content = _content(rest, f"{place}.content") if rest else None
-        return [*results, {"role": role, "content": content, "tool_calls": calls}]
-    return [*results, *([{"role": role, "content": _content(rest, f"{place}.content")}] if rest else [])]
+    if not calls and not rest:
+        return results
+    said = {"role": role, "content": _content(rest, f"{place}.content") if rest else None}
+    beside = {"tool_calls": calls, "reasoning_content": thought}
+    return [*results, said | {name: value for name, value in beside.items() if value}]
 
 
 def _content(content: Any, place: str) -> Any:

@@ -340,7 +340,7 @@ async def create_response(request: Request, api: Shared, record: Logged, body: B
     chat = responses.chat_body(asked, before.messages)
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens)
     made = responses.Made(asked, checked, before, partial(api.store.put, client=client_of(request.scope)))
-    chunks, silent = await started(chunks_of(request, api, record, checked))
+    chunks, silent = await started(chunks_of(request, api, record, checked, bool(asked.get("stream"))))
     record.failed = made.failed
     return await told(made, made.events(chunks), silent, asked, headers)
 
@@ -362,7 +362,7 @@ async def create_message(request: Request, api: Shared, record: Logged, body: Bo
     chat = anthropic.chat_body(asked)
     checked, headers = check_request(chat, api.engine.limits.max_new_tokens)
     made = anthropic.Made(checked.model)
-    chunks, silent = await started(chunks_of(request, api, record, checked))
+    chunks, silent = await started(chunks_of(request, api, record, checked, bool(asked.get("stream"))))
     return await told(made, made.events(chunks), silent, asked, headers)
 
 
@@ -396,9 +396,11 @@ async def asked_chat(
     return Answer(api.engine, record.tickets[-1], asked)
 
 
-async def chunks_of(request: Request, api: Api, record: Record, asked: ChatRequest) -> Events:
-    """The chunks of what is asked, from the first look at its images on."""
-    async for chunk in (await asked_chat(request, api, record, asked)).events():
+async def chunks_of(
+    request: Request, api: Api, record: Record, asked: ChatRequest, streamed: bool = True
+) -> Events:
+    """The chunks of what is asked, from the first look at its images on. `streamed`: see `Answer.events`."""
+    async for chunk in (await asked_chat(request, api, record, asked)).events(streamed):
         yield chunk
 
 
@@ -427,6 +429,9 @@ async def opened(request: Request, api: Api, asked: ChatRequest, record: Record)
             ),
             message.calls,
             message.tool_call_id or "",
+            (message.role == "assistant" and message.reasoning_content) or "",
+            (message.role == "tool" and message.name) or "",
+            isinstance(message.content, chat.GivenText),
         )
         for message in asked.messages
     ]
@@ -614,7 +619,7 @@ class Answer:
     async def whole(self) -> dict[str, Any]:
         texts, tokens = [""] * self.asked.n, [list[Any]() for _ in range(self.asked.n)]
         thoughts, made = [""] * self.asked.n, [list[CallPiece]() for _ in range(self.asked.n)]
-        async for piece in self.ticket:
+        async for piece in self._settled():
             texts[piece.answer] += piece.text
             made[piece.answer] += piece.calls
             thoughts[piece.answer] += piece.thought
@@ -626,7 +631,7 @@ class Answer:
             said = {"content": shown, **self._located(text)} | ({"tool_calls": calls} if calls else {})
             message = {"role": "assistant", **said, "refusal": None, **self.ticket.decided[index]}
             if thoughts[index]:
-                message["reasoning_content"] = thoughts[index]
+                message["reasoning_content"] = thoughts[index].strip()
             logprobs = {"content": content, "refusal": None} if self.asked.logprobs else None
             choice = {"index": index, "message": message, "logprobs": logprobs}
             choices.append(choice | {"finish_reason": self._reason(index, bool(calls))})
@@ -650,8 +655,25 @@ class Answer:
             choice["index"] = index
         return picked()
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of a stream: each answer begins with its role and ends with its reason."""
+    async def _settled(self) -> AsyncIterator[Piece]:
+        """All pieces once the last is there, with what turned out to be thought as that."""
+        pieces = [piece async for piece in self.ticket]
+        for at, piece in enumerate(pieces):
+            if piece.turned is not None:
+                for before, one in enumerate(pieces[:at]):
+                    if one.answer == piece.answer:
+                        self.ticket.reasoning_tokens += len(one.token_ids) - one.thinking
+                        said, logprobs = one.thought + one.text, one.logprobs and []
+                        one = one._replace(text="", thought=said, logprobs=logprobs)
+                        pieces[before] = one._replace(thinking=len(one.token_ids))
+                text, thought = piece.text[piece.turned :], piece.text[: piece.turned].rstrip()
+                pieces[at] = piece._replace(text=text, thought=piece.thought + thought)
+        for piece in pieces:
+            yield piece
+
+    async def events(self, streamed: bool = True) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of a stream: each answer begins with its role and ends with its reason. Of one that
+        nobody sees before its end they are `_settled`."""
         options = self.asked.stream_options or StreamOptions()
         extra: dict[str, Any] = {"usage": None} if options.include_usage else {}
         silent = set(range(self.asked.n))
@@ -669,7 +691,7 @@ class Answer:
             return chunk(index, {"role": "assistant", "content": ""})
 
         texts, pixels, calls = [""] * self.asked.n, dict[int, PixelText](), set[int]()
-        async for piece in self.ticket:
+        async for piece in self.ticket if streamed else self._settled():
             logprobs = self._logprobs(piece)
             if piece.answer in silent:
                 pixels[piece.answer] = self._pixels()

@@ -17,7 +17,6 @@ from web.errors import Refused, unexpected, unsupported
 from web.protocol import OURS
 
 Kind = Literal["thought", "text", "call"]
-LOCATED = OURS - {"reasoning_content"}
 # Of all that is converted.
 STREAMED = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
@@ -107,7 +106,7 @@ async def changes(chunks: AsyncIterator[dict[str, Any]], ending: Ending) -> Asyn
                 if waiting:  # of tokens that show nothing
                     block.logprobs += waiting
                     yield Change("more", block, "", waiting)
-                block.located = {name: delta[name] for name in LOCATED if name in delta}
+                block.located = {name: delta[name] for name in OURS if name in delta}
     if block is not None:
         yield Change("ends", block)
 
@@ -119,8 +118,9 @@ def assistant_message(blocks: list[Block]) -> dict[str, Any]:
         for one in blocks
         if one.kind == "call" and not one.cut
     ]
-    text = "".join(one.text for one in blocks if one.kind == "text")
-    return {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+    text, thought = ("".join(one.text for one in blocks if one.kind == kind) for kind in ("text", "thought"))
+    beside = {"tool_calls": calls, "reasoning_content": thought}
+    return {"role": "assistant", "content": text} | {key: value for key, value in beside.items() if value}
 
 
 def check_fields(asked: Mapping[str, Any], absent: Iterable[str]) -> None:

@@ -37,11 +37,11 @@ from typing import Any, NamedTuple
 
 from torch import OutOfMemoryError
 
-from data.chat import Message
+from data.chat import GivenText, Message
 from data.images import ImageLimits, describe, load_image
 from data.processor import EncodedConversation
 from data.tiles import Sizes
-from data.tools import CallPiece, Tool, ToolUse
+from data.tools import CallPiece, Tool, ToolUse, begun
 from data.video import HEAD, container_of
 from generation.decoding import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
@@ -161,7 +161,7 @@ class EngineStats:
 class Piece(NamedTuple):
     """More of an answer: its text may lag behind the tokens, where it would be cut in the middle. `thought`
     is what was thought before it: the first `thinking` of the tokens, which have no logprobs. `calls` are of
-    tools, beside the text."""
+    tools, beside the text. `turned`: where in the text the answer begins, if all before it was thought."""
 
     answer: int
     text: str
@@ -171,6 +171,7 @@ class Piece(NamedTuple):
     thinking: int = 0
     made: Any = None
     calls: Sequence[CallPiece] = ()
+    turned: int | None = None
 
 
 class Ticket:
@@ -286,22 +287,22 @@ class _Text:
         if self.stopped:
             return Piece(number, "", [])
         ready, span = list[tuple[int, int, TokenLogprobs | None]](), self._text.span
+        turned: int | None = None
         for index, token_id in enumerate(token_ids):
             at = self._length + len(self._held)
             self._held += self._text.put(token_id)
+            turned = len(self._held) if self._text.turned else turned
             if span is not None and span.thought == span.count and span.place != "answer":
                 ready.append((at, token_id, None))
             else:
                 self._tokens.append((at, token_id, None if logprobs is None else logprobs[index]))
-        thinking = len(ready)
+        thinking = len(ready)  # up to the first token of the answer
         self._held += self._text.finish() if last else ""
         ends = [self._held.index(stop) for stop in self._stop if stop in self._held]
         self.stopped = bool(ends)
         end = min(ends) if ends else len(self._held)
         if not ends and not last:
-            lengths = range(1, 1 + len(self._held))  # of a stop string's beginning
-            begun = (n for stop in self._stop for n in lengths if self._held.endswith(stop[:n]))
-            end -= max(begun, default=0)
+            end -= max((begun(self._held, stop) for stop in self._stop), default=0)
         shown, self._held = self._held[:end], self._held[end:]
         self._length += end
         # A token in which the stop string begins belongs to the text, one that begins with it does not.
@@ -309,7 +310,8 @@ class _Text:
             ready.append(self._tokens.popleft())
         entries = None if logprobs is None else [one for *_, one in ready if one is not None]
         ids = [token_id for _, token_id, _ in ready]
-        return Piece(number, shown, ids, entries, self._text.thought(), thinking, calls=self._text.calls())
+        thought, calls = self._text.thought(), self._text.calls()
+        return Piece(number, shown, ids, entries, thought, thinking, calls=calls, turned=turned)
 
 
 class _Queue:
@@ -937,7 +939,8 @@ def prepare_messages(
             if message.role == "assistant" and form is not None and size is not None:
                 parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
             content = [{"type": kind, kind: value} for kind, value in parts]
-            about = {"tool_calls": message.calls, "tool_call_id": message.call_id}
-            conversation.append({"role": message.role, "content": content} | about)
+            about = {"tool_calls": message.calls, "tool_call_id": message.call_id, "name": message.name}
+            about |= {"role": message.role, "reasoning_content": message.thoughts}
+            conversation.append(about | {"content": GivenText(content) if message.as_text else content})
         encoded = processor.encode_conversation(conversation, True, think=think, tools=tools)
     return Prepared(encoded, options)

@@ -24,12 +24,14 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError, from_json
 
-from data.chat import LONGEST_TEXT
+from data.chat import LONGEST_TEXT, GivenText
 from data.tools import Tool, ToolCall, ToolUse
 from generation.options import MAX_SEED, GenerationOptions, SamplingParams
 from inference.errors import RequestError
@@ -72,8 +74,7 @@ BOUNDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Of an answer that a client sends back: what no prompt says again.
 OURS = frozenset((
-    "boxes", "points", "malformed", "reasoning_content", "probabilities", "probability_mass",
-    "expected_value",
+    "boxes", "points", "malformed", "probabilities", "probability_mass", "expected_value",
 ))  # fmt: skip
 
 
@@ -155,15 +156,20 @@ class Called(Strict):
         return ToolCall(self.id, self.function.name, json.dumps(value, ensure_ascii=False))
 
 
+def _content(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
+    """A text as a part of its own, which remembers that it was one."""
+    if isinstance(value, str):
+        return GivenText(validated([{"type": "text", "text": value}]))
+    return validated(value)
+
+
 class ChatMessage(Strict):
     """The last two are what a client's own record of an answer holds besides, `null` in any field, and what
     `completion` has of its own."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[
-        Annotated[list[Part], Field(fail_fast=True)] | None,
-        BeforeValidator(lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value),
-    ] = None
+    content: Annotated[Annotated[list[Part], Field(fail_fast=True)] | None, WrapValidator(_content)] = None
+    reasoning_content: str | None = None
     name: str | None = None
     tool_calls: Annotated[list[Called], Field(max_length=MOST_TOOLS)] = []
     tool_call_id: str | None = None
@@ -178,7 +184,10 @@ class ChatMessage(Strict):
     def _without_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {name: field for name, field in value.items() if field is not None and name not in OURS}
+        given = {name: field for name, field in value.items() if field is not None and name not in OURS}
+        if isinstance(given.get("reasoning"), str):  # as vLLM calls it now
+            given.setdefault("reasoning_content", given.pop("reasoning"))
+        return given
 
     @model_validator(mode="after")
     def _has_content(self) -> ChatMessage:
@@ -386,6 +395,7 @@ class ChatRequest(Sampled, Strict):
         if formed + (self.structured_outputs is not None) + bool(self.guided_choice) > 1:
             raise ValueError("response_format: expected one form of the answer, got choices as well")
         length = sum(len(part.text or "") for one in self.messages for part in one.content or ())
+        length += sum(len(one.reasoning_content or "") for one in self.messages)
         calls = [call.call for one in self.messages for call in one.tool_calls]
         length += sum(len(call.name) + len(call.arguments) for call in calls)
         length += sum(len(tool.model_dump_json()) for tool in self.tools)

@@ -110,14 +110,17 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
     if not isinstance(given, list):
         raise Refused(400, "input: expected a text or a list of items", "input", "invalid_type")
     made: list[dict[str, Any]] = []
+    thought: dict[str, Any] = {}  # before what the assistant says or calls next
     for at, item in enumerate(given):
-        place = f"input[{at}]"
+        place, before, thought = f"input[{at}]", thought, {}
         match item:
-            case {"type": "reasoning"}:  # no prompt says it again
-                pass
+            case {"type": "reasoning"}:
+                parts = piece_of(item, "content", list, f"{place}.") or piece_of(item, "summary", list) or ()
+                texts = (part.get("text") for part in parts if isinstance(part, dict))
+                thought = {"reasoning_content": "".join(text for text in texts if isinstance(text, str))}
             case {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}:
-                if not made or made[-1]["role"] != "assistant":
-                    made.append({"role": "assistant", "content": None})
+                if not made or made[-1]["role"] != "assistant" or before:
+                    made.append({"role": "assistant", "content": None, **before})
                 calls = made[-1].setdefault("tool_calls", [])
                 function = {"name": name, "arguments": arguments}
                 calls.append({"id": call_id, "type": "function", "function": function})
@@ -125,7 +128,8 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
                 content = _content(output, f"{place}.output")
                 made.append({"role": "tool", "tool_call_id": call_id, "content": content})
             case {"role": role, "content": content} if item.get("type", "message") == "message":
-                made.append({"role": role, "content": _content(content, f"{place}.content")})
+                before = before if role == "assistant" else {}
+                made.append({"role": role, "content": _content(content, f"{place}.content"), **before})
             case _:
                 expected = "a message, function_call, function_call_output or reasoning, with all its fields"
                 raise unexpected(place, expected)
