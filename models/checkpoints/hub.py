@@ -22,6 +22,7 @@ import socket
 import ssl
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from messages import printable, some
+from messages import ALIKE, printable, some
 from models.checkpoints.gguf import SUFFIX, choose, header_of, read_header
 from models.checkpoints.gguf_config import hub_files
 from models.checkpoints.names import MODELS
@@ -51,7 +52,6 @@ _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 REPO_ID = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}", re.ASCII)
 _WEB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?")
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
-_SIMILAR = 0.7  # of two names (difflib's ratio), one of which may be a slip for the other
 # Whose a model may be that was asked for by half its name.
 KNOWN = tuple(known.repo for known in MODELS.values())
 # The largest config files are lists of a tokenizer's added tokens, a megabyte. An index lists at most the
@@ -293,14 +293,12 @@ def _refuse_misspelled(text: str, path: Path, only_path: bool) -> None:
     here = _checkpoints_in(path.parent)
     looks_local = only_path or (len(path.parts) > 1 and here)
     embedded = _checkpoints_in(EMBEDDED) if str(path.parent) in (".", EMBEDDED.name) else []
-    known = {name.lower(): str(path.parent / name) for name in here + embedded}
-    if found := difflib.get_close_matches(path.name.lower(), known, n=1, cutoff=_SIMILAR):
-        hint = f"did you mean {known[found[0]]}?"
-    elif not only_path and len(path.parts) == 1 and (found := _short(text)):
-        raise CheckpointError(
-            f"there is no folder and no model {text}: did you mean {' or '.join(sorted(found))}? "
-            f"(--model list shows the short names)"
-        )
+    if found := _alike(path.name, here + embedded):
+        hint = _meant(str(path.parent / name) for name in found)
+    elif not only_path and len(path.parts) == 1 and (found := _short_names(text)):
+        of = f" ({MODELS[found[0]].repo})" if len(found) == 1 else ""
+        meant = f"{_meant(found, of)} (--model list shows the short names)"
+        raise CheckpointError(f"there is no folder and no model {text}: {meant}")
     elif here and looks_local:
         hint = f"{path.parent} has {some(here)}"
     elif looks_local:
@@ -312,8 +310,34 @@ def _refuse_misspelled(text: str, path: Path, only_path: bool) -> None:
     raise CheckpointError(f"there is no {'file' if text.endswith(SUFFIX) else 'folder'} {text}: {hint}")
 
 
-def _short(name: str) -> list[str]:
-    return difflib.get_close_matches(name.lower(), MODELS, n=3, cutoff=_SIMILAR)
+def _short_names(text: str) -> list[str]:
+    """Those that may have been meant, by themselves or by the name of their repository."""
+    short = {name: name for name in MODELS} | {of.repo: name for name, of in MODELS.items()}
+    return sorted({short[name] for name in _alike(text, short, same_numbers=True)})
+
+
+def _alike(name: str, known: Iterable[str], same_numbers: bool = False) -> list[str]:
+    """Those that may have been meant by a name: called the same but for owner, case and dashes, else with
+    more after it, else the nearest. Of published models, those with other numbers are other models."""
+
+    def plain(one: str) -> str:
+        return re.sub(r"[-_.]", "", one.rpartition("/")[2]).lower()
+
+    def numbers(one: str) -> Counter[str]:
+        return Counter(re.findall(r"\d+(?:\.\d+)?", one.rpartition("/")[2]) if same_numbers else ())
+
+    wanted = plain(name)
+    names = {one: plain(one) for one in sorted(known) if one != name and numbers(name) <= numbers(one)}
+    if same := [one for one in names if names[one] == wanted]:
+        return same
+    if len(wanted) > 3 and (longer := [one for one in names if names[one].startswith(wanted)]):
+        return longer
+    near = difflib.get_close_matches(wanted, names.values(), n=1, cutoff=ALIKE)
+    return [one for one in names if names[one] in near]
+
+
+def _meant(names: Iterable[str], of: str = "") -> str:
+    return f"did you mean {' or '.join([*names][:3])}{of}?"
 
 
 def _checkpoints_in(folder: Path) -> list[str]:
@@ -452,7 +476,9 @@ def _config_path(files: _Folder | _Hub) -> Path:
         # told what lies on this machine.
         if isinstance(files, _Folder) or files.commit is not None:
             raise
-        raise CheckpointError(f"{error}{_advice(files.repo, error.__cause__)}") from error.__cause__
+        unknown = files.repo not in KNOWN and not str(error).startswith("there is no folder")
+        front = f"there is no folder {files.repo} here, and " if unknown else ""
+        raise CheckpointError(f"{front}{error}{_advice(files.repo, error.__cause__)}") from error.__cause__
     if path is None:
         needed = "a checkpoint needs one beside its weights"
         if isinstance(files, _Folder) and (files.path / "adapter_config.json").is_file():
@@ -466,8 +492,8 @@ def _config_path(files: _Folder | _Hub) -> Path:
 def _advice(repo: str, error: BaseException | None) -> str:
     """The end of a sentence about a repository that was not found: whose it may be, and what is here."""
     cached, hints = _cached_models(), []
-    if repo not in KNOWN and (similar := _similar(repo, [*cached, *KNOWN])):
-        hints.append(f"did you mean {'one of ' if len(similar) > 1 else ''}{some(similar)}?")
+    if repo not in KNOWN and (similar := _alike(repo, [*cached, *KNOWN], same_numbers=True)):
+        hints.append(_meant(similar))
     if not _status(error):
         here = [*_checkpoints_in(EMBEDDED), *(name for name, opens in cached.items() if opens)]
         hints.append(f"without the Hub there are {some(here)}, and any folder of a checkpoint")
@@ -485,24 +511,6 @@ def _cached_models() -> dict[str, bool]:
             whole = any((path.parent / weights).is_file() for weights in (WEIGHTS, INDEX))
             found[name] = found.get(name, False) or (sees and whole)
     return found
-
-
-def _similar(repo: str, known: Iterable[str]) -> list[str]:
-    """Those that may have been meant: of the same name with another owner, else with this in their name, else
-    the nearest."""
-    others = [name for name in dict.fromkeys(known) if name != repo]
-
-    def plain(name: str) -> str:
-        return re.sub(r"[-_.]", "", name).lower()
-
-    wanted = plain(repo.rpartition("/")[2])
-    names = {name: plain(name.rpartition("/")[2]) for name in others}
-    if same := [name for name in others if names[name] == wanted]:
-        return same
-    if len(wanted) > 3 and (longer := [name for name in others if wanted in names[name]]):
-        return longer
-    near = difflib.get_close_matches(wanted, names.values(), n=1, cutoff=_SIMILAR + 0.1)
-    return [name for name in others if names[name] in near]
 
 
 def _configs(source: str | Path, files: _Folder | _Hub) -> CheckpointFiles:
