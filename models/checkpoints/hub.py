@@ -23,7 +23,7 @@ import ssl
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -60,6 +60,11 @@ KNOWN = tuple(known.repo for known in MODELS.values())
 MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 32 * 2**20  # bytes
 MAX_VALUES = 2_500_000  # of one file: commas and opening brackets
 _PIECE = 2**20  # bytes of a header that are fetched at once
+_LFS = b"version https://git-lfs.github.com/"
+# How files of weights that are not opened here are called -> whose they are.
+_OTHER_WEIGHTS = {
+    "openvino*.*": "OpenVINO", "*.onnx": "ONNX", "*/*.onnx": "ONNX", "pytorch_model*.bin": "PyTorch's pickle"
+}  # fmt: skip
 CONTROL = frozenset((*range(32), *range(127, 160))) - {*b"\n\t"}  # could do anything to a terminal
 
 
@@ -116,6 +121,15 @@ def check_size(path: Path, max_bytes: int) -> None:
     size = path.stat().st_size
     if size > max_bytes:
         raise ValueError(f"expected at most {max_bytes} bytes, got {size}")
+
+
+def check_is_whole(path: Path) -> None:
+    """Refuse what Git leaves in the place of a large file."""
+    with path.open("rb") as file:
+        if file.read(len(_LFS)) == _LFS:
+            raise CheckpointError(
+                f"{path} is a Git-LFS pointer, not the file itself: run `git lfs pull` in {path.parent}"
+            )
 
 
 def check_values(raw: bytes) -> None:
@@ -448,11 +462,15 @@ def _finder(source: str | Path, revision: str | None) -> _Folder | _Hub:
         return _Gguf(_Folder(above or "."), os.listdir(above or "."), wanted, name)
     if not os.path.isdir(place):
         hub = _Hub(place, revision)
-        return _Gguf(hub, hub.list(), wanted) if wanted or "gguf" in place.lower() else hub
+        names = hub.list() if wanted or "gguf" in place.lower() else []
+        return _Gguf(hub, names, wanted) if wanted or _holds_gguf(names) else hub
     folder, names = _Folder(place), os.listdir(place)
-    if wanted or (any(name.endswith(SUFFIX) for name in names) and not {WEIGHTS, INDEX} & {*names}):
-        return _Gguf(folder, names, wanted)
-    return folder
+    return _Gguf(folder, names, wanted) if wanted or _holds_gguf(names) else folder
+
+
+def _holds_gguf(names: Collection[str]) -> bool:
+    """Whether a folder or repository with these files is opened by its GGUF files."""
+    return any(name.endswith(SUFFIX) for name in names) and not {WEIGHTS, INDEX} & {*names}
 
 
 def _without_quantization(name: str) -> tuple[str, str]:
@@ -485,8 +503,18 @@ def _config_path(files: _Folder | _Hub) -> Path:
             run = files.path.resolve().parent
             needed = "it is an adapter; "
             needed += f"open {run}" if _is_checkpoint(run) else "merge it: tools convert BASE --adapter"
+        else:
+            needed += other_weights(files.path) if isinstance(files, _Folder) else ""
         raise CheckpointError(f"{files.name} has no config.json: {needed}")
     return path
+
+
+def other_weights(folder: Path) -> str:
+    """The end of a sentence about a folder without weights that open here: the format that it has instead."""
+    held = ((format, path) for glob, format in _OTHER_WEIGHTS.items() for path in sorted(folder.glob(glob)))
+    for format, path in held:
+        return f"; it holds {format} weights ({path.name}): take the safetensors that they were made from"
+    return ""
 
 
 def _advice(repo: str, error: BaseException | None) -> str:
@@ -538,10 +566,8 @@ def _with_weights(
         below = ("*.incomplete", ".cache/huggingface/download/*.incomplete")
         if found.origin.commit is None and any(any(found.origin.folder.glob(name)) for name in below):
             raise CheckpointError(f"{where} has no {WEIGHTS}: a download was cut short, download it again")
-        raise CheckpointError(
-            f"{where} has neither {WEIGHTS} nor {INDEX}; weights in another format "
-            f"(pytorch_model.bin) must be converted to safetensors first"
-        )
+        others = other_weights(found.origin.folder) or "; weights of another format must be converted first"
+        raise CheckpointError(f"{where} has neither {WEIGHTS} nor {INDEX}{others}")
     weight_map: Any = read_json(index_path, MAX_INDEX).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     # A shard is a plain file beside its index: a checkpoint must not name other files of this machine.
@@ -580,6 +606,7 @@ class _Folder:
                 f"{path} is a link out of its folder, to {target}: put the file itself there, or set "
                 f"OCELLI_FOLLOW_LINKS=1 if the link is yours"
             )
+        check_is_whole(path)
         return path
 
     cached = header = file
@@ -807,7 +834,7 @@ def measure(repo: str) -> DownloadSize:
             info = fetched(client().HfApi().model_info, repo, files_metadata=True, timeout=_patience())
             names = [file.rfilename for file in info.siblings if "/" not in file.rfilename]
             with naming(f"repository {repo}"):
-                pair = choose(names) if "gguf" in repo.lower() else ()
+                pair = choose(names) if "gguf" in repo.lower() and _holds_gguf(names) else ()
             needed = (file for file in info.siblings if file.rfilename in pair or _is_needed(file.rfilename))
             sizes = {file.rfilename: int(file.size) for file in needed}
             files = _Hub(repo, str(info.sha))
