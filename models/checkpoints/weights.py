@@ -102,9 +102,10 @@ def check_shapes(
     missing = needed.keys() - stored.keys()
     extra = [name for name in stored.keys() - needed.keys() if not ignorable.fullmatch(name)]
     if missing:
+        found = nearest_name(missing, extra)
         raise CheckpointError(
             f"{source}: {len(missing)} of {len(needed)} tensors that config.json calls for are missing: "
-            f"{some(missing)}{_instead(missing, extra)}"
+            f"{some(missing)}" + (f"; it has {found[1]}, expected {found[0]}" if found else "")
         )
     wrong = [name for name in needed if stored[name] != needed[name]]
     if wrong:
@@ -120,16 +121,17 @@ def check_shapes(
         )
 
 
-def _instead(missing: Collection[str], extra: Collection[str]) -> str:
-    """What a checkpoint has in place of a missing tensor: one whose name ends alike."""
+def nearest_name(missing: Collection[str], there: Collection[str]) -> tuple[str, str] | None:
+    """One of the first missing names, and that of those that are there whose end is most like its; None
+    where no two end alike."""
 
     def shared(names: tuple[str, str]) -> int:
         ends = (name.split(".")[::-1] for name in names)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*ends)))
 
-    pairs = ((wanted, name) for wanted in sorted(missing)[:_LOOKED_FOR] for name in sorted(extra))
-    wanted, name = max(pairs, key=shared, default=("", ""))
-    return f"; it has {name}, expected {wanted}" if shared((wanted, name)) > 1 else ""
+    pairs = ((wanted, name) for wanted in sorted(missing)[:_LOOKED_FOR] for name in sorted(there))
+    found = max(pairs, key=shared, default=("", ""))
+    return found if shared(found) > 1 else None
 
 
 # ---------------------------------------------------------------------------------------------------- files
