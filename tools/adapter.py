@@ -85,48 +85,44 @@ def put_in(model: Any, adapter: Adapter) -> Any:
     from then on where the adapter changes one of them. Raises CheckpointError for an adapter that is for
     another model."""
     known = dict(model.named_parameters(remove_duplicate=False))
-    layers = _places(adapter, known, [f"{name}.weight" for name in adapter.factors])
-    whole = _places(adapter, known, list(adapter.whole))
-    names = {name: layers[f"{name}.weight"] for name in adapter.factors}
-    for name, place in names.items():
-        _check(adapter, name, known[place].shape)
-    _untie(model, adapter, {*names.values(), *whole.values()})
-    for name, place in whole.items():
-        if (got := adapter.whole[name].shape) != tuple(known[place].shape):
-            raise CheckpointError(
-                f"{adapter.folder}: {name} has shape {list(got)}, the base's has {list(known[place].shape)}"
-            )
-        model.get_parameter(place).copy_(read_tensor(adapter.whole[name]))
-    modules = {name: place.removesuffix(".weight") for name, place in names.items()}
+    of_layers = [f"{name}.weight" for name in adapter.factors]
+    of_layers += [f"{name}.bias" for name, parts in adapter.factors.items() if "lora_B.bias" in parts]
+    places = _places(adapter, known, [*of_layers, *adapter.whole])
+    modules = {name: places[f"{name}.weight"].removesuffix(".weight") for name in adapter.factors}
+    for name in adapter.factors:
+        _check(adapter, name, known[places[f"{name}.weight"]].shape)
+    _untie(model, adapter, {*places.values()})
+    for name, entry in adapter.whole.items():
+        if entry.shape != (shape := known[places[name]].shape):
+            got = f"{name} has shape {list(entry.shape)}, the base's has {list(shape)}"
+            raise CheckpointError(f"{adapter.folder} is for another model: {got}")
+        model.get_parameter(places[name]).copy_(read_tensor(entry))
     return _adapted(model, adapter, modules)
 
 
 def _places(adapter: Adapter, known: Mapping[str, Tensor], names: list[str]) -> dict[str, str]:
     """Where in the model the tensors are that an adapter has `names` for."""
-    text = next(
-        (n.removesuffix("embed_tokens.weight") for n in known if n.endswith(".embed_tokens.weight")), ""
-    )
-    found = {name: next((one for one in _spellings(name, text) if one in known), None) for name in names}
-    if missing := [name for name, place in found.items() if place is None]:
+    table = next((name for name in known if name.endswith(".embed_tokens.weight")), "")
+    text, found = table.removesuffix("embed_tokens.weight"), dict[str, str]()
+    for name in names:
+        if place := next((one for one in _spellings(name, text) if one in known), None):
+            found[name] = place
+    if missing := [name for name in names if name not in found]:
         wanted, near = nearest_name(missing, known) or (missing[0], min(known))
         raise CheckpointError(
-            f"{adapter.folder} is for another model: it has {len(missing)} of {len(names)} tensors that the "
-            f"base has not ({some(missing)}); the adapter has {wanted}, the base {near}"
+            f"{adapter.folder} is for another model: the base has no place for {len(missing)} of its "
+            f"{len(names)} tensors ({some(missing)}); the adapter has {wanted}, the base {near}"
         )
-    return {name: place for name, place in found.items() if place is not None}
+    return found
 
 
 def _spellings(name: str, text: str) -> Iterator[str]:
     """How today's transformers may call a tensor; `text` is how names of the text part begin there."""
-    plain = name.replace(".base_layer.", ".")
-    saved = [re.sub(r"\.modules_to_save(\.\w+)?\.", ".", plain), plain.replace(".modules_to_save.", ".")]
+    plain = re.sub(r"\.(base_layer|modules_to_save\.\w+)\.", ".", name)
     fronts = {"": "", "language_model.model.": text, "language_model.": "", "model.": text}  # before 4.52
-    for one in dict.fromkeys(saved):
-        for inside in (one, one.replace(".vision_tower.vision_model.", ".vision_tower.")):
-            for old, new in fronts.items():
-                if inside.startswith(old):
-                    yield new + inside.removeprefix(old)
-            yield f"model.{inside}"
+    for one in (plain, plain.replace(".vision_tower.vision_model.", ".vision_tower.")):
+        yield from (new + one.removeprefix(old) for old, new in fronts.items() if one.startswith(old))
+        yield f"model.{one}"
 
 
 def _check(adapter: Adapter, name: str, shape: torch.Size) -> None:
@@ -163,22 +159,18 @@ def _adapted(model: Any, adapter: Adapter, modules: Mapping[str, str]) -> Any:
     """peft's model, with the factors of the modules that the adapter has names for."""
     from peft import LoraConfig, PeftModel, set_peft_model_state_dict  # takes seconds
 
-    settings = adapter.settings
-    first = {
-        name: factors.get(_OF_TABLE[0]) or factors[_OF_LAYER[0]] for name, factors in adapter.factors.items()
-    }
-    ranks = {name: entry.shape[0] for name, entry in first.items()}
-    rank = Counter(ranks.values()).most_common(1)[0][0]
-    alphas = {name: _alpha(adapter, name) for name in modules}
-    alpha = settings.get("lora_alpha", 8)
-    of_modules = {re.escape(place): name for name, place in modules.items()}
+    settings, ranks, alphas = adapter.settings, dict[str, int](), dict[str, float]()
+    for name, parts in adapter.factors.items():
+        ranks[modules[name]] = (parts.get(_OF_LAYER[0]) or parts[_OF_TABLE[0]]).shape[0]
+        alphas[modules[name]] = _alpha(adapter, name)
+    rank, alpha = Counter(ranks.values()).most_common(1)[0][0], settings.get("lora_alpha", 8)
     start = settings.get("init_lora_weights", True)  # the two below change the base before they begin
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,
         target_modules=list(modules.values()),
-        rank_pattern={place: ranks[name] for place, name in of_modules.items() if ranks[name] != rank},
-        alpha_pattern={place: alphas[name] for place, name in of_modules.items() if alphas[name] != alpha},
+        rank_pattern={re.escape(place): one for place, one in ranks.items() if one != rank},
+        alpha_pattern={re.escape(place): one for place, one in alphas.items() if one != alpha},
         use_rslora=bool(settings.get("use_rslora")),
         use_dora=bool(settings.get("use_dora")),
         lora_bias=bool(settings.get("lora_bias")),

@@ -21,14 +21,7 @@ from generation.fast.quantized import rounded_bytes
 from generation.kv_cache import bytes_per_row, numbers_per_token, snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
-from models.checkpoints.hub import (
-    CheckpointError,
-    CheckpointFiles,
-    describe,
-    other_weights,
-    read_json,
-    snapshot,
-)
+from models.checkpoints.hub import CheckpointError, Origin, describe, other_weights, read_json, snapshot
 from models.checkpoints.load import choose_family, expected_shapes, quantization
 from models.checkpoints.weights import (
     FLOATS,
@@ -81,6 +74,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     stored = {dtype: parameters["all"] * size for dtype, size in _CACHE_BYTES.items()}
     for dtype in ("int8", "int4"):
         stored[dtype] = sum(rounded_bytes(dtype, name, shape) for name, shape in expected.items())
+    fits = f"no: quantized ({quantized})" if quantized else _fits(expected, reader, headers, files.origin)
     memory = {}
     for dtype, weights in stored.items():  # whose cache is in bfloat16 where it has none of its own
         full = cache[dtype if dtype in cache else "bfloat16"]["full_context"] if cache else 0
@@ -92,7 +86,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
         "architectures": files.config.get("architectures") or [],
         "parameters": parameters,
         "stored": None if headers is None else _stored(headers),
-        "fits": f"no: quantized ({quantized})" if quantized else _fits(expected, reader, headers, files),
+        "fits": fits,
         "left_out": [] if headers is None or quantized else _left_out(expected, reader, headers),
         "vision": None if vision is None else asdict(vision),
         "text": None if text is None else asdict(text),
@@ -103,16 +97,16 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     }
 
 
-def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, files: CheckpointFiles) -> str:
+def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, origin: Origin) -> str:
     """Whether the stored tensors are those of the config, and if not, why."""
     if headers is None:
-        return f"no weights here{other_weights(files.origin.folder)}"
+        return f"no weights here{other_weights(origin.folder)}"
     ignorable = reader.ignorable if isinstance(reader, Backbone) else reader.IGNORABLE
     try:
         names = headers.shapes
-        check_shapes(expected, reader.tensor_map(names), names, ignorable, files.source)
+        check_shapes(expected, reader.tensor_map(names), names, ignorable, origin.source)
     except CheckpointError as error:
-        return f"no: {str(error).removeprefix(f'{files.source}: ')}"
+        return f"no: {str(error).removeprefix(f'{origin.source}: ')}"
     return "yes"
 
 
