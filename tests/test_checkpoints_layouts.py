@@ -56,7 +56,7 @@ def test_qwen3_5_as_transformers_5_5_saved_it(tmp_path, names):
 
 
 @pytest.mark.parametrize("kind", ["idefics3", *qwen_checkpoints.KINDS, "lfm2_vl", "gemma4"])
-@pytest.mark.parametrize("part", ["vision", "text"])
+@pytest.mark.parametrize("part", ["vision", "text", "all"])
 def test_what_the_file_has_instead_of_missing_tensors_is_said(tmp_path, kind, part):
     """By names that are in it, and by names of the layout that this file is in."""
     if kind == "idefics3":
@@ -67,7 +67,9 @@ def test_what_the_file_has_instead_of_missing_tensors_is_said(tmp_path, kind, pa
         {"lfm2_vl": lfm2_checkpoints, "gemma4": gemma4_checkpoints}[kind].save_hf(tmp_path)
     before = load_file(tmp_path / WEIGHTS)
     moved = {name for name in before if "layers." in name or "blocks." in name}
-    moved = {name for name in moved if ("vis" in name) == (part == "vision")}
+    moved = {name for name in moved if part == "all" or ("vis" in name) == (part == "vision")}
+    if part == "all" and kind == "qwen2_5_vl":
+        pytest.skip("its names are those of two layouts")
     tensors = {f"student.{name}" if name in moved else name: tensor for name, tensor in before.items()}
     save_file(tensors, tmp_path / WEIGHTS, {"format": "pt"})
     said = complaint(VisionLanguageModel.from_pretrained, tmp_path)

@@ -61,6 +61,7 @@ def read_adapter(folder: Path) -> Adapter:
     start = str(settings.get("init_lora_weights")).partition("_niter")[0]
     wrong = [name for name in _OTHERWISE if settings.get(name)]
     wrong += [f"init_lora_weights {start}"] if start in ("corda", "loftq", "lora_ga") else []
+    wrong += [] if isinstance(settings.get("alpha_pattern") or {}, dict) else ["such an alpha_pattern"]
     if wrong:
         raise CheckpointError(f"{folder}: {wrong[0]} is not supported: merge the adapter with peft")
     factors: dict[str, dict[str, Entry]] = {}

@@ -80,8 +80,8 @@ WAS = "was_nanovlm"
 AUTO_MAP = "auto_map"  # key of a config.json whose model transformers knows by code that comes with it
 TOKENIZER_FOLDER = "tokenizer"
 _WORDS = 12  # in the test prompt
-# Of the spread of the logits: sums in another order. A misplaced tensor exceeds it many times over.
-TOLERANCE = 3e-5
+# Of the logits' standard deviation: sums in another order. A misplaced tensor exceeds it many times over.
+TOLERANCE = 1e-4
 _TO_HUB = (
     "note: transformers' processor names tiles first and the whole image last, nanoVLM the other way "
     "round, and resamples pixels differently: the network is the same, its prompts are not those of its "
@@ -347,15 +347,17 @@ def merge_adapter(model: Any, base: Path, adapter: Path, probe: Probe) -> tuple[
     """
     given = read_adapter(adapter)
     theirs = _open_in_transformers(base)
-    adapted = put_in(theirs, given)
-    reference = probe.theirs(adapted, model.config)
+    with warnings.catch_warnings(action="ignore"):  # of peft's about transformers
+        adapted = put_in(theirs, given)
+        reference = probe.theirs(adapted, model.config)
+        merged = adapted.merge_and_unload().state_dict()
     tied = theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight
     if model.config.tie_word_embeddings and not tied:
         text = model.language_model
         text.tied, text.lm_head.weight = False, nn.Parameter(text.lm_head.weight.detach().clone())
         model.config = replace(model.config, tie_word_embeddings=False)
     _, place = written(model.config)
-    merged, changed = adapted.merge_and_unload().state_dict(), 0
+    changed = 0
     for name, weight in model.named_parameters():
         own = place(name)
         parameter = merged[own.name].view(own.parts, *weight.shape)[own.part]
@@ -501,7 +503,7 @@ def _open_in_transformers(folder: Path) -> Any:
 
 def verify(name: str, reference: Tensor, logits: Tensor, log: Log) -> None:
     """Refuse logits (T, V) that differ from reference ones (T, V or fewer)."""
-    tolerance = TOLERANCE * (reference.max() - reference.min()).item()
+    tolerance = TOLERANCE * reference.std().item()
     difference = (logits[:, : reference.shape[1]] - reference).abs().max().item()
     found = f"{name}: largest difference of logits {difference:.1e}, tolerance {tolerance:.1e}"
     log(found)

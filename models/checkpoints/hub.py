@@ -566,7 +566,7 @@ def _with_weights(
         below = ("*.incomplete", ".cache/huggingface/download/*.incomplete")
         if found.origin.commit is None and any(any(found.origin.folder.glob(name)) for name in below):
             raise CheckpointError(f"{where} has no {WEIGHTS}: a download was cut short, download it again")
-        others = other_weights(found.origin.folder) or "; weights of another format must be converted first"
+        others = other_weights(found.origin.folder) or "; others must be converted to safetensors first"
         raise CheckpointError(f"{where} has neither {WEIGHTS} nor {INDEX}{others}")
     weight_map: Any = read_json(index_path, MAX_INDEX).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
