@@ -24,7 +24,7 @@ _TEXT = {
 def write_file(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[Place, Any]]) -> None:
     """Write a file. Beside the type and shape of each tensor stands what makes its bytes, an array, when it
     is written: one is held at a time."""
-    writer = gguf.GGUFWriter(path, metadata["general.architecture"])
+    writer: Any = gguf.GGUFWriter(path, metadata["general.architecture"])
     for name, value in metadata.items():
         if isinstance(value, list):
             writer.add_array(name, value)

@@ -183,8 +183,8 @@ def _adapted(model: Any, adapter: Adapter, modules: Mapping[str, str]) -> Any:
         for part, entry in factors.items()
     }
     try:
-        adapted = PeftModel(model, config)
-        left = set_peft_model_state_dict(adapted, state).unexpected_keys
+        adapted: Any = PeftModel(model, config)
+        left = set_peft_model_state_dict(adapted, state)[1]  # that it did not expect
     except Exception as error:  # peft raises anything
         raise CheckpointError(f"peft does not open {adapter.folder} ({one_line(error, 300)})") from error
     if left:

@@ -462,7 +462,8 @@ def _finder(source: str | Path, revision: str | None) -> _Folder | _Hub:
         return _Gguf(_Folder(above or "."), os.listdir(above or "."), wanted, name)
     if not os.path.isdir(place):
         hub = _Hub(place, revision)
-        names = hub.list() if wanted or "gguf" in place.lower() else []
+        with _with_advice(hub):
+            names = hub.list() if wanted or "gguf" in place.lower() else []
         return _Gguf(hub, names, wanted) if wanted or _holds_gguf(names) else hub
     folder, names = _Folder(place), os.listdir(place)
     return _Gguf(folder, names, wanted) if wanted or _holds_gguf(names) else folder
@@ -486,9 +487,11 @@ def last_name(source: str) -> str:
     return os.path.basename(os.path.abspath(path)) + source[len(place) :] if os.path.exists(path) else source
 
 
-def _config_path(files: _Folder | _Hub) -> Path:
+@contextmanager
+def _with_advice(files: _Folder | _Hub) -> Iterator[None]:
+    """What the Hub does not give was perhaps meant for something here."""
     try:
-        path = files.file("config.json")
+        yield
     except CheckpointError as error:
         # Not of a commit: whoever names one knows the repository, or is a visitor of the page, who is not
         # told what lies on this machine.
@@ -497,14 +500,18 @@ def _config_path(files: _Folder | _Hub) -> Path:
         unknown = files.repo not in KNOWN and not str(error).startswith("there is no folder")
         front = f"there is no folder {files.repo} here, and " if unknown else ""
         raise CheckpointError(f"{front}{error}{_advice(files.repo, error.__cause__)}") from error.__cause__
+
+
+def _config_path(files: _Folder | _Hub) -> Path:
+    with _with_advice(files):
+        path = files.file("config.json")
     if path is None:
         needed = "a checkpoint needs one beside its weights"
+        needed += other_weights(files.path) if isinstance(files, _Folder) else ""
         if isinstance(files, _Folder) and (files.path / "adapter_config.json").is_file():
             run = files.path.resolve().parent
             needed = "it is an adapter; "
             needed += f"open {run}" if _is_checkpoint(run) else "merge it: tools convert BASE --adapter"
-        else:
-            needed += other_weights(files.path) if isinstance(files, _Folder) else ""
         raise CheckpointError(f"{files.name} has no config.json: {needed}")
     return path
 
