@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Collection, Iterable
 
 LONGEST = 2_000  # characters of a message
+ALIKE = 0.75  # of two names (difflib's ratio), one of which may be a slip for the other
 
 
 def printable(message: object, most: int = LONGEST, end: int = 0) -> str:
@@ -39,9 +40,9 @@ def some(names: Collection[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+def did_you_mean(word: str, known: Iterable[str], alike: float = ALIKE) -> str:
     """The end of a sentence about an unknown name: ", did you mean NAME?" with the nearest, or "" where none
-    is so much `alike` (difflib's ratio). Dashes in front, which all options have, do not count."""
+    is so much `alike`. Dashes in front, which all options have, do not count."""
     names = {name.lstrip("-"): name for name in known}
     close = difflib.get_close_matches(word.lstrip("-"), names, n=1, cutoff=alike)
     return f", did you mean {names[close[0]]}?" if close else ""

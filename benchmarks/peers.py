@@ -29,6 +29,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, DynamicCache, 
 from transformers.generation.streamers import BaseStreamer
 from transformers.initialization import no_init_weights
 
+from benchmarks import gguf_files
 from benchmarks.common import (
     DTYPES,
     SHAPES,
@@ -50,8 +51,7 @@ from generation.fast.native.build import NoCompiler, find_compiler
 from generation.kv_cache import CachePosition
 from generation.prefix import FeatureCache
 from generation.session import Session
-from models.checkpoints.gguf import Place, write_file
-from models.checkpoints.gguf_config import text_metadata
+from models.checkpoints.gguf import Place
 from models.checkpoints.load import meta_init
 from models.checkpoints.save import written
 from models.config import TextConfig, VLMConfig
@@ -455,7 +455,7 @@ def write_gguf(config: VLMConfig, kind: str, path: Path) -> int:
         name = "qwen35" if text.state_window else "lfm2"
     elif name == "qwen3":  # without rotary sections, which its own llama.cpp architecture has
         described["rope_parameters"].pop("mrope_section", None)
-    said = text_metadata(name, described)
+    said = gguf_files.text_metadata(name, described)
     if name == "qwen35":
         numbers = {
             "rope.dimension_count": text.rotary_dim,
@@ -491,7 +491,7 @@ def write_gguf(config: VLMConfig, kind: str, path: Path) -> int:
         data, type_ = kept[part]
         tensors[name] = Place(type_, shape, 0, data.nbytes), lambda data=data: data
         read += data.nbytes if name != "token_embd.weight" else 0
-    write_file(path, said, tensors)
+    gguf_files.write_file(path, said, tensors)
     return read
 
 

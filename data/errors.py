@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
-from messages import OneSentence, one_line
+from messages import ALIKE, OneSentence, one_line
 
 
 class ImageError(OneSentence):
@@ -91,18 +91,22 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def nearest_file(path: str | os.PathLike, alike: float = 0.6, folders: bool = False) -> str:
+def nearest_file(path: str | os.PathLike, alike: float = ALIKE, folders: bool = False) -> str:
     """The end of a sentence about a file that is not there: ", did you mean NAME?" with the name that is most
-    like it (difflib's ratio is `alike` or more), or ""; a folder on the way may be mistyped as well. It may
-    be the name of a folder where those are wanted, too."""
+    like it (difflib's ratio is `alike` or more, of the names without their endings, which files share), or
+    ""; a folder on the way may be mistyped as well. It may be the name of a folder where those are wanted,
+    too."""
     found = Path()
     for part in Path(expanded(os.fspath(path))).parts:
         if not os.path.lexists(found / part):
             try:
-                names = {name.name.lower(): name.name for name in islice(os.scandir(found), 2_000)}
+                listed = [name.name for name in islice(os.scandir(found), 2_000)]
             except OSError:
                 return ""
-            close = difflib.get_close_matches(part.lower(), names, n=1, cutoff=alike)
+            stem, ending = os.path.splitext(part.lower())
+            listed.sort(key=lambda name: name.lower().endswith(ending))  # of two alike the last is taken
+            names = {os.path.splitext(name.lower())[0]: name for name in listed}
+            close = difflib.get_close_matches(stem, names, n=1, cutoff=alike)
             if not close:
                 return ""
             part = names[close[0]]

@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import re
@@ -392,8 +391,7 @@ METRICS: dict[str, Callable[..., Metric]] = {
 def find_metric(name: str, **options) -> Metric:
     """The metric of this name, with options of its own. Raises MetricError for what there is not."""
     if name not in METRICS:
-        near = difflib.get_close_matches(name, METRICS, cutoff=0.4) or sorted(METRICS)
-        raise MetricError(f"unknown metric {name!r}; expected {' or '.join(near)}")
+        raise MetricError(f"unknown metric {name!r}; expected {' or '.join(sorted(METRICS))}")
     known = inspect.signature(METRICS[name]).parameters
     for option, value in options.items():
         if option not in known:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from families import text as shared
 from families.gemma4_images import open_images
 from families.qwen_vl import positions
 from families.text import both_dtypes, checked, expect, layer_kinds, number, section, vlm_config, write_ids
@@ -48,6 +49,7 @@ _VISION_NAMES = {
     "clips": ("use_clipped_linears", False),
     "standardizes": ("standardize", False),
 }
+_MARKERS = {"video_token_id": 258_884, "audio_token_id": 258_881}  # where a config.json has none
 _PLAIN_TEXT = {"attention_k_eq_v": False, "enable_moe_block": False, "attention_bias": False}
 _PLAIN_VISION = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 
@@ -71,8 +73,10 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         **{ours: known.get(theirs, default) for ours, (theirs, default) in _VISION_NAMES.items()},
         rope_theta=section(known, "rope_parameters").get("rope_theta", 100.0),
     )
-    parts = {"family": NAME, "vision": tower, "scale_factor": 1}
     decoder = _read_text({"hidden_activation": Gemma4TextConfig.act} | text)
+    named = {**_MARKERS, **config}
+    markers = (shared.first_id(named[name], vocab_size=decoder.vocab_size) for name in _MARKERS)
+    parts = {"family": NAME, "vision": tower, "scale_factor": 1, "marker_token_ids": tuple(markers)}
     return vlm_config(config, generation, 258_880, True, decoder, **parts)
 
 
@@ -154,7 +158,8 @@ def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, Gemma4LanguageModel]
     """Tower, projector and text."""
     text, vision = config.text, config.vision
     assert isinstance(text, Gemma4TextConfig) and isinstance(vision, Gemma4VisionConfig)
-    decoder = Gemma4LanguageModel(text, config.tie_word_embeddings, config.image_token_id)
+    soft_ids = [id for id in (config.image_token_id, *config.marker_token_ids) if id is not None]
+    decoder = Gemma4LanguageModel(text, config.tie_word_embeddings, soft_ids)
     return Gemma4VisionTransformer(vision), Gemma4Projector(vision, text.hidden_size), decoder
 
 
@@ -201,6 +206,7 @@ def write(config: VLMConfig, dtype: str) -> dict:
         "model_type": NAME,
         **both_dtypes(dtype),
         "image_token_id": config.image_token_id,
+        **{name: id for name, id in zip(_MARKERS, config.marker_token_ids) if id is not None},
         "tie_word_embeddings": config.tie_word_embeddings,
         "text_config": described,
         "vision_config": seen,

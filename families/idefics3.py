@@ -94,7 +94,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
     """Where each of our tensors lies; some old checkpoints leave the leading `model.` out."""
-    bare = bool(stored_names) and not any(name.startswith("model.") for name in stored_names)
+    bare = any(name.startswith(("text_model.", "vision_model.")) for name in stored_names)
     return lambda name: StoredTensor(rename(name, NAMES).removeprefix("model." if bare else ""))
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from data import tiles
 from data.chat import chat_template
 from data.errors import ProcessorError
-from data.tokenizer import IMAGE, AnyTokenizer, image_settings, open_with
+from data.tokenizer import IMAGE, AnyTokenizer, image_settings, open_with, read_object
 from families.saving import SavedProcessor
 
 START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
@@ -144,6 +144,8 @@ class Lfm2Images(tiles.TiledImages):
 
 
 def open_images(folder: Path, config: Mapping) -> tuple[Lfm2Images, AnyTokenizer, str | None]:
-    """The image rule, tokenizer and chat template of a checkpoint folder."""
+    """The image rule, tokenizer and chat template of a checkpoint folder. Those of 2025 have the settings of
+    tiles at the top of processor_config.json, and a Siglip2ImageProcessor that knows none of them."""
     tokenizer = open_with(folder, (IMAGE, START, END, THUMBNAIL))
-    return Lfm2Images(image_settings(folder)), tokenizer, chat_template(folder)
+    settings = read_object(folder / "processor_config.json") | image_settings(folder)
+    return Lfm2Images(settings), tokenizer, chat_template(folder)

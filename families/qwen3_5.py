@@ -95,13 +95,18 @@ def _layer_types(text: dict) -> tuple[str, ...]:
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
     """Where each of our tensors lies."""
-    of_qwen_vl = qwen_vl.tensor_map(stored_names)
+    # transformers 5.5.0 to 5.5.3 saved the tower inside the text part, 5.5.0 and 5.5.1 the text part inside
+    # itself as well.
+    of_qwen_vl, nested = qwen_vl.tensor_map(stored_names), re.compile(r"model\.((language_model\.)*)(\w+)")
+    inside = {found[3]: found[1] for found in map(nested.match, stored_names) if found}
+    fronts = {"model.visual.": f"model.{inside.get('visual', '')}visual."}
+    fronts["model.language_model."] = f"model.{inside.get('embed_tokens', 'language_model.')}"
 
     def stored_tensor(name: str) -> StoredTensor:
         found = of_qwen_vl(name)
-        return replace(
-            found, name=found.name.replace(".linear_attn.conv_weight", ".linear_attn.conv1d.weight")
-        )
+        theirs = found.name.replace(".linear_attn.conv_weight", ".linear_attn.conv1d.weight")
+        front = next((front for front in fronts if theirs.startswith(front)), "")
+        return replace(found, name=fronts.get(front, "") + theirs.removeprefix(front))
 
     return stored_tensor
 

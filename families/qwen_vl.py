@@ -198,7 +198,7 @@ _MERGER_2_5 = {".norm.": ".ln_q.", ".fc1.": ".mlp.0.", ".fc2.": ".mlp.2."}
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
     """Where each of our tensors lies."""
-    old = bool(stored_names) and not any(name.startswith("model.visual.") for name in stored_names)
+    old = any(name.startswith("visual.") for name in stored_names)
     plain = any("merger.ln_q" in name for name in stored_names)
     plain = plain or (config is not None and _kind(config) == "qwen2_5_vl")
 

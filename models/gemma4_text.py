@@ -104,9 +104,10 @@ class Gemma4LanguageModel(LanguageModel):
 
     config: Gemma4TextConfig
 
-    def __init__(self, config: Gemma4TextConfig, tie_word_embeddings: bool, image_token_id: int):
+    def __init__(self, config: Gemma4TextConfig, tie_word_embeddings: bool, soft_ids: Sequence[int]):
+        """`soft_ids` stand for images, videos and sounds, and have no embedding of their own."""
         nn.Module.__init__(self)
-        self.config, self.tied, self.image_token_id = config, tie_word_embeddings, image_token_id
+        self.config, self.tied, self.soft_ids = config, tie_word_embeddings, soft_ids
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.placeholder_id)
         self.layers = nn.ModuleList(Gemma4Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -126,11 +127,12 @@ class Gemma4LanguageModel(LanguageModel):
     def embed(self, input_ids: Tensor) -> Tensor:
         """Ids (B, T) -> (B, T, D + layers · P): embeddings, and what a token has for each layer."""
         config = self.config
+        for soft_id in self.soft_ids:  # a model may write one itself, which no image then replaces
+            input_ids = input_ids.masked_fill(input_ids == soft_id, config.placeholder_id)
         x = scaled(self.embed_tokens(input_ids), config.hidden_size)
         if not config.per_layer_width:
             return x
-        ids = input_ids.masked_fill(input_ids == self.image_token_id, config.placeholder_id)
-        each = scaled(self.embed_tokens_per_layer(ids), config.per_layer_width)
+        each = scaled(self.embed_tokens_per_layer(input_ids), config.per_layer_width)
         return torch.cat((x, each), dim=-1)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -77,7 +77,11 @@ def test_folders_come_first_then_the_embedded_model(here, name, found):
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "HuggingFaceTB/SmolVLM-256M-Instruct", "me/ocelli-shapes", "google/siglip-base"]
+    "name",
+    [
+        *("gpt2", "HuggingFaceTB/SmolVLM-256M-Instruct", "me/ocelli-shapes", "google/siglip-base"),
+        *("gemma-3-4b", "qwen2-vl-2b", "smolvlm3", "idefics2-8b"),  # other models, not slips
+    ],
 )
 def test_the_hub_for_what_nothing_here_is_like(here, name):
     assert resolve_source(name) == name
@@ -97,6 +101,7 @@ def test_the_hub_for_what_nothing_here_is_like(here, name):
         ("runs/mine", "first, second"),
         ("SmolVLM-256M-Instruct", "did you mean smolvlm-256m "),
         ("qwen3-vl", "did you mean qwen3-vl-2b or qwen3-vl-4b?"),
+        ("qwen", "did you mean qwen2.5-vl-3b or qwen3-vl-2b or qwen3-vl-4b?"),
         ("smolvlm-256m:Q8_0", "ggml-org/SmolVLM-256M-Instruct-GGUF:Q8_0"),
         *((f"{folder}missing.gguf", "no file") for folder in ("", "runs/", "runs/first/", "./")),
         ("runs/first/config.json", "runs/first,"),
@@ -229,6 +234,7 @@ def cached_model(cache: Path, repo: str, config: dict, weights: bool = True) -> 
         ("my-boats", {"someone/my-boats"}),  # of the cache
         ("HuggingFaceTB/SmolVLM-256M-Instruct", set()),  # is right
         ("nobody/nothing-alike", set()),
+        *((name, set()) for name in ("Qwen/Qwen2-VL-2B-Instruct", "google/gemma-3-4b-it", "me/256M")),
     ],
 )
 @pytest.mark.parametrize("network", ["a Hub without it", "none"])
@@ -247,6 +253,9 @@ def test_half_a_name_says_whose_it_may_be_and_what_is_here(
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
         for ask in (hub_module.check_has_config, load):
             text = complaint(ask, name)
+            front, where = f"there is no folder {name} here", server.url if network != "none" else NOBODY
+            assert front in text or name in hub_module.KNOWN or "no repository" in text
+            assert where not in text or text.index(where) > text.find("there is no folder")
             told = {known for known in (*hub_module.KNOWN, "someone/my-boats") if f"mean {known}?" in text}
             assert told == meant and not waits
             assert not [word for word in ("Errno", "urllib3", "httpx", "HTTPConnection") if word in text]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 from data.processor import Processor
-from families import FAMILIES, nanovlm
+from families import nanovlm
 from models import VisionLanguageModel
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
@@ -344,7 +344,6 @@ class TestTheTarget:
         ("a", "DST"),
         ("a b --to nanovlm --push me/x", "--push"),
         (f"{GOLDEN / CURRENT} b --to nanovlm", "--to hub"),
-        (f"{GOLDEN / CURRENT} b --to gguf", "--to hub"),
         ("a b --push no:name", "no:name"),
     ],
 )
@@ -352,14 +351,6 @@ def test_mistakes_are_one_sentence(command, arguments, named, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     err = command(*arguments.split(), status=2)
     assert named in err and err.count("\n") == 1 and list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", ["internvl", "qwen3_5", "gemma4"])
-def test_what_llama_cpp_has_no_words_for_is_refused_before_weights_are_read(command, kind, tmp_path):
-    folder = tmp_path / "source"  # has none
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
-    assert FAMILIES[kind].TITLE in command(folder, tmp_path / "to", "--to", "gguf", status=2)
 
 
 def test_push(bare, tmp_path, monkeypatch, capsys):

@@ -23,6 +23,7 @@ from models.checkpoints.save import stored_tensors
 from models.config import PackedVisionConfig
 from models.packed_vision_transformer import PackedVisionTransformer
 from models.vision_transformer import VisionTransformer
+from tests import test_internvl, tiny
 from tests.qwen_checkpoints import KINDS, save_hf
 from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test here)
 
@@ -32,6 +33,7 @@ SHAPES = {
     "heads of 32": (96, 200, 3, 40, 8, "gelu_pytorch_tanh"),
     "heads of 72": (144, 538, 2, 56, 14, "gelu_pytorch_tanh"),  # SmolVLM-2.2B's: 4304 is 16 times 269
     "odd widths": (66, 131, 2, 24, 4, "gelu"),
+    "tiles that end within a patch": (96, 200, 2, 41, 14, "gelu_pytorch_tanh"),  # as of SigLIP at 384 / 14
 }
 # What InternViT has and SigLIP has not.
 PARTS = {
@@ -123,6 +125,27 @@ def test_it_equals_the_eager_tower(shape, precision):
     tower = make_tower(shape)
     native, pixels = in_c(tower, precision), tiles(tower)
     check(native(pixels), tower(pixels), precision)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", [33, 38, 39])
+@pytest.mark.parametrize("kind", ["idefics3", "internvl"])
+def test_tiles_that_end_within_a_patch_are_cropped_as_transformers_does(tmp_path, kind, side):
+    if kind == "idefics3":
+        theirs = tiny.CLASSES[kind](tiny.config_for(tiny.Case(image_size=side))).eval()
+        tiny.randomize(theirs, 0)
+        tiny.save(theirs, tmp_path)
+    else:
+        theirs = test_internvl.save_hf("qwen3", tmp_path, image_size=[side, side], patch_size=[8, 8])
+    model = VisionLanguageModel.from_pretrained(tmp_path)
+    pixels = 2 * torch.rand(1, 2, 3, side, side) - 1
+    places = [model.config.image_token_id] * (4 * 2)
+    ids = torch.tensor([[*places, 3, 4, 5]])
+    given = pixels if kind == "idefics3" else pixels[0]
+    expected = theirs(input_ids=ids, pixel_values=given).logits
+    assert (model(ids, pixels).logits - expected).abs().max() < 1e-4
+    assert speed_up(model).tower == FastTower.NAME
+    assert (model(ids, pixels).logits - expected).abs().max() < 1e-4
 
 
 @torch.inference_mode()

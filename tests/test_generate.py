@@ -178,6 +178,7 @@ def test_the_context_can_be_filled_and_not_more(monkeypatch):
         ({"num_beams": 4, "length_penalty": 1.0}, "num_return_sequences"),
         ({"max_new_token": 4}, "did you mean max_new_tokens"),
         ({"unheard_of": 4}, "temperature"),
+        ({"stop": "x"}, "expected"),  # is not like top_p
     ],
 )
 def test_options_of_other_libraries_are_told_what_to_use_instead(vlm, foreign, instead):

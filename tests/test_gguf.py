@@ -1,4 +1,4 @@
-"""GGUF files: what llama.cpp's users have opens here, and what we write opens there, with the same logits."""
+"""GGUF files: what llama.cpp's users have opens here, with the logits that it computes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaForCausalLM
 
+from benchmarks.gguf_files import write_file
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError, gguf_tokenizer, hub
-from models.checkpoints.gguf import Place, choose, read_header, write_file
+from models.checkpoints.gguf import Place, choose, read_header
 from models.checkpoints.hub import check_has_config, describe, measure
 from models.checkpoints.weights import Entry, read_tensor
-from tests import lfm2_checkpoints, qwen_checkpoints, tiny
+from tests import gguf_files, lfm2_checkpoints, qwen_checkpoints, tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import draw_image
-from tools.convert import GGUF, convert
 from tools.inspect import inspect
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,12 +58,12 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 def converted(checkpoints, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("gguf")
     for kind, source in checkpoints.items():
-        convert(str(source), folder / kind, layout=GGUF, dtype="float32", log=lambda line: None)
+        gguf_files.write(source, folder / kind)
     return {kind: folder / kind for kind in checkpoints}
 
 
 @pytest.mark.parametrize("kind", (*KINDS, "embedded"))
-def test_there_and_back(checkpoints, converted, kind):
+def test_a_model_is_the_one_that_was_converted(checkpoints, converted, kind):
     before = VisionLanguageModel.from_pretrained(checkpoints[kind], dtype="float32")
     after = VisionLanguageModel.from_pretrained(converted[kind], dtype="float32")
     assert tiny.same_weights(before, after)
@@ -133,7 +133,7 @@ def wide(tmp_path_factory) -> Path:
     processor, model = tiny.model_with_processor(tiny.Case("smolvlm", text=text))
     model = VisionLanguageModel.from_pretrained(tiny.save(model, folder / "theirs"))
     model.save_pretrained(folder / "hub", processor=processor)
-    convert(str(folder / "hub"), folder / "wide", layout=GGUF, log=lambda line: None)
+    gguf_files.write(folder / "hub", folder / "wide")
     return folder / "wide"
 
 
@@ -230,12 +230,12 @@ def tokenizer(request, tmp_path_factory) -> tuple[Tokenizer, dict[str, Any]]:
     )
     backend.train_from_iterator(texts(500), trainer)
     roles = {"eos_token": "<|end|>", "bos_token": "<|end|>"}
-    said = gguf_tokenizer.write(json.loads(backend.to_str()), roles, "", 1000)
+    said = gguf_files.tokenizer_metadata(json.loads(backend.to_str()), roles, "", 1000)
     assert said["tokenizer.ggml.pre"] in gguf_tokenizer.WORDS and gguf_tokenizer.SPEC not in said
     return backend, said
 
 
-def test_a_tokenizer_there_and_back(tokenizer):
+def test_a_tokenizer_is_the_one_that_was_converted(tokenizer):
     backend, said = tokenizer
     files, added = gguf_tokenizer.read(said)
     again = Tokenizer.from_str(json.dumps(files["tokenizer.json"]))

@@ -29,7 +29,7 @@ from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes, meta_init
 from models.packed_vision_transformer import patches_of
-from tests.lfm2_checkpoints import save_hf, tokenizer, transformers_inputs
+from tests.lfm2_checkpoints import SETTINGS, save_hf, tokenizer, transformers_inputs
 from tests.processors import draw_image, seen, user
 from tools.convert import convert
 
@@ -157,6 +157,26 @@ def test_published_image_settings(tmp_path):
     planned = images.plan(4000, 3000)
     assert planned.grid == (2, 3) and len(planned.parts) == 7
     assert planned.positions == 6 * 16 * 16 + 18 * 13 and images.longest_side == 5120
+
+
+def test_a_folder_of_2025_has_its_tiles_at_the_top_of_processor_config(tmp_path):
+    """And an image processor of SigLIP2, which knows nothing of them."""
+    save_hf(tmp_path)
+    of_tiles = {"do_image_splitting", "downsample_factor", "encoder_patch_size", "max_image_tokens"}
+    of_tiles |= {"max_pixels_tolerance", "max_tiles", "min_image_tokens", "min_tiles", "tile_size"}
+    of_tiles |= {"use_thumbnail"}
+    settings = PUBLISHED | SETTINGS | {"min_tiles": 3, "use_thumbnail": False}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    today = Processor.from_pretrained(tmp_path)
+    older = {name: value for name, value in settings.items() if name not in of_tiles}
+    older |= {"image_processor_type": "Siglip2ImageProcessor", "patch_size": 16, "max_num_patches": 256}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(older))
+    at_the_top = {name: settings[name] for name in of_tiles if name in settings}
+    at_the_top |= {"processor_class": "Lfm2VlProcessor", "image_token": "<image>"}
+    (tmp_path / "processor_config.json").write_text(json.dumps(at_the_top))
+    of_2025 = Processor.from_pretrained(tmp_path)
+    assert of_2025.images.settings == today.images.settings
+    assert of_2025.images.plan(90, 70).grid == today.images.plan(90, 70).grid != today.images.uncut
 
 
 @pytest.mark.parametrize(

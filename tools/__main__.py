@@ -4,7 +4,6 @@
     python -m tools inspect HuggingFaceTB/SmolVLM-256M-Instruct     # reads headers, no weights
     python -m tools convert lusxvr/nanoVLM-450M nanovlm-hub         # for transformers and vLLM
     python -m tools convert HuggingFaceTB/SmolVLM-256M-Instruct smolvlm-nano --to nanovlm
-    python -m tools convert HuggingFaceTB/SmolVLM-256M-Instruct smolvlm-gguf --to gguf    # for llama.cpp
     python -m tools convert checkpoints/ocelli-shapes runs/shapes-bf16 --dtype bfloat16
     python -m tools convert BASE merged --adapter runs/mine-lora/adapter --push me/merged
 
@@ -59,8 +58,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("source", type=model, metavar="SRC", help=MODEL)
     add("target", metavar="DST", type=Path, help="folder to make")
     add("--revision", help="branch, tag or commit on the Hub")
-    layouts = "layout: transformers' (default), nanoVLM's, or two GGUF files for llama.cpp"
-    add("--to", choices=("hub", "nanovlm", "gguf"), default="hub", help=layouts)
+    layouts = "layout: transformers' (default), which llama.cpp's own converter reads, or nanoVLM's"
+    add("--to", choices=("hub", "nanovlm"), default="hub", help=layouts)
     dtypes = ("float32", "bfloat16", "float16")
     add("--dtype", type=dtype, choices=dtypes, help="dtype of the weights (default: the widest stored)")
     add("--adapter", metavar="FOLDER", type=Path, help="peft LoRA adapter to merge, as train.py writes it")

@@ -21,8 +21,8 @@ from generation.fast.quantized import rounded_bytes
 from generation.kv_cache import bytes_per_row, numbers_per_token, snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
-from models.checkpoints.hub import CheckpointError, describe, read_json, snapshot
-from models.checkpoints.load import choose_family, expected_shapes
+from models.checkpoints.hub import CheckpointError, Origin, describe, other_weights, read_json, snapshot
+from models.checkpoints.load import choose_family, expected_shapes, quantization
 from models.checkpoints.weights import (
     FLOATS,
     PARTS,
@@ -70,10 +70,11 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     for name, shape in expected.items():
         parameters[module_of(name)] += math.prod(shape)
     parameters["all"] = sum(parameters.values())
-    cache = _cache(text)
+    cache, quantized = _cache(text), quantization(files.config)
     stored = {dtype: parameters["all"] * size for dtype, size in _CACHE_BYTES.items()}
     for dtype in ("int8", "int4"):
         stored[dtype] = sum(rounded_bytes(dtype, name, shape) for name, shape in expected.items())
+    fits = f"no: quantized ({quantized})" if quantized else _fits(expected, reader, headers, files.origin)
     memory = {}
     for dtype, weights in stored.items():  # whose cache is in bfloat16 where it has none of its own
         full = cache[dtype if dtype in cache else "bfloat16"]["full_context"] if cache else 0
@@ -85,8 +86,8 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
         "architectures": files.config.get("architectures") or [],
         "parameters": parameters,
         "stored": None if headers is None else _stored(headers),
-        "fits": _fits(expected, reader, headers, source),
-        "left_out": [] if headers is None else _left_out(expected, reader, headers),
+        "fits": fits,
+        "left_out": [] if headers is None or quantized else _left_out(expected, reader, headers),
         "vision": None if vision is None else asdict(vision),
         "text": None if text is None else asdict(text),
         "images": None if vision is None else vision.images(config.scale_factor),
@@ -96,16 +97,16 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     }
 
 
-def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, source: str) -> str:
+def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, origin: Origin) -> str:
     """Whether the stored tensors are those of the config, and if not, why."""
     if headers is None:
-        return "no weights here"
+        return f"no weights here{other_weights(origin.folder)}"
     ignorable = reader.ignorable if isinstance(reader, Backbone) else reader.IGNORABLE
     try:
         names = headers.shapes
-        check_shapes(expected, reader.tensor_map(names), names, ignorable, source)
+        check_shapes(expected, reader.tensor_map(names), names, ignorable, origin.source)
     except CheckpointError as error:
-        return f"no: {str(error).removeprefix(f'{source}: ')}"
+        return f"no: {str(error).removeprefix(f'{origin.source}: ')}"
     return "yes"
 
 

@@ -2,8 +2,7 @@
 
 A file is a list of named values, a list of tensors (name, shape, type, place) and their bytes. Everything is
 bounded before it is kept, and nothing is allocated by what a header claims: `read_header` raises ValueError
-with what is wrong. Blocks of quantized numbers are opened by the gguf library (`dequantized`), which also
-writes files (`write_file`).
+with what is wrong. Blocks of quantized numbers are opened by the gguf library (`dequantized`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
@@ -222,25 +221,3 @@ def dequantized(raw: Any, kind: str) -> Any:
         return _library().quants.dequantize(raw, _library().GGMLQuantizationType[kind])
     except NotImplementedError:
         raise ValueError(f"weights of type {kind} cannot be opened") from None
-
-
-def write_file(path: Path, metadata: dict[str, Any], tensors: Mapping[str, tuple[Place, Any]]) -> None:
-    """Write a file. Beside the type and shape of each tensor stands what makes its bytes, an array, when it
-    is written: one is held at a time."""
-    library = _library()
-    writer = library.GGUFWriter(path, metadata["general.architecture"])
-    for name, value in metadata.items():
-        if isinstance(value, list):
-            writer.add_array(name, value)
-        elif name != "general.architecture":
-            kinds = library.GGUFValueType
-            writer.add_key_value(name, value, kinds.UINT32 if type(value) is int else kinds.get_type(value))
-    for name, (place, _) in tensors.items():
-        kind = library.GGMLQuantizationType[place.type]
-        writer.add_tensor_info(name, place.shape, None, place.end - place.begin, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for _, make in tensors.values():
-        writer.write_tensor_data(make())
-    writer.close()

@@ -1,4 +1,4 @@
-"""What GGUF's metadata say of a model, to the Hub's files and back: config.json, and the settings of images.
+"""What GGUF's metadata say of a model, as the Hub's files: config.json, and the settings of images.
 
 A model that sees is two files: its text part, and its tower with the projector (`mmproj`). Mistakes are
 ValueErrors; what a config.json may hold is checked where one is read.
@@ -7,7 +7,6 @@ ValueErrors; what a config.json may hold is checked where one is read.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,10 +57,9 @@ _LFM2_TILES = {_PREPROC: "tile_size"}
 _LFM2_TILES |= {f"{_CLIP}preproc_{name}_tiles": f"{name}_tiles" for name in ("min", "max")}
 _LFM2_TOKENS = ("min_image_tokens", "max_image_tokens")
 _MOST_LAYERS = 1000
-GENERATION = "ocelli.generation_config"  # which llama.cpp does not read: JSON
+_GENERATION = "ocelli.generation_config"  # JSON, in files that earlier versions of Ocelli wrote
 
 
-# ------------------------------------------------------------------------------------------------- reading
 def hub_files(text: Header, vision: Header) -> dict[str, Any]:
     """The files of a checkpoint folder by name, JSON or text, but for its weights."""
     said = vision.metadata
@@ -94,13 +92,13 @@ def hub_files(text: Header, vision: Header) -> dict[str, Any]:
 
 
 def _kept(text: Header) -> dict[str, Any]:
-    """What else its generation_config.json said, of a model that we wrote."""
+    """What else its generation_config.json said, where the file holds that."""
     try:
-        kept = json.loads(text.metadata.get(GENERATION, "{}"))
+        kept = json.loads(text.metadata.get(_GENERATION, "{}"))
     except (TypeError, ValueError, RecursionError):
         kept = None
     if not isinstance(kept, dict):
-        raise ValueError(f"{text.path}: {GENERATION}: expected a JSON object")
+        raise ValueError(f"{text.path}: {_GENERATION}: expected a JSON object")
     return kept
 
 
@@ -228,80 +226,3 @@ def _read_lfm2(kind: str, said: Mapping, tensors: Mapping, ids: Mapping) -> tupl
             factor = _number(said, _SCALE, 64, 2) * _number(vision, "patch_size")
             images[name] = _number(said, key, 2**28) // factor**2
     return config, images | {"image_processor_type": "Lfm2VlImageProcessor"}
-
-
-# ------------------------------------------------------------------------------------------------- writing
-def metadata(config: Mapping[str, Any], images: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the text part's file says, and the tower's, of a whole config.json and the settings of images.
-    ValueError for a model that llama.cpp has no words for."""
-    kind, text, vision = config["model_type"], config["text_config"], config["vision_config"]
-    projector = next((name for name, known in _PROJECTORS.items() if known == kind), None)
-    if projector is None:
-        raise ValueError(f"expected a model of type {', '.join(_PROJECTORS.values())}, got {kind}")
-    name = _TEXT_OF.get(kind, text["model_type"])
-    said = text_metadata(name, text)
-    if kind == "qwen3_vl":
-        said[f"{name}.n_deepstack_layers"] = len(vision["deepstack_visual_indexes"])
-    return said, {
-        "general.architecture": "clip",
-        "clip.has_vision_encoder": True,
-        "clip.projector_type": projector,
-        "clip.use_silu" if kind == "qwen2_5_vl" else "clip.use_gelu": True,
-        f"{_CLIP}projection_dim": text["hidden_size"],
-        **{f"{_CLIP}{name}": images[name] for name in ("image_mean", "image_std")},
-        **_write_tower(kind, vision, config, images),
-    }
-
-
-def text_metadata(name: str, text: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file of a text part says, of an architecture of llama.cpp and a whole text_config."""
-    rope = text["rope_parameters"]
-    if (scaling := rope.get("rope_type", "default")) not in ("default", "linear"):
-        raise ValueError(f"expected no rotary scaling, or a linear one, got {scaling}")
-    values = {key: text[theirs] for key, theirs in _TEXT.items()}
-    values |= {"attention.value_length": text["head_dim"], "rope.dimension_count": text["head_dim"]}
-    values |= {"rope.freq_base": rope["rope_theta"], "vocab_size": text["vocab_size"]}
-    if scaling == "linear":
-        values |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
-    if "mrope_section" in rope:
-        values["rope.dimension_sections"] = [*rope["mrope_section"], 0]
-    if text.get("conv_bias"):
-        raise ValueError("expected short convolutions without biases")
-    if name == "lfm2":
-        heads = [text["num_key_value_heads"] * (one != "conv") for one in text["layer_types"]]
-        values |= {"attention.head_count_kv": heads, "shortconv.l_cache": text["conv_L_cache"]}
-    return {"general.architecture": name} | {f"{name}.{key}": value for key, value in values.items()}
-
-
-def _write_tower(kind: str, vision: Mapping, config: Mapping, images: Mapping) -> dict[str, Any]:
-    keys = _QWEN if kind.startswith("qwen") else _VISION
-    values = {key: vision[name] for key, name in keys.items() if name in vision}
-    if (act := vision.get("hidden_act", "gelu_pytorch_tanh")) not in ("gelu_pytorch_tanh", "silu"):
-        raise ValueError(f"expected a tower with the tanh GELU, got {act}")
-    if kind == "idefics3":
-        values |= {"projector.scale_factor": config["scale_factor"]}
-        values |= {"preproc_image_size": images["size"]["longest_edge"]}
-    elif kind == "lfm2_vl":
-        side = math.isqrt(vision["num_patches"]) * vision["patch_size"]
-        values |= {"projector.scale_factor": config["downsample_factor"], "image_size": side}
-        values |= {key.removeprefix(_CLIP): images[name] for key, name in _LFM2_TILES.items()}
-        factor = config["downsample_factor"] * vision["patch_size"]
-        for key, name in zip(_LIMITS, _LFM2_TOKENS):
-            values[key.removeprefix(_CLIP)] = images[name] * factor**2
-    else:
-        values |= {"attention.layer_norm_epsilon": 1e-6}
-        values |= {"image_min_pixels": images["size"]["shortest_edge"]}
-        values |= {"image_max_pixels": images["size"]["longest_edge"]}
-    if kind == "qwen3_vl":
-        deep = vision["deepstack_visual_indexes"]
-        values["image_size"] = math.isqrt(vision["num_position_embeddings"]) * vision["patch_size"]
-        values["is_deepstack_layers"] = [layer in deep for layer in range(vision["depth"])]
-    elif kind == "qwen2_5_vl":
-        every, depth = vision["fullatt_block_indexes"][:1], vision["depth"]
-        whole = [*range(every[0], depth, every[0] + 1)] if every else None
-        if vision["fullatt_block_indexes"] != whole or vision["window_size"] != _WINDOW:
-            got = f"{vision['window_size']} and layers {str(vision['fullatt_block_indexes'])[:80]}"
-            expected = f"windows of {_WINDOW} pixels, and every n-th layer of the tower without them"
-            raise ValueError(f"expected {expected}, got windows of {got}")
-        values |= {"n_wa_pattern": every[0] + 1, "image_size": 40 * vision["patch_size"]}
-    return {f"{_CLIP}{key}": value for key, value in values.items()}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -73,12 +72,11 @@ _PARTS: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
 
 
 class Arranged(NamedTuple):
-    """Tensors of GGUF files that are one of the Hub's: what `join` makes of them, and `split` of that one.
-    None: it is the tensor of that name as it lies."""
+    """Tensors of GGUF files that are one of the Hub's, and what `join` makes of them. None: it is the tensor
+    of that name as it lies."""
 
     names: tuple[str, ...]
     join: Callable[..., Tensor] | None = None
-    split: Callable[[Tensor], Sequence[Tensor]] = lambda whole: (whole,)
 
 
 def arranged(config: Mapping[str, Any]) -> dict[str, Arranged]:
@@ -87,9 +85,9 @@ def arranged(config: Mapping[str, Any]) -> dict[str, Arranged]:
     depth = vision["depth" if "depth" in vision else "num_hidden_layers"]
     found = {"lm_head.weight": Arranged(("output.weight",))}
 
-    def add(ours: str, *theirs: str, how: tuple[Any, ...] = ()) -> None:
+    def add(ours: str, *theirs: str, join: Callable[..., Tensor] | None = None) -> None:
         for end in (".weight", ".bias"):
-            found[ours + end] = Arranged(tuple(name + end for name in theirs), *how)
+            found[ours + end] = Arranged(tuple(name + end for name in theirs), join)
 
     for (front, names), layers in zip(_PARTS[kind], (text["num_hidden_layers"], depth, 0)):
         for theirs, ours in names.items():
@@ -101,46 +99,26 @@ def arranged(config: Mapping[str, Any]) -> dict[str, Arranged]:
     front = _PARTS[kind][0][0]
     for layer in range(text["num_hidden_layers"] if text["model_type"] == "llama" else 0):
         for part, heads in (("q", text["num_attention_heads"]), ("k", text["num_key_value_heads"])):
-            how = _of_one(partial(_turned, heads=heads))
-            add(f"{front}layers.{layer}.self_attn.{part}_proj", f"blk.{layer}.attn_{part}", how=how)
+            halves = partial(_halves, heads=heads)
+            add(f"{front}layers.{layer}.self_attn.{part}_proj", f"blk.{layer}.attn_{part}", join=halves)
     if kind == "qwen2_5_vl":
         for layer in range(depth):
             parts = (f"v.blk.{layer}.attn_{part}" for part in "qkv")
-            thirds = (lambda *rows: torch.cat(rows), lambda whole: whole.chunk(3))
-            add(f"model.visual.blocks.{layer}.attn.qkv", *parts, how=thirds)
+            add(f"model.visual.blocks.{layer}.attn.qkv", *parts, join=lambda *rows: torch.cat(rows))
     if kind.startswith("qwen"):
         frames = "v.patch_embd.weight", "v.patch_embd.weight.1"
-        pair = (lambda *both: torch.stack(both, 2), lambda whole: whole.unbind(2))
-        found["model.visual.patch_embed.proj.weight"] = Arranged(frames, *pair)
+        found["model.visual.patch_embed.proj.weight"] = Arranged(frames, lambda *both: torch.stack(both, 2))
     if kind == "lfm2_vl":
+        # The kernel of patches: (D, C, P, P) there, (D, P · P · C) in the Hub's layout of SigLIP2.
         name = "model.vision_tower.embeddings.patch_embedding.weight"
-        found[name] = Arranged(found[name].names, *_of_one(_colours_last))
-        for layer in range(text["num_hidden_layers"]):
+        found[name] = found[name]._replace(join=lambda kernel: kernel.permute(0, 2, 3, 1).flatten(1))
+        for layer in range(text["num_hidden_layers"]):  # (D, K) there, (D, 1, K) in the Hub's layout
             name = f"{front}layers.{layer}.conv.conv.weight"
-            found[name] = Arranged(found[name].names, *_of_one(_channelwise))
+            found[name] = found[name]._replace(join=lambda kernel: kernel[:, None])
     return found
 
 
-def _of_one(turn: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], Callable]:
-    """`join` and `split` of one tensor: the way to the Hub's layout, and back."""
-    return partial(turn, back=False), lambda whole: (turn(whole, back=True),)
-
-
-def _turned(rows: Tensor, heads: int, back: bool) -> Tensor:
+def _halves(rows: Tensor, heads: int) -> Tensor:
     """Rows (H · D_h, ...) of queries or keys of a Llama: llama.cpp rotates neighbours, (H, D_h / 2, 2), the
     Hub's layout halves of a head, (H, 2, D_h / 2)."""
-    pairs = (heads, 2, -1) if back else (heads, -1, 2)
-    return rows.unflatten(0, pairs).transpose(1, 2).flatten(0, 2)
-
-
-def _colours_last(kernel: Tensor, back: bool) -> Tensor:
-    """The kernel of patches: (D, C, P, P) there, (D, P · P · C) in the Hub's layout of SigLIP2."""
-    if back:
-        side = math.isqrt(kernel.shape[1] // 3)
-        return kernel.unflatten(1, (side, side, 3)).permute(0, 3, 1, 2)
-    return kernel.permute(0, 2, 3, 1).flatten(1)
-
-
-def _channelwise(kernel: Tensor, back: bool) -> Tensor:
-    """That of a short convolution: (D, K) there, (D, 1, K) in the Hub's layout."""
-    return kernel[:, 0] if back else kernel[:, None]
+    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)

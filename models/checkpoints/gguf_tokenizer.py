@@ -1,4 +1,4 @@
-"""A tokenizer as GGUF's metadata have it, to the Hub's files and back.
+"""A tokenizer as GGUF's metadata have it, as the Hub's files.
 
 llama.cpp knows by a name (`tokenizer.ggml.pre`) how a byte-level BPE cuts text into words; a tokenizer.json
 spells it out. Mistakes are ValueErrors.
@@ -6,7 +6,6 @@ spells it out. Mistakes are ValueErrors.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -41,7 +40,7 @@ def _split(digits: str) -> dict[str, Any]:
 
 _DIGITS = _sequence({"type": "Digits", "individual_digits": True}, use_regex=True)
 _LLAMA3 = _Words(_split(r"\p{N}{1,3}"), None, True, True)
-# By its name in llama.cpp; what is written takes the first that fits.
+# By its name in llama.cpp.
 WORDS = {
     "smollm": _Words(_DIGITS),
     "refact": _Words(_DIGITS),
@@ -104,47 +103,3 @@ def read(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
     if isinstance(template := metadata.get(TEMPLATE), str):
         files["chat_template.jinja"] = template
     return files, {token["content"]: token["id"] for token in added}
-
-
-def write(spec: Mapping[str, Any], roles: Mapping[str, str], template: str, rows: int) -> dict[str, Any]:
-    """Metadata of a parsed tokenizer.json and its tokens by their role, for an embedding of so many rows.
-
-    Where llama.cpp has no name for the way that it cuts text into words, the nearest stands there, and all of
-    it under SPEC, which llama.cpp does not read and we do.
-    """
-    model, added = spec["model"], spec.get("added_tokens") or []
-    if model.get("type") != "BPE" or "ByteLevel" not in str(spec.get("pre_tokenizer")):
-        raise ValueError(f"expected a byte-level BPE as tokenizer, got {model.get('type')}")
-    exact = next((name for name, words in WORDS.items() if _is(words, spec)), None)
-    name = exact or ("llama-bpe" if model.get("ignore_merges") else "smollm")
-    tokens, kinds = [f"[PAD{i}]" for i in range(rows)], [_UNUSED] * rows
-    for token, i in model["vocab"].items():
-        tokens[i], kinds[i] = token, _NORMAL
-    for one in added:
-        tokens[one["id"]], kinds[one["id"]] = one["content"], _CONTROL if one["special"] else _USER_DEFINED
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    merges = merges or [f"{tokens[0]} {tokens[0]}"]  # llama.cpp wants one; these never meet
-    metadata = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": name,
-        TOKENS: tokens,
-        "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.add_bos_token": bool((spec.get("post_processor") or {}).get("special_tokens")),
-        TEMPLATE: template,
-    }
-    if exact is None:
-        metadata[SPEC] = json.dumps(spec)
-    ids = {f"tokenizer.ggml.{name}_token_id": roles.get(role) for name, role in _ROLES.items()}
-    return metadata | {name: tokens.index(token) for name, token in ids.items() if token in tokens}
-
-
-def _is(words: _Words, spec: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json cuts text so. Offsets, and how its parts are nested, change nothing."""
-
-    def parts(value: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        inner = (value or {}).get("pretokenizers") or (value or {}).get("normalizers") or [value or {}]
-        return [{key: part[key] for key in part if key != "trim_offsets"} for part in inner]
-
-    same = all(parts(spec.get(key)) == parts(getattr(words, key)) for key in ("pre_tokenizer", "normalizer"))
-    return same and bool(spec["model"].get("ignore_merges")) == words.ignore_merges

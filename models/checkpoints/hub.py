@@ -22,14 +22,15 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from messages import printable, some
+from messages import ALIKE, printable, some
 from models.checkpoints.gguf import SUFFIX, choose, header_of, read_header
 from models.checkpoints.gguf_config import hub_files
 from models.checkpoints.names import MODELS
@@ -51,7 +52,6 @@ _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 REPO_ID = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}", re.ASCII)
 _WEB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?")
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
-_SIMILAR = 0.7  # of two names (difflib's ratio), one of which may be a slip for the other
 # Whose a model may be that was asked for by half its name.
 KNOWN = tuple(known.repo for known in MODELS.values())
 # The largest config files are lists of a tokenizer's added tokens, a megabyte. An index lists at most the
@@ -60,6 +60,11 @@ KNOWN = tuple(known.repo for known in MODELS.values())
 MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 32 * 2**20  # bytes
 MAX_VALUES = 2_500_000  # of one file: commas and opening brackets
 _PIECE = 2**20  # bytes of a header that are fetched at once
+_LFS = b"version https://git-lfs.github.com/"
+# How files of weights that are not opened here are called -> whose they are.
+_OTHER_WEIGHTS = {
+    "openvino*.*": "OpenVINO", "*.onnx": "ONNX", "*/*.onnx": "ONNX", "pytorch_model*.bin": "PyTorch's pickle"
+}  # fmt: skip
 CONTROL = frozenset((*range(32), *range(127, 160))) - {*b"\n\t"}  # could do anything to a terminal
 
 
@@ -116,6 +121,15 @@ def check_size(path: Path, max_bytes: int) -> None:
     size = path.stat().st_size
     if size > max_bytes:
         raise ValueError(f"expected at most {max_bytes} bytes, got {size}")
+
+
+def check_is_whole(path: Path) -> None:
+    """Refuse what Git leaves in the place of a large file."""
+    with path.open("rb") as file:
+        if file.read(len(_LFS)) == _LFS:
+            raise CheckpointError(
+                f"{path} is a Git-LFS pointer, not the file itself: run `git lfs pull` in {path.parent}"
+            )
 
 
 def check_values(raw: bytes) -> None:
@@ -293,14 +307,12 @@ def _refuse_misspelled(text: str, path: Path, only_path: bool) -> None:
     here = _checkpoints_in(path.parent)
     looks_local = only_path or (len(path.parts) > 1 and here)
     embedded = _checkpoints_in(EMBEDDED) if str(path.parent) in (".", EMBEDDED.name) else []
-    known = {name.lower(): str(path.parent / name) for name in here + embedded}
-    if found := difflib.get_close_matches(path.name.lower(), known, n=1, cutoff=_SIMILAR):
-        hint = f"did you mean {known[found[0]]}?"
-    elif not only_path and len(path.parts) == 1 and (found := _short(text)):
-        raise CheckpointError(
-            f"there is no folder and no model {text}: did you mean {' or '.join(sorted(found))}? "
-            f"(--model list shows the short names)"
-        )
+    if found := _alike(path.name, here + embedded):
+        hint = _meant(str(path.parent / name) for name in found)
+    elif not only_path and len(path.parts) == 1 and (found := _short_names(text)):
+        of = f" ({MODELS[found[0]].repo})" if len(found) == 1 else ""
+        meant = f"{_meant(found, of)} (--model list shows the short names)"
+        raise CheckpointError(f"there is no folder and no model {text}: {meant}")
     elif here and looks_local:
         hint = f"{path.parent} has {some(here)}"
     elif looks_local:
@@ -312,8 +324,34 @@ def _refuse_misspelled(text: str, path: Path, only_path: bool) -> None:
     raise CheckpointError(f"there is no {'file' if text.endswith(SUFFIX) else 'folder'} {text}: {hint}")
 
 
-def _short(name: str) -> list[str]:
-    return difflib.get_close_matches(name.lower(), MODELS, n=3, cutoff=_SIMILAR)
+def _short_names(text: str) -> list[str]:
+    """Those that may have been meant, by themselves or by the name of their repository."""
+    short = {name: name for name in MODELS} | {of.repo: name for name, of in MODELS.items()}
+    return sorted({short[name] for name in _alike(text, short, same_numbers=True)})
+
+
+def _alike(name: str, known: Iterable[str], same_numbers: bool = False) -> list[str]:
+    """Those that may have been meant by a name: called the same but for owner, case and dashes, else with
+    more after it, else the nearest. Of published models, those with other numbers are other models."""
+
+    def plain(one: str) -> str:
+        return re.sub(r"[-_.]", "", one.rpartition("/")[2]).lower()
+
+    def numbers(one: str) -> Counter[str]:
+        return Counter(re.findall(r"\d+(?:\.\d+)?", one.rpartition("/")[2]) if same_numbers else ())
+
+    wanted = plain(name)
+    names = {one: plain(one) for one in sorted(known) if one != name and numbers(name) <= numbers(one)}
+    if same := [one for one in names if names[one] == wanted]:
+        return same
+    if len(wanted) > 3 and (longer := [one for one in names if names[one].startswith(wanted)]):
+        return longer
+    near = difflib.get_close_matches(wanted, names.values(), n=1, cutoff=ALIKE)
+    return [one for one in names if names[one] in near]
+
+
+def _meant(names: Iterable[str], of: str = "") -> str:
+    return f"did you mean {' or '.join([*names][:3])}{of}?"
 
 
 def _checkpoints_in(folder: Path) -> list[str]:
@@ -424,11 +462,16 @@ def _finder(source: str | Path, revision: str | None) -> _Folder | _Hub:
         return _Gguf(_Folder(above or "."), os.listdir(above or "."), wanted, name)
     if not os.path.isdir(place):
         hub = _Hub(place, revision)
-        return _Gguf(hub, hub.list(), wanted) if wanted or "gguf" in place.lower() else hub
+        with _with_advice(hub):
+            names = hub.list() if wanted or "gguf" in place.lower() else []
+        return _Gguf(hub, names, wanted) if wanted or _holds_gguf(names) else hub
     folder, names = _Folder(place), os.listdir(place)
-    if wanted or (any(name.endswith(SUFFIX) for name in names) and not {WEIGHTS, INDEX} & {*names}):
-        return _Gguf(folder, names, wanted)
-    return folder
+    return _Gguf(folder, names, wanted) if wanted or _holds_gguf(names) else folder
+
+
+def _holds_gguf(names: Collection[str]) -> bool:
+    """Whether a folder or repository with these files is opened by its GGUF files."""
+    return any(name.endswith(SUFFIX) for name in names) and not {WEIGHTS, INDEX} & {*names}
 
 
 def _without_quantization(name: str) -> tuple[str, str]:
@@ -444,17 +487,27 @@ def last_name(source: str) -> str:
     return os.path.basename(os.path.abspath(path)) + source[len(place) :] if os.path.exists(path) else source
 
 
-def _config_path(files: _Folder | _Hub) -> Path:
+@contextmanager
+def _with_advice(files: _Folder | _Hub) -> Iterator[None]:
+    """What the Hub does not give was perhaps meant for something here."""
     try:
-        path = files.file("config.json")
+        yield
     except CheckpointError as error:
         # Not of a commit: whoever names one knows the repository, or is a visitor of the page, who is not
         # told what lies on this machine.
         if isinstance(files, _Folder) or files.commit is not None:
             raise
-        raise CheckpointError(f"{error}{_advice(files.repo, error.__cause__)}") from error.__cause__
+        unknown = files.repo not in KNOWN and not str(error).startswith("there is no folder")
+        front = f"there is no folder {files.repo} here, and " if unknown else ""
+        raise CheckpointError(f"{front}{error}{_advice(files.repo, error.__cause__)}") from error.__cause__
+
+
+def _config_path(files: _Folder | _Hub) -> Path:
+    with _with_advice(files):
+        path = files.file("config.json")
     if path is None:
         needed = "a checkpoint needs one beside its weights"
+        needed += other_weights(files.path) if isinstance(files, _Folder) else ""
         if isinstance(files, _Folder) and (files.path / "adapter_config.json").is_file():
             run = files.path.resolve().parent
             needed = "it is an adapter; "
@@ -463,11 +516,19 @@ def _config_path(files: _Folder | _Hub) -> Path:
     return path
 
 
+def other_weights(folder: Path) -> str:
+    """The end of a sentence about a folder without weights that open here: the format that it has instead."""
+    held = ((format, path) for glob, format in _OTHER_WEIGHTS.items() for path in sorted(folder.glob(glob)))
+    for format, path in held:
+        return f"; it holds {format} weights ({path.name}): take the safetensors that they were made from"
+    return ""
+
+
 def _advice(repo: str, error: BaseException | None) -> str:
     """The end of a sentence about a repository that was not found: whose it may be, and what is here."""
     cached, hints = _cached_models(), []
-    if repo not in KNOWN and (similar := _similar(repo, [*cached, *KNOWN])):
-        hints.append(f"did you mean {'one of ' if len(similar) > 1 else ''}{some(similar)}?")
+    if repo not in KNOWN and (similar := _alike(repo, [*cached, *KNOWN], same_numbers=True)):
+        hints.append(_meant(similar))
     if not _status(error):
         here = [*_checkpoints_in(EMBEDDED), *(name for name, opens in cached.items() if opens)]
         hints.append(f"without the Hub there are {some(here)}, and any folder of a checkpoint")
@@ -485,24 +546,6 @@ def _cached_models() -> dict[str, bool]:
             whole = any((path.parent / weights).is_file() for weights in (WEIGHTS, INDEX))
             found[name] = found.get(name, False) or (sees and whole)
     return found
-
-
-def _similar(repo: str, known: Iterable[str]) -> list[str]:
-    """Those that may have been meant: of the same name with another owner, else with this in their name, else
-    the nearest."""
-    others = [name for name in dict.fromkeys(known) if name != repo]
-
-    def plain(name: str) -> str:
-        return re.sub(r"[-_.]", "", name).lower()
-
-    wanted = plain(repo.rpartition("/")[2])
-    names = {name: plain(name.rpartition("/")[2]) for name in others}
-    if same := [name for name in others if names[name] == wanted]:
-        return same
-    if len(wanted) > 3 and (longer := [name for name in others if wanted in names[name]]):
-        return longer
-    near = difflib.get_close_matches(wanted, names.values(), n=1, cutoff=_SIMILAR + 0.1)
-    return [name for name in others if names[name] in near]
 
 
 def _configs(source: str | Path, files: _Folder | _Hub) -> CheckpointFiles:
@@ -530,10 +573,8 @@ def _with_weights(
         below = ("*.incomplete", ".cache/huggingface/download/*.incomplete")
         if found.origin.commit is None and any(any(found.origin.folder.glob(name)) for name in below):
             raise CheckpointError(f"{where} has no {WEIGHTS}: a download was cut short, download it again")
-        raise CheckpointError(
-            f"{where} has neither {WEIGHTS} nor {INDEX}; weights in another format "
-            f"(pytorch_model.bin) must be converted to safetensors first"
-        )
+        others = other_weights(found.origin.folder) or "; others must be converted to safetensors first"
+        raise CheckpointError(f"{where} has neither {WEIGHTS} nor {INDEX}{others}")
     weight_map: Any = read_json(index_path, MAX_INDEX).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     # A shard is a plain file beside its index: a checkpoint must not name other files of this machine.
@@ -572,6 +613,7 @@ class _Folder:
                 f"{path} is a link out of its folder, to {target}: put the file itself there, or set "
                 f"OCELLI_FOLLOW_LINKS=1 if the link is yours"
             )
+        check_is_whole(path)
         return path
 
     cached = header = file
@@ -799,7 +841,7 @@ def measure(repo: str) -> DownloadSize:
             info = fetched(client().HfApi().model_info, repo, files_metadata=True, timeout=_patience())
             names = [file.rfilename for file in info.siblings if "/" not in file.rfilename]
             with naming(f"repository {repo}"):
-                pair = choose(names) if "gguf" in repo.lower() else ()
+                pair = choose(names) if "gguf" in repo.lower() and _holds_gguf(names) else ()
             needed = (file for file in info.siblings if file.rfilename in pair or _is_needed(file.rfilename))
             sizes = {file.rfilename: int(file.size) for file in needed}
             files = _Hub(repo, str(info.sha))

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES
+from messages import printable
 from models.checkpoints.hub import (
     MAX_CONFIG,
     MAX_TOKENIZER,
@@ -97,10 +98,8 @@ def _load(cls: Any, source, revision, dtype, device, put) -> Any:
     family = choose_family(files.config, files.source)
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, files.config, device)
-    if files.config.get("quantization_config"):
-        raise CheckpointError(
-            f"{files.source}: quantized checkpoints are not supported, take the unquantized one"
-        )
+    if how := quantization(files.config):
+        raise CheckpointError(f"{files.source}: its weights are quantized ({how}): take the unquantized one")
     entries = stored_entries(files)
     with naming(files.source):
         config = family.read_config(files.config, files.generation_config, entries)
@@ -136,6 +135,16 @@ def choose_family(config: Mapping, source: str) -> ModuleType:
         f"{'; '.join(family.TITLE for family in FAMILIES.values())}, and as backbones of a new "
         "model (VisionLanguageModel.from_backbones) SigLIP, Llama, Qwen2 and Qwen3"
     )
+
+
+def quantization(config: Mapping) -> str:
+    """How a config.json says that its weights are quantized, "" where they are not."""
+    for name in ("quantization_config", "quantization", "compression_config"):  # MLX has the second
+        if stored := config.get(name):
+            known = stored if isinstance(stored, dict) else {}
+            how = known.get("quant_method") or (f"{known['bits']} bits" if "bits" in known else name)
+            return printable(how, 40)
+    return ""
 
 
 def resolve_tying(

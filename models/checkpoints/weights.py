@@ -12,9 +12,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +38,7 @@ NAMES = {dtype: name for name, dtype in FLOATS.items()}
 # 100 MB, of which Python's objects make two gigabytes.
 _MAX_HEADER = 8 * 2**20
 _OPENED = 4 * 2**20  # bytes of quantized blocks at a time
+_LOOKED_FOR = 8  # missing tensors for which one of another name is looked for
 _SHORTER = "{}: the file became shorter while it was read; load it again"
 
 
@@ -98,10 +100,12 @@ def check_shapes(
     places = {name: stored_tensor(name) for name in expected}
     needed = {place.name: place.stored_shape(expected[name]) for name, place in places.items()}
     missing = needed.keys() - stored.keys()
+    extra = [name for name in stored.keys() - needed.keys() if not ignorable.fullmatch(name)]
     if missing:
+        found = nearest_name(missing, extra)
         raise CheckpointError(
             f"{source}: {len(missing)} of {len(needed)} tensors that config.json calls for are missing: "
-            f"{some(missing)}"
+            f"{some(missing)}" + (f"; it has {found[1]}, expected {found[0]}" if found else "")
         )
     wrong = [name for name in needed if stored[name] != needed[name]]
     if wrong:
@@ -110,12 +114,24 @@ def check_shapes(
             f"{source}: tensor {name} has shape {list(stored[name])}, expected {list(needed[name])} from "
             f"config.json" + (f" ({len(wrong)} tensors differ)" if len(wrong) > 1 else "")
         )
-    extra = [name for name in stored.keys() - needed.keys() if not ignorable.fullmatch(name)]
     if extra:
         raise CheckpointError(
             f"{source}: {len(extra)} tensors have no place in the model that config.json describes: "
             f"{some(extra)}"
         )
+
+
+def nearest_name(missing: Collection[str], there: Collection[str]) -> tuple[str, str] | None:
+    """One of the first missing names, and that of those that are there whose end is most like its; None
+    where no two end alike."""
+
+    def shared(names: tuple[str, str]) -> int:
+        ends = (name.split(".")[::-1] for name in names)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*ends)))
+
+    pairs = ((wanted, name) for wanted in sorted(missing)[:_LOOKED_FOR] for name in sorted(there))
+    found = max(pairs, key=shared, default=("", ""))
+    return found if shared(found) > 1 else None
 
 
 # ---------------------------------------------------------------------------------------------------- files

@@ -37,17 +37,17 @@ import torch
 from PIL import Image, features
 from transformers import LlamaConfig, LlamaForCausalLM, SiglipVisionConfig, SiglipVisionModel
 
+from benchmarks.gguf_files import write_file
 from data.errors import ImageError, ProcessorError, PromptError
 from data.images import ImageLimits, image_size, load_image
 from data.processor import Processor
 from data.tokenizer import SPECIAL_TOKENS
 from models.checkpoints import CheckpointError
 from models.checkpoints.gguf import read_header
-from models.checkpoints.gguf import write_file as write_gguf
 from models.vision_language_model import VisionLanguageModel
+from tests import gguf_files
 from tests.processors import GOLDEN, embedded, processor
 from tests.runs import tiny_checkpoint
-from tools.convert import GGUF, convert
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_SECONDS = 5.0  # of processor time for one input
@@ -280,7 +280,7 @@ def take_conversation(value: tuple[str, str, tuple]) -> str:
 def write_checkpoints(folder: Path) -> None:
     """One of each kind: ours, in shards, as GGUF, nanoVLM's, and bare backbones."""
     tiny_checkpoint(folder / "single")
-    convert(str(folder / "single"), folder / "gguf", layout=GGUF, log=lambda line: None)
+    gguf_files.write(folder / "single", folder / "gguf")
     model = VisionLanguageModel.from_pretrained(folder / "single")
     model.save_pretrained(folder / "shards", processor=embedded(), max_shard_bytes=20_000)
     (folder / "nanovlm").mkdir()
@@ -381,7 +381,7 @@ def make_gguf(rng: random.Random) -> tuple[str, str, dict[str, bytes | None]]:
                 tensors[rng.choice((key, f"{key}.1", other))] = place_._replace(shape=shape)
         metadata["general.architecture"] = str(metadata["general.architecture"])
         bytes_of = lambda place: np.frombuffer(data[place.begin : place.end], np.uint8)
-        write_gguf(path, metadata, {key: (one, partial(bytes_of, one)) for key, one in tensors.items()})
+        write_file(path, metadata, {key: (one, partial(bytes_of, one)) for key, one in tensors.items()})
         return "gguf", opener, {name: path.read_bytes()}
 
 

@@ -1,0 +1,311 @@
+"""Adapters of peft merged into the bases of every family: what peft merges, or one sentence."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForImageTextToText
+
+from models import VisionLanguageModel
+from models.checkpoints import CheckpointError
+from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints, test_internvl, tiny
+from tests.test_checkpoints_backbones import qwen, siglip
+from tools.convert import convert, verify
+
+FAMILIES = (
+    "idefics3",
+    "smolvlm-tied",
+    "of backbones",
+    "internvl",
+    *qwen_checkpoints.KINDS,
+    "lfm2_vl",
+    "gemma4",
+)
+FEW = ("idefics3", "qwen2_5_vl", "gemma4")  # for which all is tried
+TIED = ("smolvlm-tied", "qwen3_vl", "lfm2_vl", "gemma4")
+
+
+def save_base(kind: str, folder: Path) -> Path:
+    if kind in ("idefics3", "smolvlm-tied"):
+        model = tiny.hf_model({"idefics3": "idefics3-biases", "smolvlm-tied": "smolvlm-2-images-tied"}[kind])
+        model.save_pretrained(folder)
+    elif kind == "of backbones":
+        siglip(folder / "vision", alone=True)
+        qwen(folder / "text", "qwen3")
+        made = VisionLanguageModel.from_backbones(folder / "vision", folder / "text", scale_factor=2)
+        made.save_pretrained(folder / "joined")
+        return folder / "joined"
+    elif kind == "internvl":
+        test_internvl.save_hf("qwen3", folder)
+    elif kind in qwen_checkpoints.KINDS:
+        qwen_checkpoints.save_hf(kind, folder, seed=1)
+    else:
+        {"lfm2_vl": lfm2_checkpoints, "gemma4": gemma4_checkpoints}[kind].save_hf(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory) -> dict[str, Path]:
+    return {kind: save_base(kind, tmp_path_factory.mktemp(kind) / "base") for kind in FAMILIES}
+
+
+def opened(folder: Path) -> nn.Module:
+    return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+
+
+def layers(model: nn.Module, part: str) -> list[str]:
+    """Names of the matrices of a part, in order."""
+    names = [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and "head" not in name]
+    tower = [name for name in names if ("vis" in name or "merger" in name) and "audio" not in name]
+    return tower if part == "vision" else [n for n in names if n not in tower and "layers" in n]
+
+
+def make(base: Path, folder: Path, model: nn.Module | None = None, **options) -> Path:
+    """Made and saved by peft, with numbers that are not those of the beginning."""
+    adapted = get_peft_model(opened(base) if model is None else model, LoraConfig(**options))
+    generator = torch.Generator().manual_seed(5)
+    for name, one in adapted.named_parameters():
+        if one.requires_grad:
+            drawn = 0.1 * torch.randn(one.shape, generator=generator)
+            one.data = one.data + drawn.abs() if "magnitude" in name else one.data + drawn
+    adapted.save_pretrained(folder)
+    return folder
+
+
+def merged(base: Path, adapter: Path, folder: Path) -> dict[str, torch.Tensor]:
+    convert(str(base), folder, adapter=adapter, with_processor=False, log=lambda line: None)
+    return dict(opened(folder).state_dict())
+
+
+def expected(base: Path, adapter: Path) -> dict[str, torch.Tensor]:
+    """peft's, of a model whose head and table are two tensors."""
+    theirs = opened(base)
+    head = theirs.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    theirs.config.tie_word_embeddings = False
+    return dict(PeftModel.from_pretrained(theirs, str(adapter)).merge_and_unload().state_dict())
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """All that our model has: no part that hears, no pooling."""
+    names = {name for name in other if "audio" not in name and "vision_tower.head" not in name}
+    assert names <= one.keys()
+    return not [name for name in names if not torch.equal(one[name], other[name])]
+
+
+EVERYWHERE = ("text", "dora", "vision")
+OPTIONS = {
+    "text": {"r": 4, "lora_alpha": 16},
+    "dora": {"r": 4, "use_dora": True},
+    "vision": {"r": 2},
+    "rslora": {"r": 3, "use_rslora": True},
+    "bias": {"bias": "lora_only"},
+    "lora_bias": {"lora_bias": True},
+    "patterns": {"r": 2, "lora_alpha": 4},
+    "modules_to_save": {},
+}
+
+
+CASES = [(kind, what) for kind in FAMILIES for what in OPTIONS if kind in FEW or what in EVERYWHERE]
+
+
+@pytest.mark.parametrize(("kind", "what"), CASES)
+def test_merged_as_peft_merges(bases, tmp_path, kind, what):
+    model, options = opened(bases[kind]), dict(OPTIONS[what])
+    targets = layers(model, "vision" if what == "vision" else "text")
+    with_bias = [name for name in targets if model.get_submodule(name).bias is not None]
+    targets = with_bias if "bias" in what else targets[1::3]
+    if not targets:
+        pytest.skip("no layer has a bias")
+    if what == "patterns":
+        options |= {"rank_pattern": {targets[0]: 5}, "alpha_pattern": {targets[-1].split(".", 1)[1]: 11}}
+    if what == "modules_to_save":
+        norm = next(n for n, _ in model.named_modules() if n.endswith((".norm", "embedding_norm")))
+        projector = [n for n in layers(model, "vision") if "layers." not in n and "blocks." not in n]
+        options["modules_to_save"] = [norm, *projector[:1]]
+    adapter = make(bases[kind], tmp_path / "adapter", model, target_modules=targets, **options)
+    found = merged(bases[kind], adapter, tmp_path / "to")
+    assert same(found, expected(bases[kind], adapter))
+    assert not same(found, opened(bases[kind]).state_dict())
+
+
+@pytest.mark.parametrize("kind", TIED)
+@pytest.mark.parametrize(
+    ("targets", "saved"),
+    [
+        (["lm_head"], []),
+        (["embed_tokens"], []),
+        ([], ["lm_head"]),
+        ([], ["embed_tokens"]),
+        (["lm_head", "embed_tokens"], []),
+    ],
+)
+def test_a_tied_model_is_tied_no_longer_where_one_of_both_learns(bases, tmp_path, kind, targets, saved):
+    model = opened(bases[kind])
+    inside = layers(model, "text")[:2]
+    adapter = make(
+        bases[kind],
+        tmp_path / "adapter",
+        model,
+        target_modules=inside + targets,
+        modules_to_save=saved or None,
+    )
+    found = merged(bases[kind], adapter, tmp_path / "to")
+    assert same(found, expected(bases[kind], adapter))
+    assert json.loads((tmp_path / "to" / "config.json").read_text())["tie_word_embeddings"] is False
+    assert not VisionLanguageModel.from_pretrained(tmp_path / "to").config.tie_word_embeddings
+    again = opened(tmp_path / "to")
+    assert not torch.equal(again.get_output_embeddings().weight, again.get_input_embeddings().weight)
+
+
+# --------------------------------------------------------------------------------------------- spellings
+def respelled(adapter: Path, folder: Path, spell) -> Path:
+    """The adapter with other names in its file."""
+    folder.mkdir()
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    save_file({spell(name): one for name, one in tensors.items()}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text((adapter / "adapter_config.json").read_text())
+    return folder
+
+
+TEXT = {"idefics3": "model.text_model.", "smolvlm-tied": "model.text_model."}
+SPELLINGS = {
+    "the text class": lambda name, text: name.replace(f".{text}", ".model."),
+    "before 4.52": lambda name, text: name.replace(f".{text}", ".language_model.model."),
+    "of the inner model": lambda name, text: name.replace(".model.model.", ".model.", 1),
+    "with the adapter's name": lambda name, text: name.replace(".weight", ".default.weight"),
+    "without peft's front": lambda name, text: name.removeprefix("base_model.model."),
+}
+
+
+@pytest.mark.parametrize("kind", (*FEW, "internvl"))
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_other_spellings_are_read(bases, tmp_path, kind, spelling):
+    text = TEXT.get(kind, "model.language_model.")
+    targets = layers(opened(bases[kind]), "text")[::4]
+    adapter = make(bases[kind], tmp_path / "adapter", target_modules=targets)
+    other = respelled(adapter, tmp_path / "other", lambda name: SPELLINGS[spelling](name, text))
+    names = [load_file(one / "adapter_model.safetensors").keys() for one in (adapter, other)]
+    assert names[0] != names[1]
+    assert same(merged(bases[kind], other, tmp_path / "to"), expected(bases[kind], adapter))
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_tower_before_4_52(bases, tmp_path, kind):
+    adapter = make(
+        bases[kind], tmp_path / "adapter", target_modules=layers(opened(bases[kind]), "vision")[:3]
+    )
+    other = respelled(adapter, tmp_path / "other", lambda name: name.replace(".model.visual.", ".visual."))
+    assert same(merged(bases[kind], other, tmp_path / "to"), expected(bases[kind], adapter))
+
+
+# --------------------------------------------------------------------------------- what does not fit
+def complaint(base: Path, adapter: Path, folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        merged(base, adapter, folder)
+    assert not folder.exists()
+    return str(caught.value)
+
+
+def test_whose_names_and_shapes_are_which_is_said(bases, tmp_path):
+    base, other = bases["qwen3_vl"], bases["qwen3_5"]
+    text = layers(opened(base), "text")
+    adapter = make(base, tmp_path / "adapter", target_modules=[text[0], text[-1]])
+    deeper = respelled(adapter, tmp_path / "deeper", lambda name: name.replace("layers.3.", "layers.30."))
+    said = complaint(base, deeper, tmp_path / "to")
+    assert str(deeper) in said and "layers.30.mlp.down_proj" in said and "layers.0.mlp.down_proj" in said
+    attention = [name for name in text if "layers.0.self_attn.q_proj" in name]
+    of_another = make(base, tmp_path / "another", target_modules=attention)
+    said = complaint(other, of_another, tmp_path / "to")
+    assert attention[0] in said and "the base" in said
+    path = of_another / "adapter_model.safetensors"
+    wider = {name: one.repeat(1, 2) if "lora_A" in name else one for name, one in load_file(path).items()}
+    save_file(wider, path)
+    said = complaint(base, of_another, tmp_path / "to")
+    assert "[64, 128]" in said and "[64, 64]" in said and str(of_another) in said
+    biased = respelled(adapter, tmp_path / "biased", lambda name: name)
+    path = biased / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if "lora_B" in name)
+    save_file(tensors | {name.replace("weight", "bias"): torch.ones(len(tensors[name]))}, path)
+    assert str(biased) in complaint(base, biased, tmp_path / "to")
+    half = respelled(adapter, tmp_path / "half", lambda name: name.replace("lora_B", "lora_A.other"))
+    assert str(half) in complaint(base, half, tmp_path / "to")
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    def late(number, frame):
+        raise TimeoutError(f"took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+FOR_EVER = "(([a-z_.0-9])+)+$!"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"target_modules": FOR_EVER},
+        {"exclude_modules": FOR_EVER},
+        {"rank_pattern": {FOR_EVER: 3}},
+        {"layers_pattern": FOR_EVER, "layers_to_transform": [0]},
+        {"modules_to_save": [FOR_EVER]},
+        {"target_modules": ["nowhere"], "r": 77},
+    ],
+    ids=str,
+)
+def test_no_pattern_is_run_and_the_file_says_what_there_is(bases, tmp_path, changed):
+    base = bases["idefics3"]
+    adapter = make(base, tmp_path / "adapter", r=4, target_modules=layers(opened(base), "text")[::5])
+    wanted = expected(base, adapter)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | changed))
+    with within(60):
+        assert same(merged(base, adapter, tmp_path / "to"), wanted)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"alpha_pattern": {FOR_EVER: 3}},
+        {"alpha_pattern": {r".*\.q_proj": 3}},
+        {"trainable_token_indices": [1, 2]},
+        {"layer_replication": [[0, 1], [0, 1]]},
+        {"peft_type": "IA3"},
+        {"init_lora_weights": "loftq"},
+    ],
+    ids=str,
+)
+def test_what_is_not_merged_is_refused(bases, tmp_path, changed):
+    base = bases["idefics3"]
+    adapter = make(base, tmp_path / "adapter", target_modules=layers(opened(base), "text")[::5])
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | changed))
+    with within(60):
+        assert str(adapter) in complaint(base, adapter, tmp_path / "to")
+
+
+def test_the_check_is_measured_against_the_spread_of_the_logits():
+    logits = 100 + 1e-3 * torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
+    verify("equal", logits, logits, lambda line: None)
+    with pytest.raises(CheckpointError):
+        verify("shifted", logits, logits + 1e-4, lambda line: None)
+    wide = 1e4 * torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
+    verify("rounded", wide, wide * (1 + 1e-6), lambda line: None)

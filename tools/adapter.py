@@ -1,0 +1,206 @@
+"""Adapters of peft (LoRA, arXiv:2106.09685) put into a model of transformers, to be merged by peft itself.
+
+    adapted = put_in(transformers_model, read_adapter(Path("runs/mine-lora/adapter")))
+    adapted.merge_and_unload()
+
+Layers, ranks and shapes are those of the file of weights. What adapter_config.json says of them are regular
+expressions, which may run for ever: none is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from messages import one_line, some
+from models.checkpoints.hub import CheckpointError, check_is_whole, read_json
+from models.checkpoints.weights import Entry, nearest_name, read_header, read_tensor
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# A factor of a layer, by peft's names, with the adapter's own name or without.
+_FACTOR = re.compile(
+    r"(.+)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
+    r"(?:\.(?!weight|bias)\w+)?(\.\w+)?"
+)
+_NAME = re.compile(r"\^?[\w.-]+")
+_OF_LAYER, _OF_TABLE = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
+# Settings under which merged weights are not W + s · B A, nor DoRA's.
+_OTHERWISE = (
+    "alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config",
+    "target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """settings: adapter_config.json. factors: of each layer, by its name in the file, what peft calls them,
+    such as `lora_A.weight`. whole: tensors that take the place of the base's, biases among them."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+    factors: Mapping[str, Mapping[str, Entry]]
+    whole: Mapping[str, Entry]
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """What a folder of peft's holds. Raises CheckpointError for one that is no LoRA adapter."""
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder} has no {name}: expected the folder of a peft adapter")
+        check_is_whole(folder / name)
+    settings = read_json(folder / CONFIG)
+    if (kind := settings.get("peft_type")) != "LORA":
+        raise CheckpointError(f"{folder}: expected an adapter of type LORA, got {kind!r}")
+    start = str(settings.get("init_lora_weights")).partition("_niter")[0]
+    wrong = [name for name in _OTHERWISE if settings.get(name)]
+    wrong += [f"init_lora_weights {start}"] if start in ("corda", "loftq", "lora_ga") else []
+    wrong += [] if isinstance(settings.get("alpha_pattern") or {}, dict) else ["such an alpha_pattern"]
+    if wrong:
+        raise CheckpointError(f"{folder}: {wrong[0]} is not supported: merge the adapter with peft")
+    factors: dict[str, dict[str, Entry]] = {}
+    whole: dict[str, Entry] = {}
+    for stored, entry in read_header(folder / WEIGHTS).items():
+        name = stored.removeprefix("base_model.model.")
+        if found := _FACTOR.fullmatch(name):
+            end = found[3] if found[2] in ("lora_A", "lora_B") else ""
+            factors.setdefault(found[1], {})[f"{found[2]}{end}"] = entry
+        elif "lora_" in name or "token_adapter" in name:
+            raise CheckpointError(f"{folder}: {stored} is not supported, expected factors of LoRA or DoRA")
+        elif ".original_module." not in name:
+            whole[name] = entry
+    if not factors:
+        raise CheckpointError(f"{folder}: {WEIGHTS} has no factors, expected names with lora_A and lora_B")
+    return Adapter(folder, settings, factors, whole)
+
+
+@torch.no_grad()
+def put_in(model: Any, adapter: Adapter) -> Any:
+    """A model of transformers with the adapter: peft's. Its head and its table of embeddings are two tensors
+    from then on where the adapter changes one of them. Raises CheckpointError for an adapter that is for
+    another model."""
+    known = dict(model.named_parameters(remove_duplicate=False))
+    of_layers = [f"{name}.weight" for name in adapter.factors]
+    of_layers += [f"{name}.bias" for name, parts in adapter.factors.items() if "lora_B.bias" in parts]
+    places = _places(adapter, known, [*of_layers, *adapter.whole])
+    modules = {name: places[f"{name}.weight"].removesuffix(".weight") for name in adapter.factors}
+    for name in adapter.factors:
+        _check(adapter, name, known[places[f"{name}.weight"]].shape)
+    _untie(model, adapter, {*places.values()})
+    for name, entry in adapter.whole.items():
+        if entry.shape != (shape := known[places[name]].shape):
+            got = f"{name} has shape {list(entry.shape)}, the base's has {list(shape)}"
+            raise CheckpointError(f"{adapter.folder} is for another model: {got}")
+        model.get_parameter(places[name]).copy_(read_tensor(entry))
+    return _adapted(model, adapter, modules)
+
+
+def _places(adapter: Adapter, known: Mapping[str, Tensor], names: list[str]) -> dict[str, str]:
+    """Where in the model the tensors are that an adapter has `names` for."""
+    table = next((name for name in known if name.endswith(".embed_tokens.weight")), "")
+    text, found = table.removesuffix("embed_tokens.weight"), dict[str, str]()
+    for name in names:
+        if place := next((one for one in _spellings(name, text) if one in known), None):
+            found[name] = place
+    if missing := [name for name in names if name not in found]:
+        wanted, near = nearest_name(missing, known) or (missing[0], min(known))
+        raise CheckpointError(
+            f"{adapter.folder} is for another model: the base has no place for {len(missing)} of its "
+            f"{len(names)} tensors ({some(missing)}); the adapter has {wanted}, the base {near}"
+        )
+    return found
+
+
+def _spellings(name: str, text: str) -> Iterator[str]:
+    """How today's transformers may call a tensor; `text` is how names of the text part begin there."""
+    plain = re.sub(r"\.(base_layer|modules_to_save\.\w+)\.", ".", name)
+    fronts = {"": "", "language_model.model.": text, "language_model.": "", "model.": text}  # before 4.52
+    for one in (plain, plain.replace(".vision_tower.vision_model.", ".vision_tower.")):
+        yield from (new + one.removeprefix(old) for old, new in fronts.items() if one.startswith(old))
+        yield f"model.{one}"
+
+
+def _check(adapter: Adapter, name: str, shape: torch.Size) -> None:
+    """Raise unless the factors of a layer are whole, and of a weight of this shape."""
+    factors = adapter.factors[name]
+    pair = _OF_TABLE if _OF_TABLE[0] in factors else _OF_LAYER
+    if absent := [one for one in pair if one not in factors]:
+        raise CheckpointError(f"{adapter.folder}: {name} has no {absent[0]}: the adapter is not whole")
+    a, b = (factors[one].shape for one in pair)
+    of = (*a[1:], b[0]) if pair == _OF_TABLE else (b[0], *a[1:])
+    if len(a) < 2 or len(b) < 2 or a[0] != b[1] or of != tuple(shape):
+        raise CheckpointError(
+            f"{adapter.folder} is for another model: its factors of {name}, {list(a)} and {list(b)}, are for "
+            f"a weight of {list(of)}, the base's has {list(shape)}"
+        )
+
+
+def _untie(model: Any, adapter: Adapter, changed: set[str]) -> None:
+    """Give a tied head a weight of its own where the adapter changes it, or the table of embeddings. A table
+    that peft saved beside its factors is the head, too."""
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    both = {name for name, one in model.named_parameters(remove_duplicate=False) if one is table.weight}
+    learnt = (*adapter.factors, *(adapter.settings.get("modules_to_save") or ()))
+    ends = {name.rpartition(".")[2] for name in learnt} & {name.split(".")[-2] for name in both & changed}
+    if head.weight is not table.weight or not ends:
+        return
+    if adapter.settings.get("ensure_weight_tying"):
+        raise CheckpointError(f"{adapter.folder}: ensure_weight_tying is not supported: merge it with peft")
+    head.weight = nn.Parameter(table.weight.detach().clone())
+    model.config.tie_word_embeddings = False
+
+
+def _adapted(model: Any, adapter: Adapter, modules: Mapping[str, str]) -> Any:
+    """peft's model, with the factors of the modules that the adapter has names for."""
+    from peft import LoraConfig, PeftModel, set_peft_model_state_dict  # takes seconds
+
+    settings, ranks, alphas = adapter.settings, dict[str, int](), dict[str, float]()
+    for name, parts in adapter.factors.items():
+        ranks[modules[name]] = (parts.get(_OF_LAYER[0]) or parts[_OF_TABLE[0]]).shape[0]
+        alphas[modules[name]] = _alpha(adapter, name)
+    rank, alpha = Counter(ranks.values()).most_common(1)[0][0], settings.get("lora_alpha", 8)
+    start = settings.get("init_lora_weights", True)  # the two below change the base before they begin
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=list(modules.values()),
+        rank_pattern={re.escape(place): one for place, one in ranks.items() if one != rank},
+        alpha_pattern={re.escape(place): one for place, one in alphas.items() if one != alpha},
+        use_rslora=bool(settings.get("use_rslora")),
+        use_dora=bool(settings.get("use_dora")),
+        lora_bias=bool(settings.get("lora_bias")),
+        init_lora_weights=start if str(start).startswith(("pissa", "olora")) else True,
+    )
+    state = {
+        f"base_model.model.{modules[name]}.{part}": read_tensor(entry)
+        for name, factors in adapter.factors.items()
+        for part, entry in factors.items()
+    }
+    try:
+        adapted: Any = PeftModel(model, config)
+        left = set_peft_model_state_dict(adapted, state)[1]  # that it did not expect
+    except Exception as error:  # peft raises anything
+        raise CheckpointError(f"peft does not open {adapter.folder} ({one_line(error, 300)})") from error
+    if left:
+        raise CheckpointError(f"{adapter.folder}: peft has no place for {some(left)}")
+    return adapted.eval()
+
+
+def _alpha(adapter: Adapter, name: str) -> float:
+    """What a layer's factors are scaled by before they are divided by their rank. A key of `alpha_pattern` is
+    the end of a layer's name; as a pattern it is not run."""
+    for key, alpha in (adapter.settings.get("alpha_pattern") or {}).items():
+        if not _NAME.fullmatch(key):
+            raise CheckpointError(
+                f"{adapter.folder}: alpha_pattern: expected names of layers, got the pattern {key[:80]!r}, "
+                f"which is not run: write the layers' names, or merge the adapter with peft"
+            )
+        if f".{name}".endswith(f".{key}") or name == key.removeprefix("^"):
+            return alpha
+    return adapter.settings.get("lora_alpha", 8)
