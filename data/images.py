@@ -117,20 +117,21 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
         return _flatten(_from_array(source, name), name, own=True)
     image, orientation = _open(source, limits, name)
     _read_on(image)
+    _scale_hidden(image)
     try:
         image.load()
     except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
         raise ImageError(f"{name}: the image is damaged or cut off ({one_line(error, 200)})") from error
-    turn = _UPRIGHT.get(orientation)
-    own = turn is not None or image is not source
-    return _flatten(image if turn is None else image.transpose(turn), name, own)
+    own = orientation in _UPRIGHT or image is not source
+    return _flatten(_turned(image, orientation), name, own)
 
 
 def animation(data: bytes, limits: ImageLimits, name: str) -> Iterator[tuple[Image.Image, float]]:
     """The frames of an animated GIF, WebP or PNG as `load_image` gives them, and for how many seconds each is
     shown. None of an image that does not move."""
-    image, _ = _open_bytes(data, limits, name)
+    image, orientation = _open_bytes(data, limits, name)
     _read_on(image)
+    _scale_hidden(image)
     with _refusing_damage(name):
         count = getattr(image, "n_frames", 1) if getattr(image, "is_animated", False) else 0
     _read_on(image)  # Pillow has read a whole GIF to count its frames
@@ -138,9 +139,10 @@ def animation(data: bytes, limits: ImageLimits, name: str) -> Iterator[tuple[Ima
         with _refusing_damage(name):
             image.seek(number)
             image.load()
-        # Browsers take a tenth of a second where none is said.
-        shown, picture = (image.info.get("duration") or 100) / 1000, image.copy()
-        yield _flatten(picture, name, own=True), shown
+        shown = image.info.get("duration") or 0
+        # Browsers take a tenth of a second where less than two hundredths are said.
+        shown = shown / 1000 if shown >= 20 else 0.1
+        yield _flatten(_turned(image.copy(), orientation), name, own=True), shown
 
 
 def moves(data: bytes, limits: ImageLimits, name: str) -> bool:
@@ -192,6 +194,11 @@ def measure(source: Any, limits: ImageLimits = ImageLimits()) -> tuple[tuple[int
         data = NamedBytes(read_bytes(source, limits, name))
         data.name, source = name, data
     return image_size(source, limits, name), source
+
+
+def _turned(image: Image.Image, orientation: int) -> Image.Image:
+    turn = _UPRIGHT.get(orientation)
+    return image if turn is None else image.transpose(turn)
 
 
 def _upright_size(image: Image.Image, orientation: int) -> tuple[int, int]:
@@ -412,7 +419,9 @@ def _open_bytes(data: bytes, limits: ImageLimits, name: str, whole: bool = True)
         kind = next((kind for start, kind in _KINDS if re.match(start, data, re.DOTALL | re.I)), "")
         got = kind or f"a file that starts with {data[:16]!r}"
         wanted = "an image, such as PNG, JPEG or WebP"
-        if (mimetypes.guess_type(name.strip("'"))[0] or "").startswith("video/"):
+        if kind.startswith("a video"):
+            got += '; in a message, give it as {"type": "video", "video": ...}'
+        elif (mimetypes.guess_type(name.strip("'"))[0] or "").startswith("video/"):
             wanted = "a video: MP4, QuickTime, WebM, Matroska or AVI"
         raise ImageError(f"{name}: expected {wanted}, got {got}") from error
     except Exception as error:  # Pillow's own guard of 179 million pixels, or whatever hostile bytes lead to
@@ -489,11 +498,25 @@ def _exif_block(image: Image.Image, data: bytes) -> bytes | None:
     return None
 
 
+def _scale_hidden(image: Image.Image) -> None:
+    """Before a PNG is decoded, have the colour that it hides (tRNS) in the scale of the decoded pixels, with
+    which Pillow compares it as the file has it. Of 16 bits of a colour there are the upper eight."""
+    hidden = image.info.get("transparency")
+    raw = image.tile[0].args if image.format == "PNG" and getattr(image, "tile", None) else None
+    if isinstance(hidden, int) and raw in ("L;2", "L;4"):
+        levels = 2 ** int(raw[-1]) - 1
+        image.info["transparency"] = (hidden & levels) * 255 // levels
+    elif isinstance(hidden, tuple) and raw == "RGB;16B":
+        image.info["transparency"] = tuple(value >> 8 for value in hidden)
+
+
 def _flatten(image: Image.Image, name: str, own: bool) -> Image.Image:
     """Any mode → RGB; transparent parts over white; 16- and 32-bit grey scaled, not clipped. An image of our
     `own` that is RGB already is not copied, unless it would keep its file in memory."""
     if image.mode in ("F", "I") or image.mode.startswith("I;16"):
-        image = Image.fromarray(_to_uint8(np.asarray(image), name))
+        values, hidden = np.asarray(image), image.info.get("transparency")
+        grey = _to_uint8(values, name)
+        image = Image.fromarray(grey if hidden is None else np.where(values == hidden, np.uint8(255), grey))
     try:
         if image.has_transparency_data:
             image = image.convert("RGBA")

@@ -53,7 +53,7 @@ from data.tokenizer import (
     turn_ends,
 )
 from data.tools import Tool
-from data.video import Clip, open_video, open_visual
+from data.video import Clip, clip_of, open_video, open_visual
 from families import FAMILIES, idefics3
 from messages import one_line
 from models.config import VLMConfig
@@ -196,7 +196,7 @@ class Processor:
 
     # --------------------------------------------------------------------------------------------- in
     def ask(self, images: Any, question: str, system: str | None = None, **options) -> ModelInputs:
-        """Inputs for one question about one image, a list of them, or none (None or [])."""
+        """Inputs for one question about one image or video, a list of them, or none (None or [])."""
         return self.prepare(self.conversation(images, question, system), **options)
 
     def conversation(self, images: Any, question: str, system: str | None = None) -> list[dict[str, Any]]:
@@ -205,7 +205,8 @@ class Processor:
             raise PromptError(f"question: expected some text, got {question!r}")
         if not isinstance(images, list | tuple):
             images = [] if images is None else [images]
-        content = [{(kind := kind_of(image)): image, "type": kind} for image in images]
+        opened = [clip_of(image, self.limits, describe(image)) for image in images]
+        content = [{(kind := kind_of(image)): image, "type": kind} for image in opened]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
         if system:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})

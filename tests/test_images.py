@@ -43,6 +43,36 @@ def png(width: int, height: int, pixels: bytes = b"", before: bytes = b"", after
     return b"\x89PNG\r\n\x1a\n" + header + before + data + after + chunk(b"IEND", b"")
 
 
+def hiding(depth: int, hidden: tuple[int, ...], other: tuple[int, ...]) -> bytes:
+    """A grey or RGB PNG of so many bits, with a pixel of the colour that it hides (tRNS) and one of another."""
+    bits = "".join(format(value, f"0{depth}b") for value in (*hidden, *other))
+    pixels = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
+    header = struct.pack(">IIBBBBB", 2, 1, depth, 0 if len(hidden) == 1 else 2, 0, 0, 0)
+    chunks = (b"IHDR", header), (b"tRNS", struct.pack(f">{len(hidden)}H", *hidden))
+    data = b"".join(
+        chunk(*one) for one in (*chunks, (b"IDAT", zlib.compress(b"\0" + pixels)), (b"IEND", b""))
+    )
+    return b"\x89PNG\r\n\x1a\n" + data
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+@pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
+def test_what_a_png_hides_is_white(depth, colours):
+    if colours == 3 and depth < 8:
+        pytest.skip("PNG has no such kind")
+    top = 2**depth - 1
+    for value in {0, 1, top // 2, top - 1, top}:
+        hidden, other = ((value,) * colours, ((value + top // 2 + 1) % (top + 1),) * colours)
+        data = hiding(depth, hidden, other)
+        shown = [load_image(data).getpixel((x, 0)) for x in (0, 1)]
+        expected = round(other[0] * 255 / top)
+        assert shown[0] == (255, 255, 255) and all(abs(one - expected) <= 1 for one in shown[1])
+        with Image.open(io.BytesIO(data)) as image:  # opened by somebody else, and looked at before
+            image_size(image)
+            assert [load_image(image).getpixel((x, 0)) for x in (0, 1)] == shown
+            assert [load_image(image).getpixel((x, 0)) for x in (0, 1)] == shown
+
+
 # ------------------------------------------------------------------------------------------------ sources
 def test_every_source_gives_the_same_pixels(tmp_path, monkeypatch):
     image = draw_image(7, 5)
