@@ -44,7 +44,7 @@ def png(width: int, height: int, pixels: bytes = b"", before: bytes = b"", after
 
 
 def hiding(depth: int, hidden: tuple[int, ...], other: tuple[int, ...]) -> bytes:
-    """A grey or RGB PNG of so many bits, with a pixel of the colour that it hides (tRNS) and one of another."""
+    """A grey or RGB PNG of so many bits: a pixel of the colour that it hides (tRNS), and one of another."""
     bits = "".join(format(value, f"0{depth}b") for value in (*hidden, *other))
     pixels = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
     header = struct.pack(">IIBBBBB", 2, 1, depth, 0 if len(hidden) == 1 else 2, 0, 0, 0)

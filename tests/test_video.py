@@ -382,7 +382,7 @@ def test_asking_opens_what_a_path_or_bytes_hold(tmp_path):
         assert asked["input_ids"].tolist() == given["input_ids"].tolist()
         assert torch.equal(asked["pixel_values"], given["pixel_values"])
     message = [{"type": "image", "image": str(path)}, {"type": "text", "text": "how many"}]
-    with pytest.raises(ImageError, match="expected an image.*got a video"):
+    with pytest.raises(ImageError, match=r"expected an image.*got a video"):
         processor.prepare([{"role": "user", "content": message}])
 
 
