@@ -117,13 +117,9 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
         return _flatten(_from_array(source, name), name, own=True)
     image, orientation = _open(source, limits, name)
     _read_on(image)
-    _scale_hidden(image)
-    try:
-        image.load()
-    except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
-        raise ImageError(f"{name}: the image is damaged or cut off ({one_line(error, 200)})") from error
-    own = orientation in _UPRIGHT or image is not source
-    return _flatten(_turned(image, orientation), name, own)
+    with _refusing_damage(f"{name}: the image"):
+        loaded = _turned(_loaded(image), orientation)
+    return _flatten(loaded, name, own=loaded is not source)
 
 
 def animation(data: bytes, limits: ImageLimits, name: str) -> Iterator[tuple[Image.Image, float]]:
@@ -131,25 +127,25 @@ def animation(data: bytes, limits: ImageLimits, name: str) -> Iterator[tuple[Ima
     shown. None of an image that does not move."""
     image, orientation = _open_bytes(data, limits, name)
     _read_on(image)
-    _scale_hidden(image)
-    with _refusing_damage(name):
+    with _refusing_damage(f"{name}: the animation"):
         count = getattr(image, "n_frames", 1) if getattr(image, "is_animated", False) else 0
     _read_on(image)  # Pillow has read a whole GIF to count its frames
-    for number in range(count):
-        with _refusing_damage(name):
+    # A PNG may have one more in front, for programs that show no animation.
+    for number in range(int(getattr(image, "default_image", False)), count):
+        with _refusing_damage(f"{name}: the animation"):
             image.seek(number)
-            image.load()
-        shown = image.info.get("duration") or 0
-        # Browsers take a tenth of a second where less than two hundredths are said.
-        shown = shown / 1000 if shown >= 20 else 0.1
-        yield _flatten(_turned(image.copy(), orientation), name, own=True), shown
+            picture = _turned(_loaded(image), orientation)
+        milliseconds = image.info.get("duration") or 0
+        # Browsers take a tenth of a second where a hundredth or less is said.
+        shown = milliseconds / 1000 if milliseconds > 10 else 0.1
+        yield _flatten(picture.copy() if picture is image else picture, name, own=True), shown
 
 
 def moves(data: bytes, limits: ImageLimits, name: str) -> bool:
     """Whether it is an animated GIF, WebP or PNG, by the header and what follows the first frame."""
     image, _ = _open_bytes(data, limits, name)
     _read_on(image)
-    with _refusing_damage(name):
+    with _refusing_damage(f"{name}: the animation"):
         return bool(getattr(image, "is_animated", False))
 
 
@@ -160,11 +156,11 @@ def _read_on(image: Image.Image) -> None:
 
 
 @contextmanager
-def _refusing_damage(name: str) -> Iterator[None]:
+def _refusing_damage(what: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # see load_image
-        raise ImageError(f"{name}: the animation is damaged or cut off ({one_line(error, 200)})") from error
+    except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
+        raise ImageError(f"{what} is damaged or cut off ({one_line(error, 200)})") from error
 
 
 def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> tuple[int, int]:
@@ -498,16 +494,39 @@ def _exif_block(image: Image.Image, data: bytes) -> bytes | None:
     return None
 
 
-def _scale_hidden(image: Image.Image) -> None:
-    """Before a PNG is decoded, have the colour that it hides (tRNS) in the scale of the decoded pixels, with
-    which Pillow compares it as the file has it. Of 16 bits of a colour there are the upper eight."""
-    hidden = image.info.get("transparency")
-    raw = image.tile[0].args if image.format == "PNG" and getattr(image, "tile", None) else None
+def _loaded(image: Image.Image) -> Image.Image:
+    """The image, decoded. Pillow compares the colour that a PNG hides (tRNS), as the file has it, with pixels
+    that it has scaled (2 and 4 bits) or halved (16 bits of a colour): here with what they were."""
+    hidden, tiles = image.info.get("transparency"), getattr(image, "tile", ())
+    raw = tiles[0].args if tiles and image.format == "PNG" else None
     if isinstance(hidden, int) and raw in ("L;2", "L;4"):
-        levels = 2 ** int(raw[-1]) - 1
+        levels = (
+            2 ** int(raw[-1]) - 1
+        )  # of a later frame the value is scaled already: its lower bits are the same
         image.info["transparency"] = (hidden & levels) * 255 // levels
-    elif isinstance(hidden, tuple) and raw == "RGB;16B":
-        image.info["transparency"] = tuple(value >> 8 for value in hidden)
+    if not (isinstance(hidden, tuple) and raw == "RGB;16B"):
+        image.load()
+        return image
+    upper, lower = [value >> 8 for value in hidden], [value & 255 for value in hidden]
+    if getattr(image, "is_animated", False):  # one reader of all frames: their lower bits are gone
+        shown = (np.asarray(image) != upper).any(2)
+    else:
+        shown = (_lower_bytes(image) != lower).any(2) | (np.asarray(image) != upper).any(2)
+        image.info["transparency"] = tuple(upper)  # for whoever takes the decoded image again
+    image = image.convert("RGBA")
+    image.putalpha(Image.fromarray(shown * np.uint8(255)))
+    return image
+
+
+def _lower_bytes(image: Any) -> np.ndarray:
+    """Of a PNG of 16 bits a colour, the lower eight, (H, W, 3), which Pillow drops."""
+    place = image.fp.tell()
+    image.fp.seek(0)
+    lower: Any = Image.open(image.fp, formats=["PNG"])
+    lower.tile = [image.tile[0]._replace(args="RGB;16L")]
+    array = np.asarray(lower)
+    image.fp.seek(place)
+    return array
 
 
 def _flatten(image: Image.Image, name: str, own: bool) -> Image.Image:
@@ -518,6 +537,8 @@ def _flatten(image: Image.Image, name: str, own: bool) -> Image.Image:
         grey = _to_uint8(values, name)
         image = Image.fromarray(grey if hidden is None else np.where(values == hidden, np.uint8(255), grey))
     try:
+        if image.mode == "La":
+            image = image.convert("LA")
         if image.has_transparency_data:
             image = image.convert("RGBA")
             rgb = Image.new("RGB", image.size, "white")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import io
+import itertools
 import math
 import mimetypes
 import os
@@ -234,24 +235,25 @@ def _in_time(items: Iterator[Any], limits: ImageLimits, name: str) -> Iterator[A
 def _of_animation(data: bytes, limits: ImageLimits, name: str) -> Clip | None:
     """None for an image that does not move. Its frames may be shown for different times: a video of it has so
     many frames a second that each is shown for a whole number of them, at most `MOST_RATE`."""
-    starts, milliseconds, size = list[int](), 0, (0, 0)
+    times, size = list[float](), (0, 0)
     for frame, shown in _in_time(animation(data, limits, name), limits, name):
-        size = size if starts else frame.size
-        starts.append(milliseconds)
-        milliseconds += round(1000 * shown)
-    if len(starts) < 2:
+        size = size if times else frame.size
+        times.append(shown)
+    if len(times) < 2:
         return None
-    if milliseconds > 1000 * MOST_SECONDS:
-        got = f"{milliseconds / 1000:,.0f}"
-        raise ImageError(f"{name}: expected a video of at most {MOST_SECONDS:,} seconds, got {got}")
-    each = max(math.gcd(milliseconds, *starts), 1000 / MOST_RATE)
+    if (seconds := sum(times)) > MOST_SECONDS:
+        raise ImageError(f"{name}: expected a video of at most {MOST_SECONDS:,} seconds, got {seconds:,.0f}")
+    same = len(set(times)) == 1
+    each = times[0] if same else max(math.gcd(*(round(1000 * one) for one in times)) / 1000, 1 / MOST_RATE)
+    ends = list(itertools.accumulate(times))[:-1]
 
     def read(indices: Sequence[int]) -> Iterator[Image.Image]:
-        wanted = [bisect.bisect_right(starts, index * each) - 1 for index in indices]
+        # In the middle of its place, where no sum of times is a little too large.
+        wanted = [bisect.bisect(ends, (index + 0.5) * each) for index in indices]
         frames = enumerate(_in_time(animation(data, limits, name), limits, name))
         yield from (frame for number, (frame, _) in frames for _ in range(wanted.count(number)))
 
-    return Clip(name, round(milliseconds / each), 1000 / each, size, read, animated=True)
+    return Clip(name, round(seconds / each), 1 / each, size, read, animated=True)
 
 
 def _of_folder(folder: Path, limits: ImageLimits, name: str) -> Clip:

@@ -73,6 +73,22 @@ def test_what_a_png_hides_is_white(depth, colours):
             assert [load_image(image).getpixel((x, 0)) for x in (0, 1)] == shown
 
 
+@pytest.mark.parametrize("colours", [1, 3])
+def test_the_colour_beside_the_one_that_16_bits_hide_is_shown(colours):
+    """Pillow drops the lower half of a colour of 16 bits, in which these two differ."""
+    data = hiding(16, (2570,) * colours, (2571,) * colours)
+    assert [load_image(data).getpixel((x, 0)) for x in (0, 1)] == [(255, 255, 255), (10, 10, 10)]
+
+
+@pytest.mark.parametrize("mode", ["LA", "La", "PA", "RGBA", "RGBa"])
+def test_what_an_alpha_channel_hides_is_white(mode):
+    image = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
+    image.putpixel((1, 0), (60, 60, 60, 255))
+    image = image.convert("LA").convert(mode) if mode == "La" else image.convert(mode)
+    assert load_image(image).getpixel((0, 0)) == (255, 255, 255)
+    assert load_image(image).getpixel((1, 0)) == (60, 60, 60)
+
+
 # ------------------------------------------------------------------------------------------------ sources
 def test_every_source_gives_the_same_pixels(tmp_path, monkeypatch):
     image = draw_image(7, 5)

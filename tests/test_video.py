@@ -357,6 +357,30 @@ def test_what_the_file_says_of_times_is_what_a_model_is_told(tmp_path, suffix):
     assert len({one.tobytes() for one in (still, second, third, last)}) == 4
 
 
+@pytest.mark.parametrize(
+    ("suffix", "milliseconds", "rate"),
+    [
+        ("png", 1000 / 60, 60),
+        ("png", 1000 / 30, 30),
+        ("webp", 15, 1000 / 15),
+        ("webp", 10, 10),
+        ("gif", 0, 10),
+    ],
+)
+def test_frames_that_are_equally_long_have_the_rate_of_the_file(tmp_path, suffix, milliseconds, rate):
+    clip = open_video(write_animation(tmp_path / f"clip.{suffix}", noise(6, 40, 30), milliseconds))
+    assert (clip.count, clip.rate) == (6, pytest.approx(rate))
+    assert len({frame.tobytes() for frame in clip.frames(range(6))}) == 6
+
+
+def test_the_image_in_front_of_an_animated_png_is_no_frame(tmp_path):
+    images = [*map(Image.fromarray, noise(4, 40, 30))]
+    images[0].save(path := tmp_path / "clip.png", save_all=True, append_images=images[1:], default_image=True)
+    clip = open_video(path)
+    assert [frame.tobytes() for frame in clip.frames([0, 1, 2])] == [one.tobytes() for one in images[1:]]
+    assert clip.count == 3 and load_image(path).tobytes() == images[0].tobytes()
+
+
 @pytest.mark.parametrize("suffix", ["webp", "png"])
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
 def test_an_animation_is_turned_as_an_image_of_the_same_file(tmp_path, suffix, orientation):
