@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 LONGEST = 2_000  # characters of a message
 
@@ -37,6 +37,24 @@ def some(names: Collection[str]) -> str:
     """The first few of many names, for a message: "a, b, c and 12 more"."""
     shown = ", ".join(sorted(names)[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def counted(number: int, one: str, more: str = "") -> str:
+    """ "1 box", "2 boxes": a number and its noun; the plural `more` is by default `one` with an s."""
+    return f"{number:,} {one if number == 1 else more or one + 's'}"
+
+
+def unknown_arguments(
+    function: str, given: Iterable[str], known: Iterable[str], instead: Mapping[str, str]
+) -> str:
+    """A sentence about arguments that a function does not have: what there is `instead`, or the nearest of
+    those that are `known`."""
+
+    def hint(name: str) -> str:
+        near = difflib.get_close_matches(name, [*known], n=1)
+        return f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
+
+    return f"{function} takes no {'; no '.join(f'{name}: {instead.get(name, hint(name))}' for name in given)}"
 
 
 def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:

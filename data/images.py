@@ -231,7 +231,7 @@ def read_bytes(source: Any, limits: ImageLimits, name: str) -> bytes:
         data: Any = _read_data_url(source, limits, name)
     elif isinstance(source, str) and source[:8].lower().startswith(("http://", "https://")):
         if not limits.allow_urls:
-            raise ImageError(f"{name}: URLs are disabled here; send the file itself")
+            raise ImageError(f"{name}: URLs are disabled here (serve.py --allow-urls); send the file itself")
         from data.fetch import fetch  # takes a tenth of a second to import
 
         try:
@@ -259,7 +259,8 @@ def read_bytes(source: Any, limits: ImageLimits, name: str) -> bytes:
 
 def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> bytes:
     if not limits.allow_paths:
-        raise ImageError(f"{name}: local file paths are disabled here; send the file itself")
+        said = "paths are disabled here (serve.py --allow-paths DIR); send the file itself"
+        raise ImageError(f"{name}: {said}")
     try:
         path = Path(source).expanduser()
         if path.is_file():  # a pipe or a device might never end

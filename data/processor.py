@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from PIL import Image
@@ -55,9 +55,23 @@ from data.tokenizer import (
 from data.tools import Tool
 from data.video import Clip, clip_of, open_video, open_visual
 from families import FAMILIES, idefics3
-from messages import one_line
+from messages import one_line, unknown_arguments
 from models.config import VLMConfig
 
+# What people bring from transformers' processors, and what to use here instead.
+_INSTEAD = {
+    "use_fast": "leave it out, there is one kind of image processor",
+    "trust_remote_code": "leave it out, no code of a repository is run",
+    "min_pixels": "there is max_pixels alone",
+    "padding_side": "give it to prepare",
+    "__call__": "use ask(images, question), or prepare(messages)",
+    "apply_chat_template": "use prepare(messages), which gives the model's inputs, images included",
+    "batch_decode": "use [processor.decode(row) for row in ids]",
+    "post_process_image_text_to_text": "use [processor.decode(row) for row in ids]",
+    "save_pretrained": "use model.save_pretrained(folder, processor), which writes both",
+    "push_to_hub": "use model.push_to_hub(name, processor), which uploads both",
+    "image_processor": "use hf_processor.image_processor, which is transformers' own",
+}
 LEAST_PIXELS = 1024  # that whole images may be made to fit
 FRAMES_AS_IMAGES = 8  # of a video, for a model that takes images alone
 Conversation = Sequence[Mapping[str, Any]]
@@ -148,13 +162,18 @@ class Processor:
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         revision: str | None = None,
         max_pixels: int | None = None,
+        **unknown,
     ) -> Processor:
         """The processor of a checkpoint: a folder, or a repository on the Hub at a `revision`.
 
         With the model's `config`, tile size, tokens per tile and placeholder id must fit it. Of a model that
         takes images whole (Qwen-VL), larger images are made to fit `max_pixels`, or the checkpoint's own
-        budget where that is less. A ProcessorError says what is missing or broken.
+        budget where that is less. A ProcessorError says what is missing or broken, and a TypeError what to
+        use in place of arguments that are `unknown` here.
         """
+        if unknown:
+            known = ("config", "limits", "revision", "max_pixels")
+            raise TypeError(unknown_arguments("from_pretrained", unknown, known, _INSTEAD))
         if max_pixels is not None and (not isinstance(max_pixels, int) or max_pixels < LEAST_PIXELS):
             raise ProcessorError(f"max_pixels: expected at least {LEAST_PIXELS}, got {max_pixels!r}")
         folder = folder_of(source, revision)
@@ -180,6 +199,16 @@ class Processor:
         except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
             said = f"{type(error).__name__}: {one_line(error, 300)}"
             raise ProcessorError(f"{folder}: its processor cannot be opened ({said})") from error
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _INSTEAD:
+                raise AttributeError(f"Processor has no {name}: {_INSTEAD[name]}")
+            return self.__getattribute__(name)  # which says why there is none
+
+    def __call__(self, *args, **kwargs) -> NoReturn:
+        raise TypeError(f"Processor cannot be called: {_INSTEAD['__call__']}")
 
     @property
     def thinking(self) -> Thinking | None:

@@ -115,7 +115,8 @@ def is_video(data: bytes, limits: ImageLimits, name: str, rest: Callable[[], byt
 
 def clip_of(source: Any, limits: ImageLimits, name: str) -> Any:
     """A Clip, or of what is no video, what to give to `load_image`."""
-    if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview):
+    readable = isinstance(source, str | os.PathLike | bytes | bytearray | memoryview)
+    if isinstance(source, Clip) or not (readable or hasattr(source, "read")):
         return source
     local = isinstance(source, os.PathLike) or (isinstance(source, str) and not _URL.match(source))
     if local and limits.allow_paths:

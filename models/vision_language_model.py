@@ -23,6 +23,7 @@ from generation.decoding import GenerationOutput, TokenStream
 from generation.kv_cache import KVCache, to_device
 from generation.options import GenerationOptions, with_overrides
 from generation.protocol import Pixels
+from messages import unknown_arguments
 from models.checkpoints.backbones import from_backbones
 from models.checkpoints.hub import Origin
 from models.checkpoints.load import Put, load, put_parameter
@@ -31,6 +32,21 @@ from models.config import VLMConfig
 from models.initial_weights import init_weights
 from models.losses import summed_cross_entropy
 
+# What people bring from transformers' `from_pretrained`, and what to use here instead.
+_INSTEAD = {
+    "torch_dtype": "use dtype",
+    "device_map": "use device, such as 'cuda': a model stands on one device",
+    "attn_implementation": "leave it out, PyTorch chooses its fastest attention",
+    "trust_remote_code": "leave it out, no code of a repository is run",
+    "low_cpu_mem_usage": "leave it out, tensors are read one by one",
+    "local_files_only": "set the environment variable HF_HUB_OFFLINE=1",
+    "cache_dir": "set the environment variable HF_HOME",
+    "token": "set the environment variable HF_TOKEN",
+    **dict.fromkeys(
+        ("load_in_8bit", "load_in_4bit", "quantization_config"),
+        'use inference.checkpoint.open_checkpoint(source, dtype="int8"), or "int4"',
+    ),
+}
 IGNORE_INDEX = -100  # label of a position that carries no loss, as in cross_entropy
 
 
@@ -92,8 +108,13 @@ class VisionLanguageModel(nn.Module):
         dtype: torch.dtype | str | None = "auto",
         device: torch.device | str | None = None,
         put: Put = put_parameter,
+        **unknown,
     ) -> VisionLanguageModel:
-        """Load a checkpoint from a folder or the Hub, in eval mode; see `models.checkpoints.load`."""
+        """Load a checkpoint from a folder or the Hub, in eval mode; see `models.checkpoints.load`. A
+        TypeError says what to use in place of arguments that are `unknown` here."""
+        if unknown:
+            known = ("revision", "dtype", "device")
+            raise TypeError(unknown_arguments("from_pretrained", unknown, known, _INSTEAD))
         model = load(cls, source, revision, dtype, device, put)
         prepare_device(model.device)
         return model

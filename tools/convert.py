@@ -43,7 +43,7 @@ from families.idefics3 import IdeficsImages
 from families.lfm2_images import Lfm2Images
 from families.qwen_images import QwenImages
 from families.text import section, text_family
-from messages import one_line
+from messages import counted, one_line
 from models.checkpoints import gguf_tokenizer
 from models.checkpoints.backbones import with_mean_rows
 from models.checkpoints.folder import check_replaceable, replace_folder
@@ -186,7 +186,7 @@ def convert(
     reference = probe.ours(model, around_zero=not from_nanovlm)
     if adapter is not None:
         layers, reference = merge_adapter(model, files.origin.folder, adapter, probe)
-        log(f"merged {adapter}: {layers} layers")
+        log(f"merged {adapter}: {counted(layers, 'layer')}")
     if from_nanovlm:
         rows = max(model.config.text.vocab_size, image_token_id + 1)
         rows = rows if processor is None else max(rows, len(processor.tokenizer))
