@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 LONGEST = 2_000  # characters of a message
 
@@ -44,17 +44,30 @@ def counted(number: int, one: str, more: str = "") -> str:
     return f"{number:,} {one if number == 1 else more or one + 's'}"
 
 
-def unknown_arguments(
-    function: str, given: Iterable[str], known: Iterable[str], instead: Mapping[str, str]
-) -> str:
-    """A sentence about arguments that a function does not have: what there is `instead`, or the nearest of
-    those that are `known`."""
+# What people bring from transformers' `from_pretrained`, and what to use here instead.
+_INSTEAD = {
+    "torch_dtype": "use dtype",
+    "device_map": "use device, such as 'cuda': a model stands on one device",
+    "attn_implementation": "leave it out, PyTorch chooses its fastest attention",
+    "trust_remote_code": "leave it out, no code of a repository is run",
+    "low_cpu_mem_usage": "leave it out, tensors are read one by one",
+    "use_fast": "leave it out, there is one kind of image processor",
+    "min_pixels": "there is max_pixels alone",
+    "local_files_only": "set the environment variable HF_HUB_OFFLINE=1",
+    "cache_dir": "set the environment variable HF_HOME",
+    "token": "set the environment variable HF_TOKEN",
+    **dict.fromkeys(
+        ("load_in_8bit", "load_in_4bit", "quantization_config"),
+        'use inference.checkpoint.open_checkpoint(source, dtype="int8"), or "int4"',
+    ),
+}
 
-    def hint(name: str) -> str:
-        near = difflib.get_close_matches(name, [*known], n=1)
-        return f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
 
-    return f"{function} takes no {'; no '.join(f'{name}: {instead.get(name, hint(name))}' for name in given)}"
+def unknown_arguments(given: Iterable[str], known: Collection[str]) -> str:
+    """A sentence about arguments that a `from_pretrained` does not have, beside those that are `known`."""
+    hints = (f": {_INSTEAD[name]}" if name in _INSTEAD else did_you_mean(name, known) for name in given)
+    said = "; no ".join(map("".join, zip(given, hints)))
+    return f"from_pretrained takes no {said} (it takes {', '.join(known)})"
 
 
 def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:

@@ -295,6 +295,14 @@ def _header(source: Any, limits: ImageLimits, name: str) -> bytes | None:
     return None
 
 
+def is_still(source: Any, limits: ImageLimits) -> bool:
+    """Whether its header says that it is a JPEG, or a PNG that does not move: no video, and no animation."""
+    with suppress(OSError):  # a string too long for the name of a file
+        header = _header(Path(source) if isinstance(source, str) else source, limits, describe(source))
+        return header is not None and b"acTL" not in header
+    return False
+
+
 def _header_end(data: bytes) -> int:
     """Where the header of a JPEG or PNG ends; 0 where `data` does not reach so far or is of another kind."""
     end = 0

@@ -37,7 +37,7 @@ from data.chat import (
     read_image_order,
 )
 from data.errors import ImageError, ProcessorError, PromptError
-from data.images import ImageLimits, describe, load_image
+from data.images import ImageLimits, describe, is_still, load_image
 from data.thinking import Thinking
 from data.tiles import Images, Parts, Sizes, Visual, cut_image, cut_video
 from data.tokenizer import (
@@ -60,10 +60,6 @@ from models.config import VLMConfig
 
 # What people bring from transformers' processors, and what to use here instead.
 _INSTEAD = {
-    "use_fast": "leave it out, there is one kind of image processor",
-    "trust_remote_code": "leave it out, no code of a repository is run",
-    "min_pixels": "there is max_pixels alone",
-    "padding_side": "give it to prepare",
     "__call__": "use ask(images, question), or prepare(messages)",
     "apply_chat_template": "use prepare(messages), which gives the model's inputs, images included",
     "batch_decode": "use [processor.decode(row) for row in ids]",
@@ -173,7 +169,7 @@ class Processor:
         """
         if unknown:
             known = ("config", "limits", "revision", "max_pixels")
-            raise TypeError(unknown_arguments("from_pretrained", unknown, known, _INSTEAD))
+            raise TypeError(unknown_arguments(unknown, known))
         if max_pixels is not None and (not isinstance(max_pixels, int) or max_pixels < LEAST_PIXELS):
             raise ProcessorError(f"max_pixels: expected at least {LEAST_PIXELS}, got {max_pixels!r}")
         folder = folder_of(source, revision)
@@ -234,7 +230,10 @@ class Processor:
             raise PromptError(f"question: expected some text, got {question!r}")
         if not isinstance(images, list | tuple):
             images = [] if images is None else [images]
-        opened = [clip_of(image, self.limits, describe(image)) for image in images]
+        opened = [
+            image if is_still(image, self.limits) else clip_of(image, self.limits, describe(image))
+            for image in images
+        ]
         content = [{(kind := kind_of(image)): image, "type": kind} for image in opened]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
         if system:

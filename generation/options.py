@@ -14,13 +14,12 @@ Importing it needs no torch, so that a command line can be refused at once.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-from messages import unknown_arguments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -234,11 +233,17 @@ def with_overrides(
     A TypeError says of names that are no options what to use instead."""
     known = [field.name for field in fields(GenerationOptions)]
     if unknown := [name for name in overrides if name not in known]:
-        raise TypeError(unknown_arguments("generate", unknown, known, _INSTEAD))
+        raise TypeError(f"generate takes no {'; no '.join(_what_instead(name, known) for name in unknown)}")
     options = replace(options, **overrides) if options else GenerationOptions(**overrides)
     if options.stop_token_ids is None:
         options = replace(options, stop_token_ids=tuple(eos_token_ids))
     return options
+
+
+def _what_instead(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    otherwise = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
+    return f"{name}: {_INSTEAD.get(name, otherwise)}"
 
 
 class CacheMemoryError(ValueError):

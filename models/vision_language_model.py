@@ -32,21 +32,6 @@ from models.config import VLMConfig
 from models.initial_weights import init_weights
 from models.losses import summed_cross_entropy
 
-# What people bring from transformers' `from_pretrained`, and what to use here instead.
-_INSTEAD = {
-    "torch_dtype": "use dtype",
-    "device_map": "use device, such as 'cuda': a model stands on one device",
-    "attn_implementation": "leave it out, PyTorch chooses its fastest attention",
-    "trust_remote_code": "leave it out, no code of a repository is run",
-    "low_cpu_mem_usage": "leave it out, tensors are read one by one",
-    "local_files_only": "set the environment variable HF_HUB_OFFLINE=1",
-    "cache_dir": "set the environment variable HF_HOME",
-    "token": "set the environment variable HF_TOKEN",
-    **dict.fromkeys(
-        ("load_in_8bit", "load_in_4bit", "quantization_config"),
-        'use inference.checkpoint.open_checkpoint(source, dtype="int8"), or "int4"',
-    ),
-}
 IGNORE_INDEX = -100  # label of a position that carries no loss, as in cross_entropy
 
 
@@ -54,11 +39,6 @@ def part_size(part: Any) -> tuple[int, int]:
     """Height and width in pixels of a part of an image, numbers (3, H, W) or still bytes."""
     height, width = (part if isinstance(part, Tensor) else part.pixels).shape[-2:]
     return height, width
-
-
-def part_time(part: Any) -> int | None:
-    """See `data.tiles.Part`."""
-    return None if isinstance(part, Tensor) else part.time
 
 
 @dataclass
@@ -110,11 +90,9 @@ class VisionLanguageModel(nn.Module):
         put: Put = put_parameter,
         **unknown,
     ) -> VisionLanguageModel:
-        """Load a checkpoint from a folder or the Hub, in eval mode; see `models.checkpoints.load`. A
-        TypeError says what to use in place of arguments that are `unknown` here."""
+        """Load a checkpoint from a folder or the Hub, in eval mode; see `models.checkpoints.load`."""
         if unknown:
-            known = ("revision", "dtype", "device")
-            raise TypeError(unknown_arguments("from_pretrained", unknown, known, _INSTEAD))
+            raise TypeError(unknown_arguments(unknown, ("revision", "dtype", "device")))
         model = load(cls, source, revision, dtype, device, put)
         prepare_device(model.device)
         return model
@@ -226,7 +204,7 @@ class VisionLanguageModel(nn.Module):
         self.check_placeholders(
             torch.cat(tuple(prompts))[None], [] if parts is None else self.positions(parts)
         )
-        shown = ((*part_size(part), part_time(part)) for part in (() if parts is None else parts))
+        shown = ((*part_size(part), getattr(part, "time", None)) for part in (() if parts is None else parts))
         family = FAMILIES[self.config.family]
         return [family.places(self.config, ids.tolist(), shown) for ids in prompts]
 

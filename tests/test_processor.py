@@ -378,13 +378,13 @@ def test_build_tokenizer():
     ],
 )  # fmt: skip
 def test_arguments_of_transformers_models_are_refused_with_ours(name, ours):
-    with pytest.raises(TypeError, match=rf"{name}: .*{ours}"):
+    with pytest.raises(TypeError, match=rf"{name}\b.*{ours}"):
         VisionLanguageModel.from_pretrained(EMBEDDED, **{name: "auto"})
 
 
 @pytest.mark.parametrize(("name", "ours"), [("use_fast", "leave it out"), ("max_pixel", "max_pixels")])
 def test_arguments_of_transformers_processors_are_refused_with_ours(name, ours):
-    with pytest.raises(TypeError, match=rf"{name}: .*{ours}"):
+    with pytest.raises(TypeError, match=rf"{name}\b.*{ours}"):
         Processor.from_pretrained(EMBEDDED, **{name: 1})
 
 
