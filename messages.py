@@ -40,6 +40,37 @@ def some(names: Collection[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
+def counted(number: int, one: str, more: str = "") -> str:
+    """ "1 box", "2 boxes": a number and its noun; the plural `more` is by default `one` with an s."""
+    return f"{number:,} {one if number == 1 else more or one + 's'}"
+
+
+# What people bring from transformers' `from_pretrained`, and what to use here instead.
+_INSTEAD = {
+    "torch_dtype": "use dtype",
+    "device_map": "use device, such as 'cuda': a model stands on one device",
+    "attn_implementation": "leave it out, PyTorch chooses its fastest attention",
+    "trust_remote_code": "leave it out, no code of a repository is run",
+    "low_cpu_mem_usage": "leave it out, tensors are read one by one",
+    "use_fast": "leave it out, there is one kind of image processor",
+    "min_pixels": "there is max_pixels alone",
+    "local_files_only": "set the environment variable HF_HUB_OFFLINE=1",
+    "cache_dir": "set the environment variable HF_HOME",
+    "token": "set the environment variable HF_TOKEN",
+    **dict.fromkeys(
+        ("load_in_8bit", "load_in_4bit", "quantization_config"),
+        'use inference.checkpoint.open_checkpoint(source, dtype="int8"), or "int4"',
+    ),
+}
+
+
+def unknown_arguments(given: Iterable[str], known: Collection[str]) -> str:
+    """A sentence about arguments that a `from_pretrained` does not have, beside those that are `known`."""
+    hints = (f": {_INSTEAD[name]}" if name in _INSTEAD else did_you_mean(name, known) for name in given)
+    said = "; no ".join(map("".join, zip(given, hints)))
+    return f"from_pretrained takes no {said} (it takes {', '.join(known)})"
+
+
 def did_you_mean(word: str, known: Iterable[str], alike: float = ALIKE) -> str:
     """The end of a sentence about an unknown name: ", did you mean NAME?" with the nearest, or "" where none
     is so much `alike`. Dashes in front, which all options have, do not count."""

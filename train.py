@@ -43,7 +43,7 @@ from generation.threads import choose
 from inference.checkpoint import pick_device
 from inference.cli import log_if_slow
 from inference.locks import only_writer
-from messages import one_line
+from messages import counted, one_line
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.save import written
@@ -212,8 +212,8 @@ class Run:
             more = "--pictures" if config.is_drawn else "--steps or --epochs"
             more = "--patience" if stale else more
             metrics.say(
-                f"nothing to train: the run in {config.output} has ended, after {self.first} steps; to go on "
-                f"raise {more}, to start over set --no-resume"
+                f"nothing to train: the run in {config.output} has ended, after "
+                f"{counted(self.first, 'step')}; to go on raise {more}, to start over set --no-resume"
             )
         if self.first < self.done < task.steps and not (stop.agreed or stop.failed):  # ended before its steps
             if not stale:

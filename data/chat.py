@@ -348,9 +348,8 @@ class ChatEncoder:
         # Digits and private-use characters survive anything a template does to a string (trim, capitalize).
         self._nonce = f"{secrets.randbelow(10**30):030d}"
         private = private_tokenizer(tokenizer, self._nonce)
-        self._tokenizer, self._ids, self._names, unknown_id, self._longest = private
+        self._tokenizer, self._ids, self._names, unknown_id = private
         self._watched = frozenset(self._ids.values()) - {unknown_id}
-        self._name_length = min(map(len, self._names.values()), default=0)
         # Special to the tokenizer or not.
         own = [*([] if video_token is None else [video_token]), *self.markup.marks * self.markup.native]
         longest_first = sorted({*self._names, *own}, key=len, reverse=True)
@@ -382,12 +381,6 @@ class ChatEncoder:
             self.check_thinking()
         rendered, texts = self._render(messages, add_generation_prompt, label, think, tools)
         pieces, placed, spans = self._fill(rendered, texts, image_prompts, label)
-        length = sum(map(len, pieces)) - len(placed) * self._name_length
-        if length > self._longest:
-            raise PromptError(
-                f"{label}: expected at most {self._longest:,} characters for this checkpoint's tokenizer, "
-                f"got {length:,}; shorten the text"
-            )
         own_bos = bool(self._bos) and rendered.startswith(self._bos)
         special = self.add_special_tokens and not own_bos
         text = "".join(pieces)

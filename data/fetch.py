@@ -47,8 +47,9 @@ def _public_addresses(url: httpx.URL) -> list[str]:
     addresses = [str(place[0]) for *_, place in found]
     for address in addresses:  # all of them: which one is taken is up to chance
         if not is_public(address):
+            name = host if host.strip("[]") == address else f"{host} is {address}, which"
             raise ImageError(
-                f"{host} is {address}, which is not on the public internet; set {ALLOW}=1 to allow it"
+                f"{name} is not on the public internet; the environment variable {ALLOW}=1 allows it"
             )
     return addresses
 

@@ -117,37 +117,35 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
         return _flatten(_from_array(source, name), name, own=True)
     image, orientation = open_undecoded(source, limits, name)
     _read_on(image)
-    try:
-        image.load()
-    except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
-        raise ImageError(f"{name}: the image is damaged or cut off ({one_line(error, 200)})") from error
-    turn = _UPRIGHT.get(orientation)
-    own = turn is not None or image is not source
-    return _flatten(image if turn is None else image.transpose(turn), name, own)
+    with _refusing_damage(f"{name}: the image"):
+        loaded = _turned(_loaded(image), orientation)
+    return _flatten(loaded, name, own=loaded is not source)
 
 
 def animation(data: bytes, limits: ImageLimits, name: str) -> Iterator[tuple[Image.Image, float]]:
     """The frames of an animated GIF, WebP or PNG as `load_image` gives them, and for how many seconds each is
     shown. None of an image that does not move."""
-    image, _ = _open_bytes(data, limits, name)
+    image, orientation = _open_bytes(data, limits, name)
     _read_on(image)
-    with _refusing_damage(name):
+    with _refusing_damage(f"{name}: the animation"):
         count = getattr(image, "n_frames", 1) if getattr(image, "is_animated", False) else 0
     _read_on(image)  # Pillow has read a whole GIF to count its frames
-    for number in range(count):
-        with _refusing_damage(name):
+    # A PNG may have one more in front, for programs that show no animation.
+    for number in range(int(getattr(image, "default_image", False)), count):
+        with _refusing_damage(f"{name}: the animation"):
             image.seek(number)
-            image.load()
-        # Browsers take a tenth of a second where none is said.
-        shown, picture = (image.info.get("duration") or 100) / 1000, image.copy()
-        yield _flatten(picture, name, own=True), shown
+            picture = _turned(_loaded(image), orientation)
+        milliseconds = image.info.get("duration") or 0
+        # Browsers take a tenth of a second where a hundredth or less is said.
+        shown = milliseconds / 1000 if milliseconds > 10 else 0.1
+        yield _flatten(picture.copy() if picture is image else picture, name, own=True), shown
 
 
 def moves(data: bytes, limits: ImageLimits, name: str) -> bool:
     """Whether it is an animated GIF, WebP or PNG, by the header and what follows the first frame."""
     image, _ = _open_bytes(data, limits, name)
     _read_on(image)
-    with _refusing_damage(name):
+    with _refusing_damage(f"{name}: the animation"):
         return bool(getattr(image, "is_animated", False))
 
 
@@ -158,11 +156,11 @@ def _read_on(image: Image.Image) -> None:
 
 
 @contextmanager
-def _refusing_damage(name: str) -> Iterator[None]:
+def _refusing_damage(what: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # see load_image
-        raise ImageError(f"{name}: the animation is damaged or cut off ({one_line(error, 200)})") from error
+    except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
+        raise ImageError(f"{what} is damaged or cut off ({one_line(error, 200)})") from error
 
 
 def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> tuple[int, int]:
@@ -192,6 +190,11 @@ def measure(source: Any, limits: ImageLimits = ImageLimits()) -> tuple[tuple[int
         data = NamedBytes(read_bytes(source, limits, name))
         data.name, source = name, data
     return image_size(source, limits, name), source
+
+
+def _turned(image: Image.Image, orientation: int) -> Image.Image:
+    turn = _UPRIGHT.get(orientation)
+    return image if turn is None else image.transpose(turn)
 
 
 def _upright_size(image: Image.Image, orientation: int) -> tuple[int, int]:
@@ -228,7 +231,7 @@ def read_bytes(source: Any, limits: ImageLimits, name: str) -> bytes:
         data: Any = _read_data_url(source, limits, name)
     elif isinstance(source, str) and source[:8].lower().startswith(("http://", "https://")):
         if not limits.allow_urls:
-            raise ImageError(f"{name}: URLs are disabled here; send the file itself")
+            raise ImageError(f"{name}: URLs are disabled here (serve.py --allow-urls); send the file itself")
         from data.fetch import fetch  # takes a tenth of a second to import
 
         try:
@@ -256,7 +259,8 @@ def read_bytes(source: Any, limits: ImageLimits, name: str) -> bytes:
 
 def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> bytes:
     if not limits.allow_paths:
-        raise ImageError(f"{name}: local file paths are disabled here; send the file itself")
+        said = "paths are disabled here (serve.py --allow-paths DIR); send the file itself"
+        raise ImageError(f"{name}: {said}")
     try:
         path = Path(source).expanduser()
         if path.is_file():  # a pipe or a device might never end
@@ -289,6 +293,14 @@ def _header(source: Any, limits: ImageLimits, name: str) -> bytes | None:
                 file.seek(max(end, size - PNG_TAIL))
                 return data[:end] + file.read()
     return None
+
+
+def is_still(source: Any, limits: ImageLimits) -> bool:
+    """Whether its header says that it is a JPEG, or a PNG that does not move: no video, and no animation."""
+    with suppress(OSError):  # a string too long for the name of a file
+        header = _header(Path(source) if isinstance(source, str) else source, limits, describe(source))
+        return header is not None and b"acTL" not in header
+    return False
 
 
 def _header_end(data: bytes) -> int:
@@ -412,7 +424,9 @@ def _open_bytes(data: bytes, limits: ImageLimits, name: str, whole: bool = True)
         kind = next((kind for start, kind in _KINDS if re.match(start, data, re.DOTALL | re.I)), "")
         got = kind or f"a file that starts with {data[:16]!r}"
         wanted = "an image, such as PNG, JPEG or WebP"
-        if (mimetypes.guess_type(name.strip("'"))[0] or "").startswith("video/"):
+        if kind.startswith("a video"):
+            got += '; in a message, give it as {"type": "video", "video": ...}'
+        elif (mimetypes.guess_type(name.strip("'"))[0] or "").startswith("video/"):
             wanted = "a video: MP4, QuickTime, WebM, Matroska or AVI"
         raise ImageError(f"{name}: expected {wanted}, got {got}") from error
     except Exception as error:  # Pillow's own guard of 179 million pixels, or whatever hostile bytes lead to
@@ -489,12 +503,51 @@ def _exif_block(image: Image.Image, data: bytes) -> bytes | None:
     return None
 
 
+def _loaded(image: Image.Image) -> Image.Image:
+    """The image, decoded. Pillow compares the colour that a PNG hides (tRNS), as the file has it, with pixels
+    that it has scaled (2 and 4 bits) or halved (16 bits of a colour): here with what they were."""
+    hidden, tiles = image.info.get("transparency"), getattr(image, "tile", ())
+    raw = tiles[0].args if tiles and image.format == "PNG" else None
+    if isinstance(hidden, int) and raw in ("L;2", "L;4"):
+        levels = (
+            2 ** int(raw[-1]) - 1
+        )  # of a later frame the value is scaled already: its lower bits are the same
+        image.info["transparency"] = (hidden & levels) * 255 // levels
+    if not (isinstance(hidden, tuple) and raw == "RGB;16B"):
+        image.load()
+        return image
+    upper, lower = [value >> 8 for value in hidden], [value & 255 for value in hidden]
+    if getattr(image, "is_animated", False):  # one reader of all frames: their lower bits are gone
+        shown = (np.asarray(image) != upper).any(2)
+    else:
+        shown = (_lower_bytes(image) != lower).any(2) | (np.asarray(image) != upper).any(2)
+        image.info["transparency"] = tuple(upper)  # for whoever takes the decoded image again
+    image = image.convert("RGBA")
+    image.putalpha(Image.fromarray(shown * np.uint8(255)))
+    return image
+
+
+def _lower_bytes(image: Any) -> np.ndarray:
+    """Of a PNG of 16 bits a colour, the lower eight, (H, W, 3), which Pillow drops."""
+    place = image.fp.tell()
+    image.fp.seek(0)
+    lower: Any = Image.open(image.fp, formats=["PNG"])
+    lower.tile = [image.tile[0]._replace(args="RGB;16L")]
+    array = np.asarray(lower)
+    image.fp.seek(place)
+    return array
+
+
 def _flatten(image: Image.Image, name: str, own: bool) -> Image.Image:
     """Any mode → RGB; transparent parts over white; 16- and 32-bit grey scaled, not clipped. An image of our
     `own` that is RGB already is not copied, unless it would keep its file in memory."""
     if image.mode in ("F", "I") or image.mode.startswith("I;16"):
-        image = Image.fromarray(_to_uint8(np.asarray(image), name))
+        values, hidden = np.asarray(image), image.info.get("transparency")
+        grey = _to_uint8(values, name)
+        image = Image.fromarray(grey if hidden is None else np.where(values == hidden, np.uint8(255), grey))
     try:
+        if image.mode == "La":
+            image = image.convert("LA")
         if image.has_transparency_data:
             image = image.convert("RGBA")
             rgb = Image.new("RGB", image.size, "white")

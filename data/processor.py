@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from PIL import Image
@@ -37,7 +37,7 @@ from data.chat import (
     read_image_order,
 )
 from data.errors import ImageError, ProcessorError, PromptError
-from data.images import ImageLimits, describe, load_image
+from data.images import ImageLimits, describe, is_still, load_image
 from data.thinking import Thinking
 from data.tiles import Images, Parts, Sizes, Visual, cut_image, cut_video
 from data.tokenizer import (
@@ -53,11 +53,21 @@ from data.tokenizer import (
     turn_ends,
 )
 from data.tools import Tool
-from data.video import Clip, open_video, open_visual
+from data.video import Clip, clip_of, open_video, open_visual
 from families import FAMILIES, idefics3
-from messages import one_line
+from messages import one_line, unknown_arguments
 from models.config import VLMConfig
 
+# What people bring from transformers' processors, and what to use here instead.
+_INSTEAD = {
+    "__call__": "use ask(images, question), or prepare(messages)",
+    "apply_chat_template": "use prepare(messages), which gives the model's inputs, images included",
+    "batch_decode": "use [processor.decode(row) for row in ids]",
+    "post_process_image_text_to_text": "use [processor.decode(row) for row in ids]",
+    "save_pretrained": "use model.save_pretrained(folder, processor), which writes both",
+    "push_to_hub": "use model.push_to_hub(name, processor), which uploads both",
+    "image_processor": "use hf_processor.image_processor, which is transformers' own",
+}
 LEAST_PIXELS = 1024  # that whole images may be made to fit
 FRAMES_AS_IMAGES = 8  # of a video, for a model that takes images alone
 Conversation = Sequence[Mapping[str, Any]]
@@ -148,13 +158,18 @@ class Processor:
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         revision: str | None = None,
         max_pixels: int | None = None,
+        **unknown,
     ) -> Processor:
         """The processor of a checkpoint: a folder, or a repository on the Hub at a `revision`.
 
         With the model's `config`, tile size, tokens per tile and placeholder id must fit it. Of a model that
         takes images whole (Qwen-VL), larger images are made to fit `max_pixels`, or the checkpoint's own
-        budget where that is less. A ProcessorError says what is missing or broken.
+        budget where that is less. A ProcessorError says what is missing or broken, and a TypeError what to
+        use in place of arguments that are `unknown` here.
         """
+        if unknown:
+            known = ("config", "limits", "revision", "max_pixels")
+            raise TypeError(unknown_arguments(unknown, known))
         if max_pixels is not None and (not isinstance(max_pixels, int) or max_pixels < LEAST_PIXELS):
             raise ProcessorError(f"max_pixels: expected at least {LEAST_PIXELS}, got {max_pixels!r}")
         folder = folder_of(source, revision)
@@ -181,6 +196,16 @@ class Processor:
             said = f"{type(error).__name__}: {one_line(error, 300)}"
             raise ProcessorError(f"{folder}: its processor cannot be opened ({said})") from error
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _INSTEAD:
+                raise AttributeError(f"Processor has no {name}: {_INSTEAD[name]}")
+            return self.__getattribute__(name)  # which says why there is none
+
+    def __call__(self, *args, **kwargs) -> NoReturn:
+        raise TypeError(f"Processor cannot be called: {_INSTEAD['__call__']}")
+
     @property
     def thinking(self) -> Thinking | None:
         """How its model thinks before it answers."""
@@ -196,7 +221,7 @@ class Processor:
 
     # --------------------------------------------------------------------------------------------- in
     def ask(self, images: Any, question: str, system: str | None = None, **options) -> ModelInputs:
-        """Inputs for one question about one image, a list of them, or none (None or [])."""
+        """Inputs for one question about one image or video, a list of them, or none (None or [])."""
         return self.prepare(self.conversation(images, question, system), **options)
 
     def conversation(self, images: Any, question: str, system: str | None = None) -> list[dict[str, Any]]:
@@ -205,7 +230,11 @@ class Processor:
             raise PromptError(f"question: expected some text, got {question!r}")
         if not isinstance(images, list | tuple):
             images = [] if images is None else [images]
-        content = [{(kind := kind_of(image)): image, "type": kind} for image in images]
+        opened = [
+            image if is_still(image, self.limits) else clip_of(image, self.limits, describe(image))
+            for image in images
+        ]
+        content = [{(kind := kind_of(image)): image, "type": kind} for image in opened]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
         if system:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})

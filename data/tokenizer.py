@@ -5,18 +5,11 @@
 
 A tokenizer.json says by itself how text is read. Other folders are opened by transformers: those without one,
 with a class that builds its own rules or a key not known here, or with tokens that only another file names.
-
-Tokenizers are strangers: the file is a program. Normalizers rewrite the text one after another, patterns with
-backtracking split it. Twenty replacements of `e` by `ee` make a million characters of one; a pattern such as
-`(a+)+$` takes for ever. So `check_tokenizer` counts the parts, multiplies what they make of one character,
-takes only flat patterns, and says how long a text may be for the rest to stay small.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,7 +62,7 @@ _VOCABULARY = re.compile(
 )
 # Keys under which transformers finds the names of further files, which it then reads in place of these.
 _POINTERS = {"configuration_files", "fast_tokenizer_files"}
-MOST_LINES = 1_000_000  # of a vocabulary that is no JSON
+MOST_IDS = 4_194_304  # as many as a config may say there are
 
 
 def folder_of(source: str | Path, revision: str | None = None) -> Path:
@@ -93,9 +86,7 @@ def check_files(folder: Path) -> None:
         elif _VOCABULARY.fullmatch(path.name):
             with naming_file(path):
                 check_size(path, MAX_TOKENIZER)
-                check_values(raw := path.read_bytes())
-                if path.suffix != ".json":  # which may have a line for each value
-                    _check_most("lines", raw.count(b"\n"), MOST_LINES)
+                check_values(path.read_bytes())
 
 
 def read_object(path: Path, most: int = MAX_CONFIG) -> dict[str, Any]:
@@ -130,161 +121,6 @@ def no_panic() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise ProcessorError(f"the tokenizers library gave up ({one_line(error, 200)})") from None
-
-
-# --------------------------------------------------------------------------------- limits of a tokenizer.json
-# Of a published one the most are 7 normalizers, 7 pre-tokenizers, 4 decoders, and patterns of 500 characters;
-# the longest token has 128 characters, and 6,400 are added to a vocabulary.
-MOST_IDS = 4_194_304  # as many as a config may say there are
-MOST_PARTS, DEEPEST = 16, 4
-LONGEST_PATTERN, LONGEST_TOKEN = 2000, 1024
-MOST_ADDED, MOST_ADDED_CHARACTERS = 16_384, 1_000_000
-LONGEST_WORD = 1000  # of WordPiece, whose time grows with the square of it
-LONGEST_POST_PROCESSOR = 100_000  # characters
-MOST_GROWTH = 2000  # characters that one character may become
-MOST_CHARACTERS = 8_000_000  # of text after that: a few hundred megabytes
-MOST_SQUARED = 20_000  # characters for a pattern whose time grows with the square of them: two seconds
-# Characters that one becomes at most: U+FDFA has 18 in compatibility; a byte's letter; a mark before a word.
-_GROWTH = {
-    "NFKC": 18, "NFKD": 18, "BertNormalizer": 18, "NFD": 4, "NFC": 3, "Lowercase": 2,
-    "ByteLevel": 2, "Metaspace": 2,
-}  # fmt: skip
-
-
-def check_tokenizer(spec: Mapping[str, Any]) -> int:
-    """How many characters of text the tokenizer of a parsed tokenizer.json may be given.
-
-    Raises ValueError for one that nobody publishes, with what is wrong with it; for one that is no tokenizer
-    at all, whatever comes of it.
-    """
-    model = spec.get("model") or {}
-    longest_piece = _check_vocabulary(spec.get("added_tokens") or [], model)
-    growth, squared = {}, False
-    for section in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        parts = list(_parts(spec.get(section), section))
-        _check_most(f"{section}: parts", len(parts), MOST_PARTS)
-        growth[section] = math.prod(map(_growth, parts))
-        patterns = [(part.get("pattern") or {}).get("Regex") for part in parts]
-        squared |= any([_is_squared(pattern, section) for pattern in patterns if pattern])
-    affixes = [model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix")]
-    text = growth["normalizer"] * growth["pre_tokenizer"] * (1 + sum(map(len, affixes)))
-    _check_most("growth of a text", max(text, 10 * growth["decoder"]), MOST_GROWTH)
-    written = json.dumps(spec.get("post_processor"))
-    _check_most("post_processor: characters", len(written), LONGEST_POST_PROCESSOR)
-    _check_most("post_processor: texts", written.count('"Sequence":'), 3)  # one, and two of a pair
-    if model.get("type") == "Unigram":  # tries each piece at each place
-        text = max(text, longest_piece)
-    return int(min(MOST_CHARACTERS / text, MOST_SQUARED if squared else MOST_CHARACTERS))
-
-
-def _check_most(what: str, got: float, most: int) -> None:
-    if got > most:
-        raise ValueError(f"{what}: expected at most {most}, got {got}")
-
-
-def _check_vocabulary(added: list[dict], model: Mapping[str, Any]) -> int:
-    """The length of the longest token, in characters, at least 1."""
-    vocab = model.get("vocab") or {}
-    pieces = list(vocab) if isinstance(vocab, dict) else [piece for piece, _ in vocab]
-    contents = [token["content"] for token in added]
-    longest = max(map(len, (*pieces, *contents)), default=1)
-    _check_most("added_tokens", len(added), MOST_ADDED)
-    _check_most("added_tokens: characters", sum(map(len, contents)), MOST_ADDED_CHARACTERS)
-    _check_ids([*(vocab.values() if isinstance(vocab, dict) else ()), *(token["id"] for token in added)])
-    _check_most("characters of a token", longest, LONGEST_TOKEN)
-    _check_most("max_input_chars_per_word", model.get("max_input_chars_per_word", 0), LONGEST_WORD)
-    return max(longest, 1)
-
-
-def _check_ids(ids: Iterable[int]) -> None:
-    """The library counts up to the largest, and keeps each id that is missing."""
-    _check_most("ids", max(ids, default=0), MOST_IDS - 1)
-
-
-def _parts(value: Any, section: str, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """The parts of a section that do something, its sequences taken apart."""
-    if value is None:
-        return
-    _check_most(f"{section}: depth", depth, DEEPEST)
-    lists = ("normalizers", "pretokenizers", "processors", "decoders")
-    inner = [part for name in lists for part in value.get(name) or ()]
-    if not inner:
-        yield value
-    for part in inner[: MOST_PARTS + 1]:
-        yield from _parts(part, section, depth + 1)
-
-
-def _growth(part: Mapping[str, Any]) -> float:
-    """How many characters a part makes of one, at most."""
-    kind = part.get("type")
-    if kind == "Prepend":
-        return 1 + len(part["prepend"])
-    if kind == "Replace":  # a pattern, or no text, may match between any two characters
-        replaced = part["pattern"].get("String")
-        return max(1.0, len(part["content"]) / len(replaced)) if replaced else 1.0 + len(part["content"])
-    if kind == "Precompiled":  # SentencePiece's: its length, a table of that length, strings ended by NUL
-        raw = base64.b64decode(part["precompiled_charsmap"], validate=True)
-        strings = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
-        return max(len(one.decode("utf-8", "replace")) for one in strings) or 1
-    return _GROWTH.get(str(kind), 1)
-
-
-# A flat pattern: classes, letters, and groups of literal choices, each perhaps repeated; no repetition inside
-# a repetition, no reference to a group. Whatever the text, such a pattern ends soon, or in square time.
-_CLASS = r"\[(?:\\.|[^\[\]\\]|\[(?:\\.|[^\[\]\\])*\])+\]"
-_LETTER = rf"(?:{_CLASS}|\\[pP]\{{[^{{}}]*\}}|\\[^1-9kgGKRXC]|[^\\\[\](){{}}|*+?^$])"
-_ITEM = re.compile(
-    rf"(?P<look>\(\?[=!]{_LETTER}+\)|[\^$])"
-    rf"|(?:{_LETTER}|(?P<group>\((?:\?i?:)?(?:{_LETTER}|\|)*\)))"
-    r"(?P<repeat>[?*+]|\{(?P<least>\d{1,2})(?P<comma>,)?(?P<most>\d{1,2})?\})?"
-    r"|(?P<bar>\|)"
-)
-_KNOWN_PATTERN = r"(?=(\d{3})+(?!\d))"  # published, and not flat
-# White space is tried at every length, but then taken at once by what comes last.
-_WHITE_SPACE = (r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)")
-_MOST_CHOICES = 6  # of different lengths, side by side
-
-
-def _is_squared(pattern: str, section: str) -> bool:
-    """Whether the time of a pattern may grow with the square of the text; ValueError if with more."""
-    shown = f"{section}: the pattern {pattern[:60]!r}"
-    _check_most(f"{shown}: characters", len(pattern), LONGEST_PATTERN)
-    if pattern == _KNOWN_PATTERN:
-        return True
-    alternatives: list[list[re.Match]] = [[]]
-    place = 0
-    while place < len(pattern):
-        item = _ITEM.match(pattern, place)
-        if item is None or (item["group"] and item["repeat"] not in (None, "?")):
-            raise ValueError(f"{shown} is not known to end soon, at {pattern[place : place + 20]!r}")
-        if item["bar"]:
-            alternatives.append([])
-        else:
-            alternatives[-1].append(item)
-        place = item.end()
-    last = "".join(item[0] for item in alternatives[-1])
-    squared = False
-    for items in alternatives:
-        if last == r"\s+" and "".join(item[0] for item in items) in _WHITE_SPACE:
-            continue
-        tried, choices, may_fail = 0, 0, False
-        for item in reversed(items):
-            least, most = _lengths(item)
-            tried += may_fail and most > 3 and least != most
-            choices += least != most or "|" in (item["group"] or "")
-            may_fail = may_fail or least > 0 or bool(item["look"])
-        if tried > 1 or choices > _MOST_CHOICES:
-            raise ValueError(f"{shown} may be tried at too many lengths")
-        squared |= tried == 1
-    return squared
-
-
-def _lengths(item: re.Match) -> tuple[float, float]:
-    """How often a part of a pattern may stand there, at least and at most."""
-    if item["least"] is None:
-        return {"?": (0, 1), "*": (0, math.inf), "+": (1, math.inf)}.get(item["repeat"], (1, 1))
-    least = int(item["least"])
-    return least, least if item["comma"] is None else int(item["most"] or 99)
 
 
 # --------------------------------------------------------------------------------------- a folder's tokenizer
@@ -390,11 +226,9 @@ def turn_ends(tokenizer: AnyTokenizer) -> tuple[int, ...]:
 
 
 def open_tokenizer(folder: Path) -> AnyTokenizer:
-    """The tokenizer of a folder whose files `check_files` has passed; PromptError for one past the limits."""
+    """The tokenizer of a folder whose files `check_files` has passed."""
     config, model = read_object(folder / "tokenizer_config.json"), read_object(folder / "config.json")
     spec = read_object(folder / "tokenizer.json", MAX_TOKENIZER)
-    with naming_file(folder / "tokenizer.json"):
-        check_tokenizer(spec)
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     kind = model.get("model_type")  # of smolvlm transformers takes tokenizer.json as it is
     plain = named in _PLAIN or (named in _GPT2 and kind == "smolvlm")
@@ -501,7 +335,6 @@ class PrivateTokenizer(NamedTuple):
     ids: dict[str, int]  # by a token's ordinary name
     names: dict[str, str]  # the private name, by the ordinary one
     unknown_id: int | None  # for characters that a model without byte fallback has not seen: may be typed
-    longest: int  # characters that it may be given
 
 
 def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
@@ -511,13 +344,10 @@ def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
     if not tokenizer.is_fast:
         got = type(tokenizer).__name__
         raise PromptError(f"tokenizer: expected one of the tokenizers library, got {got}")
-    try:
-        _check_ids(tokenizer.get_vocab().values())  # before it is written out
-        # Offsets include a token's leading space; the ids do not change.
-        spec = json.loads(tokenizer.backend_tokenizer.to_str().replace(*_OFFSETS))
-        longest = check_tokenizer(spec)
-    except ValueError as error:
-        raise PromptError(f"tokenizer: {error}") from error
+    if (largest := max(tokenizer.get_vocab().values(), default=0)) >= MOST_IDS:  # to_str counts up to it
+        raise PromptError(f"tokenizer: expected at most {MOST_IDS - 1} as the largest id, got {largest}")
+    # Offsets include a token's leading space; the ids do not change.
+    spec = json.loads(tokenizer.backend_tokenizer.to_str().replace(*_OFFSETS))
     written = _vocabulary(tokenizer, spec["added_tokens"])
     renamed = [token for token in spec["added_tokens"] if token["content"] not in written]
     ids = {token["content"]: token["id"] for token in renamed}
@@ -542,7 +372,7 @@ def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
     unknown = model.get("unk_id")  # Unigram's
     if model.get("unk_token"):
         unknown = private.token_to_id(model["unk_token"])
-    return PrivateTokenizer(private, ids, names, unknown, longest)
+    return PrivateTokenizer(private, ids, names, unknown)
 
 
 def _vocabulary(tokenizer: AnyTokenizer, added: list[dict[str, Any]]) -> set[str]:

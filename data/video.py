@@ -12,7 +12,9 @@ it is told which one a file has, and is handed the bytes alone.
 
 from __future__ import annotations
 
+import bisect
 import io
+import itertools
 import math
 import mimetypes
 import os
@@ -44,6 +46,7 @@ MOST_SECONDS = 2 * 3600
 MOST_FRAMES = 500_000  # of a file
 MOST_FRAME_PIXELS = 2**24  # a decoder keeps sixteen of them
 DECODE_THREADS = 4
+MOST_RATE = 100  # frames a second of an animation
 UNKNOWN_RATE = 24.0  # frames a second where a file does not say, as in transformers
 _CONTAINERS = (
     (rb".{4}(?:ftyp|moov|mdat|wide|free|skip)", "mov"),
@@ -86,14 +89,14 @@ def open_visual(
     name: str | None = None,
 ) -> Image.Image | Clip:
     """What `load_image` gives; or of a video, an animation or a folder of images, a Clip."""
-    opened = _open(source, limits, name or describe(source))
+    opened = clip_of(source, limits, name or describe(source))
     return opened if isinstance(opened, Clip) else load_image(opened, limits, name)
 
 
 def open_video(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> Clip:  # noqa: B008
     """A Clip of what is a video, an animation or a folder of images. Raises ImageError."""
     name = name or describe(source)
-    if not isinstance(clip := _open(source, limits, name), Clip):
+    if not isinstance(clip := clip_of(source, limits, name), Clip):
         if isinstance(clip, str | os.PathLike):
             read_bytes(clip, limits, name)  # says why there are none
         kinds = "MP4, QuickTime, WebM, Matroska, AVI, an animated GIF, WebP or PNG, or a folder of images"
@@ -110,9 +113,10 @@ def is_video(data: bytes, limits: ImageLimits, name: str, rest: Callable[[], byt
     return _ANIMATED.match(data) is not None and moves(data + rest(), limits, name)
 
 
-def _open(source: Any, limits: ImageLimits, name: str) -> Any:
-    """A Clip, or of what is none, what to give to `load_image`."""
-    if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview):
+def clip_of(source: Any, limits: ImageLimits, name: str) -> Any:
+    """A Clip, or of what is no video, what to give to `load_image`."""
+    readable = isinstance(source, str | os.PathLike | bytes | bytearray | memoryview)
+    if isinstance(source, Clip) or not (readable or hasattr(source, "read")):
         return source
     local = isinstance(source, os.PathLike) or (isinstance(source, str) and not _URL.match(source))
     if local and limits.allow_paths:
@@ -230,21 +234,27 @@ def _in_time(items: Iterator[Any], limits: ImageLimits, name: str) -> Iterator[A
 
 # ---------------------------------------------------------------------------------------- what Pillow decodes
 def _of_animation(data: bytes, limits: ImageLimits, name: str) -> Clip | None:
-    """None for an image that does not move. Its frames count as equally long."""
-    count, seconds, size = 0, 0.0, (0, 0)
+    """None for an image that does not move. Its frames may be shown for different times: a video of it has so
+    many frames a second that each is shown for a whole number of them, at most `MOST_RATE`."""
+    times, size = list[float](), (0, 0)
     for frame, shown in _in_time(animation(data, limits, name), limits, name):
-        count, seconds, size = count + 1, seconds + shown, size if count else frame.size
-    if count < 2:
+        size = size if times else frame.size
+        times.append(shown)
+    if len(times) < 2:
         return None
-    if seconds > MOST_SECONDS:
+    if (seconds := sum(times)) > MOST_SECONDS:
         raise ImageError(f"{name}: expected a video of at most {MOST_SECONDS:,} seconds, got {seconds:,.0f}")
+    same = len(set(times)) == 1
+    each = times[0] if same else max(math.gcd(*(round(1000 * one) for one in times)) / 1000, 1 / MOST_RATE)
+    ends = list(itertools.accumulate(times))[:-1]
 
     def read(indices: Sequence[int]) -> Iterator[Image.Image]:
-        wanted = frozenset(indices)
+        # In the middle of its place, where no sum of times is a little too large.
+        wanted = [bisect.bisect(ends, (index + 0.5) * each) for index in indices]
         frames = enumerate(_in_time(animation(data, limits, name), limits, name))
-        yield from (frame for number, (frame, _) in frames if number in wanted)
+        yield from (frame for number, (frame, _) in frames for _ in range(wanted.count(number)))
 
-    return Clip(name, count, count / seconds, size, read, animated=True)
+    return Clip(name, round(seconds / each), 1 / each, size, read, animated=True)
 
 
 def _of_folder(folder: Path, limits: ImageLimits, name: str) -> Clip:

@@ -28,6 +28,7 @@ from eval.results import (
 )
 from eval.tasks import TaskError
 from inference.cli import Parser
+from messages import counted
 
 LMMS_EVAL = "https://github.com/EvolvingLMMs-Lab/lmms-eval"
 _SECTION = re.compile(r"(^## Evaluation[ \t]*\n)(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
@@ -51,11 +52,11 @@ def evaluation_text(several: Sequence[Mapping[str, Any]]) -> str:
     for results in several:
         task = results["task"]
         if "harness" in task:
-            heading = f"**{task['name']}** by {task['harness']}, {results['n']:,} questions."
+            heading = f"**{task['name']}** by {task['harness']}, {counted(results['n'], 'question')}."
             parts += [heading, official_table(results)]
             continue
         interval = f"{results['confidence']:.0%} interval {interval_text(results['interval'])}"
-        on = f"{results['n']:,} questions, {results['model']['dtype']}"
+        on = f"{counted(results['n'], 'question')}, {results['model']['dtype']}"
         prompt = json.dumps(task["prompt"], ensure_ascii=False)
         parts.append(f"**{task['name']}**: {results['score']:.1%} ({interval}) on {on}.")
         parts.append(table_text(results["families"]))

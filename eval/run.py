@@ -90,7 +90,7 @@ from inference.grammar import choice_grammar
 from inference.locks import only_writer
 from inference.thinking import THINK_TOKENS, budget_of, held_to, think_first, thinking_end
 from inference.votes import pick
-from messages import one_line
+from messages import counted, one_line
 from models.checkpoints.hub import for_terminal, last_name
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
@@ -569,7 +569,8 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
         run_lmms(official, checkpoint, settings.limit, size, output, think=think) if official else ()
     ):
         print(for_terminal(official_table(result)))
-        print(f"{result['n']} questions, {result['seconds']:.1f} s in all; {output / result['task']['name']}")
+        asked = counted(result["n"], "question")
+        print(f"{asked}, {result['seconds']:.1f} s in all; {output / result['task']['name']}")
 
 
 def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
@@ -621,9 +622,8 @@ def _run_own(
         print("; ".join(filter(None, (cut, higher_limits(results)))))
     speed, errors = results["samples_per_second"], results["errors"]
     per_second = f", {speed:.1f} samples/s" if speed else ""
-    print(
-        f"{results['n']} questions; {results['answered']} answered in {results['seconds']:.1f} s{per_second}"
-    )
+    asked = counted(results["n"], "question")
+    print(f"{asked}; {results['answered']} answered in {results['seconds']:.1f} s{per_second}")
     if errors["count"]:
         listed = "; ".join(f"{one['id']}: {one['error']}" for one in errors["samples"][:3])
         said = f"{errors['count']} could not be answered and score 0 ({listed}; all of them in {RESULTS})"

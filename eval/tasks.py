@@ -45,6 +45,7 @@ from data.video import open_video
 from eval.metrics import Metric, MetricError
 from inference.errors import user_errors
 from inference.votes import normalised
+from messages import counted
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "checkpoints" / "ocelli-shapes"
 IMAGE_SIZE = 256  # pixels a side of the drawn images; the processor reduces them
@@ -165,9 +166,10 @@ class EvalTask:
         images = len({shown for sample in self.samples for shown in sample.shows})
         needed = self.metric.targets_needed
         few = sum(len(sample.targets) < needed for sample in self.samples)
-        warning = f"{few:,} questions have fewer than the {needed} answers that a score of 1 needs"
+        warning = f"questions with fewer than the {needed} answers that a score of 1 needs: {few:,}"
+        asked = counted(len(self.samples), "question")
         rows = {
-            "task": f"{self.name}: {len(self.samples):,} questions about {images:,} different images",
+            "task": f"{self.name}: {asked} about {counted(images, 'different image')}",
             "data": ", ".join(
                 f"{key} {value}" for key, value in self.data.items() if value not in (None, "")
             ),

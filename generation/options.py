@@ -178,6 +178,7 @@ _INSTEAD = {
     "streamer": "iterate over generate_stream",
     "stopping_criteria": "iterate over generate_stream and break",
     "logits_processor": "pass a constraint, or a decode_step that changes the logits",
+    "generation_config": "pass its values as options; those of the checkpoint's file are not applied",
     "past_key_values": "use generation.session.Session, which keeps its cache",
 }
 

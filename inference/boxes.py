@@ -18,6 +18,7 @@ from data.tiles import Sizes
 from inference.attribution.draw import font, save_signed
 from inference.checkpoint import ANY_SIZE, Checkpoint, spoken_form
 from inference.errors import RequestError
+from messages import counted
 from models.checkpoints.hub import describe
 
 # Dark enough for white letters; told apart by people who do not see red or green as others do.
@@ -144,7 +145,8 @@ class Locator:
             boxes = [box for one in self.found for box in one.boxes]
             points = [point for one in self.found for point in one.points]
             save_signed(draw_things(self.image, boxes, points), self.drawing)
-            self.log(f"{self.drawing}: {len(boxes)} boxes, {len(points)} points")
+            drawn = counted(len(boxes), "box", "boxes"), counted(len(points), "point")
+            self.log(f"{self.drawing}: {', '.join(drawn)}")
         return located_fields(self.form, self.found[-1])
 
     def text(self, answer: str) -> str:

@@ -33,7 +33,7 @@ from inference.locks import only_writer
 from inference.terminal import GREY, PLAIN, Lines, columns, wrapped, wrapped_lines
 from inference.thinking import THINK_TOKENS, Think
 from inference.votes import PICKS
-from messages import did_you_mean, one_line, printable
+from messages import counted, did_you_mean, one_line, printable
 from models import __version__
 from models.checkpoints.hub import check_has_config, describe, for_terminal, last_name, repository
 from models.checkpoints.names import PHOTOGRAPHS, table
@@ -385,6 +385,8 @@ def parse_generate_args(
 
 def validate_args(args: argparse.Namespace) -> str | None:
     """One sentence about arguments that do not go together, or None."""
+    if wrong := _lacks_quotes([*args.images, *(args.batch or [])], args.questions):
+        return wrong
     if args.batch == []:
         return "--batch: expected a FILE.jsonl, a folder or images, got a question only"
     values = vars(args) | {
@@ -414,6 +416,20 @@ def validate_args(args: argparse.Namespace) -> str | None:
         if (sheet := values[name]) and (wrong := _wrong_sheet(sheet)):
             return f"--{_dashed(name)}: {wrong}"
     return None
+
+
+def _lacks_quotes(names: list[str], questions: list[str]) -> str | None:
+    """A sentence about what seems to be a question of several words without quotes, or None: names of no
+    files that are single words, several of them, or one beside a question of one word."""
+
+    def is_lost(name: str) -> bool:
+        named = name == STDIN or is_image_name(name) or any(mark in name for mark in "/*?[")
+        return not named and not os.path.lexists(name)
+
+    lost = [*filter(is_lost, names)]
+    if not lost or len(lost) + sum(not re.search(r"\s", one.strip()) for one in questions) < 2:
+        return None
+    return f'{lost[0]!r}: no such file; a question of several words needs quotes: "{lost[0]} ..."'
 
 
 def _wrong_batch(args: argparse.Namespace) -> str | None:
@@ -581,7 +597,8 @@ def seen_at(rule: Any, visual: Any) -> str:
     height, width = visual.parts.shape[-2:]
     if visual.times:
         times = f"{visual.times[0]:.1f} to {visual.times[-1]:.1f} of {visual.seconds:.1f} s"
-        parts = f"{len(visual.times)} {'pairs of frames' if len(visual.parts.shape) == 5 else 'frames'}"
+        nouns = ("pair of frames", "pairs of frames") if len(visual.parts.shape) == 5 else ("frame",)
+        parts = counted(len(visual.times), *nouns)
         return f"{parts}, {times}, seen at {width} x {height} pixels ({visual.positions} positions)"
     if rule.budget is None:
         return ""
@@ -661,14 +678,15 @@ class Aside:
 def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     """The size and speed of an answer, from the fields of `Reply.finish`: a line for each figure."""
     lengths = " + ".join(str(len(ids)) for ids in result["token_ids"])
+    lengths += " token" if lengths == "1" else " tokens"
     reused = f", {result['reused_tokens']} kept from before" if result["reused_tokens"] else ""
     confidences = "".join(f", confidence {one:.1%}" for one in result["confidences"])
-    thought = "".join(f"{count} tokens of thinking, " for count in result.get("thinking_tokens", ()))
+    thought = "".join(f"{counted(n, 'token')} of thinking, " for n in result.get("thinking_tokens", ()))
     ended = ", ".join(sorted(set(result["stop_reasons"])))
     rows = {
         "model": f"{model}, {result['dtype']} on {result['device']}",
         "prompt": f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image{reused}",
-        "answer": f"{thought}{lengths} tokens, ended by {ended}{confidences}",
+        "answer": f"{thought}{lengths}, ended by {ended}{confidences}",
         **{name.replace("_", " "): f"{value:.3f} s" for name, value in result["seconds"].items()},
         "kv cache": f"{result['kv_cache_bytes'] / 2**20:.2f} MiB",
         "step": result["decode_step"],
@@ -678,11 +696,11 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
         rows["decode"] += f", {result['decode_tokens_per_second']:.1f} tokens/s"
     if draft := result.get("draft"):
         seconds, first = draft["draft_seconds"], draft["first_token_seconds"]
-        right = f"{draft['accepted']} of {draft['tokens']} tokens right"
+        right = f"{draft['accepted']} of {counted(draft['tokens'], 'token')} right"
         rows["draft"] = f"{seconds:.3f} s, {first:.3f} s to the first token; {right}"
     if result.get("proposed_tokens"):
         rows["verified"] = (
-            f"{result['accepted_tokens']} of {result['proposed_tokens']} proposed tokens accepted"
+            f"{result['accepted_tokens']} of {counted(result['proposed_tokens'], 'proposed token')} accepted"
         )
     for probabilities in result.get("probabilities", ()):
         rows["choices"] = ", ".join(f"{text} {share:.1%}" for text, share in probabilities.items())
@@ -714,7 +732,8 @@ def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], 
             left_out = f"; {source.said_left_out()}" if source.left_out else ""
             log(f"images: {len(source.images)}{left_out}")
         if args.shard:
-            log(f"shard {args.shard[0]}/{args.shard[1]}: {files.total} of {files.all_shards} questions")
+            every = counted(files.all_shards, "question")
+            log(f"shard {args.shard[0]}/{args.shard[1]}: {files.total} of {every}")
         summary, step = Summary(skipped=files.total), ""
         if files.missing:
             checkpoint, options = load()
@@ -732,7 +751,7 @@ def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], 
         log(f"unknown keys, kept under 'other': {', '.join(sorted(summary.unused_keys))}")
     if args.stats:
         seconds = ", ".join(f"{name} {value:.3f} s" for name, value in summary.seconds.items())
-        log(f"{summary.new_tokens} new tokens; {seconds or 'nothing computed'}{step}")
+        log(f"{counted(summary.new_tokens, 'new token')}; {seconds or 'nothing computed'}{step}")
     return 1 if summary.failed or unread else 0
 
 

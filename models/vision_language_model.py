@@ -23,6 +23,7 @@ from generation.decoding import GenerationOutput, TokenStream
 from generation.kv_cache import KVCache, to_device
 from generation.options import GenerationOptions, with_overrides
 from generation.protocol import Pixels
+from messages import unknown_arguments
 from models.checkpoints.backbones import from_backbones
 from models.checkpoints.hub import Origin
 from models.checkpoints.load import Put, load, put_parameter
@@ -38,11 +39,6 @@ def part_size(part: Any) -> tuple[int, int]:
     """Height and width in pixels of a part of an image, numbers (3, H, W) or still bytes."""
     height, width = (part if isinstance(part, Tensor) else part.pixels).shape[-2:]
     return height, width
-
-
-def part_time(part: Any) -> int | None:
-    """See `data.tiles.Part`."""
-    return None if isinstance(part, Tensor) else part.time
 
 
 @dataclass
@@ -92,8 +88,11 @@ class VisionLanguageModel(nn.Module):
         dtype: torch.dtype | str | None = "auto",
         device: torch.device | str | None = None,
         put: Put = put_parameter,
+        **unknown,
     ) -> VisionLanguageModel:
         """Load a checkpoint from a folder or the Hub, in eval mode; see `models.checkpoints.load`."""
+        if unknown:
+            raise TypeError(unknown_arguments(unknown, ("revision", "dtype", "device")))
         model = load(cls, source, revision, dtype, device, put)
         prepare_device(model.device)
         return model
@@ -205,7 +204,7 @@ class VisionLanguageModel(nn.Module):
         self.check_placeholders(
             torch.cat(tuple(prompts))[None], [] if parts is None else self.positions(parts)
         )
-        shown = ((*part_size(part), part_time(part)) for part in (() if parts is None else parts))
+        shown = ((*part_size(part), getattr(part, "time", None)) for part in (() if parts is None else parts))
         family = FAMILIES[self.config.family]
         return [family.places(self.config, ids.tolist(), shown) for ids in prompts]
 

@@ -102,6 +102,7 @@ def test_the_hub_for_what_nothing_here_is_like(here, name):
         ("SmolVLM-256M-Instruct", "did you mean smolvlm-256m "),
         ("qwen3-vl", "did you mean qwen3-vl-2b or qwen3-vl-4b?"),
         ("qwen", "did you mean qwen2.5-vl-3b or qwen3-vl-2b or qwen3-vl-4b?"),
+        ("qwen3-vl", "did you mean qwen3-vl-2b or qwen3-vl-4b or qwen3-vl-8b?"),
         ("smolvlm-256m:Q8_0", "ggml-org/SmolVLM-256M-Instruct-GGUF:Q8_0"),
         *((f"{folder}missing.gguf", "no file") for folder in ("", "runs/", "runs/first/", "./")),
         ("runs/first/config.json", "runs/first,"),

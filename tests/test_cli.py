@@ -117,6 +117,24 @@ def stdin_of(monkeypatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "{photo} what is this", "{photo} what is this?", "{photo} -q what is this", "how many are there?",
+        "--chat {photo} what is this", "--batch {photo} what is this --out {out}",
+        "--batch {photo} -q what is this --out {out}",
+    ],
+)  # fmt: skip
+def test_a_question_without_quotes_is_called_that(complaint, photo, tmp_path, words):
+    said = complaint(*words.format(photo=photo, out=tmp_path / "out.jsonl").split())
+    assert "quotes" in said and not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("names", [["nosuch.jpg", "other.png"], ["nosuch"], ["a/b", "c/d"], ["lost*", "x*"]])
+def test_lost_images_are_no_question(complaint, names):
+    assert "quotes" not in complaint(*names, "-q", "What is this?")
+
+
 def test_an_image_on_stdin(as_json, complaint, photo, monkeypatch):
     ask = ("-q", "how many?", "--max-new-tokens", 2)
     (expected,) = as_json(photo, *ask)

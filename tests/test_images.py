@@ -43,6 +43,52 @@ def png(width: int, height: int, pixels: bytes = b"", before: bytes = b"", after
     return b"\x89PNG\r\n\x1a\n" + header + before + data + after + chunk(b"IEND", b"")
 
 
+def hiding(depth: int, hidden: tuple[int, ...], other: tuple[int, ...]) -> bytes:
+    """A grey or RGB PNG of so many bits: a pixel of the colour that it hides (tRNS), and one of another."""
+    bits = "".join(format(value, f"0{depth}b") for value in (*hidden, *other))
+    pixels = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
+    header = struct.pack(">IIBBBBB", 2, 1, depth, 0 if len(hidden) == 1 else 2, 0, 0, 0)
+    chunks = (b"IHDR", header), (b"tRNS", struct.pack(f">{len(hidden)}H", *hidden))
+    data = b"".join(
+        chunk(*one) for one in (*chunks, (b"IDAT", zlib.compress(b"\0" + pixels)), (b"IEND", b""))
+    )
+    return b"\x89PNG\r\n\x1a\n" + data
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+@pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
+def test_what_a_png_hides_is_white(depth, colours):
+    if colours == 3 and depth < 8:
+        pytest.skip("PNG has no such kind")
+    top = 2**depth - 1
+    for value in {0, 1, top // 2, top - 1, top}:
+        hidden, other = ((value,) * colours, ((value + top // 2 + 1) % (top + 1),) * colours)
+        data = hiding(depth, hidden, other)
+        shown = [load_image(data).getpixel((x, 0)) for x in (0, 1)]
+        expected = round(other[0] * 255 / top)
+        assert shown[0] == (255, 255, 255) and all(abs(one - expected) <= 1 for one in shown[1])
+        with Image.open(io.BytesIO(data)) as image:  # opened by somebody else, and looked at before
+            image_size(image)
+            assert [load_image(image).getpixel((x, 0)) for x in (0, 1)] == shown
+            assert [load_image(image).getpixel((x, 0)) for x in (0, 1)] == shown
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+def test_the_colour_beside_the_one_that_16_bits_hide_is_shown(colours):
+    """Pillow drops the lower half of a colour of 16 bits, in which these two differ."""
+    data = hiding(16, (2570,) * colours, (2571,) * colours)
+    assert [load_image(data).getpixel((x, 0)) for x in (0, 1)] == [(255, 255, 255), (10, 10, 10)]
+
+
+@pytest.mark.parametrize("mode", ["LA", "La", "PA", "RGBA", "RGBa"])
+def test_what_an_alpha_channel_hides_is_white(mode):
+    image = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
+    image.putpixel((1, 0), (60, 60, 60, 255))
+    image = image.convert("LA").convert(mode) if mode == "La" else image.convert(mode)
+    assert load_image(image).getpixel((0, 0)) == (255, 255, 255)
+    assert load_image(image).getpixel((1, 0)) == (60, 60, 60)
+
+
 # ------------------------------------------------------------------------------------------------ sources
 def test_every_source_gives_the_same_pixels(tmp_path, monkeypatch):
     image = draw_image(7, 5)

@@ -19,6 +19,8 @@ from data.processor import Processor, make_processor
 from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from families.idefics3 import IdeficsImages
 from families.nanovlm import NanoVLMImages
+from generate import DEFAULT_MODEL as EMBEDDED
+from models import VisionLanguageModel
 from models.config import TextConfig, VisionConfig, VLMConfig
 from tests.processors import (
     CORPUS,
@@ -363,3 +365,38 @@ def test_build_tokenizer():
     assert build_tokenizer(CORPUS, 400).get_vocab() == tokenizer.get_vocab()
     with pytest.raises(ValueError):
         build_tokenizer(CORPUS, 256)
+
+
+# ------------------------------------------------------------------------------ names that are transformers'
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("torch_dtype", "dtype"), ("device_map", "device"), ("load_in_4bit", "open_checkpoint"),
+        ("dtpye", "dtype"), ("cache_dir", "HF_HOME"),
+    ],
+)  # fmt: skip
+def test_arguments_of_transformers_models_are_refused_with_ours(name, ours):
+    with pytest.raises(TypeError, match=rf"{name}\b.*{ours}"):
+        VisionLanguageModel.from_pretrained(EMBEDDED, **{name: "auto"})
+
+
+@pytest.mark.parametrize(("name", "ours"), [("use_fast", "leave it out"), ("max_pixel", "max_pixels")])
+def test_arguments_of_transformers_processors_are_refused_with_ours(name, ours):
+    with pytest.raises(TypeError, match=rf"{name}\b.*{ours}"):
+        Processor.from_pretrained(EMBEDDED, **{name: 1})
+
+
+def test_methods_of_transformers_processors_are_refused_with_ours():
+    own = embedded()
+    for name, ours in (
+        ("batch_decode", "decode"),
+        ("apply_chat_template", "prepare"),
+        ("save_pretrained", "model"),
+    ):
+        assert not hasattr(own, name)
+        with pytest.raises(AttributeError, match=ours):
+            getattr(own, name)
+    with pytest.raises(TypeError, match="ask"):
+        own(text="how many?", images=None)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = own.no_such_name

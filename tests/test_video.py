@@ -30,7 +30,7 @@ import serve
 from data import video
 from data.chat import Message
 from data.errors import ImageError, ProcessorError
-from data.images import ImageLimits
+from data.images import ImageLimits, load_image
 from data.loader import Loader, LoaderConfig
 from data.packing import SampleEncoder, pack
 from data.processor import Processor
@@ -331,8 +331,10 @@ def test_animations_and_folders_are_videos(tmp_path, suffix):
     frames = np.repeat(np.arange(0, 240, 20, dtype=np.uint8)[:, None, None, None], 3, axis=3)
     frames = np.ascontiguousarray(np.broadcast_to(frames, (12, 30, 40, 3)))
     clip = open_visual(write_animation(tmp_path / f"clip.{suffix}", frames, [100] * 6 + [300] * 6))
-    assert isinstance(clip, Clip) and (clip.count, clip.rate, clip.size) == (12, 5.0, (40, 30))
-    assert [frame.getpixel((0, 0))[0] for frame in clip.frames([0, 5, 11])] == [0, 100, 220]
+    # A third of the time a tenth of a second each, then three tenths: in tenths.
+    assert isinstance(clip, Clip) and (clip.count, clip.rate, clip.size) == (24, 10.0, (40, 30))
+    shown = [frame.getpixel((0, 0))[0] for frame in clip.frames(range(24))]
+    assert shown == [20 * number for number in [*range(6), *(6 + n // 3 for n in range(18))]]
     folder = tmp_path / "frames"
     folder.mkdir()
     for number, frame in enumerate(frames):
@@ -342,6 +344,70 @@ def test_animations_and_folders_are_videos(tmp_path, suffix):
     assert (clip.count, clip.rate) == (12, None)
     assert [frame.getpixel((0, 0))[0] for frame in clip.frames([2, 10])] == [40, 200]
     assert isinstance(open_visual(folder / "frame1.png"), Image.Image)
+
+
+@pytest.mark.parametrize("suffix", ["gif", "webp", "png"])
+def test_what_the_file_says_of_times_is_what_a_model_is_told(tmp_path, suffix):
+    """A still of two seconds, then two quick frames; no delay counts as a tenth of a second."""
+    path = write_animation(tmp_path / f"clip.{suffix}", noise(4, 40, 30), [2000, 50, 50, 0])
+    clip = open_visual(path)
+    assert (clip.count / clip.rate, 1 / clip.rate) == (pytest.approx(2.2), pytest.approx(0.05))
+    first, still, second, third, fourth, last = map(np.asarray, clip.frames([0, 39, 40, 41, 42, 43]))
+    assert np.array_equal(first, still) and np.array_equal(fourth, last)
+    assert len({one.tobytes() for one in (still, second, third, last)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("suffix", "milliseconds", "rate"),
+    [
+        ("png", 1000 / 60, 60),
+        ("png", 1000 / 30, 30),
+        ("webp", 15, 1000 / 15),
+        ("webp", 10, 10),
+        ("gif", 0, 10),
+    ],
+)
+def test_frames_that_are_equally_long_have_the_rate_of_the_file(tmp_path, suffix, milliseconds, rate):
+    clip = open_video(write_animation(tmp_path / f"clip.{suffix}", noise(6, 40, 30), milliseconds))
+    assert (clip.count, clip.rate) == (6, pytest.approx(rate))
+    assert len({frame.tobytes() for frame in clip.frames(range(6))}) == 6
+
+
+def test_the_image_in_front_of_an_animated_png_is_no_frame(tmp_path):
+    images = [*map(Image.fromarray, noise(4, 40, 30))]
+    images[0].save(path := tmp_path / "clip.png", save_all=True, append_images=images[1:], default_image=True)
+    clip = open_video(path)
+    assert [frame.tobytes() for frame in clip.frames([0, 1, 2])] == [one.tobytes() for one in images[1:]]
+    assert clip.count == 3 and load_image(path).tobytes() == images[0].tobytes()
+
+
+@pytest.mark.parametrize("suffix", ["webp", "png"])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_an_animation_is_turned_as_an_image_of_the_same_file(tmp_path, suffix, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    first, *others = (Image.fromarray(frame) for frame in noise(3, 40, 30))
+    lossless = {"lossless": True} if suffix == "webp" else {}
+    path = tmp_path / f"turned.{suffix}"
+    first.save(path, save_all=True, append_images=others, duration=100, exif=exif, **lossless)
+    clip, image = open_video(path), load_image(path)
+    frames = list(clip.frames([0, 1, 2]))
+    assert clip.size == image.size == frames[2].size == ((40, 30) if orientation < 5 else (30, 40))
+    assert np.array_equal(np.asarray(frames[0]), np.asarray(image))
+
+
+def test_asking_opens_what_a_path_or_bytes_hold(tmp_path):
+    pytest.importorskip("av")
+    processor = Processor.from_pretrained(DEFAULT_MODEL)
+    path = write_clip(tmp_path / "clip.mp4", noise(9, 64, 48))
+    processor.few_images = False
+    for source in (path, str(path), path.read_bytes(), [path]):
+        asked, given = processor.ask(source, "how many"), processor.ask(open_video(path), "how many")
+        assert asked["input_ids"].tolist() == given["input_ids"].tolist()
+        assert torch.equal(asked["pixel_values"], given["pixel_values"])
+    message = [{"type": "image", "image": str(path)}, {"type": "text", "text": "how many"}]
+    with pytest.raises(ImageError, match=r"expected an image.*got a video"):
+        processor.prepare([{"role": "user", "content": message}])
 
 
 def test_a_large_gif_is_a_video(tmp_path):

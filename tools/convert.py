@@ -37,7 +37,7 @@ from data.processor import Processor
 from data.processor_conversion import as_idefics, as_it_was, as_nanovlm
 from families import FAMILIES, gemma4, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
 from families.text import section, text_family
-from messages import one_line
+from messages import counted, one_line
 from models.checkpoints.backbones import with_mean_rows
 from models.checkpoints.folder import check_replaceable, replace_folder
 from models.checkpoints.hub import (
@@ -170,7 +170,7 @@ def convert(
         layers, reference = merge_adapter(model, files.origin.folder, adapter, probe)
         said = model.generation_config.items()  # what the base knows is not what it knows with the adapter
         model.generation_config = {key: value for key, value in said if key != "knows"}
-        log(f"merged {adapter}: {layers} layers")
+        log(f"merged {adapter}: {counted(layers, 'layer')}")
     if from_nanovlm:
         rows = max(model.config.text.vocab_size, image_token_id + 1)
         rows = rows if processor is None else max(rows, len(processor.tokenizer))

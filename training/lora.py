@@ -56,14 +56,16 @@ def add_adapters(model: nn.Module, config: TrainConfig, places: StoredTensorOf) 
         "vision_model.layers": config.lora_vision_targets,
     }
     targets = {where: [one.strip() for one in names.split(",")] for where, names in given.items() if names}
-    inside = [name for name, _ in model.named_modules() if name.startswith("vision_model.layers.")]
-    found = {name.rpartition(".")[2]: name for name in inside}
-    for target in targets.get("vision_model.layers", ()):
-        if target not in found or places(f"{found[target]}.weight").parts > 1:
-            raise ValueError(
-                "--lora-vision-targets: expected layers that the tower has, not joined to others, "
-                f"got {target!r}"
-            )
+    for where, flag in (("language_model", "--lora-targets"), ("vision_model", "--lora-vision-targets")):
+        names = targets.get(f"{where}.layers", ())
+        linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear)]
+        inside = [name for name in linear if name.startswith(f"{where}.layers.")]
+        alone = [name for name in inside if places(f"{name}.weight").parts == 1]
+        known = list(dict.fromkeys(name.rpartition(".")[2] for name in alone))
+        # The default of the language model names what some families have, and others have not.
+        wrong = [name for name in names if name not in known]
+        if wrong and (where == "vision_model" or len(wrong) == len(names)):
+            raise ValueError(f"{flag}: expected some of {', '.join(known)}, got {', '.join(wrong)}")
     _peft().inject_adapter_in_model(lora_config(config, targets), model, _NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or part_of(name) in config.learns)

@@ -15,6 +15,7 @@ from data.packing import IGNORE_INDEX, Sample
 from data.processor import Processor
 from data.row_schemas import OF_BOXES
 from data.sources import Source
+from messages import counted
 from models.checkpoints.hub import for_terminal, snapshot
 from training.config import TrainConfig, dataset_entries
 from training.plan import network
@@ -77,14 +78,16 @@ def _described(source: Source, share: float) -> str:
         if one not in SIZES or schema.text_columns in OF_BOXES
     }
     read = ", ".join(one if one == theirs else f"{one} ({theirs})" for one, theirs in named.items())
-    rows = "a stream" if number is None else f"{number:,} rows"
+    rows = "a stream" if number is None else counted(number, "row")
     return f"{source.name}: {rows}, {share:.1%} of what is read, from {read}"
 
 
 def _shown(sample: Sample, processor: Processor) -> str:
     """Its text, with special tokens, each row of image positions as one, and what is learned in ⟦ ⟧."""
     name, number = sample.sample_id
-    tiles = f", {len(sample.images)} images of {sample.tiles} tiles" if sample.images else ""
+    tiles = ""
+    if sample.images:
+        tiles = f", {counted(len(sample.images), 'image')} of {counted(sample.tiles, 'tile')}"
     text = ""
     tokens = zip(sample.input_ids, sample.labels, strict=True)
     kinds = ((label != IGNORE_INDEX, token == processor.image_token_id, token) for token, label in tokens)
@@ -92,4 +95,4 @@ def _shown(sample: Sample, processor: Processor) -> str:
         ids = [token for *_, token in run]
         said = processor.decode(ids[:1] if is_image else ids, skip_special_tokens=False)
         text += f"⟦{said}⟧" if learned else f"{said} x {len(ids)} " if is_image else said
-    return f"\n--- {name}, row {number}: {sample.tokens} tokens{tiles}\n{text}"
+    return f"\n--- {name}, row {number}: {counted(sample.tokens, 'token')}{tiles}\n{text}"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from eval.doctor.cases import QUESTION, scene, user, written
 from eval.doctor.client import Answer, Client
+from messages import counted
 
 GOOD, ROUNDING, REFUSED, FAULT = "good", "rounding", "refused", "FAULT"
 LONG = 24  # tokens of an answer that a check would like to have
@@ -122,7 +123,7 @@ def obeys_stop_strings(client: Client) -> None:
 def gives_several(client: Client) -> None:
     one, answer = ask(client), ask(client, n=2)
     if len(answer.texts) != 2:
-        raise Fault(f"n=2 gave {len(answer.texts)} answers")
+        raise Fault(f"n=2 gave {counted(len(answer.texts), 'answer')}")
     expect("greedy answers of n=2 are", answer.texts, one.texts * 2)
 
 
