@@ -1,13 +1,10 @@
-"""A nanoVLM checkpoint's processor in transformers' Idefics3 form, and the other way round.
+"""A nanoVLM checkpoint's processor in transformers' Idefics3 form.
 
-    hf_processor, changes = as_idefics(folder)  # tokenizer, images and chat template of a nanoVLM folder
-    tokenizer, fields = as_nanovlm(folder)      # and nanoVLM's config.json fields about them
-    tokenizer = as_it_was(folder, changes)      # of what was made by as_idefics
+    hf_processor = as_idefics(folder)  # tokenizer, images and chat template of a nanoVLM folder
 
 Token ids stay what they are. What stands in front of a question does not: Idefics3's processor names the
 tiles first and the whole image last, nanoVLM the other way round and with no `<fake_token_around_image>`.
-The two also resample differently. So a converted model sees prompts that it was not trained with, until it is
-made again what it was.
+The two also resample differently. So a converted model sees prompts that it was not trained with.
 """
 
 from __future__ import annotations
@@ -15,20 +12,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from PIL.Image import Resampling
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from data.errors import ProcessorError
 from data.processor import Processor
 from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer
-from families.idefics3 import IdeficsImages
 from families.nanovlm import NanoVLMImages
 
 _ROLES = {
@@ -58,18 +52,9 @@ _PARTS_TO_TEXT = (
     "{%- set messages = ns.shown -%}"
 )
 
-# The other way: nanoVLM's content is text, with its images written out already.
-_TEXT_TO_PARTS = (
-    "{%- set ns = namespace(shown=[]) -%}{%- for message in messages -%}"
-    "{%- set ns.shown = ns.shown + [{'role': message['role'],"
-    " 'content': [{'type': 'text', 'text': message['content']}]}] -%}{%- endfor -%}"
-    "{%- set messages = ns.shown -%}"
-)
 
-
-def as_idefics(folder: str | Path) -> tuple[Idefics3Processor, dict[str, Any]]:
-    """transformers' processor for a nanoVLM checkpoint of any generation, and what was done to its tokens:
-    "renamed" by their names before, and "added".
+def as_idefics(folder: str | Path) -> Idefics3Processor:
+    """transformers' processor for a nanoVLM checkpoint of any generation.
 
     The image tokens take Idefics3's names and keep their ids. Names that nanoVLM has no token for
     (`<fake_token_around_image>`, `<end_of_utterance>`, in v0.1 all of them) go to tokens of tiles beyond the
@@ -88,11 +73,9 @@ def as_idefics(folder: str | Path) -> tuple[Idefics3Processor, dict[str, Any]]:
     for name in (FAKE, END, GLOBAL):
         if name not in names.values() and name not in tokenizer.get_vocab() and spare:
             names[spare.pop()] = name
-    held = {names.get(token, token) for token in tokenizer.get_vocab()}
-    absent = [name for name in _ROLES.values() if name not in held]
-    tokenizer = _renamed(tokenizer, names, _ROLES)  # which adds what is absent
+    tokenizer = _renamed(tokenizer, names)
     template = template.replace(images.image_token, IMAGE)  # which v0.1's has
-    processor = Idefics3Processor(
+    return Idefics3Processor(
         # Idefics3's cutting with nanoVLM's sizes. Normalised to -1 … 1, by a mean and deviation of 0.5: the
         # converted model's first convolution is made for that (`tools.convert`), since an
         # all-black tile must not become all zeros, which transformers takes for padding.
@@ -106,16 +89,12 @@ def as_idefics(folder: str | Path) -> tuple[Idefics3Processor, dict[str, Any]]:
         image_seq_len=images.tile_positions,
         chat_template=_PARTS_TO_TEXT + template,
     )
-    return processor, {"renamed": names, "added": absent}
 
 
-def _renamed(
-    tokenizer: AnyTokenizer, names: Mapping[str, str], roles: Mapping[str, str], without: Collection[str] = ()
-) -> PreTrainedTokenizerFast:
-    """The same tokenizer with some special tokens called otherwise, under the same ids, with `roles` of its
-    own, and without some tokens that were added."""
+def _renamed(tokenizer: AnyTokenizer, names: Mapping[str, str]) -> PreTrainedTokenizerFast:
+    """The same tokenizer with some special tokens called otherwise, under the same ids; those of `_ROLES`
+    that it lacks are added."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    backend["added_tokens"] = [token for token in backend["added_tokens"] if token["content"] not in without]
     for token in backend["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
     vocab = backend["model"].get("vocab")
@@ -130,52 +109,6 @@ def _renamed(
         tokenizer_object=Tokenizer.from_str(json.dumps(backend)),
         model_max_length=tokenizer.model_max_length,
         clean_up_tokenization_spaces=False,
-        extra_special_tokens=dict(roles),
+        extra_special_tokens=dict(_ROLES),
         **standard,
     )
-
-
-def as_nanovlm(folder: str | Path) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]:
-    """The tokenizer of an Idefics3 / SmolVLM checkpoint, and nanoVLM's config fields about it and images.
-
-    `lm_base_vocab_size` is the image token's id: nanoVLM's extra tokens follow its base vocabulary, and
-    here they lie inside. A ProcessorError says that the tokenizer lacks what nanoVLM names tiles by.
-    """
-    opened = Processor.from_pretrained(folder)
-    images, template = opened.images, opened.chat.chat_template
-    assert isinstance(images, IdeficsImages) and opened.hf_processor, "the caller has looked at config.json"
-    tokenizer = opened.hf_processor.tokenizer
-    vocab = tokenizer.get_vocab()
-    grid = math.ceil(images.longest_side / images.tile_size) if images.splits else 1
-    tiles = {f"r{r}c{c}": f"<row_{r}_col_{c}>" for r in range(1, grid + 1) for c in range(1, grid + 1)}
-    absent = [name for name in tiles.values() if name not in vocab]
-    if absent and grid > 1:
-        raise ProcessorError(
-            f"{folder}: nanoVLM names tiles by tokens, expected {grid} x {grid} of <row_r_col_c> in the "
-            f"tokenizer, {absent[0]} is absent"
-        )
-    extra = {"image_token": IMAGE} | ({"global_image_token": GLOBAL} if GLOBAL in vocab else {})
-    extra |= {} if absent else tiles
-    return tokenizer, {
-        "lm_tokenizer": "tokenizer",
-        "lm_chat_template": _TEXT_TO_PARTS + template,
-        "lm_base_vocab_size": vocab[IMAGE],
-        "extra_token_amount": len(extra),
-        "vlm_extra_tokens": extra,
-        "max_img_size": grid * images.tile_size,
-        "resize_to_max_side_len": True,
-    }
-
-
-def as_it_was(
-    folder: str | Path, changes: Mapping[str, Any], extra_tokens: Mapping[str, str]
-) -> PreTrainedTokenizerBase:
-    """The tokenizer that a nanoVLM checkpoint had before `as_idefics` made these changes to it, with the
-    `vlm_extra_tokens` of its config.json, and its chat template."""
-    opened = Processor.from_pretrained(folder)
-    names = {ours: theirs for theirs, ours in changes["renamed"].items()}
-    if absent := names.keys() - opened.tokenizer.get_vocab().keys():
-        raise ProcessorError(f"{folder}: expected the token {min(absent)!r}, which its conversion gave it")
-    tokenizer = _renamed(opened.tokenizer, names, extra_tokens, changes["added"])
-    tokenizer.chat_template = opened.chat.chat_template.removeprefix(_PARTS_TO_TEXT)
-    return tokenizer

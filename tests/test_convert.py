@@ -1,4 +1,4 @@
-"""Conversions: the same logits in transformers, in nanoVLM's layout and back; nothing lost if one fails."""
+"""Conversions: the same logits here and in transformers; nothing lost if one fails."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
-from data.processor import Processor
-from families import nanovlm
 from models import VisionLanguageModel
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
-from tests.processors import assert_same, draw_image
 from tests.test_golden_nanovlm import (
     BAR,
     CASES,
@@ -31,7 +28,6 @@ from tests.test_golden_nanovlm import (
     expected,
     golden_images,
 )
-from tools import convert as conversion
 from tools.__main__ import main
 from tools.convert import convert
 
@@ -75,6 +71,14 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def rows_of(model, ids, images) -> dict[int, dict]:
+    """The images of each row, by how many places it has."""
+    per_tile = model.model.image_seq_len
+    counts = [int((row == model.config.image_token_id).sum()) // per_tile for row in ids]
+    split = images.split(counts)
+    return {row: {"pixel_values": tiles[None]} for row, tiles in enumerate(split) if len(tiles)}
+
+
 class TestNanoVLMToTransformers:
     @pytest.mark.parametrize(("folder", "case"), CASES)
     @torch.no_grad()
@@ -111,136 +115,14 @@ class TestNanoVLMToTransformers:
         assert VisionLanguageModel.from_pretrained(tmp_path / "to").config.image_token_id == 300
 
 
-# Changes to config.json of the golden nanoVLM checkpoint: lengths and rules of other checkpoints, a grid that
-# leaves no tile's name for Idefics3's own tokens, and the generation without tiles.
-BEFORE = {
-    "golden": {},
-    "of its own lengths": {"resize_to_max_side_len": False, "lm_max_length": 200, "hf_repo_name": "me/nano"},
-    "one square": {"max_img_size": None, "resize_to_max_side_len": None},
-}
-
-
-def nano_before(folder: Path, **changes) -> dict:
-    """The golden checkpoint in a folder, its config.json with changes (None: absent); returns that."""
-    shutil.copytree(GOLDEN / CURRENT, folder)
-    config = json.loads((folder / "config.json").read_text()) | changes
-    config = {name: value for name, value in config.items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(config))
-    return config
-
-
-def rows_of(model, ids, images) -> dict[int, dict]:
-    """The images of each row, by how many places it has."""
-    per_tile = model.model.image_seq_len
-    counts = [int((row == model.config.image_token_id).sum()) // per_tile for row in ids]
-    split = images.split(counts)
-    return {row: {"pixel_values": tiles[None]} for row, tiles in enumerate(split) if len(tiles)}
-
-
-class TestTransformersToNanoVLM:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def original(cls, tmp_path_factory) -> Path:
-        """SmolVLM with its processor."""
-        processor, model = tiny.model_with_processor("smolvlm-1-tile")
-        ours = VisionLanguageModel.from_pretrained(tiny.save(model, tmp_path_factory.mktemp("theirs")))
-        return ours.save_pretrained(tmp_path_factory.mktemp("smolvlm") / "folder", processor)
-
-    @torch.no_grad()
-    def test_files_logits_and_prompts(self, original, tmp_path, command):
-        nano = tmp_path / "nano"
-        command(original, nano, "--to", "nanovlm")
-        config = json.loads((nano / "config.json").read_text())
-        golden = json.loads((GOLDEN / CURRENT / "config.json").read_text())
-        # nanoVLM makes a dataclass of it: an unknown key is an error there, a missing one its own default.
-        assert nanovlm.recognises(config) and config.keys() <= golden.keys()
-        defaulted = {"vit_model_type", "lm_model_type", "vlm_checkpoint_path", "hf_repo_name"}
-        assert golden.keys() - config.keys() == defaulted
-        stored, theirs = (load_file(folder / WEIGHTS) for folder in (nano, GOLDEN / CURRENT))
-        tied = {"decoder.token_embedding.weight"}
-        assert stored.keys() == theirs.keys() | (set() if config["lm_tie_weights"] else tied)
-
-        before, after = (VisionLanguageModel.from_pretrained(folder) for folder in (original, nano))
-        processor = Processor.from_pretrained(nano, config=after.config)
-        inputs = processor.ask(draw_image(60, 30), "how many circles are there?")
-        ids, pixels = inputs["input_ids"], inputs["pixel_values"]
-        assert difference(after(ids, pixels).logits, before(ids, 2 * pixels - 1).logits) <= BAR
-        shown = processor.tokenizer.decode(ids[0])
-        assert shown.startswith("<|im_start|>User: <global-img><image>")
-        assert shown.endswith("how many circles are there?<end_of_utterance>\nAssistant:")
-
-    @pytest.mark.parametrize("kind", BEFORE)
-    def test_there_and_back(self, tmp_path, command, kind):
-        """nanoVLM's golden checkpoint through transformers' layout, in two dtypes on the way: its weights bit
-        for bit, but for one rounding, its config, and its own inputs for any image and question."""
-        before, hub, back = tmp_path / "before", tmp_path / "hub", tmp_path / "back"
-        config = nano_before(before, **BEFORE[kind])
-        command(before, hub)
-        command(hub, tmp_path / "again", "--dtype", "float32")
-        command(tmp_path / "again", back, "--to", "nanovlm")
-        assert json.loads((back / "config.json").read_text()) == config
-        tensors, golden = (load_file(f / WEIGHTS) for f in (back, GOLDEN / CURRENT))
-        assert tensors.keys() == golden.keys()
-        bias = "vision_encoder.patch_embedding.conv.bias"
-        assert all(torch.equal(tensors[name], golden[name]) for name in golden if name != bias)
-        assert difference(tensors[bias], golden[bias]) <= 1e-6
-        with safe_open(back / WEIGHTS, "pt") as file:
-            assert file.metadata()["decoder.token_embedding.weight"] == "decoder.head.weight"
-        ours, theirs = Processor.from_pretrained(back), Processor.from_pretrained(before)
-        assert ours.tokenizer.get_vocab() == theirs.tokenizer.get_vocab()
-        for size in ((20, 20), (100, 40), (150, 190)):
-            images = [draw_image(*size), draw_image(*size[::-1])]
-            for question in ("how many?", "what is <image> or <|image|>?"):
-                assert_same(ours.ask(images, question), theirs.ask(images, question))
-
-    def test_what_was_trained_since_keeps_its_own_prompts(self, converted, tmp_path, command, monkeypatch):
-        """Saved by Ocelli, with an adapter merged, or trained in transformers, which keeps the record, it has
-        prompts of transformers. An upload of what was converted has not."""
-        model = VisionLanguageModel.from_pretrained(converted[CURRENT], dtype="stored")
-        processor = Processor.from_pretrained(converted[CURRENT])
-        trained = model.save_pretrained(tmp_path / "trained", processor)
-        theirs = AutoModelForImageTextToText.from_pretrained(trained)
-        adapter = tmp_path / "adapter"
-        get_peft_model(theirs, LoraConfig(target_modules=["q_proj"])).save_pretrained(adapter)
-        command(trained, tmp_path / "1", "--to", "nanovlm")
-        command(converted[CURRENT], tmp_path / "2", "--to", "nanovlm", "--adapter", adapter)
-        shutil.copytree(converted[CURRENT], tmp_path / "kept")
-        theirs = AutoModelForImageTextToText.from_pretrained(tmp_path / "kept")
-        with torch.no_grad():
-            next(theirs.parameters()).mul_(1.001)
-        theirs.save_pretrained(tmp_path / "kept")
-        assert conversion.WAS in json.loads((tmp_path / "kept" / "config.json").read_text())
-        command(tmp_path / "kept", tmp_path / "4", "--to", "nanovlm")
-        for name in ("1", "2", "4"):
-            config = json.loads((tmp_path / name / "config.json").read_text())
-            assert config["vlm_extra_tokens"]["image_token"] == "<image>"
-        with HubServer({}, uploads=tmp_path / "hub") as hub:
-            point_client_at(monkeypatch, hub.url, tmp_path / "cache")
-            command(GOLDEN / CURRENT, tmp_path / "pushed", "--push", "me/nano")
-            command("me/nano", tmp_path / "3", "--to", "nanovlm")
-        config = json.loads((tmp_path / "3" / "config.json").read_text())
-        assert config["vlm_extra_tokens"]["image_token"] == "<|image|>"
-
-    @pytest.mark.parametrize(
-        ("name", "named"),
-        [("idefics3-llama3-rope", "llama3"), ("idefics3-own-head-dim", "16"), ("idefics3-biases", "biases")],
-    )
-    def test_what_nanovlm_has_no_words_for(self, tmp_path, command, name, named):
-        processor, model = tiny.model_with_processor(name)
-        theirs = VisionLanguageModel.from_pretrained(tiny.save(model, tmp_path / "theirs"))
-        source = theirs.save_pretrained(tmp_path / "source", processor)
-        assert named in command(source, tmp_path / "to", "--to", "nanovlm", status=2)
-        assert not (tmp_path / "to").exists()
-
-
 def test_the_commands_of_the_page(tmp_path, monkeypatch, command, capsys):
-    """Each line of docs/hub.md's block about converting, in a folder of its own; bfloat16 stays so on the way
-    back. The last one prints what the page shows, but for the differences, which are the machine's."""
+    """Each line of docs/hub.md's block about converting, in a folder of its own. The last one prints what the
+    page shows, but for the differences, which are the machine's."""
     text = (ROOT / "docs/hub.md").read_text(encoding="utf-8").split("## Convert and inspect")[1]
     _, block, _, shown, *_ = text.split("```")
     start = ".venv/bin/python -m tools "
     lines = [line.removeprefix(start) for line in block.splitlines() if line.startswith(start)]
-    assert len(lines) == 4
+    assert len(lines) == 2
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
     for line in lines:
@@ -248,10 +130,8 @@ def test_the_commands_of_the_page(tmp_path, monkeypatch, command, capsys):
         assert main(line.split()) == 0
     err = capsys.readouterr().err
     assert without_differences(err) == without_differences(shown.removeprefix("text\n"))
-    for name, dtype in (("float32", "F32"), ("nano", "BF16"), ("back", "BF16")):
-        with safe_open(tmp_path / "runs" / f"shapes-{name}" / WEIGHTS, "pt") as file:
-            names = [key for key in file.keys() if key != nanovlm.INV_FREQ]  # noqa: SIM118
-            assert {file.get_slice(key).get_dtype() for key in names} == {dtype}
+    with safe_open(tmp_path / "runs" / "shapes-float32" / WEIGHTS, "pt") as file:
+        assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"F32"}  # noqa: SIM118
 
 
 def without_differences(printed: str) -> list[str]:
@@ -317,9 +197,7 @@ class TestTheTarget:
         command(GOLDEN / CURRENT, target, "--overwrite")
         after = content(target)
         assert after["metrics.jsonl"] == b"{}" and after[WEIGHTS] != before[WEIGHTS]
-        # Over itself in the other layout, and back without a processor: no file of the one before stays.
-        command(target, target, "--to", "nanovlm", "--overwrite")
-        assert (target / "tokenizer").is_dir() and not (target / "README.md").exists()
+        # And back without a processor: no file of the one before stays.
         command(bare, target, "--overwrite")
         assert content(target).keys() == before.keys() and (target / "README.md").exists()
         (tmp_path / "letters").mkdir()
@@ -342,8 +220,6 @@ class TestTheTarget:
     ("arguments", "named"),
     [
         ("a", "DST"),
-        ("a b --to nanovlm --push me/x", "--push"),
-        (f"{GOLDEN / CURRENT} b --to nanovlm", "--to hub"),
         ("a b --push no:name", "no:name"),
     ],
 )

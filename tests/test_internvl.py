@@ -33,7 +33,7 @@ from tests.processors import draw_image, seen, user
 from tests.prompts import loss_of
 from tests.rows import WORDS
 from tests.tiny import randomize
-from tools.convert import NANOVLM, convert
+from tools.convert import convert
 
 BAR = 1e-4
 SIDE, PATCH, VOCAB = 28, 7, 352  # pixels of a tile and a patch; 2 x 2 positions a tile
@@ -263,8 +263,6 @@ def test_conversions(both, tmp_path):
     assert Processor.from_pretrained(hub).images.settings  # read from config.json, there is no other file
     with pytest.raises(CheckpointError):  # adapters name transformers' layers
         convert(str(chat), tmp_path / "merged", adapter=folder, log=lambda line: None)
-    with pytest.raises(CheckpointError):
-        convert(str(folder), tmp_path / "nanovlm", layout=NANOVLM)
 
 
 def test_names_of_modules_and_of_files(both, tmp_path):

@@ -3,11 +3,10 @@
     python -m tools inspect checkpoints/ocelli-shapes --image 640x480
     python -m tools inspect HuggingFaceTB/SmolVLM-256M-Instruct     # reads headers, no weights
     python -m tools convert lusxvr/nanoVLM-450M nanovlm-hub         # for transformers and vLLM
-    python -m tools convert HuggingFaceTB/SmolVLM-256M-Instruct smolvlm-nano --to nanovlm
     python -m tools convert checkpoints/ocelli-shapes runs/shapes-bf16 --dtype bfloat16
     python -m tools convert BASE merged --adapter runs/mine-lora/adapter --push me/merged
 
-A conversion is written under another name, opened again (in transformers' layout by transformers, too) and
+A conversion is written under another name, opened again (by transformers, too) and
 put in its place only if its logits are the original's. Exit status: 0, or 2 with one sentence on what was
 wrong, or 130 after Ctrl-C.
 """
@@ -53,13 +52,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-pixels", type=partial(positive, least=1024), metavar="N", help=pixels)
     add("--json", action=flag, default=False, help="print one JSON object")
 
-    what = "write a checkpoint in another layout or dtype, or with an adapter merged, and verify it"
+    what = "rewrite a checkpoint for transformers, in another dtype or with an adapter merged, and verify it"
     add = commands.add_parser("convert", help=what, description=what).add_argument
     add("source", type=model, metavar="SRC", help=MODEL)
     add("target", metavar="DST", type=Path, help="folder to make")
     add("--revision", help="branch, tag or commit on the Hub")
-    layouts = "layout: transformers' (default), which llama.cpp's own converter reads, or nanoVLM's"
-    add("--to", choices=("hub", "nanovlm"), default="hub", help=layouts)
     dtypes = ("float32", "bfloat16", "float16")
     add("--dtype", type=dtype, choices=dtypes, help="dtype of the weights (default: the widest stored)")
     add("--adapter", metavar="FOLDER", type=Path, help="peft LoRA adapter to merge, as train.py writes it")
@@ -99,14 +96,6 @@ def inspect(settings: argparse.Namespace) -> None:
 
 
 def convert(settings: argparse.Namespace) -> None:
-    flags = {
-        "--push": settings.push,
-        "--no-processor": not settings.processor,
-        "--max-shard-size": settings.max_shard_size,
-    }
-    if settings.to != "hub" and (given := [flag for flag, value in flags.items() if value]):
-        without = f"expected it without --to {settings.to}"
-        raise CheckpointError(f"{given[0]} is of transformers' layout, {without}")
     if settings.private is not None and not settings.push:
         raise CheckpointError("--private is of a repository that is uploaded to, expected it with --push")
     check_replaceable(settings.target, settings.overwrite)
@@ -120,7 +109,6 @@ def convert(settings: argparse.Namespace) -> None:
     convert.convert(
         settings.source,
         settings.target,
-        layout=settings.to,
         dtype=settings.dtype,
         adapter=settings.adapter,
         revision=settings.revision,

@@ -1,11 +1,11 @@
-"""A checkpoint into another layout or dtype, or with an adapter merged; verified before it is there.
+"""A checkpoint rewritten for transformers, in another dtype or with an adapter merged, and verified.
 
     convert("lusxvr/nanoVLM-450M", Path("nanovlm-hub"))
-    convert("HuggingFaceTB/SmolVLM-256M-Instruct", Path("smolvlm-nano"), layout=NANOVLM)
+    convert("HuggingFaceTB/SmolVLM-256M-Instruct", Path("smolvlm-bf16"), dtype="bfloat16")
 
 Logits of noise before random tokens are compared twice, in float32: those of the rewritten model with the
 original's, before its weights are rounded, which would hide small mistakes; and those of the files, opened by
-our own loader and, in transformers' layout, by transformers, with the rounded model's. The result is written
+our own loader and by transformers, with the rounded model's. The result is written
 beside its place and moved there last: what goes wrong (a full disk and Ctrl-C too) leaves the target alone.
 
 From nanoVLM to transformers, weights need more than other names:
@@ -20,10 +20,8 @@ From nanoVLM to transformers, weights need more than other names:
 from __future__ import annotations
 
 import functools
-import json
-import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,16 +32,13 @@ from torch import Tensor, nn
 
 from data.errors import ProcessorError
 from data.processor import Processor
-from data.processor_conversion import as_idefics, as_it_was, as_nanovlm
+from data.processor_conversion import as_idefics
 from families import FAMILIES, gemma4, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
-from families.text import section, text_family
-from messages import counted, one_line
+from messages import counted
 from models.checkpoints.backbones import with_mean_rows
 from models.checkpoints.folder import check_replaceable, replace_folder
 from models.checkpoints.hub import (
-    WEIGHTS,
     CheckpointError,
-    describe,
     locate,
     read_json,
     snapshot,
@@ -56,29 +51,18 @@ from models.checkpoints.save import (
     is_checkpoint_file,
     model_card,
     write_checkpoint,
-    write_json,
     written,
 )
 from models.checkpoints.weights import (
     FLOATS,
-    digest_of,
-    export_tensors,
     stored_entries,
-    write_file,
 )
 from models.config import PackedVisionConfig, VLMConfig
-from models.language_model import rope_frequencies
 from models.packed_vision_transformer import block_order, patches_of
 from models.vision_language_model import VisionLanguageModel
 from tools.adapter import put_in, read_adapter
 
-HUB, NANOVLM = "hub", "nanovlm"
-# What config.json in transformers' layout says of the nanoVLM checkpoint it was: its own "config.json" as
-# text, since ids follow from its order, the changes to its tokens, and a digest of the weights. Ocelli leaves
-# this out when it saves a model; transformers keeps it, and the digest tells whether it was trained since.
-WAS = "was_nanovlm"
 AUTO_MAP = "auto_map"  # key of a config.json whose model transformers knows by code that comes with it
-TOKENIZER_FOLDER = "tokenizer"
 _WORDS = 12  # in the test prompt
 # Of the logits' standard deviation: sums in another order. A misplaced tensor exceeds it many times over.
 TOLERANCE = 1e-4
@@ -87,12 +71,6 @@ _TO_HUB = (
     "round, and resamples pixels differently: the network is the same, its prompts are not those of its "
     "training"
 )
-_TO_NANOVLM = (
-    "note: nanoVLM looks for the folder lm_tokenizer where it is started: start it in the new folder, or set "
-    "lm_tokenizer in config.json to a repository. "
-)
-_OTHER_PROMPTS = "It writes images into prompts in its own way, which this model was not trained with"
-_AS_IT_WAS = "Tokens, image settings and lengths are again those that it had in nanoVLM"
 Log = Callable[[str], None]
 
 
@@ -100,7 +78,6 @@ def convert(
     source: str,
     target: Path,
     *,
-    layout: str = HUB,
     dtype: str | None = None,
     adapter: Path | None = None,
     revision: str | None = None,
@@ -114,15 +91,14 @@ def convert(
     """Convert, verify, put the result in its place, and upload it where `push` names a repository.
 
     Args:
-        layout: HUB, that of transformers, or NANOVLM.
         dtype: of the result's weights; None is the widest that the original's are stored in.
         adapter: folder of a peft LoRA adapter to merge.
         with_processor: whether tokenizer, image settings and chat template are written, too.
         log: takes a line for each thing done.
     """
     check_replaceable(target, overwrite)
-    files = locate(source, revision, check=functools.partial(_check_layout, layout))
-    from_nanovlm, to_hub = nanovlm.recognises(files.config), layout == HUB
+    files = locate(source, revision, check=choose_family)
+    from_nanovlm = nanovlm.recognises(files.config)
     layout_of_source = "transformers' layout"
     if from_nanovlm or AUTO_MAP in files.config:
         layout_of_source = "nanoVLM's layout" if from_nanovlm else "the layout of code of its own"
@@ -138,29 +114,14 @@ def convert(
     wide = torch.promote_types(target_dtype, torch.float32)
     revision = files.origin.commit or revision
 
-    # An adapter was trained on prompts of transformers' layout.
-    was = section(files.config, WAS) if adapter is None else {}
-    if was and was.get("weights") != digest_of(stored_entries(files)):
-        was = {}
-        log(f"note: its weights changed since it was nanoVLM's: {WAS} of config.json is not used")
-
-    def read() -> tuple[VisionLanguageModel, Any, dict[str, Any]]:
+    def read() -> tuple[VisionLanguageModel, Any]:
         model = VisionLanguageModel.from_pretrained(source, revision, dtype=wide)
-        folder = snapshot(source, revision)
-        if to_hub:
-            processor, changes = _hub_processor(folder, from_nanovlm, with_processor, log)
-            text = (folder / "config.json").read_text(encoding="utf-8")
-            return model, processor, {"config": text, **changes} if changes else was
-        return model, *_as_nanovlm(folder, was, model.config, log)
+        return model, _processor(snapshot(source, revision), from_nanovlm, with_processor, log)
 
-    # In transformers' layout its processor, or None, and what is to stand under WAS; in nanoVLM's a
-    # tokenizer, and config.json or the fields of it about tokens and images.
-    model, processor, fields = one_version(source, revision, read)
+    model, processor = one_version(source, revision, read)
     dtype = str(target_dtype).removeprefix("torch.")
     log(f"read {source}: {layout_of_source}, {_parameters(model):,} parameters, to {dtype}")
 
-    if not to_hub and fields.get("lm_vocab_size", math.inf) < model.config.text.vocab_size:
-        _cut_vocabulary(model, fields["lm_vocab_size"])
     image_token_id = model.config.image_token_id
     if from_nanovlm and processor is not None:
         image_token_id = processor.image_token_id
@@ -175,109 +136,58 @@ def convert(
         rows = max(model.config.text.vocab_size, image_token_id + 1)
         rows = rows if processor is None else max(rows, len(processor.tokenizer))
         _put_placeholders(model, image_token_id, rows)
-        _scale_pixels(model, 0.5)
-    elif layout == NANOVLM:
-        check_nanovlm(model.config)
-        _scale_pixels(model, 2.0)
-    around_zero = layout != NANOVLM
-    verify("rewritten", reference, probe.ours(model, around_zero), log)
-    model, config = model.to(target_dtype), model.config
-
-    def note_origin(folder: Path) -> None:
-        if to_hub and fields:
-            path, weights = folder / "config.json", digest_of(stored_entries(describe(folder)))
-            write_json(path, read_json(path) | {WAS: fields | {"weights": weights}})
+        _halve_pixels(model)
+    verify("rewritten", reference, probe.ours(model), log)
+    model = model.to(target_dtype)
 
     with replace_folder(target, _is_replaced) as new:
-        if to_hub:
-            write_checkpoint(model, new, processor, max_shard_bytes)
-            note_origin(new)
-            changes = ["with an adapter merged"] if adapter is not None else []
-            # Not where the dtype holds every number of the stored ones.
-            narrower = any(torch.promote_types(kind, target_dtype) != target_dtype for kind in stored)
-            rewritten = target_dtype != wide and (from_nanovlm or adapter is not None)
-            changes += [f"rounded to {dtype}"] if narrower or rewritten else []
-            card = _card(model, source, push or str(target), changes, processor is not None)
-            (new / CARD).write_text(card, encoding="utf-8")
-        else:
-            # In the order given: the ids of vlm_extra_tokens follow from it.
-            write_json(new / "config.json", nanovlm_config(config, fields), sort_keys=False)
-            tensors, metadata = nanovlm_tensors(config, dict(model.named_parameters()))
-            write_file(new / WEIGHTS, tensors, metadata)
-            processor.save_pretrained(new / TOKENIZER_FOLDER)
-        reference = probe.ours(model.float(), around_zero)
+        write_checkpoint(model, new, processor, max_shard_bytes)
+        changes = ["with an adapter merged"] if adapter is not None else []
+        # Not where the dtype holds every number of the stored ones.
+        narrower = any(torch.promote_types(kind, target_dtype) != target_dtype for kind in stored)
+        rewritten = target_dtype != wide and (from_nanovlm or adapter is not None)
+        changes += [f"rounded to {dtype}"] if narrower or rewritten else []
+        card = _card(model, source, push or str(target), changes, processor is not None)
+        (new / CARD).write_text(card, encoding="utf-8")
+        reference = probe.ours(model.float())
         opened = VisionLanguageModel.from_pretrained(new, dtype="float32")
-        verify("opened by Ocelli", reference, probe.ours(opened, around_zero), log)
-        if to_hub:
-            theirs = probe.theirs(_open_in_transformers(new), config)
-            verify("opened by transformers", reference, theirs, log)
+        verify("opened by Ocelli", reference, probe.ours(opened), log)
+        theirs = probe.theirs(_open_in_transformers(new), model.config)
+        verify("opened by transformers", reference, theirs, log)
     log(f"wrote {target}")
     if push:
         result = VisionLanguageModel.from_pretrained(target, dtype="stored")
-        address = result.push_to_hub(
-            push, processor, private=private, max_shard_bytes=max_shard_bytes, extra_files=note_origin
-        )
+        address = result.push_to_hub(push, processor, private=private, max_shard_bytes=max_shard_bytes)
         log(f"uploaded to {address}")
 
 
-def _check_layout(layout: str, config: dict[str, Any], source: str) -> None:
-    """Refuse a model that `layout` has no place for, by its config.json."""
-    family = choose_family(config, source)
-    if family is nanovlm and layout != HUB:
-        raise CheckpointError(f"{source} is in nanoVLM's layout: expected --to {HUB}")
-    if layout == NANOVLM and family is not idefics3:
-        raise CheckpointError(f"{source}: nanoVLM's layout has no place for its parts, expected --to {HUB}")
-
-
 def _is_replaced(name: str) -> bool:
-    """Whether a file or folder of the target belongs to the checkpoint in it, of any layout."""
-    return is_checkpoint_file(name) or name in (TOKENIZER_FOLDER, CARD)
+    """Whether a file of the target belongs to the checkpoint in it."""
+    return is_checkpoint_file(name) or name == CARD
 
 
 def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _hub_processor(folder: Path, from_nanovlm: bool, wanted: bool, log: Log) -> tuple[Any, dict[str, Any]]:
-    """The transformers processor that goes with the weights, or None, and the changes that nanoVLM's tokens
-    needed, or {}."""
+def _processor(folder: Path, from_nanovlm: bool, wanted: bool, log: Log) -> Any:
+    """The transformers processor that goes with the weights, or None."""
     if not wanted:
         log("note: the result has no processor")
-        return None, {}
+        return None
     names = ("processor_config.json", "preprocessor_config.json")
     held = from_nanovlm or any((folder / name).is_file() for name in names)
     try:
         if not from_nanovlm:
-            return Processor.from_pretrained(folder).hf_processor, {}
+            return Processor.from_pretrained(folder).hf_processor
         found = as_idefics(folder)
     except ProcessorError as error:
         if not held:
             log("note: the result has no processor, as the original has none")
-            return None, {}
+            return None
         raise ProcessorError(f"{error}; --no-processor converts the weights alone") from error
     log(_TO_HUB)
     return found
-
-
-def _as_nanovlm(folder: Path, was: dict[str, Any], config: VLMConfig, log: Log) -> tuple[Any, dict[str, Any]]:
-    """nanoVLM's tokenizer, and the fields of its config.json that the network does not tell: all of what the
-    model was in nanoVLM's layout, where it came from there."""
-    tokenizer, fields = as_nanovlm(folder)
-    kept = {}
-    try:
-        if was:
-            kept = json.loads(was["config"])
-            if extra := section(kept, "vlm_extra_tokens"):
-                tokenizer, fields = as_it_was(folder, was, extra), kept | {"lm_tokenizer": TOKENIZER_FOLDER}
-            elif "lm_max_length" in kept:  # v0.1, which counted no image tokens
-                fields["lm_max_length"] = kept["lm_max_length"] + nanovlm.positions(config)
-        rows = fields.get("lm_vocab_size", 1)
-        if type(rows) is not int or rows < 1:
-            raise ValueError(f"lm_vocab_size: expected a positive whole number, got {rows!r}")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise CheckpointError(f"config.json: {WAS} is damaged ({one_line(error)}): remove it") from error
-    log(_TO_NANOVLM + (_AS_IT_WAS if "lm_vocab_size" in fields else _OTHER_PROMPTS))
-    return tokenizer, fields
 
 
 def _card(model: Any, source: str, repo_id: str, changes: list[str], with_processor: bool) -> str:
@@ -301,13 +211,12 @@ def _card(model: Any, source: str, repo_id: str, changes: list[str], with_proces
 
 # ------------------------------------------------------------------------------------- rewriting weights
 @torch.no_grad()
-def _scale_pixels(model: Any, factor: float) -> None:
-    """W -> factor W, and the bias that goes with it: 1/2 and b + sum(W) / 2, or 2 and b - sum(W)."""
+def _halve_pixels(model: Any) -> None:
+    """Have a model of pixels from 0 to 1 take those from -1 to 1: W / 2 for W, and b + sum(W) / 2 for b."""
     convolution = model.vision_model.patch_embedding
     weight = convolution.weight.data
-    moved = (1 - factor) * weight.sum((1, 2, 3), dtype=torch.float64)
-    convolution.bias.data += moved.to(weight.dtype)
-    convolution.weight.data = factor * weight
+    convolution.bias.data += (0.5 * weight.sum((1, 2, 3), dtype=torch.float64)).to(weight.dtype)
+    convolution.weight.data = 0.5 * weight
 
 
 def _put_placeholders(model: Any, image_token_id: int, vocab_size: int) -> None:
@@ -324,17 +233,6 @@ def _put_placeholders(model: Any, image_token_id: int, vocab_size: int) -> None:
         family=idefics3.NAME,
         image_token_id=image_token_id,
     )
-
-
-def _cut_vocabulary(model: Any, rows: int) -> None:
-    """Leave out the embeddings that `_put_placeholders` added at the end."""
-    language_model, config = model.language_model, model.config
-    language_model.embed_tokens.weight = nn.Parameter(language_model.embed_tokens.weight[:rows].detach())
-    head = language_model.lm_head
-    tied = config.tie_word_embeddings
-    head.weight = language_model.embed_tokens.weight if tied else nn.Parameter(head.weight[:rows].detach())
-    eos = tuple(i for i in config.eos_token_ids if i < rows)
-    model.config = replace(config, text=replace(config.text, vocab_size=rows), eos_token_ids=eos)
 
 
 @torch.no_grad()
@@ -368,62 +266,6 @@ def merge_adapter(model: Any, base: Path, adapter: Path, probe: Probe) -> tuple[
     return changed, reference
 
 
-# ------------------------------------------------------------------------------------- nanoVLM's layout
-def check_nanovlm(config: VLMConfig) -> None:
-    """Refuse a model that nanoVLM's config has no fields for."""
-    text, vision = config.text, config.vision
-    problem = None
-    if config.projector_bias:
-        problem = "its projector has a bias, nanoVLM's has none"
-    elif text.rope_scaling is not None:
-        problem = f"nanoVLM has no {text.rope_scaling.rope_type} rotary scaling"
-    elif text.attention_bias or text.mlp_bias:
-        problem = "its language model has biases, nanoVLM's has none"
-    elif text_family(text) != "llama":
-        problem = "its language model norms queries and keys, nanoVLM's does not"
-    elif text.head_dim * text.num_attention_heads != text.hidden_size:
-        problem = (
-            f"nanoVLM's heads are lm_hidden_dim / lm_n_heads wide, {text.hidden_size} / "
-            f"{text.num_attention_heads}, these are {text.head_dim}"
-        )
-    elif vision.hidden_act != "gelu_pytorch_tanh":
-        problem = f"nanoVLM's vision tower has the tanh GELU only, this one {vision.hidden_act}"
-    elif vision.num_channels != 3:
-        problem = f"nanoVLM's images have 3 channels, these {vision.num_channels}"
-    if problem:
-        raise CheckpointError(f"the model cannot be written in nanoVLM's layout: {problem}")
-
-
-def nanovlm_config(config: VLMConfig, inputs: Mapping) -> dict:
-    """config.json of today's nanoVLM, every field written out. `inputs` are the fields about tokens and
-    images, which a model alone does not tell: `data.processor_conversion.as_nanovlm`."""
-    check_nanovlm(config)
-    return {
-        **{key: getattr(getattr(config, part), field) for key, (part, field, _) in nanovlm.FIELDS.items()},
-        **{"vit_dropout": 0.0, "vit_cls_flag": False, "lm_dropout": 0.0, "lm_attn_scaling": 1.0},
-        "lm_use_tokens": False,
-        "lm_max_length": config.text.max_position_embeddings,
-        "lm_tie_weights": config.tie_word_embeddings,
-        "mp_pixel_shuffle_factor": config.scale_factor,
-        "mp_image_token_length": nanovlm.positions(config),
-        "vlm_load_backbone_weights": False,
-        **inputs,
-    }
-
-
-def nanovlm_tensors(
-    config: VLMConfig, state: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Our tensors under nanoVLM's names with the rotary buffer that its strict loading wants, and what the
-    file's metadata says: a tied embedding is stored as the head, and named there.
-    """
-    tied = config.tie_word_embeddings
-    stored = {nanovlm.HEAD} if tied else {nanovlm.HEAD, nanovlm.EMBEDDING}
-    tensors = export_tensors(state, nanovlm.tensor_map(stored))
-    tensors[nanovlm.INV_FREQ] = rope_frequencies(config.text)
-    return tensors, {nanovlm.EMBEDDING: nanovlm.HEAD} if tied else {}
-
-
 # ----------------------------------------------------------------------------------------- verification
 @dataclass(frozen=True)
 class Probe:
@@ -454,7 +296,7 @@ class Probe:
         return torch.tensor([image + list(self.words)])
 
     @torch.no_grad()
-    def ours(self, model: Any, around_zero: bool) -> Tensor:
+    def ours(self, model: Any, around_zero: bool = True) -> Tensor:
         """Logits (T, V) of a model of ours, which takes pixels from -1 (`around_zero`) or from 0 to 1."""
         pixels = 2 * self.pixels - 1 if around_zero else self.pixels
         return model(self.input_ids(model.config), pixels).logits[0].float()

@@ -177,8 +177,8 @@ def write_weights(tensors: Mapping[str, Pending], folder: Path, max_shard_bytes:
         write_json(folder / INDEX, {"metadata": metadata, "weight_map": split.tensor_to_filename})
 
 
-def write_json(path: Path, value: dict, sort_keys: bool = True) -> None:
-    text = json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False)
+def write_json(path: Path, value: dict) -> None:
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 
@@ -267,14 +267,13 @@ def push(
     revision: str | None = None,
     commit_message: str = "Upload model",
     max_shard_bytes: int = MAX_SHARD_BYTES,
-    extra_files: Callable[[Path], None] | None = None,
 ) -> str:
     """Save, then upload in one commit; the repository is made if need be. Files of another model in the
     repository are deleted in the same commit, by the rule of `save`: other shards and formats of the weights,
     and with `processor` other files of a processor. All other files in it stay.
 
     Args:
-        model, processor, max_shard_bytes, extra_files: as in `save`.
+        model, processor, max_shard_bytes: as in `save`.
         repo_id: owner/name.
         card: text of README.md; None takes the one in the folder that the model was loaded from, with this
             repository's name in its commands, or leaves the one that the repository has, or else writes
@@ -289,7 +288,7 @@ def push(
     if card is None and (kept := card_of_origin(model)) is not None:
         card = _addressed(kept, repo_id)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = save(model, Path(scratch) / "model", processor, card, max_shard_bytes, extra_files)
+        folder = save(model, Path(scratch) / "model", processor, card, max_shard_bytes)
         api = client().HfApi()
         with one_sentence(repo_id, revision, "the upload"):
             fetched(api.create_repo, repo_id, private=private, exist_ok=True)

@@ -8,7 +8,6 @@ from the file into memory of its own.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -364,15 +363,12 @@ def export_tensors(state: Mapping[str, Tensor], places: StoredTensorOf) -> dict[
     return {name: one.make().reshape(one.shape) for name, one in placed(known, places).items()}
 
 
-def write_file(
-    path: Path, tensors: Mapping[str, Tensor | Pending], metadata: Mapping[str, str] | None = None
-) -> None:
+def write_file(path: Path, tensors: Mapping[str, Tensor | Pending]) -> None:
     """Write a safetensors file: `file_header`, then each tensor.
 
-    One tensor at a time is on the CPU; the library's `save_file` wants all of them there, and gives the
-    metadata in an order of its own.
+    One tensor at a time is on the CPU; the library's `save_file` wants all of them there.
     """
-    header, names = file_header(tensors, metadata)
+    header, names = file_header(tensors)
     with path.open("wb") as file:
         file.write(header)
         for name in names:
@@ -399,17 +395,6 @@ def file_header(
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     return len(raw).to_bytes(8, "little") + raw, names
-
-
-def digest_of(entries: Mapping[str, Entry]) -> str:
-    """A SHA-256 of all stored tensors, in whatever files and order, but for a head: a tied one may be left
-    out."""
-    digest = hashlib.sha256()
-    for name, entry in sorted(entries.items()):
-        if name != "lm_head.weight":
-            digest.update(f"{name} {entry.dtype} {entry.shape}".encode())
-            digest.update(memory_of(read_tensor(entry)))
-    return digest.hexdigest()
 
 
 def memory_of(tensor: Tensor) -> memoryview:
