@@ -165,7 +165,7 @@ class ChatMessage(Strict):
         BeforeValidator(lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value),
     ] = None
     name: str | None = None
-    tool_calls: Annotated[list[Called], Field(max_length=MOST_TOOLS)] = []
+    tool_calls: list[Called] = []
     tool_call_id: str | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] = []
     audio: Refusing = None
