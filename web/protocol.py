@@ -84,15 +84,15 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-def _replaced(by: str) -> Any:
-    """The type of a field that asks for nothing, or is refused in favour of another."""
+def _replaced(by: str) -> BeforeValidator:
+    """Of a field that asks for nothing, or is refused in favour of another."""
 
     def check(value: Any) -> None:
         if value not in (None, ""):
             instead = f"expected structured_outputs with {by} in its place"
             raise PydanticCustomError("unsupported_parameter", instead)
 
-    return Annotated[None, BeforeValidator(check)]
+    return BeforeValidator(check)
 
 
 def _refused(value: Any) -> None:
@@ -231,7 +231,7 @@ class ResponseFormat(Strict):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    schema_: Annotated[_replaced("json"), Field(alias="schema")] = None  # llama.cpp's
+    schema_: Annotated[None, _replaced("json"), Field(alias="schema")] = None  # llama.cpp's
 
     @model_validator(mode="after")
     def _has_schema(self) -> ResponseFormat:
@@ -337,7 +337,7 @@ def _sampling_field(own: Field_) -> tuple[Any, Any]:
 
 _FIELDS: dict[str, Any] = {own.name: _sampling_field(own) for own in fields(SamplingParams)}
 _FIELDS |= {name: (Refusing, None) for name in REFUSED}
-_FIELDS |= {name: (_replaced(by), None) for name, by in REPLACED.items()}
+_FIELDS |= {name: (Annotated[None, _replaced(by)], None) for name, by in REPLACED.items()}
 Sampled: Any = create_model("Sampled", __base__=Strict, **_FIELDS)
 
 
