@@ -342,7 +342,7 @@ def test_calls_are_items_and_come_back_as_one_message():
     fields = {"model": NAME, "input": "Hm?", "tools": [TOOL]}
     request, _ = check_request({"model": NAME, "messages": [{"role": "user", "content": "Hm?"}]}, 100)
     store = responses.Store()
-    made = responses.Made(fields, request, [{"role": "user", "content": "Hm?"}], store.put, 0)
+    made = responses.Made(fields, request, responses.Stored(b""), store.put)
     for event in converted(made):
         EVENTS.validate_python(event, strict=True)
     whole = Response.model_validate(made.whole, strict=True)
@@ -360,11 +360,12 @@ def test_calls_are_items_and_come_back_as_one_message():
     assert [call["function"]["name"] for call in answer["tool_calls"]] == ["look", "wait"]
     assert answer["content"] == [{"type": "text", "text": "Let me look."}]
     assert one["content"][0]["type"] == "image_url" and other["tool_call_id"] == "call_b"
-    assert json.loads(store.get(whole.id).messages)[-1]["tool_calls"] == answer["tool_calls"]
-    cut = responses.Made(fields, request, [], store.put, 0)
+    kept = [call.model_dump() for call in store.get(whole.id).messages[-1].tool_calls]
+    assert kept == answer["tool_calls"]
+    cut = responses.Made(fields, request, responses.Stored(b""), store.put)
     converted(cut, cut=True)
     assert cut.whole["status"] == "incomplete" == cut.whole["output"][-1]["status"]
-    assert len(json.loads(store.get(cut.id).messages)[-1]["tool_calls"]) == 1
+    assert len(store.get(cut.id).messages[-1].tool_calls) == 1
     (tool,) = responses.chat_body(fields)["tools"]
     assert tool["function"]["name"] == "weather" and tool["type"] == "function"
 

@@ -63,7 +63,7 @@ def test_what_is_kept_is_neither_checked_nor_counted_again():
         assert all(one is other for one, other in zip(kept.messages, before.messages))
         store.put(str(turn), before)
         assert before.size - kept.size < 400 and len(before.messages) == 2 * (turn + 1)
-    assert before.bytes > 10 * responses.PIECE_BYTES
+    assert before.taken > 10 * responses.PIECE_BYTES
     with pytest.raises(Refused) as caught:
         store.before("4", b"," * (MOST_VALUES - before.values + 1), 2**20)
     assert caught.value.status == 400

@@ -85,15 +85,15 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-def _replaced(by: str) -> Any:
-    """The type of a field that asks for nothing, or is refused in favour of another."""
+def _replaced(by: str) -> BeforeValidator:
+    """Of a field that asks for nothing, or is refused in favour of another."""
 
     def check(value: Any) -> None:
         if value not in (None, ""):
             instead = f"expected structured_outputs with {by} in its place"
             raise PydanticCustomError("unsupported_parameter", instead)
 
-    return Annotated[None, BeforeValidator(check)]
+    return BeforeValidator(check)
 
 
 def _refused(value: Any) -> None:
@@ -171,7 +171,7 @@ class ChatMessage(Strict):
     content: Annotated[Annotated[list[Part], Field(fail_fast=True)] | None, WrapValidator(_content)] = None
     reasoning_content: str | None = None
     name: str | None = None
-    tool_calls: Annotated[list[Called], Field(max_length=MOST_TOOLS)] = []
+    tool_calls: list[Called] = []
     tool_call_id: str | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] = []
     audio: Refusing = None
@@ -240,7 +240,7 @@ class ResponseFormat(Strict):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    schema_: Annotated[_replaced("json"), Field(alias="schema")] = None  # llama.cpp's
+    schema_: Annotated[None, _replaced("json"), Field(alias="schema")] = None  # llama.cpp's
 
     @model_validator(mode="after")
     def _has_schema(self) -> ResponseFormat:
@@ -346,7 +346,7 @@ def _sampling_field(own: Field_) -> tuple[Any, Any]:
 
 _FIELDS: dict[str, Any] = {own.name: _sampling_field(own) for own in fields(SamplingParams)}
 _FIELDS |= {name: (Refusing, None) for name in REFUSED}
-_FIELDS |= {name: (_replaced(by), None) for name, by in REPLACED.items()}
+_FIELDS |= {name: (Annotated[None, _replaced(by)], None) for name, by in REPLACED.items()}
 Sampled: Any = create_model("Sampled", __base__=Strict, **_FIELDS)
 
 

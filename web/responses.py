@@ -301,13 +301,14 @@ class Stored(NamedTuple):
     client: str = ""
 
     @property
-    def bytes(self) -> int:
+    def taken(self) -> int:
+        """Bytes of memory, about."""
         pieces = sum(one.pieces for one in self.messages)
         return len(self.response) + self.size + pieces * PIECE_BYTES
 
     def followed_by(self, messages: Sequence[ChatMessage], response: bytes) -> Stored:
         """A response to a conversation that goes on from this one; only what is new in it is counted."""
-        new = to_json(messages[len(self.messages) :])
+        new = to_json(messages[len(self.messages) :], exclude_none=True)
         return Stored(response, messages, self.size + len(new), self.values + values_in(new))
 
 
@@ -341,10 +342,10 @@ class Store:
         return before
 
     def put(self, name: str, stored: Stored, client: str = "") -> None:
-        if stored.bytes > self._most:
+        if stored.taken > self._most:
             return
         self._kept[name] = stored._replace(client=client)
-        self._sizes[client] += stored.bytes
+        self._sizes[client] += stored.taken
         while self._sizes.total() > self._most:
             most = max(self._sizes, key=self._sizes.__getitem__)
             self.drop(next(one for one, kept in self._kept.items() if kept.client == most))
@@ -353,5 +354,5 @@ class Store:
         """Raises Refused for one that is not kept here."""
         stored = self.get(name)
         del self._kept[name]
-        self._sizes[stored.client] -= stored.bytes
+        self._sizes[stored.client] -= stored.taken
         self._sizes += Counter()  # without those who have none
