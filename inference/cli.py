@@ -423,8 +423,9 @@ def _lacks_quotes(names: list[str], questions: list[str]) -> str | None:
     files that are single words, several of them, or one beside a question of one word."""
 
     def is_lost(name: str) -> bool:
-        named = name == STDIN or is_image_name(name) or any(mark in name for mark in "/*?[")
-        return not named and not os.path.lexists(name)
+        inside = name.rstrip(".,;:!")  # a sentence may end in these
+        named = name == STDIN or is_image_name(name) or any(mark in inside for mark in "./*?[")
+        return not named and not os.path.lexists(name) and not nearest_file(name, folders=True)
 
     lost = [*filter(is_lost, names)]
     if not lost or len(lost) + sum(not re.search(r"\s", one.strip()) for one in questions) < 2:

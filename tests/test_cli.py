@@ -130,7 +130,9 @@ def test_a_question_without_quotes_is_called_that(complaint, photo, tmp_path, wo
     assert "quotes" in said and not (tmp_path / "out.jsonl").exists()
 
 
-@pytest.mark.parametrize("names", [["nosuch.jpg", "other.png"], ["nosuch"], ["a/b", "c/d"], ["lost*", "x*"]])
+@pytest.mark.parametrize(
+    "names", [["nosuch.jpg", "other.png"], ["nosuch"], ["a/b", "c/d"], ["lost*", "x*"], ["a.jsonl", "b.csv"]]
+)
 def test_lost_images_are_no_question(complaint, names):
     assert "quotes" not in complaint(*names, "-q", "What is this?")
 
