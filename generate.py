@@ -42,6 +42,7 @@ from typing import Any
 from data.errors import ImageError
 from generation.options import GenerationOptions
 from inference import cli
+from inference.batch_command import answer_batch
 from inference.errors import user_errors, user_message
 from inference.results import to_json
 from inference.terminal import GreyText
@@ -203,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
             return chat(args)
         if args.batch is not None:
             options = cli.generation_options(args)
-            return cli.answer_batch(args, lambda: load(args, options, long=True), log)
+            return answer_batch(args, lambda: load(args, options, long=True), log)
         answer_questions(args)
     except BrokenPipeError:
         raise
