@@ -14,13 +14,12 @@ Importing it needs no torch, so that a command line can be refused at once.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-from messages import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -257,8 +256,9 @@ def with_overrides(
 
 
 def _what_instead(name: str, known: list[str]) -> str:
-    near = did_you_mean(name, known).removeprefix(", ")
-    return f"{name}: {_INSTEAD.get(name) or near or 'expected some of ' + ', '.join(known)}"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    otherwise = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
+    return f"{name}: {_INSTEAD.get(name, otherwise)}"
 
 
 class CacheMemoryError(ValueError):

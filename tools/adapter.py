@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from messages import one_line, some
 from models.checkpoints.hub import CheckpointError, check_is_whole, read_json
-from models.checkpoints.weights import Entry, nearest_name, read_header, read_tensor
+from models.checkpoints.names import nearest_name
+from models.checkpoints.weights import Entry, read_header, read_tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # A factor of a layer, by peft's names, with the adapter's own name or without.
@@ -61,7 +62,6 @@ def read_adapter(folder: Path) -> Adapter:
     start = str(settings.get("init_lora_weights")).partition("_niter")[0]
     wrong = [name for name in _OTHERWISE if settings.get(name)]
     wrong += [f"init_lora_weights {start}"] if start in ("corda", "loftq", "lora_ga") else []
-    wrong += [] if isinstance(settings.get("alpha_pattern") or {}, dict) else ["such an alpha_pattern"]
     if wrong:
         raise CheckpointError(f"{folder}: {wrong[0]} is not supported: merge the adapter with peft")
     factors: dict[str, dict[str, Entry]] = {}
@@ -184,10 +184,10 @@ def _adapted(model: Any, adapter: Adapter, modules: Mapping[str, str]) -> Any:
     }
     try:
         adapted: Any = PeftModel(model, config)
-        left = set_peft_model_state_dict(adapted, state)[1]  # that it did not expect
+        loaded: Any = set_peft_model_state_dict(adapted, state)
     except Exception as error:  # peft raises anything
         raise CheckpointError(f"peft does not open {adapter.folder} ({one_line(error, 300)})") from error
-    if left:
+    if left := loaded.unexpected_keys:
         raise CheckpointError(f"{adapter.folder}: peft has no place for {some(left)}")
     return adapted.eval()
 

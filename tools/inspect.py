@@ -21,8 +21,9 @@ from generation.fast.quantized import rounded_bytes
 from generation.kv_cache import bytes_per_row, numbers_per_token, snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
-from models.checkpoints.hub import CheckpointError, Origin, describe, other_weights, read_json, snapshot
+from models.checkpoints.hub import CheckpointError, Origin, describe, read_json, snapshot
 from models.checkpoints.load import choose_family, expected_shapes, quantization
+from models.checkpoints.names import other_weights
 from models.checkpoints.weights import (
     FLOATS,
     PARTS,

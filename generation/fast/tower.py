@@ -322,11 +322,9 @@ class FastTower(nn.Module):
             raise ValueError(f"pixel_values: expected (N, *{expected}), got {tuple(pixel_values.shape)}")
         places = self.position_embedding.weight[config.class_token :]
         features = torch.empty(len(pixel_values), config.num_patches, config.hidden_size)
-        whole = config.grid * side  # what is beyond the last whole patch, a convolution does not see
-        for pixels, out in zip(pixel_values[..., :whole, :whole].float(), features):
-            # (C, M, M) -> (P, C · side · side)
-            rows = pixels.unflatten(2, (-1, side)).unflatten(1, (-1, side)).permute(1, 3, 0, 2, 4)
-            self._encode(rows.reshape(len(out), -1), places, out)
+        for pixels, out in zip(pixel_values.float(), features):
+            rows = F.unfold(pixels[None], side, stride=side)[0].T  # (P, C · side · side), as a conv cuts
+            self._encode(rows, places, out)
         return features
 
     def _encode(

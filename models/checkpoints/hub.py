@@ -12,7 +12,6 @@ PyTorch nor the Hub's client: a mistyped name is refused at once.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import io
 import json
@@ -22,7 +21,6 @@ import socket
 import ssl
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -30,10 +28,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from messages import ALIKE, printable, some
+from messages import printable, some
 from models.checkpoints.gguf import SUFFIX, choose, header_of, read_header
 from models.checkpoints.gguf_config import hub_files
-from models.checkpoints.names import MODELS
+from models.checkpoints.names import MODELS, alike, meant, other_weights, short_names
 
 T = TypeVar("T")
 
@@ -60,11 +58,6 @@ KNOWN = tuple(known.repo for known in MODELS.values())
 MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 32 * 2**20  # bytes
 MAX_VALUES = 2_500_000  # of one file: commas and opening brackets
 _PIECE = 2**20  # bytes of a header that are fetched at once
-_LFS = b"version https://git-lfs.github.com/"
-# How files of weights that are not opened here are called -> whose they are.
-_OTHER_WEIGHTS = {
-    "openvino*.*": "OpenVINO", "*.onnx": "ONNX", "*/*.onnx": "ONNX", "pytorch_model*.bin": "PyTorch's pickle"
-}  # fmt: skip
 CONTROL = frozenset((*range(32), *range(127, 160))) - {*b"\n\t"}  # could do anything to a terminal
 
 
@@ -126,10 +119,8 @@ def check_size(path: Path, max_bytes: int) -> None:
 def check_is_whole(path: Path) -> None:
     """Refuse what Git leaves in the place of a large file."""
     with path.open("rb") as file:
-        if file.read(len(_LFS)) == _LFS:
-            raise CheckpointError(
-                f"{path} is a Git-LFS pointer, not the file itself: run `git lfs pull` in {path.parent}"
-            )
+        if file.read(64).startswith(b"version https://git-lfs"):
+            raise CheckpointError(f"{path} is a Git-LFS pointer: run `git lfs pull` in {path.parent}")
 
 
 def check_values(raw: bytes) -> None:
@@ -307,12 +298,11 @@ def _refuse_misspelled(text: str, path: Path, only_path: bool) -> None:
     here = _checkpoints_in(path.parent)
     looks_local = only_path or (len(path.parts) > 1 and here)
     embedded = _checkpoints_in(EMBEDDED) if str(path.parent) in (".", EMBEDDED.name) else []
-    if found := _alike(path.name, here + embedded):
-        hint = _meant(str(path.parent / name) for name in found)
-    elif not only_path and len(path.parts) == 1 and (found := _short_names(text)):
-        of = f" ({MODELS[found[0]].repo})" if len(found) == 1 else ""
-        meant = f"{_meant(found, of)} (--model list shows the short names)"
-        raise CheckpointError(f"there is no folder and no model {text}: {meant}")
+    if (known := here + embedded) and (found := alike(path.name, known)):
+        hint = meant(str(path.parent / name) for name in found)
+    elif not only_path and len(path.parts) == 1 and (found := short_names(text)):
+        hint = f"{meant(found, named=True)} (--model list shows the short names)"
+        raise CheckpointError(f"there is no folder and no model {text}: {hint}")
     elif here and looks_local:
         hint = f"{path.parent} has {some(here)}"
     elif looks_local:
@@ -322,36 +312,6 @@ def _refuse_misspelled(text: str, path: Path, only_path: bool) -> None:
     if not only_path:
         hint += " (for a repository of that name give its revision, such as main, or start elsewhere)"
     raise CheckpointError(f"there is no {'file' if text.endswith(SUFFIX) else 'folder'} {text}: {hint}")
-
-
-def _short_names(text: str) -> list[str]:
-    """Those that may have been meant, by themselves or by the name of their repository."""
-    short = {name: name for name in MODELS} | {of.repo: name for name, of in MODELS.items()}
-    return sorted({short[name] for name in _alike(text, short, same_numbers=True)})
-
-
-def _alike(name: str, known: Iterable[str], same_numbers: bool = False) -> list[str]:
-    """Those that may have been meant by a name: called the same but for owner, case and dashes, else with
-    more after it, else the nearest. Of published models, those with other numbers are other models."""
-
-    def plain(one: str) -> str:
-        return re.sub(r"[-_.]", "", one.rpartition("/")[2]).lower()
-
-    def numbers(one: str) -> Counter[str]:
-        return Counter(re.findall(r"\d+(?:\.\d+)?", one.rpartition("/")[2]) if same_numbers else ())
-
-    wanted = plain(name)
-    names = {one: plain(one) for one in sorted(known) if one != name and numbers(name) <= numbers(one)}
-    if same := [one for one in names if names[one] == wanted]:
-        return same
-    if len(wanted) > 3 and (longer := [one for one in names if names[one].startswith(wanted)]):
-        return longer
-    near = difflib.get_close_matches(wanted, names.values(), n=1, cutoff=ALIKE)
-    return [one for one in names if names[one] in near]
-
-
-def _meant(names: Iterable[str], of: str = "") -> str:
-    return f"did you mean {' or '.join([*names][:3])}{of}?"
 
 
 def _checkpoints_in(folder: Path) -> list[str]:
@@ -460,13 +420,11 @@ def _finder(source: str | Path, revision: str | None) -> _Folder | _Hub:
     if os.path.isfile(place):
         above, name = os.path.split(place)
         return _Gguf(_Folder(above or "."), os.listdir(above or "."), wanted, name)
-    if not os.path.isdir(place):
-        hub = _Hub(place, revision)
-        with _with_advice(hub):
-            names = hub.list() if wanted or "gguf" in place.lower() else []
-        return _Gguf(hub, names, wanted) if wanted or _holds_gguf(names) else hub
-    folder, names = _Folder(place), os.listdir(place)
-    return _Gguf(folder, names, wanted) if wanted or _holds_gguf(names) else folder
+    files = _Folder(place) if os.path.isdir(place) else _Hub(place, revision)
+    with _with_advice(files):
+        asked = wanted or "gguf" in place.lower()
+        names = os.listdir(place) if isinstance(files, _Folder) else files.list() if asked else []
+    return _Gguf(files, names, wanted) if wanted or _holds_gguf(names) else files
 
 
 def _holds_gguf(names: Collection[str]) -> bool:
@@ -497,8 +455,8 @@ def _with_advice(files: _Folder | _Hub) -> Iterator[None]:
         # told what lies on this machine.
         if isinstance(files, _Folder) or files.commit is not None:
             raise
-        unknown = files.repo not in KNOWN and not str(error).startswith("there is no folder")
-        front = f"there is no folder {files.repo} here, and " if unknown else ""
+        said = files.repo in KNOWN or str(error).startswith("there is no folder")
+        front = "" if said else f"there is no folder {files.repo} here, and "
         raise CheckpointError(f"{front}{error}{_advice(files.repo, error.__cause__)}") from error.__cause__
 
 
@@ -506,8 +464,8 @@ def _config_path(files: _Folder | _Hub) -> Path:
     with _with_advice(files):
         path = files.file("config.json")
     if path is None:
-        needed = "a checkpoint needs one beside its weights"
-        needed += other_weights(files.path) if isinstance(files, _Folder) else ""
+        others = other_weights(files.path) if isinstance(files, _Folder) else ""
+        needed = f"a checkpoint needs one beside its weights{others}"
         if isinstance(files, _Folder) and (files.path / "adapter_config.json").is_file():
             run = files.path.resolve().parent
             needed = "it is an adapter; "
@@ -516,19 +474,11 @@ def _config_path(files: _Folder | _Hub) -> Path:
     return path
 
 
-def other_weights(folder: Path) -> str:
-    """The end of a sentence about a folder without weights that open here: the format that it has instead."""
-    held = ((format, path) for glob, format in _OTHER_WEIGHTS.items() for path in sorted(folder.glob(glob)))
-    for format, path in held:
-        return f"; it holds {format} weights ({path.name}): take the safetensors that they were made from"
-    return ""
-
-
 def _advice(repo: str, error: BaseException | None) -> str:
     """The end of a sentence about a repository that was not found: whose it may be, and what is here."""
     cached, hints = _cached_models(), []
-    if repo not in KNOWN and (similar := _alike(repo, [*cached, *KNOWN], same_numbers=True)):
-        hints.append(_meant(similar))
+    if repo not in KNOWN and (similar := alike(repo, [*cached, *KNOWN], same_numbers=True)):
+        hints.append(meant(similar))
     if not _status(error):
         here = [*_checkpoints_in(EMBEDDED), *(name for name, opens in cached.items() if opens)]
         hints.append(f"without the Hub there are {some(here)}, and any folder of a checkpoint")

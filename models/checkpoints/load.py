@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES
-from messages import printable
+from families.text import section
 from models.checkpoints.hub import (
     MAX_CONFIG,
     MAX_TOKENIZER,
@@ -138,13 +138,9 @@ def choose_family(config: Mapping, source: str) -> ModuleType:
 
 
 def quantization(config: Mapping) -> str:
-    """How a config.json says that its weights are quantized, "" where they are not."""
-    for name in ("quantization_config", "quantization", "compression_config"):  # MLX has the second
-        if stored := config.get(name):
-            known = stored if isinstance(stored, dict) else {}
-            how = known.get("quant_method") or (f"{known['bits']} bits" if "bits" in known else name)
-            return printable(how, 40)
-    return ""
+    """How a config.json says that its weights are quantized (MLX by the second key), else ""."""
+    stored = section(config, "quantization_config") or section(config, "quantization")
+    return str(stored.get("quant_method") or f"{stored.get('bits')} bits")[:40] if stored else ""
 
 
 def resolve_tying(

@@ -1,8 +1,17 @@
-"""Models of the Hub that Ocelli opens and people ask for: a short name for each, and what it is good for."""
+"""Models of the Hub that Ocelli opens and people ask for: a short name for each, and what it is good for. And
+what was meant by names that nothing has."""
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from messages import ALIKE
 
 
 @dataclass(frozen=True)
@@ -14,6 +23,10 @@ class Known:
     good_for: str
 
 
+# How files of weights that are not opened here are called -> whose they are.
+_OTHER_WEIGHTS = {
+    "openvino*.*": "OpenVINO", "*.onnx": "ONNX", "*/*.onnx": "ONNX", "pytorch_model*.bin": "PyTorch's pickle"
+}  # fmt: skip
 PHOTOGRAPHS = "smolvlm-256m"  # the smallest that knows them
 MODELS = {
     "smolvlm-256m": Known("HuggingFaceTB/SmolVLM-256M-Instruct", 0.5, "photographs, in short answers"),
@@ -52,3 +65,57 @@ def table() -> str:
     """A line for each short name."""
     rows = (f"{name:<22}{of.gigabytes:>5} GB  {of.good_for}" for name, of in MODELS.items())
     return "\n".join((f"{'name':<19}download  good for", *rows))
+
+
+def short_names(text: str) -> list[str]:
+    """Those that may have been meant, by themselves or by the name of their repository."""
+    short = {name: name for name in MODELS} | {of.repo: name for name, of in MODELS.items()}
+    return sorted({short[name] for name in alike(text, short, same_numbers=True)})
+
+
+def alike(name: str, known: Iterable[str], same_numbers: bool = False) -> list[str]:
+    """Those that may have been meant by a name: called the same but for owner, case and dashes, else with
+    more after it, else the nearest. Of published models, those with other numbers are other models."""
+
+    def plain(one: str) -> str:
+        return re.sub(r"[-_.]", "", one.rpartition("/")[2]).lower()
+
+    def numbers(one: str) -> Counter[str]:
+        return Counter(re.findall(r"\d+(?:\.\d+)?", one.rpartition("/")[2]) if same_numbers else ())
+
+    wanted = plain(name)
+    names = {one: plain(one) for one in sorted(known) if one != name and numbers(name) <= numbers(one)}
+    if same := [one for one in names if names[one] == wanted]:
+        return same
+    if len(wanted) > 3 and (longer := [one for one in names if names[one].startswith(wanted)]):
+        return longer
+    near = difflib.get_close_matches(wanted, names.values(), n=1, cutoff=ALIKE)
+    return [one for one in names if names[one] in near]
+
+
+def meant(names: Iterable[str], named: bool = False) -> str:
+    """A question about a few names; of one short name alone, what it stands for, too."""
+    few = [*names][:3]
+    of = f" ({MODELS[few[0]].repo})" if named and len(few) == 1 else ""
+    return f"did you mean {' or '.join(few)}{of}?"
+
+
+def nearest_name(missing: Collection[str], there: Collection[str]) -> tuple[str, str] | None:
+    """One of the first missing names, and that of those that are there whose end is most like its; None
+    where no two end alike."""
+
+    def shared(names: tuple[str, str]) -> int:
+        ends = (name.split(".")[::-1] for name in names)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*ends)))
+
+    pairs = ((wanted, name) for wanted in sorted(missing)[:8] for name in sorted(there))
+    found = max(pairs, key=shared, default=("", ""))
+    return found if shared(found) > 1 else None
+
+
+def other_weights(folder: Path) -> str:
+    """The end of a sentence about a folder without weights that open here: the format that it has instead."""
+    held = ((format, path) for glob, format in _OTHER_WEIGHTS.items() for path in sorted(folder.glob(glob)))
+    for format, path in held:
+        return f"; it holds {format} weights ({path.name}): take the safetensors that they were made from"
+    return ""

@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +27,7 @@ from messages import some
 from models.checkpoints import gguf
 from models.checkpoints.gguf_tensors import arranged
 from models.checkpoints.hub import CheckpointError, CheckpointFiles, client, fetched, naming, one_sentence
+from models.checkpoints.names import nearest_name
 
 Shape = tuple[int, ...]
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -37,7 +37,6 @@ NAMES = {dtype: name for name, dtype in FLOATS.items()}
 # 100 MB, of which Python's objects make two gigabytes.
 _MAX_HEADER = 8 * 2**20
 _OPENED = 4 * 2**20  # bytes of quantized blocks at a time
-_LOOKED_FOR = 8  # missing tensors for which one of another name is looked for
 _SHORTER = "{}: the file became shorter while it was read; load it again"
 
 
@@ -118,19 +117,6 @@ def check_shapes(
             f"{source}: {len(extra)} tensors have no place in the model that config.json describes: "
             f"{some(extra)}"
         )
-
-
-def nearest_name(missing: Collection[str], there: Collection[str]) -> tuple[str, str] | None:
-    """One of the first missing names, and that of those that are there whose end is most like its; None
-    where no two end alike."""
-
-    def shared(names: tuple[str, str]) -> int:
-        ends = (name.split(".")[::-1] for name in names)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*ends)))
-
-    pairs = ((wanted, name) for wanted in sorted(missing)[:_LOOKED_FOR] for name in sorted(there))
-    found = max(pairs, key=shared, default=("", ""))
-    return found if shared(found) > 1 else None
 
 
 # ---------------------------------------------------------------------------------------------------- files
