@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -113,7 +113,7 @@ class At(NamedTuple):
     """Where the T positions of a pass stand: what its layers need to know besides hidden states and caches.
 
     rope: cos and sin of their rotary places, each (1 or B, 1, T, D_r).
-    mask: what each position may look at, as `attention_mask_for` makes it.
+    mask: what each position may look at, as `attention_mask_for` makes it: a Tensor, a BlockMask or None.
     start_pos: the slot of the first one, an int, or (B,) where rows differ.
     kv_length: how many slots may be looked at.
     before: how many positions of its segment each one has before it, (T,) or (B, T); with a cache, its slot.
@@ -122,7 +122,7 @@ class At(NamedTuple):
     """
 
     rope: tuple[Tensor, Tensor]
-    mask: Tensor | BlockMask | None
+    mask: Any
     start_pos: int | Tensor
     kv_length: int
     before: Tensor
@@ -207,9 +207,7 @@ def through_cache(
     return key, value
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None, scale: float | None = None
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
     """Attention of q (B, H, T, D_h) over k, v (B, H_kv, S, D_h), scores scaled by D_h^-0.5 unless a scale is
     given: returns (B, H, T, D_h).
 
