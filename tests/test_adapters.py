@@ -290,6 +290,10 @@ def test_no_pattern_is_run_and_the_file_says_what_there_is(bases, tmp_path, chan
         {"layer_replication": [[0, 1], [0, 1]]},
         {"peft_type": "IA3"},
         {"init_lora_weights": "loftq"},
+        {"alpha_pattern": ["q_proj"]},
+        {"alpha_pattern": {"q_proj": "much"}},
+        {"modules_to_save": 3},
+        {"lora_alpha": "16"},
     ],
     ids=str,
 )

@@ -38,6 +38,12 @@ _OTHERWISE = (
     "target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora",
 )  # fmt: skip
 
+_KINDS = (
+    ("alpha_pattern", dict, "numbers by names of layers"),
+    ("modules_to_save", list, "a list of names"),
+    ("lora_alpha", int | float, "a number"),
+)
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -59,6 +65,9 @@ def read_adapter(folder: Path) -> Adapter:
     settings = read_json(folder / CONFIG)
     if (kind := settings.get("peft_type")) != "LORA":
         raise CheckpointError(f"{folder}: expected an adapter of type LORA, got {kind!r}")
+    for key, read, wanted in _KINDS:
+        if not isinstance(said := settings.get(key), read | None):
+            raise CheckpointError(f"{folder / CONFIG}: {key}: expected {wanted}, got {said!r:.80}")
     start = str(settings.get("init_lora_weights")).partition("_niter")[0]
     wrong = [name for name in _OTHERWISE if settings.get(name)]
     wrong += [f"init_lora_weights {start}"] if start in ("corda", "loftq", "lora_ga") else []
