@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -342,7 +343,7 @@ def test_what_is_known_of_weights_that_nobody_opens_any_more_goes(tmp_path):
 # --- kills and several processes
 
 
-def write_until_killed(folder: Path, seed: int) -> None:
+def write_until_killed(folder: Path, seed: int, has_begun: Any) -> None:
     """Chains of several lengths that begin alike, as fast as they go; the folder is full soon."""
     torch.set_num_threads(1)
     store, rng = store_in(folder, 12 * BLOCK, memory=0), random.Random(seed)
@@ -350,6 +351,7 @@ def write_until_killed(folder: Path, seed: int) -> None:
         parts = [rng.randrange(3) for _ in range(rng.randint(1, 6))]
         save(store, torch.tensor(parts).repeat_interleave(TEXT_BLOCK))
         store._files.flush()
+        has_begun.set()
 
 
 def check_sound(folder: Path, chains: int, seed: int) -> int:
@@ -368,11 +370,10 @@ def test_killed_thirty_times_while_it_writes(tmp_path, caplog):
     rng, found, unfinished = random.Random(0), 0, 0
     folder = tmp_path / "prefixes"
     for kill in range(30):
-        process = FORK.Process(target=write_until_killed, args=(folder, kill))
+        has_begun = FORK.Event()
+        process = FORK.Process(target=write_until_killed, args=(folder, kill, has_begun))
         process.start()
-        until = time.monotonic() + PATIENCE
-        while kill == 0 and not (folder.exists() and blocks_in(folder)) and time.monotonic() < until:
-            time.sleep(0.001)
+        assert has_begun.wait(PATIENCE)
         time.sleep(rng.uniform(0.005, 0.04))
         os.kill(process.pid, signal.SIGKILL)
         process.join()

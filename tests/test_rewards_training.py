@@ -155,8 +155,9 @@ def test_loss_and_gradients_are_those_of_the_formulas(opened, kind, variant):
     for name, parameter in task.model.named_parameters():
         if name in gradients:
             scale = gradients[name].abs().max()
-            # Keys' biases change no softmax: without rotation their gradient is noise.
-            assert (parameter.grad - gradients[name]).abs().max() <= max(1e-5 * scale, 5e-7), name
+            # Keys' biases change no softmax: without rotation their gradient is rounding alone.
+            noise = 2e-6 if name.endswith("k_proj.bias") else 5e-7
+            assert (parameter.grad - gradients[name]).abs().max() <= max(1e-5 * scale, noise), name
 
 
 @pytest.mark.parametrize(("kind", "step"), [*product(SAVE, ("eager", "c")), ("qwen3_vl", "cuda")])
