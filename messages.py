@@ -66,7 +66,14 @@ _INSTEAD = {
 
 def unknown_arguments(given: Iterable[str], known: Collection[str]) -> str:
     """A sentence about arguments that a `from_pretrained` does not have, beside those that are `known`."""
-    hints = (f": {_INSTEAD[name]}" if name in _INSTEAD else did_you_mean(name, known) for name in given)
+
+    def hint(name: str) -> str:
+        instead = _INSTEAD.get(name, "")
+        if instead.removeprefix("use ").split(",")[0] in ("dtype", "device") and "dtype" not in known:
+            instead = "give it to the model"
+        return f": {instead}" if instead else did_you_mean(name, known)
+
+    hints = map(hint, given)
     said = "; no ".join(map("".join, zip(given, hints)))
     return f"from_pretrained takes no {said} (it takes {', '.join(known)})"
 

@@ -259,8 +259,7 @@ def read_bytes(source: Any, limits: ImageLimits, name: str) -> bytes:
 
 def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> bytes:
     if not limits.allow_paths:
-        said = "paths are disabled here (serve.py --allow-paths DIR); send the file itself"
-        raise ImageError(f"{name}: {said}")
+        raise ImageError(f"{name}: paths are disabled here; send the file itself")
     try:
         path = Path(source).expanduser()
         if path.is_file():  # a pipe or a device might never end
@@ -425,7 +424,7 @@ def _open_bytes(data: bytes, limits: ImageLimits, name: str, whole: bool = True)
         got = kind or f"a file that starts with {data[:16]!r}"
         wanted = "an image, such as PNG, JPEG or WebP"
         if kind.startswith("a video"):
-            got += '; in a message, give it as {"type": "video", "video": ...}'
+            got += ", which is given as a video: a part or column of that name"
         elif (mimetypes.guess_type(name.strip("'"))[0] or "").startswith("video/"):
             wanted = "a video: MP4, QuickTime, WebM, Matroska or AVI"
         raise ImageError(f"{name}: expected {wanted}, got {got}") from error

@@ -372,18 +372,19 @@ def parse_generate_args(
     # Intermixed, so that images may stand on both sides of -q.
     args = parser.parse_intermixed_args(arguments)
     # --batch takes all that stands after it.
-    args.questions = [*filter(is_question, [*args.images, *(args.batch or [])]), *args.questions]
+    given = [*args.images, *(args.batch or [])]
+    asked = [*filter(is_question, given)]
+    lacking = _lacks_quotes([name for name in given if name not in asked], asked)
+    args.questions = [*asked, *args.questions]
     args.images = [name for name in args.images if not is_question(name)]
     args.batch = args.batch and [name for name in args.batch if not is_question(name)]
-    if message := validate_args(args):
+    if message := lacking or validate_args(args):
         parser.error(message)
     return args
 
 
 def validate_args(args: argparse.Namespace) -> str | None:
     """One sentence about arguments that do not go together, or None."""
-    if wrong := _lacks_quotes([*args.images, *(args.batch or [])], args.questions):
-        return wrong
     if args.batch == []:
         return "--batch: expected a FILE.jsonl, a folder or images, got a question only"
     values = vars(args) | {
@@ -427,7 +428,7 @@ def _lacks_quotes(names: list[str], questions: list[str]) -> str | None:
     lost = [*filter(is_lost, names)]
     if not lost or len(lost) + sum(not re.search(r"\s", one.strip()) for one in questions) < 2:
         return None
-    return f'{lost[0]!r}: no such file; a question of several words needs quotes: "{lost[0]} ..."'
+    return f"{lost[0]!r}: no such file; a text of several words, such as a question, needs quotes around it"
 
 
 def _wrong_batch(args: argparse.Namespace) -> str | None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from messages import one_line, some
+from messages import counted, one_line, some
 from models.checkpoints.hub import CheckpointError, check_is_whole, read_json
 from models.checkpoints.names import nearest_name
 from models.checkpoints.weights import Entry, read_header, read_tensor
@@ -121,7 +121,7 @@ def _places(adapter: Adapter, known: Mapping[str, Tensor], names: list[str]) -> 
         wanted, near = nearest_name(missing, known) or (missing[0], min(known))
         raise CheckpointError(
             f"{adapter.folder} is for another model: the base has no place for {len(missing)} of its "
-            f"{len(names)} tensors ({some(missing)}); the adapter has {wanted}, the base {near}"
+            f"{counted(len(names), 'tensor')} ({some(missing)}); the adapter has {wanted}, the base {near}"
         )
     return found
 

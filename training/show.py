@@ -46,7 +46,9 @@ def describe_rows(config: TrainConfig, count: int) -> str:
     samples, filtered, dropped = look(mixture, processor, limits, max(_LOOKED_AT, count))
     lines = [*map(_described, mixture.sources, mixture.shares)]
     read = len(samples) + filtered + len(dropped)
-    lines += [f"\nof the first {read:,} rows in the order of the run, {len(samples):,} can be trained on"]
+    lines += [
+        f"\nof the first {counted(read, 'row')} in the order of the run, {len(samples):,} can be trained on"
+    ]
     if config.task == "rewards":
         lines.append("  the model learns from its own answers; rewards compare these with the rows' answers")
         samples = [replace(sample, labels=[IGNORE_INDEX] * len(sample.labels)) for sample in samples]

@@ -186,7 +186,10 @@ class Images:
         source: str | bytes | None = url
         if not scheme.startswith(("data:", "http://", "https://")):
             if self._folder is None or not scheme.startswith("file://"):
-                raise ImageError(f"{name}: expected a data: URL with the {name.split()[0]} itself")
+                said = f"expected a data: URL with the {name.split()[0]} itself"
+                raise ImageError(
+                    f"{name}: {said}; serve.py --allow-paths DIR allows file:// URLs of a folder"
+                )
             if (source := self._file(self._folder, url)) is None:
                 raise ImageError(f"{name}: expected a file within the folder that this server may read")
         video = name.startswith("video")

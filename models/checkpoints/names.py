@@ -84,9 +84,10 @@ def alike(name: str, known: Iterable[str], same_numbers: bool = False) -> list[s
         return Counter(re.findall(r"\d+(?:\.\d+)?", one.rpartition("/")[2]) if same_numbers else ())
 
     wanted = plain(name)
-    names = {one: plain(one) for one in sorted(known) if one != name and numbers(name) <= numbers(one)}
+    names = {one: plain(one) for one in sorted(known) if one != name}
     if same := [one for one in names if names[one] == wanted]:
         return same
+    names = {one: of for one, of in names.items() if numbers(name) <= numbers(one)}
     if len(wanted) > 3 and (longer := [one for one in names if names[one].startswith(wanted)]):
         return longer
     near = difflib.get_close_matches(wanted, names.values(), n=1, cutoff=ALIKE)

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from messages import some
+from messages import counted, some
 from models.checkpoints import gguf
 from models.checkpoints.gguf_tensors import arranged
 from models.checkpoints.hub import CheckpointError, CheckpointFiles, client, fetched, naming, one_sentence
@@ -113,9 +113,9 @@ def check_shapes(
             f"config.json" + (f" ({len(wrong)} tensors differ)" if len(wrong) > 1 else "")
         )
     if extra:
+        many = counted(len(extra), "tensor")
         raise CheckpointError(
-            f"{source}: {len(extra)} tensors have no place in the model that config.json describes: "
-            f"{some(extra)}"
+            f"{source}: the model that config.json describes has no place for {many}: {some(extra)}"
         )
 
 
