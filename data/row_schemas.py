@@ -134,7 +134,7 @@ class RowSchema:
         """What the assistant of a row can call, of columns that hold messages. Raises BadRow."""
         given = self.get(row, "tools") if self.text_columns in _TALKS else None
         try:
-            return [Tool.read(_without_nulls(one)) for one in _listed(given)]
+            return [Tool.read(one) for one in _listed(given)]
         except ValueError as error:
             raise BadRow(BAD_CONVERSATION, one_line(error)) from None
 
@@ -434,19 +434,20 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(value: Any) -> list[Any]:
-    """A list, also of one thing, and of JSON. ValueError for a text that is none."""
+    """A list, also of one thing, and of JSON, whose nulls stay. ValueError for a text that is none."""
     try:
-        value = json.loads(value) if isinstance(value, str) and value.strip() else value
+        is_json = isinstance(value, str) and value.strip()
+        value = json.loads(value) if is_json else _without_nulls(value)
     except ValueError:
         raise ValueError(f"tools or calls: expected a list or JSON of one, got {value[:80]!r}") from None
     return value if isinstance(value, list) else [value] if value else []
 
 
-def _without_nulls(schema: Any) -> Any:
-    """Tables give each tool the keys that only others have: nothing in a schema is described by null."""
-    if isinstance(schema, Mapping):
-        return {key: _without_nulls(one) for key, one in schema.items() if one is not None}
-    return schema
+def _without_nulls(value: Any) -> Any:
+    """Tables give each object of a column the keys that only others have, with null in them."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _put_where_marked(

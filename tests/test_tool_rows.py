@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyarrow import json as arrow_json
+from pyarrow import parquet
 
 from data.chat import ChatEncoder
 from data.errors import BadRow
@@ -156,6 +158,40 @@ def test_roles_of_llamafactory_are_calls_and_results(processors):
         )
         assert (made.input_ids, made.labels) == (expected.input_ids, expected.labels)
         assert learned(own, made).count("⟦") == 3
+
+
+@pytest.mark.parametrize("markup", TEMPLATES)
+def test_rows_of_a_table_and_of_lines_teach_the_same_calls(processors, tmp_path, markup):
+    """Parquet gives each call the arguments of all, and each tool the keywords of all, with null in them."""
+    weather = {"type": "function", "function": {**NOW["function"], **WEATHER["function"]}}
+    weather["function"]["parameters"] = {"type": "object", **WEATHER["function"]["parameters"]}
+    either = {"anyOf": [{"type": "array", "minItems": 1}, {"type": "object", "title": "one"}]}
+    parameters = {"type": "object", "properties": {"among": either}}
+    find = {"type": "function", "function": {"name": "find", "parameters": parameters}}
+    nested = call("find", 5, city="Rome", among=[{"a": 1}, {"b": {"c": 2}}])
+    rows = [{"messages": MESSAGES, "tools": [weather, NOW]}]
+    rows += [{"messages": [MESSAGES[1], calling("", nested)], "tools": [find, NOW]}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "rows.jsonl").write_text(text, encoding="utf-8")
+    parquet.write_table(arrow_json.read_json(tmp_path / "rows.jsonl"), tmp_path / "rows.parquet")
+    table = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert table[1]["messages"][1]["tool_calls"][0]["function"]["arguments"]["days"] is None
+    own = processors[markup]
+    for row, line in zip(table, rows, strict=True):
+        made, expected = sample_of(own, row), sample_of(own, line)
+        assert (made.input_ids, made.labels) == (expected.input_ids, expected.labels)
+
+
+def test_nulls_in_a_text_of_json_stay():
+    tool = {"name": "find", "parameters": {"properties": {"city": {"default": None}}}}
+    row = {"tools": json.dumps([tool]), "messages": [MESSAGES[1], calling("", call("find", 1))]}
+    row["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{"city": null}'
+    schema = RowSchema(("messages",))
+    assert schema.tools(row)[0].parameters == tool["parameters"]
+    as_text = json.dumps([{"name": "find", "arguments": {"city": None}}])
+    for calls in (row["messages"][1]["tool_calls"], as_text):
+        row["messages"][1]["tool_calls"] = calls
+        assert schema.conversation(row)[-1]["tool_calls"][0].arguments == '{"city": null}'
 
 
 # As published templates write thoughts: after the last question in a block that prompts open, or that the
