@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import math
 import re
 from itertools import groupby
 from types import SimpleNamespace
@@ -20,12 +21,13 @@ from data.loader import asked
 from data.packing import IGNORE_INDEX, Sample, SampleEncoder
 from data.processor import Processor
 from data.row_schemas import RowSchema
+from data.tools import ToolCall
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import processor
 from tests.tool_checkpoints import TEMPLATES, save
 from web import anthropic, responses
 from web.api import Record, opened
-from web.protocol import check_request
+from web.protocol import Refused, check_request
 
 WEATHER = {  # with its keys in an order of its own
     "function": {
@@ -248,6 +250,35 @@ def test_what_a_family_has_no_markup_for_is_a_bad_row_that_names_it(key, row):
     assert caught.value.reason == "bad conversation"
 
 
+UNREAD = [  # calls whose arguments stand elsewhere, or are no JSON
+    *({"function": {"name": "now", key: {"at": 7}}} for key in ("parameters", "input", "args")),
+    *({"name": "now", key: {"at": 7}} for key in ("parameters", "input", "args")),
+    *({"function": {"name": "now"}, key: {"at": 7}} for key in ("arguments", "parameters")),
+    *(
+        {"function": {"name": "now", "arguments": f'{{"at": [{number}]}}'}}
+        for number in ("NaN", "Infinity", "-Infinity", "1e999")
+    ),
+    {"function": {"name": "now", "arguments": {"at": [math.nan]}}},
+    {"function": {"name": "now", "arguments": {"at": math.inf}}},
+]
+
+
+@pytest.mark.parametrize("given", UNREAD, ids=str)
+def test_calls_without_readable_arguments_are_refused(given):
+    """By the rows and by the server."""
+    with pytest.raises(ValueError, match="arguments"):
+        ToolCall.read(given)
+    talk = [{"role": "user", "content": "?"}, calling("", given), result(1, "noon")]
+    with pytest.raises(Refused, match="tool_calls"):
+        check_request({"model": "m", "messages": talk}, 100)
+
+
+@pytest.mark.parametrize("more", [{}, {"id": "1", "type": "function", "index": 0}, {"arguments": None}])
+def test_a_bare_name_is_a_call_without_arguments(more):
+    assert ToolCall.read({"name": "now"} | more).arguments == "{}"
+    assert ToolCall.read({"function": {"name": "now"}} | more).arguments == "{}"
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -256,6 +287,7 @@ def test_what_a_family_has_no_markup_for_is_a_bad_row_that_names_it(key, row):
         {"messages": [MESSAGES[1], calling("", {"function": {"name": "now", "arguments": "{"}})]},
         {"messages": [MESSAGES[1], calling("", {"function": {"name": "now", "arguments": [1]}})]},
         {"messages": [MESSAGES[1], calling("", {"id": "call_1"})]},
+        *({"messages": [MESSAGES[1], calling("", one)]} for one in UNREAD),
         {"messages": [MESSAGES[1], {"role": "function_call", "content": "now()"}]},
     ],
 )
