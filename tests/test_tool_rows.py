@@ -16,15 +16,19 @@ from pyarrow import json as arrow_json
 from pyarrow import parquet
 
 from data.chat import ChatEncoder
-from data.errors import BadRow
+from data.errors import BadRow, DatasetError
 from data.loader import asked
 from data.packing import IGNORE_INDEX, Sample, SampleEncoder
 from data.processor import Processor
 from data.row_schemas import RowSchema
+from data.sources import open_datasets
 from data.tools import ToolCall
+from eval.metrics import find_metric
+from eval.tasks import DataConfig, data_task
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import processor
 from tests.tool_checkpoints import TEMPLATES, save
+from training.rows import RowsTask
 from web import anthropic, responses
 from web.api import Record, opened
 from web.protocol import Refused, check_request
@@ -242,12 +246,41 @@ def test_thoughts_are_learned_where_the_template_writes_them(processors, kind, w
         ("tool's result", {"messages": [MESSAGES[1], result(1, "noon"), answer("no")]}),
         ("reasoning_content", {"messages": [MESSAGES[1], answer("no", reasoning_content="so")]}),
         ("reasoning_content", {"messages": [MESSAGES[1], answer("no", reasoning="so")]}),
+        ("reasoning_content", {"messages": [MESSAGES[1], answer("no", thinking="so")]}),
     ],
 )
 def test_what_a_family_has_no_markup_for_is_a_bad_row_that_names_it(key, row):
     with pytest.raises(BadRow, match=key) as caught:
         sample_of(processor("embedded"), row)
     assert caught.value.reason == "bad conversation"
+
+
+LOST = [
+    ("tools", {"messages": [{"role": "system", "content": "so", "tools": TOOLS}, *MESSAGES[1:]]}),
+    ("functions", {"messages": MESSAGES, "functions": TOOLS}),
+    ("functions", {"messages": MESSAGES, "functions": json.dumps(TOOLS)}),
+    ("tool_calls", {"messages": MESSAGES, "tool_calls": [call("now", 1)]}),
+    ("tool_calls", {"messages": [MESSAGES[1] | {"tool_calls": [call("now", 1)]}, answer("no")]}),
+    ("function_call", {"messages": [MESSAGES[1] | {"function_call": {"name": "now"}}, answer("no")]}),
+    ("tools", {"question": "?", "answer": "no", "tools": TOOLS}),
+    ("tool_calls", {"question": "?", "answer": "no", "tool_calls": json.dumps([call("now", 1)])}),
+    ("tools", {"texts": [{"user": "?", "assistant": "no"}], "tools": TOOLS}),
+]
+
+
+@pytest.mark.parametrize(("key", "row"), LOST)
+def test_tools_and_calls_where_none_are_read_are_named(key, row):
+    names = ("question", "answer") if "question" in row else ("texts",) if "texts" in row else ("messages",)
+    with pytest.raises(BadRow, match=key):
+        RowSchema(names).conversation(row)
+
+
+def test_columns_of_another_kind_may_have_such_names():
+    row = {"question": "?", "answer": "no", "tools": "a saw", "functions": ["cuts"], "tool_calls": []}
+    assert RowSchema(("question", "answer")).conversation(row)
+    talk = {"messages": MESSAGES, "functions": TOOLS}
+    schema = RowSchema(("messages",), {"tools": "functions"})
+    assert schema.conversation(talk) and [one.name for one in schema.tools(talk)] == ["get_weather", "now"]
 
 
 UNREAD = [  # calls whose arguments stand elsewhere, or are no JSON
@@ -325,6 +358,28 @@ def test_of_two_calls_one_is_preferred_with_the_tools_in_the_prompt(processors):
     pair = SampleEncoder(own, 5000).encode_answers(given, ("rows", 0), schemas[0].tools(row))
     assert "get_weather" in own.decode(pair.input_ids) and "get_weather" not in learned(own, pair)
     assert "get_weather" in learned(own, pair.others[0])
+
+
+def test_runs_and_evaluations_score_answers_in_words_alone(tmp_path):
+    """Both with the same answers: the others of a list are as good as the first."""
+    words = [{"role": "user", "content": "and you?"}, answer("no")]
+    talks = [words, [MESSAGES[1], calling("", call("now", 1))], MESSAGES]
+    rows = [{"messages": talk, "tools": [], "images": []} for talk in talks]
+    rows.append({"messages": words, "tools": TOOLS, "images": []})
+    listed = [{"question": "how many?", "answer": ["two", "2", "a pair"]}, {"question": "?", "answer": "a"}]
+    for given, targets in ((rows, [("no",)]), (listed, [("two", "2", "a pair"), ("a",)])):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+        entry = {"path": str(path), "allow_text_only": True}
+        task = SimpleNamespace(held_out=open_datasets([entry]), processor=processor("embedded"))
+        asked_in_run = RowsTask.questions(task, 9)
+        assert sorted((one.target, *one.accept) for one in asked_in_run) == sorted(targets)
+        if given is rows:  # an evaluation has no rows that it may pass over
+            with pytest.raises(DatasetError, match=r"row 2: tool_calls.*2 more"):
+                data_task(DataConfig(**entry), find_metric("exact_match"))
+        else:
+            scored = data_task(DataConfig(**entry), find_metric("exact_match"))
+            assert sorted(one.targets for one in scored.samples) == sorted(targets)
 
 
 def test_rewards_refuse_a_call_as_the_answer_that_they_compare_with():
