@@ -49,10 +49,8 @@ class Share(NamedTuple):
             # At least one row of it, and not all: something of it is learnt.
             chosen[own[: min(max(1, round(self.share * len(own))), len(own) - 1)]] = True
         if not chosen.any():
-            each = ", each of a class of its own" * (len(rows) > 1)
-            raise DatasetError(
-                f"{path}: --holdout: expected at least 2 rows of a class, got {len(rows)}{each}"
-            )
+            got = f"{len(rows)}{', each of a class of its own' * (len(rows) > 1)}"
+            raise DatasetError(f"{path}: --holdout: expected at least 2 rows of a class, got {got}")
         wanted = order[chosen[order] == self.held_out]
         if isinstance(rows, list):
             return [rows[number] for number in wanted]
@@ -107,8 +105,7 @@ def warn_if_alike(name: str, answers: Iterable[Any], shuffled: bool) -> None:
 
 
 def _answers(source: Source) -> Iterator[str]:
-    """The last answers of some rows, with their calls, of the last and the first row before others: rows are
-    often sorted."""
+    """The last answers and calls of some rows, of the last and first before others: rows are often sorted."""
     numbers = np.linspace(0, len(source.rows) - 1, min(len(source.rows), _COMPARED)).astype(int).tolist()
     for number in dict.fromkeys([*numbers[-1:], *numbers]):
         with suppress(BadRow):

@@ -101,8 +101,7 @@ class RowSchema:
             raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
         if (kept := self.turns_kept(row)) is None:
             return None
-        tools = self.columns.get("tools", "tools")
-        if lost := _lost(row, (tools,) if self.text_columns in _TALKS else ()):
+        if lost := _lost(row, (self.columns.get("tools", "tools"),) * (self.text_columns in _TALKS)):
             raise BadRow(BAD_CONVERSATION, f"{lost}: expected tools beside messages, and calls in them")
         shown = self.shown(row)
         images = [value for kind, value in shown if kind == "image"]
@@ -146,16 +145,16 @@ class RowSchema:
     def in_words(self, row: Mapping[str, Any], form_for: FormFor = by_name) -> list[dict[str, Any]] | None:
         """The `conversation` of a row that is scored. Raises BadRow for one with tools, calls or results."""
         messages = self.conversation(row, form_for)
-        calls = any("tool_calls" in one or one["role"] == "tool" for one in messages or ())
-        if calls or self.tools(row):
-            key = "tool_calls" if calls else "tools"
-            raise BadRow(BAD_CONVERSATION, f"{key}: expected questions and answers in words")
+        if self.tools(row) or any("tool_calls" in one or one["role"] == "tool" for one in messages or ()):
+            raise BadRow(BAD_CONVERSATION, "tools, tool_calls: expected questions and answers in words")
         return messages
 
     def accepted(self, row: Any) -> dict[str, list[str]]:
         """`accept`, the answers beside the first, of a row with a list of them."""
         given = self.get(row, "answer") if self.text_columns == ("question", "answer") else None
-        return {"accept": [str(one) for one in given[1:]]} if isinstance(given, list | tuple) else {}
+        if not isinstance(given, list | tuple):
+            return {}
+        return {"accept": [str(one) for one in given[1:] if one is not None and str(one).strip()]}
 
     def images(self, row: Any) -> list[Any] | None:
         """What `open_visual` takes, for each image and video of the conversation; None if the ratings are too
@@ -461,8 +460,7 @@ def _lost(given: Mapping[str, Any], read: tuple[str, ...]) -> str | None:
 def _listed(value: Any) -> list[Any]:
     """A list, also of one thing, and of JSON, whose nulls stay. ValueError for a text that is none."""
     try:
-        is_json = isinstance(value, str) and value.strip()
-        value = json.loads(value) if is_json else _without_nulls(value)
+        value = json.loads(value) if isinstance(value, str) and value.strip() else _without_nulls(value)
     except ValueError:
         raise ValueError(f"tools or calls: expected a list or JSON of one, got {value[:80]!r}") from None
     return value if isinstance(value, list) else [value] if value else []

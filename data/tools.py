@@ -105,11 +105,9 @@ class ToolCall:
             raise ValueError(f"tool_calls: expected a name and arguments, got {', '.join(sorted(others))}")
         try:
             arguments = json.loads(arguments) if arguments and isinstance(arguments, str) else arguments or {}
-            text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+            text = json.dumps({**arguments}, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError):
-            arguments = None
-        if not isinstance(arguments, Mapping):
-            raise ValueError("tool_calls: expected arguments that are a JSON object, or text of one")
+            raise ValueError("tool_calls: expected arguments that are a JSON object or its text") from None
         return cls(str(given.get("id") or ""), function["name"], text)
 
     @property

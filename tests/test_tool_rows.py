@@ -366,7 +366,10 @@ def test_runs_and_evaluations_score_answers_in_words_alone(tmp_path):
     talks = [words, [MESSAGES[1], calling("", call("now", 1))], MESSAGES]
     rows = [{"messages": talk, "tools": [], "images": []} for talk in talks]
     rows.append({"messages": words, "tools": TOOLS, "images": []})
-    listed = [{"question": "how many?", "answer": ["two", "2", "a pair"]}, {"question": "?", "answer": "a"}]
+    listed = [
+        {"question": "how many?", "answer": ["two", "2", None, "a pair", " "]},
+        {"question": "?", "answer": "a"},
+    ]
     for given, targets in ((rows, [("no",)]), (listed, [("two", "2", "a pair"), ("a",)])):
         path = tmp_path / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
@@ -375,7 +378,7 @@ def test_runs_and_evaluations_score_answers_in_words_alone(tmp_path):
         asked_in_run = RowsTask.questions(task, 9)
         assert sorted((one.target, *one.accept) for one in asked_in_run) == sorted(targets)
         if given is rows:  # an evaluation has no rows that it may pass over
-            with pytest.raises(DatasetError, match=r"row 2: tool_calls.*2 more"):
+            with pytest.raises(DatasetError, match=r"row 2: tools.*2 more"):
                 data_task(DataConfig(**entry), find_metric("exact_match"))
         else:
             scored = data_task(DataConfig(**entry), find_metric("exact_match"))
