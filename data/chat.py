@@ -36,7 +36,7 @@ from models.checkpoints.hub import MAX_CONFIG, check_size
 
 ROLES = ("system", "user", "assistant", "tool")
 IMAGE_ORDERS = ("first", "last")
-THOUGHTS = ("reasoning_content", "reasoning")  # how templates and programs call what was thought
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # how templates and programs call what was thought
 WINDOW = 8_192  # characters that are tokenized at a time where it is doubtful that all are wanted
 NEAR = 8  # pieces of a rendered text in which the mark before a call's name is looked for
 LONGEST_NAME = 100  # characters of a special token that are looked for in parts
@@ -343,7 +343,7 @@ class ChatEncoder:
         stops = (tokenizer.convert_ids_to_tokens(one) for one in stop_token_ids)
         self._stops = tuple(one for one in stops if isinstance(one, str))
         # The key that a template has its own place for thoughts under.
-        named = (key for key in THOUGHTS if re.search(rf"\b{key}\b", chat_template))
+        named = (key for key in THOUGHTS if re.search(rf"[.'\"]{key}\b", chat_template))
         self._thoughts_key = next(named, None)
         # Digits and private-use characters survive anything a template does to a string (trim, capitalize).
         self._nonce = f"{secrets.randbelow(10**30):030d}"

@@ -49,7 +49,8 @@ class Share(NamedTuple):
             # At least one row of it, and not all: something of it is learnt.
             chosen[own[: min(max(1, round(self.share * len(own))), len(own) - 1)]] = True
         if not chosen.any():
-            raise DatasetError(f"{path}: --holdout: expected at least 2 rows of a class, got {len(rows)}")
+            got = f"{len(rows)}{', each of a class of its own' * (len(rows) > 1)}"
+            raise DatasetError(f"{path}: --holdout: expected at least 2 rows of a class, got {got}")
         wanted = order[chosen[order] == self.held_out]
         if isinstance(rows, list):
             return [rows[number] for number in wanted]
@@ -78,34 +79,37 @@ def open_both(
     else:
         found = [open_datasets(entries, preferences) for entries in (learnt, held_out) if entries]
     for mixture in () if preferences else found:
-        warn_of_one_answer(mixture)
+        warn_of_one_answer(mixture, bool(holdout))
     return found[0], found[1] if len(found) > 1 else None
 
 
-def warn_of_one_answer(mixture: Mixture) -> None:
+def warn_of_one_answer(mixture: Mixture, shuffled: bool = False) -> None:
     """A message for each dataset of which all rows that are compared have one answer."""
     for source in mixture.sources:
         if isinstance(source.rows, Sized) and source.schema.text_columns not in OF_BOXES:
-            warn_if_alike(source.name, _answers(source))
+            warn_if_alike(source.name, _answers(source), shuffled)
 
 
-def warn_if_alike(name: str, answers: Iterable[Any]) -> None:
-    """A message if these answers of several rows are all the same; they are read up to one that is not."""
+def warn_if_alike(name: str, answers: Iterable[Any], shuffled: bool) -> None:
+    """A message if these answers of several rows are all the same; they are read up to one that is not.
+    `shuffled`: the rows have been divided by --holdout."""
     count, first = 0, None
     for count, answer in enumerate(answers, 1):
         first = answer if count == 1 else first
         if answer != first:
             return
     if count > 1:
-        said = "%s: the %d rows that were compared have one answer, %.80r; if rows are sorted, as in a "
-        said += "folder for each class, take --holdout in place of a slice"
-        logger.warning(said, name, count, first)
+        said = "%s: the %d rows that were compared have one answer, %.80r"
+        advice = "; if rows are sorted, as in a folder for each class, take --holdout in place of a slice"
+        logger.warning(said + advice * (not shuffled), name, count, first)
 
 
 def _answers(source: Source) -> Iterator[str]:
-    """The last answers of some rows, of the last and the first row before others: rows are often sorted."""
+    """The last answers and calls of some rows, of the last and first before others: rows are often sorted."""
     numbers = np.linspace(0, len(source.rows) - 1, min(len(source.rows), _COMPARED)).astype(int).tolist()
     for number in dict.fromkeys([*numbers[-1:], *numbers]):
         with suppress(BadRow):
             for message in (source.schema.conversation(source.rows[number]) or ())[-1:]:
-                yield "".join(str(part["text"]) for part in message["content"] if part["type"] == "text")
+                texts = [str(part["text"]) for part in message["content"] if part["type"] == "text"]
+                calls = [f"{one.name}({one.arguments})" for one in message.get("tool_calls", ())]
+                yield "".join(texts + calls)

@@ -32,6 +32,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ _ROLES = {"prompt": "user", "completion": "assistant"}  # of a column that holds
 _SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 _SPEAKERS |= {"observation": "tool", "function_response": "tool", "function": "tool"}
 _BESIDE = ("tool_calls", "tool_call_id", "name", *THOUGHTS)  # a message's content
+_CALLS = ("tools", "functions", "tool_calls", "function_call")  # keys that are not ignored anywhere
 _SHOWN_HERE = re.compile(r"\n*<(image|video)>\n*")  # LLaVA has it in a line of its own
 
 
@@ -99,6 +101,8 @@ class RowSchema:
             raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
         if (kept := self.turns_kept(row)) is None:
             return None
+        if lost := _lost(row, (self.columns.get("tools", "tools"),) * (self.text_columns in _TALKS)):
+            raise BadRow(BAD_CONVERSATION, f"{lost}: expected tools beside messages, and calls in them")
         shown = self.shown(row)
         images = [value for kind, value in shown if kind == "image"]
         turns: list[Mapping[str, Any]] = []
@@ -134,14 +138,23 @@ class RowSchema:
         """What the assistant of a row can call, of columns that hold messages. Raises BadRow."""
         given = self.get(row, "tools") if self.text_columns in _TALKS else None
         try:
-            return [Tool.read(_without_nulls(one)) for one in _listed(given)]
+            return [Tool.read(one) for one in _listed(given)]
         except ValueError as error:
             raise BadRow(BAD_CONVERSATION, one_line(error)) from None
+
+    def in_words(self, row: Mapping[str, Any], form_for: FormFor = by_name) -> list[dict[str, Any]] | None:
+        """The `conversation` of a row that is scored. Raises BadRow for one with tools, calls or results."""
+        messages = self.conversation(row, form_for)
+        if self.tools(row) or any("tool_calls" in one or one["role"] == "tool" for one in messages or ()):
+            raise BadRow(BAD_CONVERSATION, "tools, tool_calls: expected questions and answers in words")
+        return messages
 
     def accepted(self, row: Any) -> dict[str, list[str]]:
         """`accept`, the answers beside the first, of a row with a list of them."""
         given = self.get(row, "answer") if self.text_columns == ("question", "answer") else None
-        return {"accept": [str(one) for one in given[1:]]} if isinstance(given, list | tuple) else {}
+        if not isinstance(given, list | tuple):
+            return {}
+        return {"accept": [str(one) for one in given[1:] if one is not None and str(one).strip()]}
 
     def images(self, row: Any) -> list[Any] | None:
         """What `open_visual` takes, for each image and video of the conversation; None if the ratings are too
@@ -421,9 +434,11 @@ def _role(message: Mapping[str, Any]) -> Any:
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """One with a role and content, also of {"from", "value"}, and what stands beside these. ValueError for
-    calls that are no JSON."""
+    calls that are no JSON, and for tools and calls of others than the assistant."""
     content = message.get("value") if message.get("content") is None else message["content"]
     role = _role(message)
+    if lost := _lost(message, ("tool_calls", "function_call") if role == "assistant" else ()):
+        raise ValueError(f"{lost}: expected calls of the assistant, and a column of tools; got a {role}'s")
     beside = {key: message[key] for key in _BESIDE if message.get(key)}
     calls = _listed(beside.get("tool_calls") or message.get("function_call"))
     if role == "function_call":
@@ -433,20 +448,29 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": role, "content": content, **beside}
 
 
+def _lost(given: Mapping[str, Any], read: tuple[str, ...]) -> str | None:
+    """A key with tools or calls that is not `read` here."""
+    for key in _CALLS:
+        with suppress(ValueError):  # a text about something else
+            if key not in read and any(isinstance(one, Mapping) for one in _listed(given.get(key))):
+                return key
+    return None
+
+
 def _listed(value: Any) -> list[Any]:
-    """A list, also of one thing, and of JSON. ValueError for a text that is none."""
+    """A list, also of one thing, and of JSON, whose nulls stay. ValueError for a text that is none."""
     try:
-        value = json.loads(value) if isinstance(value, str) and value.strip() else value
+        value = json.loads(value) if isinstance(value, str) and value.strip() else _without_nulls(value)
     except ValueError:
         raise ValueError(f"tools or calls: expected a list or JSON of one, got {value[:80]!r}") from None
     return value if isinstance(value, list) else [value] if value else []
 
 
-def _without_nulls(schema: Any) -> Any:
-    """Tables give each tool the keys that only others have: nothing in a schema is described by null."""
-    if isinstance(schema, Mapping):
-        return {key: _without_nulls(one) for key, one in schema.items() if one is not None}
-    return schema
+def _without_nulls(value: Any) -> Any:
+    """Tables give each object of a column the keys that only others have, with null in them."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _put_where_marked(

@@ -40,6 +40,7 @@ _SCALARS = {  # types whose JSON no text has to give way to, with what may be wr
     "integer": r"-?(0|[1-9][0-9]*)",
     "number": r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?",
 }
+_OF_CALL = {"id", "type", "index", "function", "name"}  # keys of a call without arguments
 MOST_REPEATED = 2**18  # characters of definitions, for all parameters of a tool that name them
 _FORMATS = {  # of texts that stand without quotes; JSON's are the library's
     "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])",
@@ -98,14 +99,16 @@ class ToolCall:
         function = given.get("function", given) if isinstance(given, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ValueError(f"tool_calls: expected a function with a name, got {str(given)[:80]!r}")
-        arguments = function.get("arguments") or {}
+        arguments = function.get("arguments")
+        others = {str(key) for one in (given, function) for key in one if one[key] is not None} - _OF_CALL
+        if arguments is None and others:
+            raise ValueError(f"tool_calls: expected a name and arguments, got {', '.join(sorted(others))}")
         try:
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except ValueError:
-            arguments = None
-        if not isinstance(arguments, Mapping):
-            raise ValueError("tool_calls: expected arguments that are an object, or JSON of one")
-        return cls(str(given.get("id") or ""), function["name"], json.dumps(arguments, ensure_ascii=False))
+            arguments = json.loads(arguments) if arguments and isinstance(arguments, str) else arguments or {}
+            text = json.dumps({**arguments}, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError("tool_calls: expected arguments that are a JSON object or its text") from None
+        return cls(str(given.get("id") or ""), function["name"], text)
 
     @property
     def shown(self) -> dict[str, Any]:

@@ -72,25 +72,25 @@ def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
     """The entries of the Hub's `model-index`: one for each result, or for each figure of an official task."""
     entries: list[dict[str, Any]] = []
     for results in several:
-        task, counted = results["task"], {"n": results["n"]}
+        task, figures = results["task"], {"n": results["n"]}
         if "harness" in task:
             harness = {"source_name": task["harness"], "source_url": LMMS_EVAL}
             for figure, value in results["figures"].items():
-                args = counted | {"interval": results["intervals"].get(figure)}
+                args = figures | {"interval": results["intervals"].get(figure)}
                 one = {"dataset_type": task["name"], "dataset_name": task["name"], "metric_type": figure}
                 entries.append(one | {"metric_value": value, "metric_args": args} | harness)
             continue
         data = task["data"]
-        counted["confidence"] = results["confidence"]
-        counted["interval"] = [round(value, 6) for value in results["interval"]]
-        counted |= {name: round(one["score"], 6) for name, one in results["controls"].items()}
+        figures["confidence"] = results["confidence"]
+        figures["interval"] = [round(value, 6) for value in results["interval"]]
+        figures |= {name: round(one["score"], 6) for name, one in results["controls"].items()}
         for row in results.get("at_k", ()):
             for title, name in zip((best_name(results), "majority"), KINDS):
-                counted[f"{title}@{row['k']}"] = round(row[name]["score"], 6)
+                figures[f"{title}@{row['k']}"] = round(row[name]["score"], 6)
         if "stop_reasons" in results:
-            counted["cut_off"] = results["stop_reasons"].get("length", 0)
+            figures["cut_off"] = results["stop_reasons"].get("length", 0)
         if calibration := results.get("calibration"):
-            counted["calibration_error"] = round(calibration["ece"], 6)
+            figures["calibration_error"] = round(calibration["ece"], 6)
         entries.append(
             {
                 "dataset_type": re.sub(r"[^\w./-]+", "-", task["name"]).strip("-"),
@@ -99,7 +99,7 @@ def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
                 "dataset_config": data.get("subset"),
                 "metric_type": task["metric"],
                 "metric_value": round(results["score"], 6),
-                "metric_args": counted,
+                "metric_args": figures,
             }
         )
     common: dict[str, Any] = {"task_type": "image-text-to-text", "task_name": "Visual question answering"}

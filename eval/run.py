@@ -600,7 +600,7 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
     )
     task = data_task(config, find_metric(settings.metric or "exact_match", **options))
     if boxes is None:
-        warn_if_alike(task.name, (sample.targets for sample in task.samples))
+        warn_if_alike(task.name, (sample.targets for sample in task.samples), bool(settings.holdout))
     return task
 
 

@@ -502,14 +502,7 @@ class _Reader:
         """(question, answer, images and videos so far) of each turn of a conversation."""
         images = list[tuple[str, Any]]()
         question = ""
-        messages = self.schema.conversation(row) or ()
-        for key, there in (
-            ("tools", self.schema.tools(row)),
-            ("tool_calls", any("tool_calls" in one or one["role"] == "tool" for one in messages)),
-        ):
-            if there:
-                raise _bad(f"{key}: expected questions and answers in words")
-        for message in messages:
+        for message in self.schema.in_words(row) or ():
             text = "".join(part["text"] for part in message["content"] if part["type"] == "text")
             if message["role"] == "user":
                 question = text

@@ -20,7 +20,7 @@ import fsspec
 import pytest
 
 from data.errors import DatasetError
-from data.held_out import Share, warn_of_one_answer
+from data.held_out import Share, open_both, warn_of_one_answer
 from data.images import load_image
 from data.loader import LoaderConfig, Shard
 from data.order import ShardReader
@@ -625,6 +625,29 @@ def test_rows_that_cannot_be_held_out(tmp_path):
     for more in ({"streaming": True}, {"split": "train[:1]"}):
         with pytest.raises(DatasetError, match=r"rows\.jsonl"):
             open_datasets([entry | more], part=Share(0.2, True).of)
+
+
+def test_each_row_in_a_class_of_its_own_is_said(tmp_path):
+    rows = datasets.Dataset.from_dict({"label": [*range(4)]})
+    rows = rows.cast_column("label", datasets.ClassLabel(num_classes=4))
+    with pytest.raises(DatasetError, match="own"):
+        Share(0.2, True).of(rows, "rows")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_rows_that_end_in_calls_are_compared_by_these(tmp_path, caplog, number):
+    calls = [{"name": "look", "arguments": {"at": at % number}} for at in range(10)]
+    talks = [[{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [one]}] for one in calls]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    entry = {"path": str(path), "allow_text_only": True}
+    for holdout in (0.0, 0.4):
+        caplog.clear()
+        open_both([entry], [], holdout)
+        assert len(caplog.records) == (number == 1) * (1 + (holdout > 0))
+        for record in caplog.records:
+            said = record.getMessage()
+            assert "look" in said and ("--holdout" in said) == (holdout == 0)
 
 
 def test_a_split_with_one_answer_is_named(tmp_path, caplog):

@@ -5,25 +5,33 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import math
 import re
 from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyarrow import json as arrow_json
+from pyarrow import parquet
 
 from data.chat import ChatEncoder
-from data.errors import BadRow
+from data.errors import BadRow, DatasetError
 from data.loader import asked
 from data.packing import IGNORE_INDEX, Sample, SampleEncoder
 from data.processor import Processor
 from data.row_schemas import RowSchema
+from data.sources import open_datasets
+from data.tools import ToolCall
+from eval.metrics import find_metric
+from eval.tasks import DataConfig, data_task
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import processor
 from tests.tool_checkpoints import TEMPLATES, save
+from training.rows import RowsTask
 from web import anthropic, responses
 from web.api import Record, opened
-from web.protocol import check_request
+from web.protocol import Refused, check_request
 
 WEATHER = {  # with its keys in an order of its own
     "function": {
@@ -158,6 +166,40 @@ def test_roles_of_llamafactory_are_calls_and_results(processors):
         assert learned(own, made).count("⟦") == 3
 
 
+@pytest.mark.parametrize("markup", TEMPLATES)
+def test_rows_of_a_table_and_of_lines_teach_the_same_calls(processors, tmp_path, markup):
+    """Parquet gives each call the arguments of all, and each tool the keywords of all, with null in them."""
+    weather = {"type": "function", "function": {**NOW["function"], **WEATHER["function"]}}
+    weather["function"]["parameters"] = {"type": "object", **WEATHER["function"]["parameters"]}
+    either = {"anyOf": [{"type": "array", "minItems": 1}, {"type": "object", "title": "one"}]}
+    parameters = {"type": "object", "properties": {"among": either}}
+    find = {"type": "function", "function": {"name": "find", "parameters": parameters}}
+    nested = call("find", 5, city="Rome", among=[{"a": 1}, {"b": {"c": 2}}])
+    rows = [{"messages": MESSAGES, "tools": [weather, NOW]}]
+    rows += [{"messages": [MESSAGES[1], calling("", nested)], "tools": [find, NOW]}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "rows.jsonl").write_text(text, encoding="utf-8")
+    parquet.write_table(arrow_json.read_json(tmp_path / "rows.jsonl"), tmp_path / "rows.parquet")
+    table = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert table[1]["messages"][1]["tool_calls"][0]["function"]["arguments"]["days"] is None
+    own = processors[markup]
+    for row, line in zip(table, rows, strict=True):
+        made, expected = sample_of(own, row), sample_of(own, line)
+        assert (made.input_ids, made.labels) == (expected.input_ids, expected.labels)
+
+
+def test_nulls_in_a_text_of_json_stay():
+    tool = {"name": "find", "parameters": {"properties": {"city": {"default": None}}}}
+    row = {"tools": json.dumps([tool]), "messages": [MESSAGES[1], calling("", call("find", 1))]}
+    row["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{"city": null}'
+    schema = RowSchema(("messages",))
+    assert schema.tools(row)[0].parameters == tool["parameters"]
+    as_text = json.dumps([{"name": "find", "arguments": {"city": None}}])
+    for calls in (row["messages"][1]["tool_calls"], as_text):
+        row["messages"][1]["tool_calls"] = calls
+        assert schema.conversation(row)[-1]["tool_calls"][0].arguments == '{"city": null}'
+
+
 # As published templates write thoughts: after the last question in a block that prompts open, or that the
 # model opens itself; in every answer; and between calls alone.
 THOUGHT = "{%- set thoughts = message.reasoning_content | default('') | trim %}"
@@ -204,12 +246,70 @@ def test_thoughts_are_learned_where_the_template_writes_them(processors, kind, w
         ("tool's result", {"messages": [MESSAGES[1], result(1, "noon"), answer("no")]}),
         ("reasoning_content", {"messages": [MESSAGES[1], answer("no", reasoning_content="so")]}),
         ("reasoning_content", {"messages": [MESSAGES[1], answer("no", reasoning="so")]}),
+        ("reasoning_content", {"messages": [MESSAGES[1], answer("no", thinking="so")]}),
     ],
 )
 def test_what_a_family_has_no_markup_for_is_a_bad_row_that_names_it(key, row):
     with pytest.raises(BadRow, match=key) as caught:
         sample_of(processor("embedded"), row)
     assert caught.value.reason == "bad conversation"
+
+
+LOST = [
+    ("tools", {"messages": [{"role": "system", "content": "so", "tools": TOOLS}, *MESSAGES[1:]]}),
+    ("functions", {"messages": MESSAGES, "functions": TOOLS}),
+    ("functions", {"messages": MESSAGES, "functions": json.dumps(TOOLS)}),
+    ("tool_calls", {"messages": MESSAGES, "tool_calls": [call("now", 1)]}),
+    ("tool_calls", {"messages": [MESSAGES[1] | {"tool_calls": [call("now", 1)]}, answer("no")]}),
+    ("function_call", {"messages": [MESSAGES[1] | {"function_call": {"name": "now"}}, answer("no")]}),
+    ("tools", {"question": "?", "answer": "no", "tools": TOOLS}),
+    ("tool_calls", {"question": "?", "answer": "no", "tool_calls": json.dumps([call("now", 1)])}),
+    ("tools", {"texts": [{"user": "?", "assistant": "no"}], "tools": TOOLS}),
+]
+
+
+@pytest.mark.parametrize(("key", "row"), LOST)
+def test_tools_and_calls_where_none_are_read_are_named(key, row):
+    names = ("question", "answer") if "question" in row else ("texts",) if "texts" in row else ("messages",)
+    with pytest.raises(BadRow, match=key):
+        RowSchema(names).conversation(row)
+
+
+def test_columns_of_another_kind_may_have_such_names():
+    row = {"question": "?", "answer": "no", "tools": "a saw", "functions": ["cuts"], "tool_calls": []}
+    assert RowSchema(("question", "answer")).conversation(row)
+    talk = {"messages": MESSAGES, "functions": TOOLS}
+    schema = RowSchema(("messages",), {"tools": "functions"})
+    assert schema.conversation(talk) and [one.name for one in schema.tools(talk)] == ["get_weather", "now"]
+
+
+UNREAD = [  # calls whose arguments stand elsewhere, or are no JSON
+    *({"function": {"name": "now", key: {"at": 7}}} for key in ("parameters", "input", "args")),
+    *({"name": "now", key: {"at": 7}} for key in ("parameters", "input", "args")),
+    *({"function": {"name": "now"}, key: {"at": 7}} for key in ("arguments", "parameters")),
+    *(
+        {"function": {"name": "now", "arguments": f'{{"at": [{number}]}}'}}
+        for number in ("NaN", "Infinity", "-Infinity", "1e999")
+    ),
+    {"function": {"name": "now", "arguments": {"at": [math.nan]}}},
+    {"function": {"name": "now", "arguments": {"at": math.inf}}},
+]
+
+
+@pytest.mark.parametrize("given", UNREAD, ids=str)
+def test_calls_without_readable_arguments_are_refused(given):
+    """By the rows and by the server."""
+    with pytest.raises(ValueError, match="arguments"):
+        ToolCall.read(given)
+    talk = [{"role": "user", "content": "?"}, calling("", given), result(1, "noon")]
+    with pytest.raises(Refused, match="tool_calls"):
+        check_request({"model": "m", "messages": talk}, 100)
+
+
+@pytest.mark.parametrize("more", [{}, {"id": "1", "type": "function", "index": 0}, {"arguments": None}])
+def test_a_bare_name_is_a_call_without_arguments(more):
+    assert ToolCall.read({"name": "now"} | more).arguments == "{}"
+    assert ToolCall.read({"function": {"name": "now"}} | more).arguments == "{}"
 
 
 @pytest.mark.parametrize(
@@ -220,6 +320,7 @@ def test_what_a_family_has_no_markup_for_is_a_bad_row_that_names_it(key, row):
         {"messages": [MESSAGES[1], calling("", {"function": {"name": "now", "arguments": "{"}})]},
         {"messages": [MESSAGES[1], calling("", {"function": {"name": "now", "arguments": [1]}})]},
         {"messages": [MESSAGES[1], calling("", {"id": "call_1"})]},
+        *({"messages": [MESSAGES[1], calling("", one)]} for one in UNREAD),
         {"messages": [MESSAGES[1], {"role": "function_call", "content": "now()"}]},
     ],
 )
@@ -257,6 +358,31 @@ def test_of_two_calls_one_is_preferred_with_the_tools_in_the_prompt(processors):
     pair = SampleEncoder(own, 5000).encode_answers(given, ("rows", 0), schemas[0].tools(row))
     assert "get_weather" in own.decode(pair.input_ids) and "get_weather" not in learned(own, pair)
     assert "get_weather" in learned(own, pair.others[0])
+
+
+def test_runs_and_evaluations_score_answers_in_words_alone(tmp_path):
+    """Both with the same answers: the others of a list are as good as the first."""
+    words = [{"role": "user", "content": "and you?"}, answer("no")]
+    talks = [words, [MESSAGES[1], calling("", call("now", 1))], MESSAGES]
+    rows = [{"messages": talk, "tools": [], "images": []} for talk in talks]
+    rows.append({"messages": words, "tools": TOOLS, "images": []})
+    listed = [
+        {"question": "how many?", "answer": ["two", "2", None, "a pair", " "]},
+        {"question": "?", "answer": "a"},
+    ]
+    for given, targets in ((rows, [("no",)]), (listed, [("two", "2", "a pair"), ("a",)])):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+        entry = {"path": str(path), "allow_text_only": True}
+        task = SimpleNamespace(held_out=open_datasets([entry]), processor=processor("embedded"))
+        asked_in_run = RowsTask.questions(task, 9)
+        assert sorted((one.target, *one.accept) for one in asked_in_run) == sorted(targets)
+        if given is rows:  # an evaluation has no rows that it may pass over
+            with pytest.raises(DatasetError, match=r"row 2: tools.*2 more"):
+                data_task(DataConfig(**entry), find_metric("exact_match"))
+        else:
+            scored = data_task(DataConfig(**entry), find_metric("exact_match"))
+            assert sorted(one.targets for one in scored.samples) == sorted(targets)
 
 
 def test_rewards_refuse_a_call_as_the_answer_that_they_compare_with():

@@ -471,7 +471,8 @@ def check_allowed(settings: TrainConfig | PlanOptions) -> None:
             continue
         words = isinstance(value, str)
         if not (value in allowed if words else allowed[0] <= value <= allowed[1]):
-            expected = ", ".join(allowed) if words else f"from {allowed[0]} to {allowed[1]}"
+            most = "below 1" if allowed[-1] == _BELOW_1 else allowed[-1]
+            expected = ", ".join(allowed) if words else f"from {allowed[0]} to {most}"
             raise ValueError(f"{flag(item.name)}: expected {expected}, got {value!r}")
 
 

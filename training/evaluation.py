@@ -161,8 +161,8 @@ class Evaluation:
             value, now = best["value"], scored[last]
             if self.config.keep_best and (value > now if higher else value < now):
                 return (
-                    f"{self.output / BEST} (step {best['step']}, {_shown(name)} {value:.3f}) is better than "
-                    f"the last checkpoint (step {last}, {_shown(name)} {now:.3f})"
+                    f"{self.output / BEST} (step {best['step']}, {_shown(name)} {value:.4g}) is better than "
+                    f"the last checkpoint (step {last}, {_shown(name)} {now:.4g})"
                 )
         return ""
 

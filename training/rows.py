@@ -230,9 +230,10 @@ class RowsTask(Task):
                 break
             try:
                 schema = self.held_out.sources[row.source].schema
-                messages = schema.conversation(row.row, form_for=self.processor.form)
+                messages = schema.in_words(row.row, form_for=self.processor.form)
                 if messages is not None:
-                    found.append(first_question(messages, self.processor))
+                    accept = tuple(schema.accepted(row.row).get("accept", ()))
+                    found.append(replace(first_question(messages, self.processor), accept=accept))
             except (BadRow, ImageError):
                 continue  # the loader counts them
         return found

@@ -8,7 +8,6 @@ Whatever is refused is a `Refused`: what was wrong, in which field.
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 from collections.abc import Mapping
@@ -134,12 +133,12 @@ class Part(Strict):
         return self
 
 
-class CalledFunction(Strict):
+class CalledFunction(Strict, extra="allow"):
     name: str
-    arguments: str | dict[str, Any] = "{}"
+    arguments: str | dict[str, Any] | None = None
 
 
-class Called(Strict):
+class Called(Strict, extra="allow"):
     """A call of an earlier answer."""
 
     id: str = ""
@@ -148,12 +147,10 @@ class Called(Strict):
 
     @cached_property
     def call(self) -> ToolCall:
-        """Raises ValueError for arguments that are no JSON object."""
-        given = self.function.arguments or "{}"
-        value = read_json(given) if isinstance(given, str) else given
-        if not isinstance(value, dict):
-            raise ValueError("not an object")
-        return ToolCall(self.id, self.function.name, json.dumps(value, ensure_ascii=False))
+        """Raises ValueError for arguments that are no JSON object, or stand under another key."""
+        if isinstance(given := self.function.arguments, str) and given:
+            read_json(given)  # which tells what is nested too deep
+        return ToolCall.read(self.model_dump())
 
 
 def _content(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
