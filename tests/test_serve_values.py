@@ -46,11 +46,13 @@ def test_a_conversation_has_no_more_values_than_one_body(here):
     assert here.send("POST", RESPONSES, json=again).status_code == 200  # after what was accepted
 
 
-@pytest.mark.parametrize("comma", [",", r"\u002c", r"\u002C"])
-def test_values_in_texts_that_are_json_count_however_their_commas_are_written(comma):
-    arguments = "[" + comma.join("0" * (MOST_VALUES + 2)) + "]"
-    with pytest.raises(Refused, match="values"):
-        read_object(f'{{"arguments": "{arguments}"}}'.encode())
+@pytest.mark.parametrize(
+    "mark", [",", "[", "{", r"\u002c", r"\u002C", r"\u005b", r"\u005B", r"\u007b", r"\u007B"]
+)
+def test_values_in_texts_that_are_json_count_however_their_marks_are_written(mark):
+    for arguments in (f"[{mark.join('0' * (MOST_VALUES + 2))}]", (mark * 190 + "]" * 190) * 300):
+        with pytest.raises(Refused, match="values"):
+            read_object(f'{{"arguments": "{arguments}"}}'.encode())
 
 
 def test_what_is_kept_is_neither_checked_nor_counted_again():

@@ -515,9 +515,10 @@ def read_json(text: str | bytes) -> Any:
 
 
 def values_in(body: bytes) -> int:
-    """The values in JSON, those in texts that are JSON themselves included: there is a comma between any two,
-    which such a text may hold escaped."""
-    return sum(map(body.count, (b",", b"\\u002c", b"\\u002C")))
+    """About the values in JSON, those in texts that are JSON themselves included: after the first, each comes
+    after a comma or opens within a list or object. Such a text may hold these marks escaped."""
+    escaped = (b"\\u002c", b"\\u002C", b"\\u005b", b"\\u005B", b"\\u007b", b"\\u007B")
+    return sum(map(body.count, (b",", b"[", b"{", *escaped)))
 
 
 def check_values(count: int, place: str | None = None) -> None:
