@@ -26,6 +26,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -660,16 +661,19 @@ def no_constant(name: str) -> None:
 def literal(text: str) -> str:
     """JSON of a value that is written as JSON or as Python; of a text that is neither, as a string. A number
     that no double holds becomes the largest."""
-    beyond, most = False, sys.float_info.max
+    beyond = False
 
-    def number(digits: str) -> float:
+    def number(digits: str, kind: type[int | float] = float) -> int | float:
         nonlocal beyond
         value = float(digits)
-        beyond |= math.isinf(value)
-        return max(-most, min(value, most))
+        if not math.isinf(value):
+            return kind(digits)
+        beyond = True
+        return math.copysign(sys.float_info.max, value)
 
     try:
-        value = json.loads(text, parse_float=number, parse_int=number, parse_constant=no_constant)
+        whole = partial(number, kind=int)
+        value = json.loads(text, parse_float=number, parse_int=whole, parse_constant=no_constant)
         return json.dumps(value, ensure_ascii=False) if beyond else text
     except ValueError:
         try:
