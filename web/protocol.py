@@ -80,7 +80,8 @@ OURS = frozenset((
 
 # --------------------------------------------------------------------------------------------- what is asked
 class Strict(BaseModel):
-    """Of exact types. Fields that nothing here knows are ignored: clients send many that change no answer."""
+    """Strict about types alone: fields that nothing here knows are ignored, because clients send many that
+    change no answer."""
 
     model_config = ConfigDict(strict=True)
 
@@ -134,9 +135,15 @@ class Part(Strict):
         return self
 
 
+def _json_text(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+
+
 class CalledFunction(Strict):
+    """Arguments that come as an object are kept as its text, which takes a fraction of its memory."""
+
     name: str
-    arguments: str | dict[str, Any] = "{}"
+    arguments: Annotated[str, BeforeValidator(_json_text, json_schema_input_type=str | dict[str, Any])] = "{}"
 
 
 class Called(Strict):
@@ -149,11 +156,10 @@ class Called(Strict):
     @cached_property
     def call(self) -> ToolCall:
         """Raises ValueError for arguments that are no JSON object."""
-        given = self.function.arguments or "{}"
-        value = read_json(given) if isinstance(given, str) else given
+        value = read_json(self.function.arguments or "{}")
         if not isinstance(value, dict):
             raise ValueError("not an object")
-        return ToolCall(self.id, self.function.name, json.dumps(value, ensure_ascii=False))
+        return ToolCall(self.id, self.function.name, _json_text(value))
 
 
 def _content(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
@@ -560,6 +566,7 @@ def _refusal(error: ValidationError) -> Refused:
     if kind == "missing":
         return Refused(400, f"{param}: expected this field, found none", param, "missing_required_parameter")
     said = first["msg"].removeprefix("Value error, ")
+    said = "expected an object" if kind in ("dict_type", "model_type") else said
     if param is None and said.split(":")[0] in ChatRequest.model_fields:
         return Refused(400, said, said.split(":")[0], "invalid_value")
     code = kind if kind == "unsupported_parameter" else "invalid_value"
