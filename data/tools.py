@@ -20,13 +20,11 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -661,19 +659,16 @@ def no_constant(name: str) -> None:
 def literal(text: str) -> str:
     """JSON of a value that is written as JSON or as Python; of a text that is neither, as a string. A number
     that no double holds becomes the largest."""
-    beyond = False
+    beyond, most = False, sys.float_info.max
 
-    def number(digits: str, kind: type[int | float] = float) -> int | float:
+    def number(digits: str) -> int | float:
         nonlocal beyond
-        value = float(digits)
-        if not math.isinf(value):
-            return kind(digits)
-        beyond = True
-        return math.copysign(sys.float_info.max, value)
+        nearest = max(-most, min(value := float(digits), most))
+        beyond |= value != nearest
+        return int(digits) if value == nearest and digits.lstrip("-").isdecimal() else nearest
 
     try:
-        whole = partial(number, kind=int)
-        value = json.loads(text, parse_float=number, parse_int=whole, parse_constant=no_constant)
+        value = json.loads(text, parse_float=number, parse_int=number, parse_constant=no_constant)
         return json.dumps(value, ensure_ascii=False) if beyond else text
     except ValueError:
         try:
