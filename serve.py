@@ -154,8 +154,9 @@ def origin(url: str) -> str:
     import httpx
 
     with suppress(httpx.InvalidURL):
-        site = httpx.URL(url.rstrip("/"))  # in lower case, without the scheme's own port
-        if site.is_absolute_url and site == (name := f"{site.scheme}://{site.netloc.decode()}"):
+        site = httpx.URL(url.lower().rstrip("/"))  # without the scheme's own port
+        same = site.is_absolute_url and site == (name := f"{site.scheme}://{site.netloc.decode()}")
+        if same and not {*"*%"} & {*name} and (site.port or 0) < 2**16:
             return name
     raise ValueError(f"--allowed-origin: expected an address such as https://ui.example:8443, got {url!r}")
 

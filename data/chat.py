@@ -550,6 +550,14 @@ class ChatEncoder:
         taken = self._stand_in(0) in self._question(False, False, as_text=True)
         return {} if taken else dict.fromkeys(ROLES, False)
 
+    @cached_property
+    def writes_videos(self) -> bool:
+        """Whether the template has a place for a video; one that refuses a video without more may have."""
+        with suppress(PromptError):
+            rendered, _ = self._render([Message("user", (("video", None),))], True, "", False, ())
+            return any(match[0] in self._of_visuals for match in self._pieces.finditer(rendered))
+        return True
+
     def _question(self, turn: bool, think: bool, as_text: bool | None = None) -> str:
         """What the template makes of a question alone, with a turn of the assistant or without; "" if it
         refuses that."""

@@ -280,9 +280,9 @@ class Processor:
         if kind != "video" or isinstance(value, Visual):
             return [(kind, value)]
         clip = open_video(value, self.limits)
+        self.check_video(clip.name, clip.animated)
         if self.images.videos is not None:
             return [(kind, clip)]
-        self.check_video(clip.name, clip.animated)
         if self.few_images:
             return [("image", next(clip.frames([0])))]
         count = min(FRAMES_AS_IMAGES, clip.count)
@@ -291,7 +291,9 @@ class Processor:
 
     def check_video(self, name: str, animated: bool) -> None:
         """Raises ImageError for a video, which may not be open yet, if the model takes none but images that
-        move."""
+        move, or its chat template writes none."""
+        if self.images.videos is not None and not self.chat.writes_videos:
+            raise ImageError(f"{name}: this model's chat template has no place for it; take another model")
         if self.few_images and not animated:
             raise ImageError(
                 f"{name}: this model has learned from few images at a time, and takes no video; ask "

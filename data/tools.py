@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 import secrets
 import sys
@@ -665,11 +664,11 @@ def literal(text: str) -> str:
     that no double holds becomes the largest."""
     beyond, most = False, sys.float_info.max
 
-    def number(digits: str) -> float:
+    def number(digits: str) -> int | float:
         nonlocal beyond
-        value = float(digits)
-        beyond |= math.isinf(value)
-        return max(-most, min(value, most))
+        nearest = max(-most, min(value := float(digits), most))
+        beyond |= value != nearest
+        return int(digits) if value == nearest and digits.lstrip("-").isdecimal() else nearest
 
     try:
         value = json.loads(text, parse_float=number, parse_int=number, parse_constant=no_constant)

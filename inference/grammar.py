@@ -5,11 +5,11 @@
     options = GenerationOptions(constraint=checkpoint.constraint(grammar))
 
 A grammar is text in the language of llguidance (its variant of Lark), but for choices, which are all looked
-at (`inference.decide`). JSON is written as `json.dumps` writes
-it, one space after each comma and colon and no other: so most of its punctuation and names follow from what
-stands before, and no model can go on with white space for ever. For the same reason an object has only the
-properties that its schema names, unless that speaks of others. One space may stand in front of everything,
-because many models begin their answers with one; it is no part of the answer's text.
+at (`inference.decide`). JSON is written as `json.dumps` writes it, one space after each comma and colon and
+no other: so most of its punctuation and names follow from what stands before, and no model can go on with
+white space for ever. For the same reason an object has only the properties that its schema names, unless that
+speaks of others. One space may stand in front of everything, because many models begin their answers with
+one; it is no part of the answer's text.
 
 Schemas come from strangers: how long they are, what compiling them takes (`inference.trial`) and what they
 can make of a single token is bounded.
@@ -299,9 +299,9 @@ def _check_fillable(schema: dict) -> None:
     texts or names. Coordinates it may have learnt to write all the same."""
     fixed = set[int]()
     for one in _objects(schema):
-        if _properties(one) and _properties(one).keys() <= _COORDINATES:
+        if _is_place(one, schema):
             fixed |= {id(inner) for inner in _objects(one)}
-        elif (items := _properties(_resolved(one.get("items"), schema))) and items.keys() <= _COORDINATES:
+        elif _is_place(_resolved(one.get("items"), schema), schema):
             fixed.add(id(one))
     for one in _objects(schema):
         kinds, properties = one.get("type"), _properties(one)
@@ -316,8 +316,28 @@ def _check_fillable(schema: dict) -> None:
         several = (
             len(properties) > 1 or objects > 1 or "array" in kinds or {"items", "prefixItems"} & one.keys()
         )
-        if id(one) not in fixed and (several or any_names or text or not one.keys() - _ABOUT):
+        required = one["required"] if isinstance(one.get("required"), list) else []
+        more = one.get("minProperties", 0) > max(1, len(properties)) or "patternProperties" in one
+        more = more or not set(map(str, required)) <= properties.keys()
+        named = [inner for key in _NAMED if isinstance(one.get(key), dict) for inner in one[key].values()]
+        anything = not one.keys() - _ABOUT or True in [*parts, *named]
+        if more or (id(one) not in fixed and (several or any_names or text or anything)):
             raise FormError(_NO_JSON)
+
+
+def _is_place(one: dict, schema: dict) -> bool:
+    """Whether this part of a schema is an object of coordinates, each of which is a list of numbers."""
+
+    def fits(name: str, value: dict) -> bool:
+        if name == "label":
+            return value.get("type") in ("string", ["string", "null"]) or "enum" in value
+        first = value.get("prefixItems")
+        items = first if isinstance(first, list) and first else [value.get("items")]
+        return all(_resolved(item, schema).get("type") in ("integer", "number") for item in items)
+
+    named = _properties(one)
+    alone = named.keys() <= _COORDINATES and not {"allOf", *_ELSEWHERE} & one.keys()
+    return bool(named) and alone and all(fits(name, _resolved(named[name], schema)) for name in named)
 
 
 def _properties(schema: dict) -> dict:

@@ -399,6 +399,41 @@ def test_a_model_that_writes_no_json_gives_its_plain_answer(embedded, question, 
     assert inner(json.loads(text)) == value(plain)
 
 
+NUMBERS = {"type": "array", "items": {"type": "integer"}}
+NEEDING_MORE = [
+    {"properties": {"a": {"type": "integer"}}, "required": ["a", "b"]},
+    {
+        "properties": {"a": {"type": "integer"}},
+        "additionalProperties": {"type": "integer"},
+        "minProperties": 3,
+    },
+    {"properties": {"a": True}},
+    {"properties": {"a": {"$ref": "#/$defs/any"}}, "$defs": {"any": True}},
+    record(label={"type": "integer"}, bbox={"type": "integer"}),
+    record(bbox={"type": "array"}),
+    record(bbox=NUMBERS) | {"required": ["bbox", "b"]},
+    record(bbox_2d={"type": "array", "items": record(a={"type": "integer"}, b={"type": "integer"})}),
+]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        record(bbox_2d=NUMBERS, label={"type": "string"}),
+        record(
+            point_2d={"type": "array", "prefixItems": [{"type": "number"}] * 2}, label={"enum": ["a", "b"]}
+        ),
+    ],
+)
+def test_coordinates_are_written_all_the_same(embedded, place):
+    for schema in (
+        place,
+        {"type": "array", "items": place},
+        record(things={"type": "array", "items": place}),
+    ):
+        embedded.constraint(json_grammar(schema))
+
+
 def test_other_forms_of_a_model_that_writes_no_json(embedded):
     """What has no plain form is what the schema allows; what is cut is not made whole; what such a model
     cannot fill is refused."""
@@ -427,6 +462,8 @@ def test_other_forms_of_a_model_that_writes_no_json(embedded):
         record(rows={"type": "array", "items": record(a={"type": "integer"}, b={"type": "integer"})}),
         {"type": "object", "additionalProperties": {"type": "integer"}},
         {"type": "object", "patternProperties": {"^a": {"type": "integer"}}},
+        {"patternProperties": {"^[ab]$": {"type": "integer"}}, "minProperties": 2},
+        *NEEDING_MORE,
     ):
         with pytest.raises(RequestError):
             embedded.constraint(json_grammar(nothing))

@@ -51,7 +51,7 @@ def test_rows_become_samples(tmp_path):
     assert (first.id, second.id, first.system) == ("1", "2", "Hi.") and first.group == second.group
     assert (first.fields["hint"], first.family) == ("few", "k") and "pic" not in first.fields
     assert load_image(first.images()[0]).size == (48, 48)
-    assert "2 questions about 1 different images" in str(task)
+    assert "2 questions about 1 different image" in str(task)
 
 
 def test_ratings_that_no_row_has_are_refused(tmp_path):
@@ -208,7 +208,7 @@ def test_videos_of_rows_are_asked_about(tmp_path, kind):
 
 def test_too_few_answers_for_a_metric_are_reported(tmp_path):
     rows = [{"question": "?", "answers": ["3"] * count} for count in (1, 3, 4)]
-    assert "2 questions have fewer than" in str(task_of(tmp_path, rows, metric=find_metric("vqa_accuracy")))
+    assert "fewer than the 4 answers" in str(task_of(tmp_path, rows, metric=find_metric("vqa_accuracy")))
 
 
 @pytest.mark.parametrize(

@@ -459,6 +459,7 @@ def text_only(text: object) -> dict:
         ({"guided_regex": "a"}, 400, "guided_regex"),
         ({"grammar": "a"}, 400, "grammar"),
         ({"structured_outputs": {"structural_tag": "{}"}}, 400, "structured_outputs"),
+        ({"structured_outputs": "x"}, 400, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "grammar": "b"}}, 400, "structured_outputs"),
         ({"structured_outputs": {"regex": "("}}, 400, "structured_outputs"),
         ({"structured_outputs": {"json": "{"}}, 400, "structured_outputs"),

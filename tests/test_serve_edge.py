@@ -133,6 +133,7 @@ def test_without_the_flag_no_page_of_another_site_may_ask_and_with_a_star_all_ma
     [
         ("https://UI.example/", UI),
         ("https://ui.example:443", UI),
+        ("HTTPS://UI.example:443", UI),
         ("http://localhost:5173", "http://localhost:5173"),
         ("http://[::1]:80", "http://[::1]"),
         ("app://obsidian.md", "app://obsidian.md"),
@@ -140,6 +141,7 @@ def test_without_the_flag_no_page_of_another_site_may_ask_and_with_a_star_all_ma
             (wrong, None)
             for wrong in ("ui.example", "https://ui.example/app", "https://a@ui.example", "", "//x")
         ),
+        *((f"https://{wrong}", None) for wrong in ("*.example", "*", "ui%2eexample", "ui.example:65536")),
     ],
 )
 def test_an_origin_is_said_as_browsers_say_it(url, origin):
@@ -293,13 +295,20 @@ def test_usage_may_come_with_each_chunk(here):
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "generate"), ("POST", "chat"), ("GET", "tags"), ("DELETE", "delete"), ("GET", "")],
+    [
+        ("POST", "/generate"),
+        ("PUT", "/chat"),
+        ("GET", "/tags"),
+        ("DELETE", "/delete"),
+        ("GET", "/"),
+        ("GET", ""),
+    ],
 )
 def test_ollamas_clients_are_told_where_to_ask(here, allowing, method, path):
     for served, status in ((here, 404), (allowing, 401)):
-        answer = served.send(method, f"api/{path}")
+        answer = served.send(method, f"api{path}")
         assert answer.status_code == status and isinstance(answer.json().pop("error"), str)
-    assert "/v1" in here.send(method, f"api/{path}").json()["error"]
+    assert "/v1" in here.send(method, f"api{path}").json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -355,6 +364,7 @@ def test_a_grammar_that_no_answer_ends_with_is_refused(here, text):
         ("203.0.113.7:4711", "203.0.113.7"),
         ("2001:DB8::7", "2001:db8::7"),
         ("[2001:db8::7]:4711", "2001:db8::7"),
+        ("fe80::1%x 200", "fe80::1"),
         ("unknown", "'unknown'"),
         ("9.9.9.9 POST /v1/forged 200 0.001s model=x", "'9.9.9.9 POST /v1/forged 200 0.001s model=x'"),
     ],
@@ -368,13 +378,16 @@ def test_a_client_in_the_log_is_an_address_or_quoted(caplog, said, shown):
     assert line.startswith(f"{shown} GET /v1/x%20200%200.001s%20model") and " 404 " in line
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", CHAT), ("GET", "health"), ("POST", MESSAGES)])
-def test_a_request_of_two_lengths_is_refused_and_nothing_follows_it(here, method, path):
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", CHAT), ("GET", "health"), ("POST", MESSAGES), ("OPTIONS", CHAT)]
+)
+def test_a_request_of_two_lengths_is_refused_and_nothing_follows_it(here, allowing, method, path):
     hidden = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     lengths = f"Content-Length: {len(hidden) + 5}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode()
-    with connect(here) as connection:
-        head = f"{method} /{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
-        connection.sendall(head + lengths + hidden)
+    more = f"Origin: {UI}\r\nAccess-Control-Request-Method: POST\r\n" if method == "OPTIONS" else ""
+    with connect(allowing if more else here) as connection:
+        head = f"{method} /{path} HTTP/1.1\r\nHost: localhost\r\n{more}Content-Type: application/json\r\n"
+        connection.sendall(head.encode() + lengths + hidden)
         got = heard(connection)
     assert got.count(b"HTTP/1.1 ") == 1 and b" 400 " in got.splitlines()[0] and b"connection: close" in got
 

@@ -630,6 +630,8 @@ def test_thinking_stays_apart_from_calls(tmp_path):
         record(at={"$ref": "#/$defs/at"})
         | {"$defs": {"at": record(x={"type": "number"}, y={"type": "number"})}},
         {"type": "object"},
+        {"properties": {"a": {"type": "integer"}}, "required": ["a", "b"]},
+        {"properties": {"a": True}},
     ],
 )
 def test_the_embedded_model_is_made_to_fill_in_no_more_than_one_value(served, schema):

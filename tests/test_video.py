@@ -573,6 +573,22 @@ def test_a_model_without_videos_is_shown_frames_as_images():
         processor.visuals(clip)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_template_that_writes_no_video_refuses_one_before_it_is_decoded(kind, monkeypatch):
+    images = QwenImages(image_settings(kind))
+    images.videos = QwenVideos(images.settings, images.known, images, None)
+    monkeypatch.setattr(Clip, "frames", lambda *_: pytest.fail("decoded"))
+    message = {"role": "user", "content": [{"type": "video", "video": clip_of(noise(30, 40, 30))}]}
+    for template, written in ((TEMPLATE, True), (TEMPLATE.replace("video", "film"), False)):
+        processor = Processor(images, tokenizer(), template)
+        assert processor.chat.writes_videos == written
+        if written:
+            assert processor.messages([message])[0].parts[0][0] == "video"
+        else:
+            with pytest.raises(ImageError):
+                processor.prepare([message])
+
+
 @pytest.mark.parametrize(("most", "few"), [(None, False), (2, True), (7, True), (8, False)])
 def test_a_model_of_fewer_images_than_a_video_has_frames_takes_none(most, few, tmp_path):
     folder = shutil.copytree(DEFAULT_MODEL, tmp_path / "model")

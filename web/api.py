@@ -77,7 +77,7 @@ DONE = b"data: [DONE]\n\n"  # the end of OpenAI's streams, but for Responses
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx would collect events
 ABOUT = "Small vision-language models, in the protocols of OpenAI and Anthropic."
 OPEN = ("/", "/openapi.json", "/health")  # without a key: a browser can send none, nor can balancers
-OLLAMA = "/api/"
+OLLAMA = "/api"
 PATHS = ("/v1", "/health", "/metrics", "/openapi.json", OLLAMA)  # of the server for programs, beside a page
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
@@ -102,10 +102,11 @@ class ApiLimits:
 
 
 def client_of(scope: Scope) -> str:
-    """The address of a client. What a proxy says of it may be any stranger's text: quoted, if it is none."""
+    """The address of a client, without the scope that an IPv6 one may have. What a proxy says of it may be
+    any text: quoted, if it is no address."""
     said = (scope.get("client") or ("", 0))[0]
     try:
-        return str(ipaddress.ip_address(said))
+        return str(ipaddress.ip_address(said)).partition("%")[0]
     except ValueError:
         return ascii(said[:60])
 
@@ -560,7 +561,7 @@ async def index() -> Response:
     return JSONResponse({"name": "Ocelli", "about": ABOUT, **paths})
 
 
-@router.api_route(OLLAMA + "{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+@router.api_route(OLLAMA + "{rest:path}", methods=["GET", "POST", "PUT", "DELETE"], include_in_schema=False)
 async def ollama() -> Response:
     raise Refused(404, "this server does not speak Ollama's protocol: use OpenAI's, at /v1 of this address")
 
@@ -802,8 +803,7 @@ class Door:
 
         try:
             headers = Headers(scope=scope)
-            if "content-length" in headers and "transfer-encoding" in headers:
-                # A proxy that believes the other one sees another request where this one ends.
+            if has_two_lengths(headers):
                 raise Refused(400, "expected either Content-Length or Transfer-Encoding, got both")
             self.hosts.check(headers, self.origins)
             self._check_key(headers, scope["path"])
@@ -846,13 +846,19 @@ class Door:
             raise Refused(401, "expected this server's API key as a bearer token", code="invalid_api_key")
 
 
+def has_two_lengths(headers: Headers) -> bool:
+    """A proxy that believes the other one sees another request where this one ends."""
+    return "content-length" in headers and "transfer-encoding" in headers
+
+
 class Origins(CORSMiddleware):
-    """CORS for pages of the origins that are allowed; those of others meet the `Door`, which refuses and logs
-    what they send, also what their browsers ask first."""
+    """CORS for pages of the origins that are allowed; those of others, and requests of two lengths, meet the
+    `Door`, which refuses and logs them, also what browsers ask first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origin = Headers(scope=scope).get("origin") if scope["type"] == "http" else None
-        allowed = origin is not None and self.is_allowed_origin(origin)
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        allowed = "origin" in headers and self.is_allowed_origin(headers["origin"])
+        allowed = allowed and not has_two_lengths(headers)
         await (super().__call__ if allowed else self.app)(scope, receive, send)
 
 

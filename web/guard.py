@@ -157,9 +157,9 @@ class Hosts:
         machine = socket.gethostname().lower()
         self._names = {"localhost", bound.lower(), machine, f"{machine}.local"}
 
-    def check(self, headers: Headers, origins: Collection[str] = ()) -> None:
+    def check(self, headers: Headers, origins: Collection[str] | None = None) -> None:
         """Raises Refused for a request to another name, or from another site's page but those of `origins`,
-        of which "*" is all."""
+        of which "*" is all; None where no origin can be allowed."""
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         name = _name(host)
         if name not in self._names | self.allowed and not _is_address(name):
@@ -169,10 +169,12 @@ class Hosts:
             foreign = foreign and headers.get("sec-fetch-mode") != "navigate"
         else:
             place = origin.lower().partition("://")[2]
-            foreign = place != host and _name(place) not in self.allowed and not {origin, "*"} & {*origins}
+            foreign = (
+                place != host and _name(place) not in self.allowed and not {origin, "*"} & {*(origins or ())}
+            )
         if foreign:
-            advice = "serve.py takes sites that may as --allowed-origin"
-            raise Refused(403, f"pages of other sites may not send requests here: {advice}")
+            advice = "" if origins is None else ": allow that site with --allowed-origin"
+            raise Refused(403, f"pages of other sites may not send requests here{advice}")
 
 
 def _name(place: str) -> str:

@@ -79,7 +79,8 @@ OURS = frozenset((
 
 # --------------------------------------------------------------------------------------------- what is asked
 class Strict(BaseModel):
-    """Of exact types. Fields that nothing here knows are ignored: clients send many that change no answer."""
+    """Strict about types alone: fields that nothing here knows are ignored, because clients send many that
+    change no answer."""
 
     model_config = ConfigDict(strict=True)
 
@@ -133,9 +134,17 @@ class Part(Strict):
         return self
 
 
+def _json_text(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+
+
 class CalledFunction(Strict, extra="allow"):
+    """Arguments that come as an object are kept as its text, which takes a fraction of its memory."""
+
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: Annotated[
+        str | None, BeforeValidator(_json_text, json_schema_input_type=str | dict[str, Any] | None)
+    ] = None
 
 
 class Called(Strict, extra="allow"):
@@ -148,8 +157,8 @@ class Called(Strict, extra="allow"):
     @cached_property
     def call(self) -> ToolCall:
         """Raises ValueError for arguments that are no JSON object, or stand under another key."""
-        if isinstance(given := self.function.arguments, str) and given:
-            read_json(given)  # which tells what is nested too deep
+        if self.function.arguments:
+            read_json(self.function.arguments)  # which tells what is nested too deep
         return ToolCall.read(self.model_dump())
 
 
@@ -512,9 +521,10 @@ def read_json(text: str | bytes) -> Any:
 
 
 def values_in(body: bytes) -> int:
-    """The values in JSON, those in texts that are JSON themselves included: there is a comma between any two,
-    which such a text may hold escaped."""
-    return sum(map(body.count, (b",", b"\\u002c", b"\\u002C")))
+    """About the values in JSON, those in texts that are JSON themselves included: after the first, each comes
+    after a comma or opens within a list or object. Such a text may hold these marks escaped."""
+    escaped = (b"\\u002c", b"\\u002C", b"\\u005b", b"\\u005B", b"\\u007b", b"\\u007B")
+    return sum(map(body.count, (b",", b"[", b"{", *escaped)))
 
 
 def check_values(count: int, place: str | None = None) -> None:
@@ -556,6 +566,7 @@ def _refusal(error: ValidationError) -> Refused:
     if kind == "missing":
         return Refused(400, f"{param}: expected this field, found none", param, "missing_required_parameter")
     said = first["msg"].removeprefix("Value error, ")
+    said = "expected an object" if kind in ("dict_type", "model_type") else said
     if param is None and said.split(":")[0] in ChatRequest.model_fields:
         return Refused(400, said, said.split(":")[0], "invalid_value")
     code = kind if kind == "unsupported_parameter" else "invalid_value"
