@@ -340,7 +340,7 @@ class ChatEncoder:
         self._variables = {**tokenizer.special_tokens_map, "tools": None, "documents": None}
         self._bos = tokenizer.bos_token
         self._stop_ids = frozenset(stop_token_ids)
-        stops = (tokenizer.convert_ids_to_tokens(one) for one in stop_token_ids)
+        stops = (tokenizer.backend_tokenizer.id_to_token(one) for one in stop_token_ids)
         self._stops = tuple(one for one in stops if isinstance(one, str))
         # The key that a template has its own place for thoughts under.
         named = (key for key in THOUGHTS if re.search(rf"[.'\"]{key}\b", chat_template))

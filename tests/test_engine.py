@@ -23,7 +23,7 @@ from inference.answer import AnswerText, ask, encode, wholes
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.constraint import Constraints
-from inference.grammar import choice_grammar, pattern_grammar
+from inference.grammar import Latest, choice_grammar, pattern_grammar
 from inference.prefix_files import PrefixFolder
 from tests.documents import ROOT
 from tests.test_draft import ALWAYS
@@ -344,7 +344,12 @@ def test_a_form_whose_compiled_one_has_gone_holds_nobody_up(models, monkeypatch)
         threads.append(threading.current_thread().name)
         return compiled(self, grammar)
 
-    monkeypatch.setattr("inference.constraint.MOST_COMPILED", 1)
+    def put_alone(self, *kept):
+        self._kept.clear()
+        put(self, *kept)
+
+    put = Latest.put
+    monkeypatch.setattr(Latest, "put", put_alone)
     monkeypatch.setattr(Constraints, "_compile", compile_there)
     engine = Engine(models, EngineLimits(slots=2))
     try:

@@ -37,7 +37,8 @@ def lines_of_the_page() -> tuple[list[str], list[list[str]]]:
     section = text[text.index("## Your own rows") :]
     block = section[section.index("```bash\n") + 8 :].split("```")[0]
     (small,) = re.findall(r"`(--init-from [^`]+)`", section)
-    rates = re.findall(r"`(--lr [^`]+)`", section)
+    paragraph = section[section.index(small) :].split("\n\n")[0]
+    rates = re.findall(r"`(--lr [^`]+)`", paragraph)
     return block.splitlines(), [shlex.split(f"{small} {rate}") for rate in rates]
 
 

@@ -8,6 +8,7 @@ Whatever is refused is a `Refused`: what was wrong, in which field.
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Mapping
