@@ -190,6 +190,18 @@ def test_what_was_thought_before_earlier_answers_is_left_out_and_nobody_can_type
     )
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("name", ["qwen", "gemma4"])
+def test_an_earlier_answer_may_be_thoughts_alone(opened, name, key):
+    """As answers are that were cut off while thinking."""
+    processor = opened[name].processor
+    cut = {"role": "assistant", "content": None, key: "let me see"}
+    before, after = {"role": "user", "content": "how many?"}, {"role": "user", "content": "and?"}
+    talks = [[before, one, after] for one in (cut, cut | {"content": ""})]
+    first, second = (processor.encode_conversation(talk, True).input_ids for talk in talks)
+    assert first == second
+
+
 def test_a_model_without_thinking_refuses_it_in_a_sentence(opened, folders, complaint, capsys):
     with pytest.raises(ThinkingError):
         ask(opened["plain"], [], QUESTION, GenerationOptions(constraint=Think()))
