@@ -317,6 +317,27 @@ def test_thoughts_that_nobody_asked_for_are_in_no_answer(checkpoint, said):
     assert streamed.endswith(answer) and thinking.end not in streamed and thinking.begin not in streamed
 
 
+@pytest.mark.parametrize(
+    ("said", "thought", "answer"),
+    [
+        ("two red. BEGIN\nhmm\nEND\n\nthree", "two red.\n\nhmm", "three"),
+        ("aENDb BEGINcENDtwo", "a\n\nb\n\nc", "two"),
+        ("two BEGINno end", "two\n\nno end", ""),
+        ("two <|channel>thin", "", "two thin"),
+    ],
+)
+def test_a_special_token_begins_a_block_after_words_too(opened, said, thought, answer):
+    checkpoint = opened["gemma4"]
+    thinking = checkpoint.processor.thinking
+    ids = ids_of(checkpoint, said.replace("BEGIN", thinking.begin).replace("END", thinking.end))
+    result = answers_of(checkpoint, encode(checkpoint, [], QUESTION), [ids], GenerationOptions())
+    assert result["answers"] == [answer] and result.get("thinking", [""]) == [thought]
+    text = AnswerText(checkpoint)
+    streamed = "".join(map(text.put, ids)) + text.finish()
+    assert streamed.endswith(answer) and "hmm" not in streamed and "thought" not in streamed
+    assert opened["qwen"].processor.thinking.begin_id is None
+
+
 def test_a_whole_answer_of_the_server_takes_back_what_was_thought(opened):
     """With its log-probabilities; of a stream it is apart from the answer."""
     checkpoint, at = opened["qwen"], TokenLogprobs(-1.0, ())
