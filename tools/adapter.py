@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,6 @@ _OTHERWISE = (
     "alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config",
     "target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora",
 )  # fmt: skip
-# Beginnings that change the base by data or at random.
-_STARTS = ("corda", "loftq", "lora_ga")
 _KINDS = (
     ("alpha_pattern", dict, "numbers by names of layers"),
     ("modules_to_save", list, "a list of names"),
@@ -72,7 +69,7 @@ def read_adapter(folder: Path) -> Adapter:
             raise CheckpointError(f"{folder / CONFIG}: {key}: expected {wanted}, got {said!r:.80}")
     start = str(settings.get("init_lora_weights"))
     wrong = [name for name in _OTHERWISE if settings.get(name)]
-    wrong += [f"init_lora_weights {start}"] if start in _STARTS or "_niter" in start else []
+    wrong += [f"init_lora_weights {start}"] if re.search("corda|loftq|lora_ga|_niter", start) else []
     if wrong:
         raise CheckpointError(f"{folder}: {wrong[0]} is not supported: merge the adapter with peft")
     factors: dict[str, dict[str, Entry]] = {}
@@ -96,7 +93,7 @@ def put_in(model: Any, adapter: Adapter) -> Any:
     """A model of transformers with the adapter: peft's. Its head and its table of embeddings are two tensors
     from then on where the adapter changes one of them. Raises CheckpointError for an adapter that is for
     another model."""
-    known = _tensors(model)
+    known = model.state_dict()
     of_layers = [f"{name}.weight" for name in adapter.factors]
     of_layers += [f"{name}.bias" for name, parts in adapter.factors.items() if "lora_B.bias" in parts]
     places = _places(adapter, known, [*of_layers, *adapter.whole])
@@ -104,19 +101,13 @@ def put_in(model: Any, adapter: Adapter) -> Any:
     for name in adapter.factors:
         _check(adapter, name, known[places[f"{name}.weight"]].shape)
     _untie(model, adapter, places)
-    known = _tensors(model)  # the head may be another
+    known = model.state_dict()  # the head may be another
     for name, entry in adapter.whole.items():
         if entry.shape != (shape := known[places[name]].shape):
             got = f"{name} has shape {list(entry.shape)}, the base's has {list(shape)}"
             raise CheckpointError(f"{adapter.folder} is for another model: {got}")
         known[places[name]].copy_(read_tensor(entry))
     return _adapted(model, adapter, modules)
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return dict(
-        chain(*(ask(remove_duplicate=False) for ask in (model.named_parameters, model.named_buffers)))
-    )
 
 
 def _places(adapter: Adapter, known: Mapping[str, Tensor], names: list[str]) -> dict[str, str]:
@@ -168,11 +159,10 @@ def _untie(model: Any, adapter: Adapter, places: Mapping[str, str]) -> None:
     both = {name for name, one in model.named_parameters(remove_duplicate=False) if one is table.weight}
     changed = [f".{name}" for name in both & {*places.values()}]
     learnt = [*adapter.factors, *(adapter.settings.get("modules_to_save") or ())]
-    parts = [f".{str(name).rpartition('.')[2]}." for name in learnt]
+    inside = any(f".{str(name).rpartition('.')[2]}." in one for name in learnt for one in changed)
     saved = [read_tensor(entry) for name, entry in adapter.whole.items() if places[name] in both]
-    alike = all(torch.equal(saved[0], one) for one in saved[1:])
-    inside = any(part in name for part in parts for name in changed)
-    if head.weight is not table.weight or (alike and not inside):
+    two = any(not torch.equal(saved[0], one) for one in saved[1:])
+    if head.weight is not table.weight or not (inside or two):
         return
     if adapter.settings.get("ensure_weight_tying"):
         raise CheckpointError(f"{adapter.folder}: ensure_weight_tying is not supported: merge it with peft")

@@ -279,12 +279,9 @@ def _refill(theirs: Any, model: Any, place: StoredTensorOf, base: Path) -> None:
         own = place(name)
         _part(tensors, own, weight).copy_(weight)
         filled.add(own.name)
-    ours = {tensors[name].data_ptr() for name in filled}
-    ignorable = FAMILIES[model.config.family].IGNORABLE
-    left = [
-        name for name, one in tensors.items() if one.data_ptr() not in ours and not ignorable.fullmatch(name)
-    ]
-    if left:
+    ours, ignorable = {tensors[name].data_ptr() for name in filled}, FAMILIES[model.config.family].IGNORABLE
+    left = [name for name, one in tensors.items() if one.data_ptr() not in ours]
+    if left := [name for name in left if not ignorable.fullmatch(name)]:
         raise CheckpointError(f"{base}: transformers' model has {some(left)}, which no weights here are for")
 
 
