@@ -523,11 +523,11 @@ def _with_weights(
         below = ("*.incomplete", ".cache/huggingface/download/*.incomplete")
         if found.origin.commit is None and any(any(found.origin.folder.glob(name)) for name in below):
             raise CheckpointError(f"{where} has no {WEIGHTS}: a download was cut short, download it again")
-        names: list[str] = []
+        listed: list[str] = []
         if isinstance(files, _Hub) and files.reachable and find != files.cached:
             with suppress(CheckpointError):
-                names = files.list(below=True)
-        others = other_weights(found.origin.folder, names)
+                listed = files.list(below=True)
+        others = other_weights(found.origin.folder, listed)
         others = others or "; weights in another format must be converted to safetensors first"
         raise CheckpointError(f"{where} has neither {WEIGHTS} nor {INDEX}{others}")
     weight_map: Any = read_json(index_path, MAX_INDEX).get("weight_map")
