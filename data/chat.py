@@ -131,7 +131,7 @@ def read_conversation(
     for i, message in enumerate(conversation):
         place = f"{label}, message {i}"
         about = dict(message) if isinstance(message, Mapping) else {}
-        if about.get("content") is None and about.get("tool_calls"):
+        if about.get("content") is None and any(map(about.get, ("tool_calls", *THOUGHTS))):
             about["content"] = ""
         if not {"role", "content"} <= about.keys():
             raise PromptError(f"{place}: expected {{'role': ..., 'content': ...}}, got {str(message)[:80]!r}")

@@ -26,7 +26,8 @@ MARKERS = (("<think>", "</think>", "\n\n"), ("<|channel>thought", "<channel|>", 
 class Thinking:
     """How one checkpoint thinks.
 
-    begin, end: the markers. end_ids: tokens of the second, one where the tokenizer has it whole.
+    begin, end: the markers. begin_id: the first token of the one, where it is special. end_ids: tokens of the
+    other, one where the tokenizer has it whole.
     close_ids: what ends a block and leads to the answer. gap_ids: what stands between the two.
     in_template: whether the chat template speaks of them, so that the model can be asked to think.
     """
@@ -35,6 +36,9 @@ class Thinking:
         self.tokenizer, self.begin, self.end, self.in_template = tokenizer, begin, end, in_template
         whole = tokenizer.get_added_vocab().get(end)
         self.end_ids = self._encode(end) if whole is None else [whole]
+        first = self._encode(begin)[0]  # where it is a special token, nobody quotes it
+        added = tokenizer.backend_tokenizer.get_added_tokens_decoder().get(first)
+        self.begin_id = first if added is not None and added.special else None
         self.gap_ids, self._gap = self._encode(gap), gap
         self.close_ids = [*self._encode("\n"), *self.end_ids, *self.gap_ids]
 
@@ -78,7 +82,8 @@ class Span:
     place: "before" the answer's first word, which may become the begin of a block that nobody asked for;
         "inside" the block; in the "gap" of white space after it; in the "answer". Where nobody asked for
         thinking, a model may think without the begin of a block, or in several: an end that nothing has
-        begun leads from the answer into the gap, and from there it may go on with another block.
+        begun leads from the answer into the gap, and from there it may go on with another block. A special
+        token that begins one does so after words, too.
     thought: how many tokens are not of the answer: the blocks with their markers, and the gap. They are the
         first ones, `count` are all.
     """
@@ -92,6 +97,8 @@ class Span:
         if self.place == "answer" and self._asked:
             return
         self._recent.append(token_id)
+        if self.place == "answer" and token_id == thinking.begin_id:
+            self.place, self._recent = "before", [token_id]
         if self.place == "gap" and thinking.text([token_id]).strip():
             self.place, self._recent = "answer" if self._asked else "before", [token_id]
         if self.place == "before":

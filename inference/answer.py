@@ -379,7 +379,7 @@ class AnswerText:
             return self._text_of(token_id)
         before = span.place
         span.put(token_id)
-        if before == "answer":
+        if before == "answer" and span.place != "before":
             return self._before_end(token_id, thinking, span)
         if before == "inside":
             marker = span.place == "gap" and len(thinking.end_ids) == 1
@@ -391,6 +391,9 @@ class AnswerText:
             self._think()
             return rest
         self._held = [*self._held, token_id] if span.place in ("before", "answer") else []
+        if span.place == "inside" and self._begun:  # a block after words, which were thought then
+            shown, self._mark, self.turned, self._text = self._mark + self._stream.finish(), "", True, ""
+            return f"{shown}\n\n"
         return self._unheld() if span.place == "answer" else ""
 
     def _before_end(self, token_id: int, thinking: Thinking, span: Span) -> str:

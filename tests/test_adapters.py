@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints, test_internvl, tiny
 from tests.test_checkpoints_backbones import qwen, siglip
+from tests.test_checkpoints_layouts import renamed
 from tools.convert import convert, verify
 
 FAMILIES = (
@@ -182,6 +185,7 @@ SPELLINGS = {
     "the text class": lambda name, text: name.replace(f".{text}", ".model."),
     "before 4.52": lambda name, text: name.replace(f".{text}", ".language_model.model."),
     "of the inner model": lambda name, text: name.replace(".model.model.", ".model.", 1),
+    "with a name with a dash": lambda name, text: name.replace(".weight", ".my-run.weight"),
     "with the adapter's name": lambda name, text: name.replace(".weight", ".default.weight"),
     "without peft's front": lambda name, text: name.removeprefix("base_model.model."),
 }
@@ -208,6 +212,59 @@ def test_a_tower_before_4_52(bases, tmp_path, kind):
     assert same(merged(bases[kind], other, tmp_path / "to"), expected(bases[kind], adapter))
 
 
+NESTED = [
+    ("qwen3_5", {"model.visual.": "model.language_model.visual."}),
+    ("qwen3_5", {
+        "model.visual.": "model.language_model.visual.",
+        "model.language_model.": "model.language_model.language_model.",
+    }),
+    ("qwen3_vl", {"model.visual.": "visual.", "model.language_model.": "model."}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "names"), NESTED)
+def test_a_base_whose_names_transformers_does_not_know_keeps_its_weights(bases, tmp_path, kind, names):
+    adapter = make(bases[kind], tmp_path / "adapter", target_modules=layers(opened(bases[kind]), "text")[:2])
+    shutil.copytree(bases[kind], tmp_path / "nested")
+    renamed(tmp_path / "nested", names)
+    assert same(merged(tmp_path / "nested", adapter, tmp_path / "to"), expected(bases[kind], adapter))
+
+
+@pytest.mark.parametrize("part", ["vision_tower", "model.language_model.layers.0"])
+def test_all_of_a_part_with_its_scales_and_bounds(bases, tmp_path, part):
+    base = bases["gemma4"]
+    inside = [name for name in layers(opened(base), "text") if "layers.1." in name][:2]
+    options = {"target_modules": inside, "modules_to_save": [part]}
+    adapter = make(base, tmp_path / "adapter", **options)
+    path = adapter / "adapter_model.safetensors"
+    tensors = load_file(path)
+    buffers = dict(opened(base).named_buffers()).keys()
+    learnt = [name for name in tensors if name.removeprefix("base_model.model.") in buffers]
+    assert learnt
+    save_file(tensors | {name: tensors[name] + 0.25 for name in learnt}, path)
+    assert same(merged(base, adapter, tmp_path / "to"), expected(base, adapter))
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_a_tied_model_whose_text_part_learns_keeps_its_head(bases, tmp_path, two):
+    base = bases["smolvlm-tied"]
+    tower = layers(opened(base), "vision")[:2]
+    adapter = make(base, tmp_path / "adapter", target_modules=tower, modules_to_save=["text_model"])
+    if two:
+        path = adapter / "adapter_model.safetensors"
+        tensors = load_file(path)
+        table = next(one for name, one in tensors.items() if "embed_tokens" in name)
+        tensors = {name: one for name, one in tensors.items() if "text_model" not in name}
+        tensors["base_model.model.model.text_model.embed_tokens.weight"] = table
+        save_file(tensors | {"base_model.model.lm_head.weight": table + 1}, path)
+    found = merged(base, adapter, tmp_path / "to")
+    if two:
+        assert torch.equal(found["lm_head.weight"], table + 1)
+        assert torch.equal(found["model.text_model.embed_tokens.weight"], table)
+    else:
+        assert same(found, expected(base, adapter))
+
+
 # --------------------------------------------------------------------------------- what does not fit
 def complaint(base: Path, adapter: Path, folder: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
@@ -232,6 +289,11 @@ def test_whose_names_and_shapes_are_which_is_said(bases, tmp_path):
     save_file(wider, path)
     said = complaint(base, of_another, tmp_path / "to")
     assert "[64, 128]" in said and "[64, 64]" in said and str(of_another) in said
+    lost = respelled(
+        adapter, tmp_path / "lost", lambda name: re.sub(r"model\.model\..*\.lora", "stem.lora", name)
+    )
+    said = complaint(base, lost, tmp_path / "to")
+    assert "stem" in said and "stem.weight" not in said and "lm_head" not in said
     biased = respelled(adapter, tmp_path / "biased", lambda name: name)
     path = biased / "adapter_model.safetensors"
     tensors = load_file(path)
@@ -290,6 +352,7 @@ def test_no_pattern_is_run_and_the_file_says_what_there_is(bases, tmp_path, chan
         {"layer_replication": [[0, 1], [0, 1]]},
         {"peft_type": "IA3"},
         {"init_lora_weights": "loftq"},
+        {"init_lora_weights": "pissa_niter_4"},
         {"alpha_pattern": ["q_proj"]},
         {"alpha_pattern": {"q_proj": "much"}},
         {"modules_to_save": 3},

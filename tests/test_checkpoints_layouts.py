@@ -77,6 +77,19 @@ def test_what_the_file_has_instead_of_missing_tensors_is_said(tmp_path, kind, pa
     assert has in tensors and has == f"student.{expected}" and expected in before
 
 
+@pytest.mark.parametrize("name", ["model.lm_head.weight", "language_model.lm_head.weight", "output.weight"])
+@pytest.mark.parametrize("kind", ["idefics3", "qwen2_5_vl"])
+def test_a_head_of_another_name_is_no_tied_one(tmp_path, kind, name):
+    if kind == "idefics3":
+        tiny.save(tiny.hf_model("idefics3-1-tile"), tmp_path)
+    else:
+        qwen_checkpoints.save_hf(kind, tmp_path)
+    renamed(tmp_path, {"lm_head.weight": name})
+    said = complaint(VisionLanguageModel.from_pretrained, tmp_path)
+    assert "lm_head.weight" in said and "tie_word_embeddings" not in said
+    assert name == "output.weight" or f"it has {name}, expected lm_head.weight" in said
+
+
 # ----------------------------------------------------------------------------------------- half a clone
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 1234567\n"
 
@@ -131,6 +144,20 @@ def test_folders_of_other_formats_are_named_as_such(tmp_path, files, format, des
         assert format in inspect(str(folder))["fits"]
 
 
+@pytest.mark.parametrize("name", ["onnx/decoder_model_merged.onnx", "openvino_language_model.xml", "a.pth"])
+def test_repositories_of_other_formats_are_named_as_such(tmp_path, monkeypatch, name):
+    folder = tmp_path / "repo"
+    qwen_checkpoints.save_hf("qwen3_vl", folder)
+    (folder / WEIGHTS).unlink()
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"?")
+    with HubServer({"someone/model": folder}) as server:
+        point_client_at(monkeypatch, server.url, tmp_path / "cache")
+        said = complaint(VisionLanguageModel.from_pretrained, "someone/model")
+    known = f"weights ({name})" if "_" in name else "weights in another format"
+    assert known in said
+
+
 @pytest.mark.parametrize(
     ("config", "how"),
     [
@@ -138,6 +165,9 @@ def test_folders_of_other_formats_are_named_as_such(tmp_path, files, format, des
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
         ({"quantization": {"group_size": 64, "bits": 4, "mode": "affine"}}, "4 bits"),  # MLX
+        ({"quantization_config": {"quant_algo": "FP8"}}, "FP8"),
+        ({"quantization_config": {"load_in_8bit": True}}, "no: quantized"),
+        ({"quantization_config": {"config_groups": {"group_0": {}}}}, "no: quantized"),
     ],
 )
 def test_quantized_folders_are_called_so(tmp_path, config, how):
@@ -149,7 +179,8 @@ def test_quantized_folders_are_called_so(tmp_path, config, how):
     described = json.loads((tmp_path / "config.json").read_text()) | config
     (tmp_path / "config.json").write_text(json.dumps(described))
     assert "quantized" in inspect(str(tmp_path))["fits"] and how in inspect(str(tmp_path))["fits"]
-    assert "quantized" in complaint(VisionLanguageModel.from_pretrained, tmp_path)
+    said = complaint(VisionLanguageModel.from_pretrained, tmp_path)
+    assert "quantized" in said and "None" not in said
 
 
 def test_a_repository_that_is_called_gguf_and_holds_safetensors(tmp_path, monkeypatch):

@@ -190,6 +190,18 @@ def test_what_was_thought_before_earlier_answers_is_left_out_and_nobody_can_type
     )
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("name", ["qwen", "gemma4"])
+def test_an_earlier_answer_may_be_thoughts_alone(opened, name, key):
+    """As answers are that were cut off while thinking."""
+    processor = opened[name].processor
+    cut = {"role": "assistant", "content": None, key: "let me see"}
+    before, after = {"role": "user", "content": "how many?"}, {"role": "user", "content": "and?"}
+    talks = [[before, one, after] for one in (cut, cut | {"content": ""})]
+    first, second = (processor.encode_conversation(talk, True).input_ids for talk in talks)
+    assert first == second
+
+
 def test_a_model_without_thinking_refuses_it_in_a_sentence(opened, folders, complaint, capsys):
     with pytest.raises(ThinkingError):
         ask(opened["plain"], [], QUESTION, GenerationOptions(constraint=Think()))
@@ -303,6 +315,27 @@ def test_thoughts_that_nobody_asked_for_are_in_no_answer(checkpoint, said):
     text = AnswerText(checkpoint)
     streamed = "".join(map(text.put, ids)) + text.finish()
     assert streamed.endswith(answer) and thinking.end not in streamed and thinking.begin not in streamed
+
+
+@pytest.mark.parametrize(
+    ("said", "thought", "answer"),
+    [
+        ("two red. BEGIN\nhmm\nEND\n\nthree", "two red.\n\nhmm", "three"),
+        ("aENDb BEGINcENDtwo", "a\n\nb\n\nc", "two"),
+        ("two BEGINno end", "two\n\nno end", ""),
+        ("two <|channel>thin", "", "two thin"),
+    ],
+)
+def test_a_special_token_begins_a_block_after_words_too(opened, said, thought, answer):
+    checkpoint = opened["gemma4"]
+    thinking = checkpoint.processor.thinking
+    ids = ids_of(checkpoint, said.replace("BEGIN", thinking.begin).replace("END", thinking.end))
+    result = answers_of(checkpoint, encode(checkpoint, [], QUESTION), [ids], GenerationOptions())
+    assert result["answers"] == [answer] and result.get("thinking", [""]) == [thought]
+    text = AnswerText(checkpoint)
+    streamed = "".join(map(text.put, ids)) + text.finish()
+    assert streamed.endswith(answer) and "hmm" not in streamed and "thought" not in streamed
+    assert opened["qwen"].processor.thinking.begin_id is None
 
 
 def test_a_whole_answer_of_the_server_takes_back_what_was_thought(opened):

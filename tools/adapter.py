@@ -28,7 +28,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # A factor of a layer, by peft's names, with the adapter's own name or without.
 _FACTOR = re.compile(
     r"(.+)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
-    r"(?:\.(?!weight|bias)\w+)?(\.\w+)?"
+    r"(?:\.(?!weight|bias)[^.]+)?(\.\w+)?"
 )
 _NAME = re.compile(r"\^?[\w.-]+")
 _OF_LAYER, _OF_TABLE = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
@@ -37,7 +37,6 @@ _OTHERWISE = (
     "alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config",
     "target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora",
 )  # fmt: skip
-
 _KINDS = (
     ("alpha_pattern", dict, "numbers by names of layers"),
     ("modules_to_save", list, "a list of names"),
@@ -68,9 +67,9 @@ def read_adapter(folder: Path) -> Adapter:
     for key, read, wanted in _KINDS:
         if not isinstance(said := settings.get(key), read | None):
             raise CheckpointError(f"{folder / CONFIG}: {key}: expected {wanted}, got {said!r:.80}")
-    start = str(settings.get("init_lora_weights")).partition("_niter")[0]
+    start = str(settings.get("init_lora_weights"))
     wrong = [name for name in _OTHERWISE if settings.get(name)]
-    wrong += [f"init_lora_weights {start}"] if start in ("corda", "loftq", "lora_ga") else []
+    wrong += [f"init_lora_weights {start}"] if re.search("corda|loftq|lora_ga|_niter", start) else []
     if wrong:
         raise CheckpointError(f"{folder}: {wrong[0]} is not supported: merge the adapter with peft")
     factors: dict[str, dict[str, Entry]] = {}
@@ -94,19 +93,20 @@ def put_in(model: Any, adapter: Adapter) -> Any:
     """A model of transformers with the adapter: peft's. Its head and its table of embeddings are two tensors
     from then on where the adapter changes one of them. Raises CheckpointError for an adapter that is for
     another model."""
-    known = dict(model.named_parameters(remove_duplicate=False))
+    known = model.state_dict()
     of_layers = [f"{name}.weight" for name in adapter.factors]
     of_layers += [f"{name}.bias" for name, parts in adapter.factors.items() if "lora_B.bias" in parts]
     places = _places(adapter, known, [*of_layers, *adapter.whole])
     modules = {name: places[f"{name}.weight"].removesuffix(".weight") for name in adapter.factors}
     for name in adapter.factors:
         _check(adapter, name, known[places[f"{name}.weight"]].shape)
-    _untie(model, adapter, {*places.values()})
+    _untie(model, adapter, places)
+    known = model.state_dict()  # the head may be another
     for name, entry in adapter.whole.items():
         if entry.shape != (shape := known[places[name]].shape):
             got = f"{name} has shape {list(entry.shape)}, the base's has {list(shape)}"
             raise CheckpointError(f"{adapter.folder} is for another model: {got}")
-        model.get_parameter(places[name]).copy_(read_tensor(entry))
+        known[places[name]].copy_(read_tensor(entry))
     return _adapted(model, adapter, modules)
 
 
@@ -118,17 +118,19 @@ def _places(adapter: Adapter, known: Mapping[str, Tensor], names: list[str]) -> 
         if place := next((one for one in _spellings(name, text) if one in known), None):
             found[name] = place
     if missing := [name for name in names if name not in found]:
-        wanted, near = nearest_name(missing, known) or (missing[0], min(known))
+        end = "" if missing[0] in adapter.whole else ".weight"  # of a layer, which the file has factors of
+        pair = [name.removesuffix(end) for name in nearest_name(missing, known) or ()]
+        near = f"; the adapter has {pair[0]}, the base {pair[1]}" if pair else ""
         raise CheckpointError(
             f"{adapter.folder} is for another model: the base has no place for {len(missing)} of its "
-            f"{counted(len(names), 'tensor')} ({some(missing)}); the adapter has {wanted}, the base {near}"
+            f"{counted(len(names), 'tensor')} ({some([name.removesuffix(end) for name in missing])}){near}"
         )
     return found
 
 
 def _spellings(name: str, text: str) -> Iterator[str]:
     """How today's transformers may call a tensor; `text` is how names of the text part begin there."""
-    plain = re.sub(r"\.(base_layer|modules_to_save\.\w+)\.", ".", name)
+    plain = re.sub(r"\.(base_layer|modules_to_save\.[^.]+)\.", ".", name)
     fronts = {"": "", "language_model.model.": text, "language_model.": "", "model.": text}  # before 4.52
     for one in (plain, plain.replace(".vision_tower.vision_model.", ".vision_tower.")):
         yield from (new + one.removeprefix(old) for old, new in fronts.items() if one.startswith(old))
@@ -150,14 +152,17 @@ def _check(adapter: Adapter, name: str, shape: torch.Size) -> None:
         )
 
 
-def _untie(model: Any, adapter: Adapter, changed: set[str]) -> None:
-    """Give a tied head a weight of its own where the adapter changes it, or the table of embeddings. A table
-    that peft saved beside its factors is the head, too."""
+def _untie(model: Any, adapter: Adapter, places: Mapping[str, str]) -> None:
+    """Give a tied head a weight of its own where the adapter changes it, or the table of embeddings, or has
+    two of them. A table that peft saved beside its factors is the head, too."""
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     both = {name for name, one in model.named_parameters(remove_duplicate=False) if one is table.weight}
-    learnt = (*adapter.factors, *(adapter.settings.get("modules_to_save") or ()))
-    ends = {name.rpartition(".")[2] for name in learnt} & {name.split(".")[-2] for name in both & changed}
-    if head.weight is not table.weight or not ends:
+    changed = [f".{name}" for name in both & {*places.values()}]
+    learnt = [*adapter.factors, *(adapter.settings.get("modules_to_save") or ())]
+    inside = any(f".{str(name).rpartition('.')[2]}." in one for name in learnt for one in changed)
+    saved = [read_tensor(entry) for name, entry in adapter.whole.items() if places[name] in both]
+    two = any(not torch.equal(saved[0], one) for one in saved[1:])
+    if head.weight is not table.weight or not (inside or two):
         return
     if adapter.settings.get("ensure_weight_tying"):
         raise CheckpointError(f"{adapter.folder}: ensure_weight_tying is not supported: merge it with peft")

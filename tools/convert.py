@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from data.errors import ProcessorError
 from data.processor import Processor
 from data.processor_conversion import as_idefics
 from families import FAMILIES, gemma4, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
-from messages import counted
+from messages import counted, some
 from models.checkpoints.backbones import with_mean_rows
 from models.checkpoints.folder import check_replaceable, replace_folder
 from models.checkpoints.hub import (
@@ -55,6 +55,8 @@ from models.checkpoints.save import (
 )
 from models.checkpoints.weights import (
     FLOATS,
+    StoredTensor,
+    StoredTensorOf,
     stored_entries,
 )
 from models.config import PackedVisionConfig, VLMConfig
@@ -247,6 +249,8 @@ def merge_adapter(model: Any, base: Path, adapter: Path, probe: Probe) -> tuple[
     """
     given = read_adapter(adapter)
     theirs = _open_in_transformers(base)
+    _, place = written(model.config)
+    _refill(theirs, model, place, base)
     with warnings.catch_warnings(action="ignore"):  # of peft's about transformers
         adapted = put_in(theirs, given)
         reference = probe.theirs(adapted, model.config)
@@ -256,14 +260,33 @@ def merge_adapter(model: Any, base: Path, adapter: Path, probe: Probe) -> tuple[
         text = model.language_model
         text.tied, text.lm_head.weight = False, nn.Parameter(text.lm_head.weight.detach().clone())
         model.config = replace(model.config, tie_word_embeddings=False)
-    _, place = written(model.config)
+        _, place = written(model.config)
     changed = 0
     for name, weight in model.named_parameters():
-        own = place(name)
-        parameter = merged[own.name].view(own.parts, *weight.shape)[own.part]
+        parameter = _part(merged, place(name), weight)
         changed += not torch.equal(weight.float(), parameter)
         weight.copy_(parameter)
     return changed, reference
+
+
+def _refill(theirs: Any, model: Any, place: StoredTensorOf, base: Path) -> None:
+    """Our weights in transformers' model: what it does not find by its names in the file is random there."""
+    head, table = theirs.get_output_embeddings(), theirs.get_input_embeddings()
+    if not model.config.tie_word_embeddings and head.weight is table.weight:
+        head.weight = nn.Parameter(table.weight.detach().clone())
+    tensors, filled = theirs.state_dict(), set[str]()
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        own = place(name)
+        _part(tensors, own, weight).copy_(weight)
+        filled.add(own.name)
+    ours, ignorable = {tensors[name].data_ptr() for name in filled}, FAMILIES[model.config.family].IGNORABLE
+    left = [name for name, one in tensors.items() if one.data_ptr() not in ours]
+    if left := [name for name in left if not ignorable.fullmatch(name)]:
+        raise CheckpointError(f"{base}: transformers' model has {some(left)}, which no weights here are for")
+
+
+def _part(tensors: Mapping[str, Tensor], own: StoredTensor, weight: Tensor) -> Tensor:
+    return tensors[own.name].view(own.parts, *weight.shape)[own.part]
 
 
 # ----------------------------------------------------------------------------------------- verification

@@ -75,7 +75,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     stored = {dtype: parameters["all"] * size for dtype, size in _CACHE_BYTES.items()}
     for dtype in ("int8", "int4"):
         stored[dtype] = sum(rounded_bytes(dtype, name, shape) for name, shape in expected.items())
-    fits = f"no: quantized ({quantized})" if quantized else _fits(expected, reader, headers, files.origin)
+    fits = f"no: {quantized}" if quantized else _fits(expected, reader, headers, files.origin)
     memory = {}
     for dtype, weights in stored.items():  # whose cache is in bfloat16 where it has none of its own
         full = cache[dtype if dtype in cache else "bfloat16"]["full_context"] if cache else 0

@@ -523,7 +523,12 @@ def _with_weights(
         below = ("*.incomplete", ".cache/huggingface/download/*.incomplete")
         if found.origin.commit is None and any(any(found.origin.folder.glob(name)) for name in below):
             raise CheckpointError(f"{where} has no {WEIGHTS}: a download was cut short, download it again")
-        others = other_weights(found.origin.folder) or "; others must be converted to safetensors first"
+        listed: list[str] = []
+        if isinstance(files, _Hub) and files.reachable and find != files.cached:
+            with suppress(CheckpointError):
+                listed = files.list(below=True)
+        others = other_weights(found.origin.folder, listed)
+        others = others or "; weights in another format must be converted to safetensors first"
         raise CheckpointError(f"{where} has neither {WEIGHTS} nor {INDEX}{others}")
     weight_map: Any = read_json(index_path, MAX_INDEX).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
@@ -651,15 +656,16 @@ class _Hub:
                 self.commit = path.parent.name
             return path
 
-    def list(self) -> list[str]:
-        """The names of its files at one commit, without those in folders; where the Hub cannot be asked, of
-        those in the client's cache."""
+    def list(self, below: bool = False) -> list[str]:
+        """The names of its files at one commit, those in folders where asked for; where the Hub cannot be
+        asked, of those in the client's cache."""
         hf, revision = client(), self.revision
         with one_sentence(self.repo, revision, "the list of files"):
             try:
                 info = fetched(hf.HfApi().model_info, self.repo, revision=revision, timeout=_patience())
                 self.commit, self.reachable, self.listed = str(info.sha), True, True
-                return [file.rfilename for file in info.siblings if "/" not in file.rfilename]
+                names = [file.rfilename for file in info.siblings]
+                return [name for name in names if below or "/" not in name]
             except _unreachable():
                 folder = Path(hf.snapshot_download(self.repo, revision=revision, local_files_only=True))
                 self.commit, self.reachable = folder.name, False

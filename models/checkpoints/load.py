@@ -99,7 +99,7 @@ def _load(cls: Any, source, revision, dtype, device, put) -> Any:
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, files.config, device)
     if how := quantization(files.config):
-        raise CheckpointError(f"{files.source}: its weights are quantized ({how}): take the unquantized one")
+        raise CheckpointError(f"{files.source}: its weights are {how}: take the unquantized one")
     entries = stored_entries(files)
     with naming(files.source):
         config = family.read_config(files.config, files.generation_config, entries)
@@ -138,9 +138,12 @@ def choose_family(config: Mapping, source: str) -> ModuleType:
 
 
 def quantization(config: Mapping) -> str:
-    """How a config.json says that its weights are quantized (MLX by the second key), else ""."""
+    """What a config.json says of quantized weights (MLX by the second key), such as "quantized (fp8)", else
+    ""."""
     stored = section(config, "quantization_config") or section(config, "quantization")
-    return str(stored.get("quant_method") or f"{stored.get('bits')} bits")[:40] if stored else ""
+    bits = f"{stored['bits']} bits" if stored.get("bits") else ""
+    how = str(stored.get("quant_method") or stored.get("quant_algo") or bits)[:40]
+    return "quantized" + (f" ({how})" if how else "") if stored else ""
 
 
 def resolve_tying(
@@ -153,7 +156,8 @@ def resolve_tying(
     """
     head, embedding = stored_tensor(HEAD).name, stored_tensor(EMBEDDING).name
     if not claimed:
-        if head not in entries and embedding in entries:
+        other = any(name.endswith("lm_head.weight") or name == "output.weight" for name in entries)
+        if head not in entries and embedding in entries and not other:  # else check_shapes names it
             raise CheckpointError(
                 f"{source}: {head} is missing while tie_word_embeddings is false or absent: set it to true "
                 f"in config.json if the head is the embedding, or download the weights again"

@@ -8,8 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from itertools import takewhile
-from pathlib import Path
+from itertools import chain, takewhile
+from pathlib import Path, PurePath
 
 from messages import ALIKE
 
@@ -114,9 +114,11 @@ def nearest_name(missing: Collection[str], there: Collection[str]) -> tuple[str,
     return found if shared(found) > 1 else None
 
 
-def other_weights(folder: Path) -> str:
-    """The end of a sentence about a folder without weights that open here: the format that it has instead."""
-    held = ((format, path) for glob, format in _OTHER_WEIGHTS.items() for path in sorted(folder.glob(glob)))
-    for format, path in held:
-        return f"; it holds {format} weights ({path.name}): take the safetensors that they were made from"
+def other_weights(folder: Path, names: Iterable[str] = ()) -> str:
+    """The end of a sentence about a folder, or a repository with files of these names, without weights that
+    open here: the format that it has instead."""
+    for glob, format in _OTHER_WEIGHTS.items():
+        here = (path.name for path in sorted(folder.glob(glob)))
+        if name := next(chain(here, (name for name in names if PurePath(name).match(glob))), ""):
+            return f"; it holds {format} weights ({name}): take the safetensors that they were made from"
     return ""
