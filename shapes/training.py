@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from data.loader import outliving_signals
 from data.packing import IGNORE_INDEX, Batch, dense_mask
 from data.processor import Processor, make_processor
-from data.tokenizer import build_tokenizer
+from data.tokenizer_training import build_tokenizer
 from families import FAMILIES
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel, part_size

@@ -24,7 +24,8 @@ from transformers import PreTrainedTokenizerFast
 
 import families
 from data.processor import Processor, make_processor
-from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
+from data.tokenizer import SPECIAL_TOKENS
+from data.tokenizer_training import build_tokenizer
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 CORPUS = (

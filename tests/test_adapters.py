@@ -121,6 +121,7 @@ OPTIONS = {
 CASES = [(kind, what) for kind in FAMILIES for what in OPTIONS if kind in FEW or what in EVERYWHERE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "what"), CASES)
 def test_merged_as_peft_merges(bases, tmp_path, kind, what):
     model, options = opened(bases[kind]), dict(OPTIONS[what])
@@ -141,6 +142,7 @@ def test_merged_as_peft_merges(bases, tmp_path, kind, what):
     assert not same(found, opened(bases[kind]).state_dict())
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", TIED)
 @pytest.mark.parametrize(
     ("targets", "saved"),
@@ -191,6 +193,7 @@ SPELLINGS = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", (*FEW, "internvl"))
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_other_spellings_are_read(bases, tmp_path, kind, spelling):
@@ -321,6 +324,7 @@ def within(seconds: int) -> Iterator[None]:
 FOR_EVER = "(([a-z_.0-9])+)+$!"
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     "changed",
     [

@@ -217,6 +217,7 @@ def test_nobody_waits_for_more_than_a_tile_or_a_block(model_folder, monkeypatch,
     assert most == 1 >= sum(work)
 
 
+@pytest.mark.slow
 def test_only_changed_tiles_are_seen_again(checkpoint, monkeypatch):
     seen = []
     encode = checkpoint.model.encode_images
@@ -298,6 +299,7 @@ def test_the_hot_cell_glows():
     assert red > blue + 40 and image[70, 10].max() < 110
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "how",
     [

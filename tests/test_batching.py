@@ -284,6 +284,7 @@ def free_memory(monkeypatch, count: int) -> None:
 DELTA = {"delta_key_heads": 2, "delta_value_heads": 4, "delta_key_dim": 64, "delta_value_dim": 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [("attention",), ("delta", "attention")], ids=str)
 def test_several_models_are_not_promised_the_same_memory(monkeypatch, layers):
     """The second is refused in a sentence; else both would write to it, and the system end the process."""

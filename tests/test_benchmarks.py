@@ -57,6 +57,7 @@ def run(local, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_load(run):
     systems = ("ours-fast", "ours-never-loaded", "transformers")
     arguments = ("--systems", ",".join(systems), "--precisions", "float32", "--tokens", "2", "--quotas", "")
@@ -77,6 +78,7 @@ def test_load(run):
     assert loaded["over_llama_cpp"] is None and loaded["first_token_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_decode(run):
     systems = ("--systems", "ours-fast,ours-no-cache,transformers,transformers-static,llama.cpp")
     systems += ("--precisions", "float32,int8")
@@ -194,6 +196,7 @@ def test_a_quota_that_nobody_may_set_leaves_the_rest(local):
     assert failed == {"a 0.5": "not here"} and [len(one.replies) for one in measured] == [2]
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_is_left_out():
     make = partial(eval, "__import__('os').kill(__import__('os').getpid(), 9)")
     measured, failed = common.take_turns(make, SETUPS[:1], lambda setup: [{}], 1, together=True)
@@ -208,6 +211,7 @@ def test_prefix(run):
     assert all(row["ratio"] > 0 and row["prompt_tokens"] == 28 for row in result["rows"])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("images", [0, 2])
 def test_batching(run, images, monkeypatch):
     """The scheduler, padded batches and transformers' model all give each request's own tokens."""
@@ -299,6 +303,7 @@ def test_gpus_have_one_table_of_peaks(monkeypatch):
     assert float(arguments[arguments.index("--peak-flops") + 1]) == 756e12
 
 
+@pytest.mark.slow
 def test_training(run):
     result = run(training, *TRAINING, "--rounds", "2")
     rows = {row["system"]: row for row in result["rows"]}
@@ -328,6 +333,7 @@ def test_mfu_counts_what_every_part_computes(run):
 
 
 # --------------------------------------------------------------------------------------------- serving
+@pytest.mark.slow
 def test_serving(run, monkeypatch):
     """Over HTTP as alone. The servers' own start is other tests': it takes half a minute."""
     with running() as served:

@@ -78,6 +78,7 @@ def test_json_holds_pixels_of_the_image(locating, capsys):
     assert everything["question"] == "Name all with boxes." and not everything["malformed"]
 
 
+@pytest.mark.slow
 def test_a_plain_question_says_pixels_to_people_and_programs(cli, as_json, monkeypatch, tmp_path):
     """What the embedded model writes in thousandths: in a run, in a chat, its transcripts, and a batch."""
     wide = tmp_path / "wide.png"
@@ -317,6 +318,7 @@ def test_a_family_is_asked_in_its_own_words_and_answers_in_pixels_of_the_image(
     assert changed.shape[:2] == LARGE[::-1] and changed[150, 300].any() and not changed[200, 300].any()
 
 
+@pytest.mark.slow(but=2)
 def test_a_family_says_pixels_in_batches_and_to_programs(of_family, tmp_path):
     """With an answer that a schema leaves no choice about."""
     model, image, written = of_family

@@ -269,6 +269,7 @@ class Conversation:
 CHANGES = ("ask",) * 6 + ("say",) * 3 + ("edit", "shorten", "restart", "reset", "damage")
 
 
+@pytest.mark.slow
 def test_conversations(tmp_path):
     done = Counter[str]()
     for number, draw in enumerate(sequences("conversation")):
@@ -288,6 +289,7 @@ def test_conversations(tmp_path):
     assert len(done) == 12
 
 
+@pytest.mark.slow
 def test_batches():
     """Requests that begin alike or not, more of them than slots or fewer; some are given up, and what is held
     is given back in between."""
@@ -337,6 +339,7 @@ def test_batches():
             assert_right(model, prompt, ids, reports[key])
 
 
+@pytest.mark.slow
 def test_rows():
     """Of `model.generate`: padded, in chunks, with several answers."""
     for draw in sequences("rows"):
@@ -383,6 +386,7 @@ def text_request(key: int, ids: list[int], new: int) -> Request:
     return Request(torch.tensor(ids), options=options, key=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["attention", "Qwen3.5"])
 def test_ctrl_c_at_any_line_that_changes_slots_leaves_them_true(kind):
     """While rows come, share, leave and are moved to the front."""

@@ -112,6 +112,7 @@ def endless(model_folder, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_answer_and_not_the_session(terminal, endless, tmp_path):
     """Nor does a history that cannot be kept end it."""
     (tmp_path / "state").write_text("a file where a folder should be")
@@ -141,6 +142,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_session(terminal, endless, tmp_path
     assert talk.leave(CTRL_D) == 0
 
 
+@pytest.mark.slow
 def test_lines_are_edited_completed_and_remembered(terminal, photo, model_folder, tmp_path):
     shutil.copy(photo, tmp_path / "boat-1.png")
     arguments = ("--model", model_folder, "--no-image", "--max-new-tokens", 4)

@@ -30,6 +30,7 @@ def encoder(template: str, kind: str = "embedded") -> ChatEncoder:
     return ChatEncoder(processor(kind).tokenizer, template, image_token="<image>")
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_refused_in_a_sentence(name):
     template, reason = HOSTILE[name]
@@ -82,6 +83,7 @@ class Counting:
         return self._tokenizer.encode_batch_fast(texts)
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_as_much_is_tokenized_as_may_be_used(kind, monkeypatch):
     """No text that fits is refused or read otherwise; of one that is far too long the beginning is looked

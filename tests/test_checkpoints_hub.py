@@ -272,6 +272,7 @@ def test_a_visitor_s_model_is_not_told_what_lies_here(hub, tmp_path, monkeypatch
     assert "private" not in complaint(hub_module.describe, "other/boats", "0" * 40)
 
 
+@pytest.mark.slow
 def test_environment_variables(repos, tmp_path, local):
     """The same once in a process of its own, with the variables that users set; and nothing is imported that
     takes seconds."""

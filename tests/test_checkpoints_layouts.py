@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
-from models.checkpoints.hub import locate, measure
+from models.checkpoints.download_size import measure
+from models.checkpoints.hub import locate
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints, tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.test_checkpoints_backbones import llama, siglip

@@ -21,6 +21,7 @@ def logits(model, inputs) -> torch.Tensor:
         return model(**inputs).logits
 
 
+@pytest.mark.slow(but=7)
 @pytest.mark.parametrize("name", tiny.CASES)
 def test_logits_and_round_trip(name, tmp_path):
     """Theirs opened here gives their logits; saved here and opened there, the same; all weights bitwise."""

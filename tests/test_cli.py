@@ -290,6 +290,7 @@ def test_a_bug_is_not_hidden_and_ctrl_c_is_no_bug(cli, monkeypatch):
     assert status == 130 and err.endswith("generate.py: interrupted\n")
 
 
+@pytest.mark.slow
 def test_a_process_in_any_folder(model_folder, photo, tmp_path):
     """A chat from a pipe of bytes that are no text."""
     command = [sys.executable, str(generate.ROOT / "generate.py"), "--chat", str(photo)]

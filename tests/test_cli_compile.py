@@ -24,6 +24,7 @@ def compiler(monkeypatch, tmp_path):
     build.load_library.cache_clear()
 
 
+@pytest.mark.slow
 def test_which_step_answers(as_json, cli, photo, compiler, monkeypatch, tmp_path):
     """What is compiled already, or what a large model or a long run make worth compiling; the same tokens."""
     short = (photo, "-q", "how many?", "--max-new-tokens", 8)

@@ -54,6 +54,7 @@ def assert_told(reports: list, ids: list[int], expected: torch.Tensor, free: lis
         assert len(report.top) == 2 * asked
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(
     ("entrance", "sampling"),
     [

@@ -18,7 +18,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from data.tokenizer import build_tokenizer
+from data.tokenizer_training import build_tokenizer
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.step import NativeStep
 from generation.options import ConstraintError, GenerationOptions
@@ -115,6 +115,7 @@ class OneByOne:
 # ------------------------------------------------------------------------------------------------ they fit
 
 
+@pytest.mark.slow(but=13)
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_random_weights_fit_every_schema(vlm, tokenizer, constraints, name):
     """Greedy and sampled, several answers to a prompt."""
@@ -370,6 +371,7 @@ SEVERAL, CHOICES = {"type": "array", "items": TEXT}, {"type": "array", "items": 
 EXAMPLE = ROOT / "assets/example.png"
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("question", "schema", "value"),
     [
@@ -547,6 +549,7 @@ def test_forced_tokens_come_as_one_at_a_time(vlm, constraints, step, name, sampl
         assert output.accepted_tokens >= output.proposed_tokens - 1  # the stop token saves nothing
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("chunk", "sampling"), [(None, {}), (3, SAMPLED)])
 def test_rows_know_nothing_of_one_another(vlm, constraints, step, chunk, sampling):
     """Schemas of all kinds and free rows in one scheduler: each as alone, one token at a time."""
@@ -816,6 +819,7 @@ def test_the_command_line(as_json, complaint, tmp_path, photo):
     assert "strin" in complaint(photo, "what?", "--schema", path)
 
 
+@pytest.mark.slow
 def test_a_batch_and_its_lines(cli, tmp_path, photo):
     """A line's own form goes before the run's; another form makes another run."""
     lines = [

@@ -142,6 +142,7 @@ def test_known_answers():
     assert cars.boxes == (Box("a car", (20, 10, 120, 40)), Box("STOP", (20, 10, 120, 40.5)))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", qwen_checkpoints.KINDS)
 def test_a_click_lands_where_it_should_whatever_was_resized(kind):
     """What a model writes about the image as it sees it, for any size and budget of pixels, is read at most
@@ -199,6 +200,7 @@ REPEATED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COORDINATES)
 def test_a_long_answer_is_read_once_whatever_it_repeats(name):
     """Beginnings that never end, alone and around a long list, take about as long as boxes do."""

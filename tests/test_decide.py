@@ -58,6 +58,7 @@ def forced(vlm, inputs: dict, answers=ANSWERS, stops=STOPS) -> list[float]:
     return found
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("model", invariants.MODELS)
 @pytest.mark.parametrize("entrance", ENTRANCES)
 def test_every_way_gives_the_probabilities_of_teacher_forcing(entrance, model, monkeypatch):
@@ -132,6 +133,7 @@ def test_probabilities_are_those_of_transformers_with_the_template(qwen):
     assert sum(result["probabilities"][0].values()) == pytest.approx(1, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_answers_are_drawn_as_often_as_they_are_likely():
     vlm, inputs = tiny_vlm(), inputs_of(words(1, 9))
     options = {"constraint": Choices(ANSWERS, STOPS), "stop_token_ids": STOPS, "temperature": 1.5}
@@ -146,6 +148,7 @@ def test_answers_are_drawn_as_often_as_they_are_likely():
     assert alone.decisions[0].chosen == drawn[7]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", ["float32", "int8", "int4"])
 def test_the_c_step_decides_by_its_own_numbers(kind):
     """The bits of single steps, in any company."""
@@ -299,6 +302,7 @@ def test_lines_of_a_batch_are_as_alone(cli, as_json, photo, tmp_path):
 PIECES = ["<|im_end|>", "<image>", "</s>", " ", "\n", "yes", "é", "e\u0301", "\u200b", "日", "\x07"]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     st.lists(

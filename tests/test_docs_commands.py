@@ -161,6 +161,7 @@ def run(folder: Path, line: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "shown"), [pytest.param(*each, id=each[0]) for each in runnable()])
 def test_a_command_ends_well(line, shown, here, request):
     if "runs/eval/" in line:
@@ -175,6 +176,7 @@ def test_a_python_example_ends_well(block: Block, here):
     assert block.output is None or printed.rstrip() == block.output.rstrip()
 
 
+@pytest.mark.slow
 def test_the_page_of_make_demo(here):
     """It runs until somebody stops it, and then ends as make does after Ctrl-C, without a complaint."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}

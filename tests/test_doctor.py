@@ -85,6 +85,7 @@ def reference(folder):
     return Reference(str(folder), tolerance=0.02, tokens=8)
 
 
+@pytest.mark.slow
 def test_a_sound_server_raises_no_alarm(checkpoint, reference):
     with serving(checkpoint) as url:
         found = {one.case: one.kind for one in examine(Client(url, NAME), reference, tokens=8)}
@@ -94,6 +95,7 @@ def test_a_sound_server_raises_no_alarm(checkpoint, reference):
     assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_and_named(fault, checkpoint, reference):
     shown, cause = FAULTS[fault]
@@ -108,6 +110,7 @@ def test_a_planted_fault_is_found_and_named(fault, checkpoint, reference):
             assert found.kind == FAULT and cause in found.said, found
 
 
+@pytest.mark.slow
 def test_the_command_with_a_reference_and_without(checkpoint, folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "cases", lambda: cases()[:2])
     file = tmp_path / "findings.json"

@@ -147,6 +147,7 @@ def new_session(vlm) -> Session:
     return Session(vlm, FeatureCache(vlm, 2**20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eager", "one by one", "native"])
 def test_the_answer_is_the_one_without_a_draft(kind):
     """`make soak` asks thousands, in sessions of three questions each, with drafts that are left early, stop

@@ -85,6 +85,7 @@ async def answers(ticket: Ticket) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 def test_everyone_gets_what_generate_gives_alone(engine, checkpoint):
     """Many at a time, greedy and sampled, one answer and several, from five clients."""
     rng, cases = random.Random(0), []
@@ -627,6 +628,7 @@ def test_nothing_of_a_stop_string_is_shown(checkpoint):
         assert lengths[-1] >= len(got) and lengths[-2 if told else 0] <= max(0, len(got) - 1)
 
 
+@pytest.mark.slow
 def test_hashing_weights_and_closing_a_folder_hold_nobody_up(models, tmp_path, monkeypatch):
     """The first questions are answered without kept prefixes, the later ones with them; a guest that leaves
     has its folder closed beside the models' thread, and what was to be kept is written at the end."""

@@ -78,6 +78,7 @@ def texts(folder) -> dict[str, str]:
 
 
 # --------------------------------------------------------------------------- the answers of each one alone
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [None, 1], ids=["eager", "compiled and shuffled"])
 def test_answers_are_those_of_each_question_alone(alone, tmp_path, shuffle):
     more = EAGER if shuffle is None else ()
@@ -86,6 +87,7 @@ def test_answers_are_those_of_each_question_alone(alone, tmp_path, shuffle):
     assert texts(tmp_path / "out") == alone[1]
 
 
+@pytest.mark.slow
 def test_two_ranks_change_nothing(alone, tmp_path):
     folder, expected = alone
     arguments = ("--data", folder / "rows.jsonl", "--output", tmp_path, *EAGER, "--controls")
@@ -112,6 +114,7 @@ def test_a_follow_up_is_asked_as_in_a_conversation(checkpoint, task):
         earlier.append((question, together.text))
 
 
+@pytest.mark.slow
 def test_of_listed_choices_the_likeliest_is_the_answer(checkpoint, alone, tmp_path):
     """What `--choices` gives each question alone; where a prompt lists none, the model's own words count."""
     folder, _ = alone
@@ -162,6 +165,7 @@ def test_an_image_is_encoded_and_prefilled_once_for_all_its_questions(checkpoint
     assert stats.reused > 12 * checkpoint.processor.images.tile_positions  # 12 of 16 have it for nothing
 
 
+@pytest.mark.slow
 def test_blanked_images_have_the_size_of_the_others(checkpoint, alone, task):
     checkpoint.features.clear()
     stats = Stats()
@@ -185,6 +189,7 @@ def test_shares_of_ranks_are_everything_once():
 
 
 # ------------------------------------------------------------------------------------ killed, and resumed
+@pytest.mark.slow
 def test_a_killed_run_resumes_and_a_finished_run_keeps_its_speed(alone, tmp_path):
     """Killed in the middle of a line, with two ranks."""
     folder, expected = alone
@@ -225,6 +230,7 @@ def test_folders_of_another_run_and_other_files_are_left_alone(alone, tmp_path, 
 
 
 # ---------------------------------------------------------------------------------------- why answers ended
+@pytest.mark.slow
 def test_answers_that_were_cut_off_are_counted(checkpoint, alone, tmp_path, capsys):
     """In the table, the report, the card and the results, with the option that lets them go on."""
     folder, expected = alone
@@ -249,6 +255,7 @@ def test_answers_that_were_cut_off_are_counted(checkpoint, alone, tmp_path, caps
         assert card.data.eval_results[0].metric_args["cut_off"] == cut
 
 
+@pytest.mark.slow
 def test_answers_of_earlier_versions_do_not_say_why_they_ended(alone, tmp_path, capsys):
     """Such a run resumes, and its results go into a card."""
     arguments = ("--data", alone[0] / "rows.jsonl", "--output", tmp_path, *EAGER)
@@ -278,6 +285,7 @@ def test_each_of_several_answers_says_why_it_ended(alone, tmp_path):
 
 
 # ----------------------------------------------------------------------------------- what cannot be answered
+@pytest.mark.slow
 def test_images_that_do_not_open_score_0_are_listed_and_tried_again(alone, tmp_path, capsys):
     expected = alone[1]
     rows = [json.loads(line) for line in write_rows(tmp_path).read_text().splitlines()]
@@ -325,6 +333,7 @@ def test_samples_that_cannot_be_scored_are_found_before_any_work():
 
 
 # ----------------------------------------------------------------------------------------------- figures
+@pytest.mark.slow
 def test_the_shapes_world_with_its_controls(shapes):
     results, pairs, found = results_of(shapes), heldout_questions(20), answered(shapes)
     scores = [shapes_score(qa, qa.answer, found[str(n)][0]) for n, (_, qa) in enumerate(pairs)]
@@ -400,6 +409,7 @@ def test_the_rank_that_fails_says_why(tmp_path, capfd):
 
 
 # -------------------------------------------------------------------------------------- compare and card
+@pytest.mark.slow
 def test_compare_pairs_the_questions(shapes, model_folder, tmp_path, capsys):
     other, few = tmp_path / "other", tmp_path / "few"
     for output, limit in ((other, 20), (few, 3)):

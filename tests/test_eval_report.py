@@ -74,6 +74,7 @@ def browser():
         opened.close()
 
 
+@pytest.mark.slow
 def test_it_shows_its_images_offline_and_fits_a_phone_in_both_schemes(browser, path):
     page, fetched, complaints = browser.new_context(offline=True).new_page(), [], []
     page.set_default_timeout(1000 * PATIENCE)

@@ -163,6 +163,7 @@ def test_every_turn_of_a_conversation_is_a_question(tmp_path):
     assert (sample.prompt, sample.targets) == ("What?", ("grey",)) and len(sample.images()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_vl", "lfm2_vl"])
 def test_videos_of_rows_are_asked_about(tmp_path, kind):
     """As everywhere, by models that take them and those that are shown frames; one that is broken scores 0,

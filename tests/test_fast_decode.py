@@ -98,6 +98,7 @@ def needs_compiler():
         pytest.skip("no C compiler on this machine")
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("rows", "precision"), [(1, "float32"), (5, "float32"), (2, "int8")])
 def test_native_equals_eager(shape, rows, precision):
@@ -112,6 +113,7 @@ def test_native_equals_eager(shape, rows, precision):
     torch.testing.assert_close(own_cache, cache, **near)
 
 
+@pytest.mark.slow(but=2)
 @torch.no_grad()
 @pytest.mark.parametrize("parts", [{"qk_norm": True}, STATES], ids=["attention", "states"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
@@ -158,6 +160,7 @@ def test_rows_that_have_ended_take_no_part(parts):
     )
 
 
+@pytest.mark.slow(but=2)
 @torch.no_grad()
 @pytest.mark.parametrize("parts", [{"qk_norm": True}, STATES], ids=["attention", "states"])
 @pytest.mark.parametrize(
@@ -271,6 +274,7 @@ def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
     assert (native - expected).abs().mean() < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_packed_native_equals_packed_eager(precision, tied):
@@ -427,6 +431,7 @@ def test_four_bits_count_errors_by_what_meets_them():
         assert PanelLinear(weight, bits=4, moments=strange).unpacked().isfinite().all()
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("loaded", ["float32", "bfloat16"])
 def test_rearranged_weights_are_saved_as_they_were_loaded(loaded, tied, tmp_path):
@@ -448,6 +453,7 @@ def test_rearranged_weights_are_saved_as_they_were_loaded(loaded, tied, tmp_path
         model.half()
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("seed", [0, 2])  # head and embedding are one, or two
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_rounded_weights_are_opened_without_a_copy_of_all(tmp_path, monkeypatch, seed, precision):

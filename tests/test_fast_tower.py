@@ -162,6 +162,7 @@ def test_parts_of_other_towers(parts, precision):
             both(pixels[:, :, 4:])
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("precision", BOUNDS)
 @pytest.mark.parametrize("kind", (*KINDS, "lfm2_vl"))
@@ -225,6 +226,7 @@ def test_a_part_that_c_does_not_have_is_refused():
     assert made is None and "q_norm" in how
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("flags", OTHER_MACHINES)
 def test_other_machines(flags, monkeypatch, tmp_path):
@@ -293,6 +295,7 @@ def test_copies_and_bad_input_are_refused():
             native(pixels)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_which_tower_is_chosen(monkeypatch, tmp_path):
     tower = make_tower("heads of 64")

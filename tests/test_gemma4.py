@@ -30,6 +30,7 @@ BATCH = [
 ]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(8))
 def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):

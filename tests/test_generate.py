@@ -24,6 +24,7 @@ def vlm():
     return tiny_vlm()
 
 
+@pytest.mark.slow(but=8)
 @pytest.mark.parametrize(("entrance", "model", "sampling"), invariants.CASES)
 def test_every_way_to_an_answer_gives_the_same_tokens(entrance, model, sampling):
     vlm, rows, options, expected = invariants.case(model, sampling)

@@ -24,8 +24,9 @@ from benchmarks.gguf_files import write_file
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError, gguf_tokenizer, hub
+from models.checkpoints.download_size import measure
 from models.checkpoints.gguf import Place, choose, read_header
-from models.checkpoints.hub import check_has_config, describe, measure
+from models.checkpoints.hub import check_has_config, describe
 from models.checkpoints.weights import Entry, read_tensor
 from tests import gguf_files, lfm2_checkpoints, qwen_checkpoints, tiny
 from tests.hub_server import HubServer, point_client_at

@@ -50,6 +50,7 @@ def small_and_taped(monkeypatch):
 # --- the tokens of the eager step
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("model", ["placeholder", "Qwen3-VL", "gated delta rules"])
 def test_tokens_are_those_of_the_eager_step(model, sampling):
@@ -59,6 +60,7 @@ def test_tokens_are_those_of_the_eager_step(model, sampling):
     assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_cache_that_is_outlived(vlm, kept, monkeypatch):
     """Rows end in a buffer of one step's length, and stop before, at and behind its end."""
@@ -177,6 +179,7 @@ def test_a_caller_s_choice_is_recorded_with_the_step(vlm, offsets):
 # --- a recording is of one way to choose
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("other", [field.name for field in fields(SamplingParams) if field.name != "seed"])
 def test_no_option_of_sampling_is_forgotten_in_a_recording(vlm, other):
     """Requests that differ in one of them, one after another through one scheduler."""

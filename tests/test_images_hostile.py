@@ -152,6 +152,7 @@ def verdicts() -> dict[str, list]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_no_image_hangs_or_fills_memory(verdicts, name):
     """Memory is the process's limit; time is its processor's, five seconds being a hang."""

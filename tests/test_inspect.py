@@ -125,6 +125,7 @@ def test_nanovlm(report, name):
     assert told["parameters"]["all"] == numbers_of(model) and told["fits"] == "yes"
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_of_their_own_sizes(report, tmp_path, kind):
     """Numbers, memory and tokens are those of the model, and the saved card says how images are cut."""

@@ -19,7 +19,7 @@ from transformers.models.internvl.processing_internvl import InternVLProcessor
 import train
 from data.errors import ProcessorError
 from data.processor import Processor
-from data.tokenizer import build_tokenizer
+from data.tokenizer_training import build_tokenizer
 from families import internvl
 from generation.fast.native import build
 from generation.fast.native.step import NativeStep
@@ -116,6 +116,7 @@ CONVERSATIONS = {
 }
 
 
+@pytest.mark.slow(but=4)
 @torch.no_grad()
 @pytest.mark.parametrize("batch", CONVERSATIONS.values(), ids=CONVERSATIONS)
 def test_prompts_logits_and_answers_are_theirs(both, batch, reference):
@@ -136,6 +137,7 @@ def test_prompts_logits_and_answers_are_theirs(both, batch, reference):
     assert len(answers.unique()) > 3 or ours.config.tie_word_embeddings  # which repeats itself
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(
     ("side", "count", "most"), [(SIDE, 300, 12), (SIDE, 9, 4), (SIDE, 3, 1), (448, 3, 12)]
 )

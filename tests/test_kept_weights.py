@@ -57,6 +57,7 @@ def test_a_second_opening_rounds_nothing(opened):
     assert (lm.lm_head.weight.data_ptr() == lm.embed_tokens.weight.data_ptr()) == lm.tied
 
 
+@pytest.mark.slow
 def test_a_gpu_is_given_what_was_kept(opened, monkeypatch):
     """On the meta device, which takes the numbers for granted."""
     open_again, *_ = opened
@@ -70,6 +71,7 @@ def test_a_gpu_is_given_what_was_kept(opened, monkeypatch):
     assert (lm.lm_head.weight is lm.embed_tokens.weight) == lm.tied
 
 
+@pytest.mark.slow
 def test_what_is_mapped_counts_as_taken(opened):
     """The system says that its pages are free, and a cache would be given them."""
     open_again, _, kept, _ = opened
@@ -112,6 +114,7 @@ print((most - before) / sum(tensor.nbytes for tensor in model.state_dict().value
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of memory")
 def test_loading_takes_little_more_memory_than_what_is_loaded(tmp_path):
     """Where a process has no more, it would be killed: beside the result, a copy of a tensor and what is
@@ -140,6 +143,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_cannot_be_trusted_is_written_anew(opened, damage):
     open_again, _, kept, state = opened
@@ -158,6 +162,7 @@ def test_somebody_elses_file_is_not_used(opened, monkeypatch):
     assert open_again()[1] > 0
 
 
+@pytest.mark.slow(but=1)
 def test_another_checkpoint_or_another_code_is_rounded_anew(opened, monkeypatch):
     open_again, folder, kept, _ = opened
     weights = folder / "model.safetensors"
@@ -179,6 +184,7 @@ def test_a_draft_that_was_left_is_removed(opened):
     assert {*kept.parent.iterdir()} == {kept, written}
 
 
+@pytest.mark.slow(but=1)
 def test_a_full_folder_forgets_what_was_used_longest_ago_and_a_full_disk_nothing_else(opened, monkeypatch):
     open_again, folder, kept, state = opened
     monkeypatch.setattr(kept_weights, "FOLDER_BYTES", int(1.5 * kept.stat().st_size))

@@ -10,6 +10,7 @@ import pytest
 from tests.soak.kills import kill_answers, kill_saving
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part",
     [*(partial(kill_answers, command, images=3) for command in ("evaluation", "batch")), kill_saving],

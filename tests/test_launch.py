@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import yaml
 from torch.distributed.run import parse_args
 
@@ -37,6 +38,7 @@ def pid_of_rank(rank: int, job: str) -> int:
     raise AssertionError(f"no process of rank {rank}")
 
 
+@pytest.mark.slow
 def test_slurm_and_a_rank_that_dies(tmp_path):
     """The others leave, and which rank it was, and why, can be read."""
     for name in ("train.py", "configs"):

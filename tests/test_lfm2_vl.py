@@ -40,6 +40,7 @@ BATCH = [
 ]
 
 
+@pytest.mark.slow(but=1)
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(3))
 def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):

@@ -109,6 +109,7 @@ def test_ranks_micro_batches_and_workers_do_not_change_a_step():
     assert steps(ranks(both(), 1, seed=1), 8) != expected
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     "before, workers, after, more",
     [
@@ -411,6 +412,7 @@ def _read_on(ready) -> None:
             ready.set()
 
 
+@pytest.mark.slow
 def test_workers_say_nothing_when_their_run_is_killed(capfd):
     """They are about to hand over a batch then, each time in another moment of that."""
     for _ in range(2):

@@ -71,6 +71,7 @@ def expected(bits: int) -> list[float]:
     return answers((build.find_compiler(), *NATIVE), (), bits)
 
 
+@pytest.mark.slow(but=16)
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_compiler_gives_the_same_answers(target, bits):
@@ -89,6 +90,7 @@ def test_every_compiler_gives_the_same_answers(target, bits):
     assert sum(off[ALONE:]) / len(off[ALONE:]) < bound
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", COMPILED_ONLY)
 def test_it_compiles_for_processors_that_are_not_here(kind):
     if not shutil.which("gcc"):

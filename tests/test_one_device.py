@@ -88,6 +88,7 @@ def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, monkeypa
     assert seen.operations > 30
 
 
+@pytest.mark.slow(but=6)
 @torch.no_grad()
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("lengths", [(9, 9), (4, 9)])

@@ -42,6 +42,7 @@ def test_shards_share_the_rows_of_each_epoch():
     assert sorted(interleaved[:23]) == rows and interleaved[:23] != interleaved[23:]
 
 
+@pytest.mark.slow(but=9)
 @pytest.mark.parametrize(("parts", "block"), [(1, 8), (3, 1), (3, 3), (0, 3)])
 @pytest.mark.parametrize("files", [(23,), (5, 9, 2), (4, 4, 4, 4), (1,), (3, 7), (2, 0, 3)])
 def test_streams_share_their_rows_and_go_on_anywhere(files, parts, block):

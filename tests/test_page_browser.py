@@ -220,6 +220,7 @@ def visit(browser, house):
     visit.context.close()
 
 
+@pytest.mark.slow
 def test_one_click_answers_and_nothing_is_requested_from_other_hosts(visit):
     visit.ask()
     visit.answered("blue")
@@ -254,6 +255,7 @@ def test_questions_and_answers_are_text(browser, house, monkeypatch):
     visit.context.close()
 
 
+@pytest.mark.slow
 def test_images_are_uploaded_dropped_and_pasted(visit):
     visit.upload(WOLF)
     visit.ask("What is the printed word?")
@@ -314,6 +316,7 @@ def test_text_that_comes_with_a_picture_of_itself_is_pasted_as_text(visit):
     visit.page.wait_for_selector("#message .thumbnail-item img[src*=cup]")
 
 
+@pytest.mark.slow
 def test_ones_own_image_takes_the_place_of_the_example_and_a_second_one_stands_beside_it(visit):
     visit.gives("drop", "#chat", THREE)
     visit.page.wait_for_selector("#message .thumbnail-item img[src*=three]")
@@ -353,6 +356,7 @@ def test_what_cannot_be_read_is_named_at_once_and_the_rest_is_shown(visit, tmp_p
     assert not [url for url in visit.requests if "none.png" in url]
 
 
+@pytest.mark.slow
 def test_a_large_photograph_is_made_smaller_before_it_is_sent_and_its_boxes_are_its_own(
     browser, listed_house, tmp_path, monkeypatch
 ):
@@ -377,6 +381,7 @@ def test_a_large_photograph_is_made_smaller_before_it_is_sent_and_its_boxes_are_
     visit.context.close()
 
 
+@pytest.mark.slow
 def test_what_the_chosen_model_makes_of_several_images_is_said_before_it_is_open(browser, uploads, tmp_path):
     folders = [tmp_path / name for name in ("several", "single")]
     for folder, says in zip(folders, ({}, {"most_images": 1}), strict=True):
@@ -403,6 +408,7 @@ def test_a_photograph_stays_large_where_any_model_may_be_asked_about_it(visit, t
     assert shown.evaluate("image => image.decode().then(() => image.naturalWidth)") == 3000
 
 
+@pytest.mark.slow
 def test_a_conversation_survives_a_reload_and_is_no_other_tabs(browser, listed_house):
     visit = Visit(browser, house := listed_house)
     page = visit.page
@@ -437,6 +443,7 @@ def test_a_conversation_survives_a_reload_and_is_no_other_tabs(browser, listed_h
     visit.context.close()
 
 
+@pytest.mark.slow
 def test_several_answers_retry_edit_and_undo(visit):
     page, sampling = visit.page, visit.page.locator("#sampling")
     visit.open(sampling.locator("> button"), until=sampling.get_by_label("Remember the conversation"))
@@ -488,6 +495,7 @@ def test_mistakes_are_reported_and_the_question_is_not_lost(visit, tmp_path, mon
     visit.works()
 
 
+@pytest.mark.slow
 def test_stop_ends_the_answer_and_the_next_question_is_answered(browser, slow_house):
     visit = Visit(browser, slow_house)
     visit.ask()
@@ -512,6 +520,7 @@ def test_stop_ends_the_answer_and_the_next_question_is_answered(browser, slow_ho
     visit.context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width, height", [(1280, 800), (390, 844)])
 def test_what_is_needed_is_seen_without_scrolling(browser, house, width, height):
     """Before and after an answer, one with a box and a mistake; the box is in the answer's bubble."""
@@ -549,6 +558,7 @@ def test_what_is_needed_is_seen_without_scrolling(browser, house, width, height)
     visit.context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme, width", [("light", 1280), ("dark", 360)])
 def test_it_can_be_read_touched_and_heard(browser, house, theme, width):
     visit = Visit(browser, house, width=width, theme=theme)
@@ -568,6 +578,7 @@ def test_it_can_be_read_touched_and_heard(browser, house, theme, width):
     visit.context.close()
 
 
+@pytest.mark.slow
 def test_attribution_begins_with_the_last_question_and_reuses_what_it_cost(browser, house, monkeypatch):
     width = 360
     visit = Visit(browser, house, width=width)
@@ -608,6 +619,7 @@ def test_attribution_begins_with_the_last_question_and_reuses_what_it_cost(brows
     visit.context.close()
 
 
+@pytest.mark.slow
 def test_a_box_and_its_name_light_up_together(browser, uploads, tmp_path):
     """About a photograph that is wider than the page, and stored on its side."""
     theme, width, size = "dark", 360, (2304, 1200)
@@ -649,6 +661,7 @@ def test_a_box_and_its_name_light_up_together(browser, uploads, tmp_path):
         visit.context.close()
 
 
+@pytest.mark.slow
 def test_a_video_is_uploaded_shown_and_asked_about(browser, uploads, tmp_path):
     """A file that is played in the conversation, and an animation, by a model that takes videos."""
     pytest.importorskip("av")
@@ -681,6 +694,7 @@ def test_a_video_is_uploaded_shown_and_asked_about(browser, uploads, tmp_path):
         visit.context.close()
 
 
+@pytest.mark.slow
 def test_what_was_thought_is_folded_away_beside_the_answer(browser, uploads, tmp_path):
     """Where a model thinks; another one refuses in a sentence."""
     folder = thinking_checkpoint(tmp_path / "reasoner", "qwen", "open")

@@ -65,6 +65,7 @@ def upload(page, name: str = "a.png", size: int = 1000) -> httpx.Response:
 
 
 # ------------------------------------------------------------------------------------------------ answers
+@pytest.mark.slow
 def test_a_crowd_is_answered_each_its_own(page):
     crowd = (
         (EXAMPLE, "What colour is the star?", "blue"),
@@ -89,6 +90,7 @@ def test_a_crowd_is_answered_each_its_own(page):
         assert answers[number] == [[question, right], [question, right] * 2]
 
 
+@pytest.mark.slow
 def test_stop_retry_undo_and_clear_over_the_wire(page, monkeypatch):
     client = client_of(page)
     ask(client, EXAMPLE, "What colour is the star?")
@@ -122,6 +124,7 @@ def test_an_attribution_can_be_stopped(page):
 
 
 # -------------------------------------------------------------------------------------------- strangers
+@pytest.mark.slow
 def test_what_the_server_refuses(page, tmp_path):
     """Too large an upload, too large a body, URLs and server paths as images; and the page goes on."""
     assert upload(page, size=page.service.limits.image.max_bytes + 1).status_code == 413
@@ -286,6 +289,7 @@ def answer_of(page, session: str):
                 yield line
 
 
+@pytest.mark.slow
 def test_who_goes_away_stops_the_answer_and_the_end_does_not_wait(tmp_path):
     """A client that breaks off in the middle of an answer, as a closed tab does, leaves no memory. While
     another one's is streamed the server ends all the same, and with it the stream."""

@@ -181,6 +181,7 @@ def test_the_commit_that_was_measured_is_opened(hub):
     assert asked and all(f"/resolve/{measured}/" in line for line in asked)
 
 
+@pytest.mark.slow
 def test_guests_take_turns_and_one_that_is_here_needs_neither_hub_nor_room(hub, monkeypatch):
     closed, there, models = [], [], guests(dtype="bfloat16", largest_guest=SIZE + 1_500_000)
     models.closed = lambda checkpoint: closed.append(checkpoint.name)

@@ -37,6 +37,7 @@ def looks_alike(one: Image.Image, other: Image.Image) -> bool:
     return abs(small[0] - small[1]).mean() < 8
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("size", [(4000, 3000), (3000, 4000), (1025, 7), (2049, 2047)])
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif"])
 def test_a_large_image_becomes_a_copy_that_knows_how_large_it_was(service, tmp_path, size, suffix):

@@ -224,6 +224,7 @@ def settings(folder, output: str, **more) -> dict:
     return SETTINGS | made | more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"lora_rank": 2, "projector_lr": 1e-3}], ids=["weights", "adapters"])
 def test_answers_gain_and_a_run_resumes_to_the_bit(folder, more):
     """Compared with the model that it began with, not with the one that it resumes from."""
@@ -244,6 +245,7 @@ def test_answers_gain_and_a_run_resumes_to_the_bit(folder, more):
     assert curve(folder / name) == whole and contents(folder / name)["model.safetensors"] == weights
 
 
+@pytest.mark.slow
 def test_two_ranks_with_shards_are_as_one(folder):
     more = {"projector_lr": 1e-3, "lora_rank": 2, "decay_fraction": 1e-9, "steps": 3}
     train.main(flags(**settings(folder, "one", **more)))

@@ -366,6 +366,7 @@ def check_sound(folder: Path, chains: int, seed: int) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_killed_thirty_times_while_it_writes(tmp_path, caplog):
     rng, found, unfinished = random.Random(0), 0, 0
     folder = tmp_path / "prefixes"

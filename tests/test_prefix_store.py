@@ -88,6 +88,7 @@ def test_answers_are_those_without_a_store(kind):
 # --- through a scheduler
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots, chunk", [(1, 7), (3, None)])
 def test_every_request_as_alone_with_a_store(slots, chunk):
     vlm, requests, encoded = tiny_vlm(), uneven(), []
@@ -305,6 +306,7 @@ class Reference:
             del self.sizes[next(iter(self.sizes))]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.booleans(), prompts()), min_size=1, max_size=25),
     st.integers(0, 4 * TEXT_BLOCK * BYTES),

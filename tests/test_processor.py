@@ -16,7 +16,8 @@ from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.images import ImageLimits
 from data.packing import SampleEncoder
 from data.processor import Processor, make_processor
-from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
+from data.tokenizer import SPECIAL_TOKENS
+from data.tokenizer_training import build_tokenizer
 from families.idefics3 import IdeficsImages
 from families.nanovlm import NanoVLMImages
 from generate import DEFAULT_MODEL as EMBEDDED
@@ -52,6 +53,7 @@ def transformers_inputs(hf: Idefics3Processor, messages: list[dict]) -> dict[str
 
 
 # ------------------------------------------------------------------------------- as transformers has it
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("kind", ["unsplit", *OWN_KINDS])
 def test_ids_and_pixels_are_those_of_transformers(kind: str, monkeypatch):
     p = embedded(split=False) if kind == "unsplit" else processor(kind)

@@ -122,6 +122,7 @@ def for_transformers(inputs: dict, config) -> dict:
     }
 
 
+@pytest.mark.slow(but=9)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("kind", qwen_vl.KINDS)
 def test_logits_and_places_are_those_of_transformers(kind, seed):
@@ -192,6 +193,7 @@ def draw_sizes(count: int) -> list[tuple[int, int]]:
     return sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", qwen_vl.KINDS)
 def test_pixels_are_those_of_transformers(kind):
     rng, patch = np.random.default_rng(0), image_settings(kind)["patch_size"]
@@ -243,6 +245,7 @@ def test_too_long_an_image_is_refused():
         Qwen2VLImageProcessorPil(**image_settings("qwen3_vl"))(Image.new("RGB", (201, 1)))
 
 
+@pytest.mark.slow
 def test_a_budget_of_pixels(both, as_json, tmp_path):
     """It holds in Python and at the command line, never goes beyond the checkpoint's, and is not saved."""
     _, folder, ours, processor = both
@@ -308,6 +311,7 @@ def both(request, tmp_path_factory):
     return theirs, folder, ours, Processor.from_pretrained(folder, ours.config)
 
 
+@pytest.mark.slow(but=2)
 @torch.no_grad()
 @pytest.mark.parametrize("fast", [False, True])
 def test_answers_are_those_of_transformers(both, fast):
@@ -473,6 +477,7 @@ def test_a_small_picture_of_an_image(large):
         assert whole.grid == direct.plan(*visual.parts.shape[:1:-1]).grid
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["one by one", "native"])
 def test_the_answer_is_the_one_without_a_draft(large, kind):
@@ -507,6 +512,7 @@ def test_the_answer_is_the_one_without_a_draft(large, kind):
     assert 0 < taken < right < tokens
 
 
+@pytest.mark.slow(but=1)
 def test_the_command_line_drafts(large, as_json, tmp_path, monkeypatch):
     _, _, folder = large
     monkeypatch.setattr(draft, "LIMITS", ALWAYS)
@@ -516,6 +522,7 @@ def test_the_command_line_drafts(large, as_json, tmp_path, monkeypatch):
     assert made["token_ids"] == expected["token_ids"] and made["draft"]["tokens"] > 0
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_an_adapter_is_merged_into_a_checkpoint_that_transformers_opens(kind, tmp_path):
     torch.manual_seed(0)

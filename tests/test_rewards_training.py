@@ -120,6 +120,7 @@ def moved(model, by: float) -> None:
             parameter += by * parameter.abs().mean() * torch.randn(parameter.shape, generator=generator)
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(
     ("kind", "variant"),
     [
@@ -160,6 +161,7 @@ def test_loss_and_gradients_are_those_of_the_formulas(opened, kind, variant):
             assert (parameter.grad - gradients[name]).abs().max() <= max(1e-5 * scale, noise), name
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(("kind", "step"), [*product(SAVE, ("eager", "c")), ("qwen3_vl", "cuda")])
 def test_training_sees_the_probabilities_that_answers_were_drawn_by(opened, kind, step, monkeypatch):
     """`cuda` on a CPU, with a tape for a graph."""
@@ -265,6 +267,7 @@ def test_a_killed_run_goes_on_to_the_bit(folder):
     assert (again / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -293,6 +296,7 @@ def test_two_ranks(folder, more):
         assert other == pytest.approx(one, rel=2e-3, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_adapters_learn_beside_a_reference_without_them(folder):
     more = {"lora_rank": 2, "kl": 0.5, "rollout_step": "c", "projector_lr": 1e-3, "eval_every": 3}
     more |= {"eval_data": str(folder / "rows.jsonl"), "eval_pictures": 8, "lr": 0.01}

@@ -46,6 +46,7 @@ def serve(scheduler: Scheduler, requests: list[Request], arrivals: list[int] | N
     return outputs
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", [None, NativeStep, GraphStep])
 @pytest.mark.parametrize(("chunk", "lag"), [(None, 0), (7, 1)])
 def test_every_request_as_alone_whenever_it_comes(vlm, chunk, lag, kind):
@@ -114,6 +115,7 @@ def test_what_is_still_computed_is_waited_for_and_shared(vlm):
     assert_as_alone(vlm, requests, outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chunk", "lag"), [(None, 1), (6, 0)])
 def test_cancelled_at_any_step_the_others_go_on(vlm, chunk, lag):
     requests = uneven()
@@ -216,6 +218,7 @@ class Pattern:
         return list(self.FORCED[max(0, len(self.taken) % 8 - 5) :]) if len(self.taken) % 8 >= 5 else []
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("kind", [None, NativeStep, GraphStep])
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_a_constraint_holds_for_its_own_row(vlm, chunk, kind):

@@ -145,6 +145,7 @@ def events(response: httpx.Response) -> list[dict]:
 
 
 # ---------------------------------------------------------------------------------------------------- answers
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("question", "images", "system", "options"),
@@ -398,6 +399,7 @@ def bomb() -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("field", ["structured_outputs", "guided_choice", "response_format"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_choices_have_their_probabilities_beside_the_answer(here, as_json, field, stream):
@@ -435,6 +437,7 @@ def text_only(text: object) -> dict:
     return {"messages": [{"role": "user", "content": text}]}
 
 
+@pytest.mark.slow(but=11)
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
@@ -737,6 +740,7 @@ def by_pydantic_ai(served: Running, question: str, form: type[BaseModel]) -> Bas
     return agent.run_sync([question, image]).output
 
 
+@pytest.mark.slow(but=10)
 @pytest.mark.parametrize("ask", [by_openai, by_langchain, by_instructor, by_pydantic_ai])
 @pytest.mark.parametrize(
     ("question", "form", "value"),
@@ -865,6 +869,7 @@ def test_a_connection_is_kept_for_the_next_request(here, monkeypatch):
         assert heard(connection) == b""
 
 
+@pytest.mark.slow
 def test_a_connection_that_reads_nothing_is_closed(monkeypatch):
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
     with running() as served, connect(served) as connection:
@@ -1084,6 +1089,7 @@ def process(tmp_path):
         one.communicate()
 
 
+@pytest.mark.slow
 def test_idle_connections_beyond_the_descriptors_lock_nobody_out(process):
     """The longest silent ones give way, those without a body as well, and the log has a line of it, not
     thousands."""
@@ -1114,6 +1120,7 @@ def answers(url: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_one_process_serves_programs_and_the_page(process):
     """What a visitor asked is kept for programs, one count is kept of both, and the page as it opens asks for
     no more than the server allows."""
@@ -1140,6 +1147,7 @@ def test_one_process_serves_programs_and_the_page(process):
     assert server.returncode == 0 and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_after_sigterm_what_was_accepted_is_answered(process, tmp_path):
     folder = never_stopping(tmp_path / "model")
     server, url = process("--model", str(folder))
@@ -1155,6 +1163,7 @@ def test_after_sigterm_what_was_accepted_is_answered(process, tmp_path):
         httpx.get(f"{url}/models", trust_env=False)
 
 
+@pytest.mark.slow
 def test_the_drain_has_its_time(process, tmp_path):
     folder = never_stopping(tmp_path / "model")
     server, url = process("--model", str(folder), "--drain", "1", "--max-tokens", "100000")
@@ -1189,6 +1198,7 @@ def test_a_start_that_fails_is_one_sentence(capsys, arguments, expected):
     assert printed.startswith("serve.py: error: ") and expected in printed and printed.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_serve_py_under_a_little_load():
     """`python -m tests.soak.load` does it for minutes. No answer is wrong, and the server stays up."""
     found = run("server", clients=2, seconds=1)
@@ -1232,6 +1242,7 @@ def test_a_client_of_the_page(as_documented, text, capsys, monkeypatch):
     assert capsys.readouterr().out == shown
 
 
+@pytest.mark.slow
 def test_make_serve(process):
     server, url = process(command=["make", "--no-print-directory", "serve"])
     answer = httpx.post(f"{url}/chat/completions", json=body(), timeout=PATIENCE, trust_env=False)
@@ -1241,6 +1252,7 @@ def test_make_serve(process):
     assert server.returncode in (0, -signal.SIGINT) and "Traceback" not in rest
 
 
+@pytest.mark.slow
 def test_what_the_container_holds_is_all_that_the_server_needs(process, tmp_path):
     """Its files and its command. The image with its packages was built by hand: docs/deploy.md."""
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]

@@ -78,6 +78,7 @@ def test_a_page_may_ask_before_it_sends_a_key(allowing, method):
         assert refused(answer, 403) and ALLOWED not in answer.headers
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(
     ("status", "method", "path", "more"),
     [
@@ -217,6 +218,7 @@ def test_what_goes_wrong_after_a_ping_is_the_last_event(here, monkeypatch, pingi
         assert here.send("POST", path, json=BODIES[path](stream=True)).status_code == 400
 
 
+@pytest.mark.slow(but=1)
 @PROTOCOLS
 @pytest.mark.parametrize("waits", ["in the queue", "for its image"])
 def test_who_leaves_a_stream_that_pings_takes_the_request_along(tmp_path, monkeypatch, pinging, path, waits):

@@ -231,6 +231,7 @@ def user(**part) -> dict:
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
 
 
+@pytest.mark.slow(but=11)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

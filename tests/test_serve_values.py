@@ -80,6 +80,7 @@ def test_what_is_kept_is_neither_checked_nor_counted_again():
     assert caught.value.status == 413
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "message",
     [
@@ -126,6 +127,7 @@ def bodies() -> Iterator[tuple[str, str]]:
     yield MESSAGES, {"messages": [asked], "max_tokens": 4, "top_k": "NUMBER"}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda text: text[:9])
 def test_numbers_that_json_cannot_hold_are_not_read(here, number):
     """At any place of any protocol, whole or streamed."""

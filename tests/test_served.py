@@ -98,6 +98,7 @@ def check(as_json, answer: tuple[str, str, int], *arguments, model=ROOT / FOLDER
     assert rest == [made["stop_reasons"][0], len(made["token_ids"][0])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("question", "stream"),
     [
@@ -115,6 +116,7 @@ def test_two_images_and_a_system_message(ask, as_json):
     check(as_json, answer, *(ROOT / name for name in images), "-q", question, "--system", told)
 
 
+@pytest.mark.slow
 def test_the_client_of_the_page(port, capsys):
     (block,) = [block for block in python_blocks(ROOT / "docs/deploy.md") if "OpenAI(" in block]
     assert "localhost:8000" in block  # the server's default port

@@ -288,6 +288,7 @@ class Guests(Models):
         return replace(open_checkpoint(EMBEDDED, device="cpu"), name=name)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_dropped_while_it_answers_is_let_go():
     service = Service(Engine(Guests([EMBEDDED], any_model=True)))
     models, visitor = service.models, service.visitor("a")

@@ -39,6 +39,7 @@ def save_hf(kind, folder, monkeypatch) -> nn.Module:
     return model
 
 
+@pytest.mark.slow(but=4)
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_follows_is_that_of_transformers(kind, tmp_path, monkeypatch):
@@ -66,6 +67,7 @@ def test_what_follows_is_that_of_transformers(kind, tmp_path, monkeypatch):
     assert (logits - torch.stack(step)).abs().max() <= 1e-4 * logits.std()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_gemma_4_writes_them_and_goes_on(tmp_path, monkeypatch):
     """After an image, by every way to an answer. The rows of its head are exchanged until it writes them."""

@@ -603,6 +603,7 @@ def said(entry: dict, share: Share | None) -> list[tuple[str, bytes]]:
     ]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("split", ["train", "train[:20]"])
 @pytest.mark.parametrize("stored", ["folder", "saved", "parquet", "list", "lines"])
 def test_rows_are_held_out_at_random_and_by_class(tmp_path, stored, split):

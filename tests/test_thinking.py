@@ -363,6 +363,7 @@ def test_a_whole_answer_of_the_server_takes_back_what_was_thought(opened):
     assert sum(len(piece.logprobs or ()) for piece in made) == len(ids_of(checkpoint, "two"))
 
 
+@pytest.mark.slow(but=11)
 @pytest.mark.parametrize("budget", [0, 1, 5, 40])
 @pytest.mark.parametrize("form", [None, "choices", "schema"])
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
@@ -404,6 +405,7 @@ def test_thinking_ends_in_time_and_an_answer_in_its_form_follows(checkpoint, bud
 
 
 # ------------------------------------------------------------------------------------------------- answers
+@pytest.mark.slow(but=1)
 def test_an_answer_is_the_same_alone_in_company_and_by_the_compiled_step(checkpoint):
     """And takes both limits' tokens at most; where it was cut is said."""
     options = GenerationOptions(max_new_tokens=9, constraint=Think(14), seed=3, temperature=0.9)
@@ -465,6 +467,7 @@ def ctrl_c(number: int, piece: str) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow(but=2)
 def test_a_conversation_goes_on_from_answers_without_their_thinking(checkpoint):
     conversation = Conversation(checkpoint)
     options = GenerationOptions(max_new_tokens=6, constraint=Think(8))

@@ -313,6 +313,7 @@ def alone_on_one_processor(say) -> None:
         say.send(all(map(torch.equal, tokens(), expected)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="not on Linux")
 def test_the_thread_that_leads_stays_where_nobody_comes_to_help(compiler):
     context = multiprocessing.get_context("spawn")
@@ -380,6 +381,7 @@ def logits(step, lm, count=30):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_child_of_a_fork_answers_with_one_thread(compiler):
     """Though its parent has threads, and is in the middle of a pass."""
     script = """
@@ -409,6 +411,7 @@ assert torch.equal(logits(step, lm), expected) and CROWD.most() == 2
     assert in_a_process(script).split() == str([0] * 10).split()
 
 
+@pytest.mark.slow
 def test_models_share_threads_and_any_size_fits(compiler):
     """One model that two threads share, one of its own for each of two others, and PyTorch's own step. Then
     65,536 query heads over one key head: their queries and sums do not fit on a thread's stack."""

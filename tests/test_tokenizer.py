@@ -136,6 +136,7 @@ def test_what_transformers_tokenizer_can_do_the_opened_one_can(tmp_path):
         again.hf_processor  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_question_is_answered_without_transformers():
     """Whose import takes longer than all the rest."""
     code = "import sys, generate; generate.main(['--max-new-tokens', '1']); print(*sys.modules)"

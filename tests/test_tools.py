@@ -98,6 +98,7 @@ def test_prompts_are_those_of_transformers(markup, monkeypatch):
             assert made.decode(ids) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("markup", TEMPLATES)
 def test_nothing_in_tools_calls_or_results_becomes_a_special_token(markup, monkeypatch):
     made = tokenizer(markup)
@@ -329,6 +330,7 @@ def test_references_are_followed_wherever_they_lead(constraints, name):
     assert {*called} == {"f", "g"}
 
 
+@pytest.mark.slow(but=8)
 @pytest.mark.parametrize("form", ["bare", "titled", "list", "either"])
 @pytest.mark.parametrize(
     ("tools", "shared", "parameters"), [(1, 60, 300), (1, 4, 500), (6, 10, 30), (20, 2, 15)]
@@ -455,6 +457,7 @@ def streamed(client: openai.OpenAI, **fields):
     return text, calls, reason
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("model", [NAME, *TEMPLATES])
 @pytest.mark.parametrize("choice", ["required", "named", "allowed"])
 def test_a_client_gets_the_calls_that_it_asks_for(served, model, choice):
@@ -556,6 +559,7 @@ def test_the_grammar_of_tools_is_not_written_where_everybody_waits(served, monke
     assert answers[0].message.tool_calls and len(written) == 1
 
 
+@pytest.mark.slow(but=10)
 @pytest.mark.parametrize(
     "key", ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxContains"]
 )
@@ -595,6 +599,7 @@ def test_what_cannot_be_asked_for_is_refused(served):
             assert error["param"] == param, error
 
 
+@pytest.mark.slow
 def test_thinking_stays_apart_from_calls(tmp_path):
     """Also before a call that must come."""
     folder, thoughts = save(tmp_path / "thinker", "xml"), ""
@@ -621,6 +626,7 @@ def test_thinking_stays_apart_from_calls(tmp_path):
     assert thoughts
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "schema",
     [
@@ -660,6 +666,7 @@ def test_the_embedded_model_is_made_to_fill_in_no_more_than_one_value(served, sc
             assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("model", TEMPLATES)
 def test_any_call_over_the_wire_can_be_read_and_fits_its_schema(served, model):
     """By random weights, whole and streamed. See OCELLI_TOOL_CALLS."""
@@ -728,6 +735,7 @@ RESULT_FIRST = """\
 """
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("think", [False, True])
 @pytest.mark.parametrize("text", ["let me look", ""])
 def test_a_prompt_ends_in_a_turn_of_the_model_after_any_result(think, text):

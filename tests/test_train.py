@@ -86,6 +86,7 @@ def test_bad_data_and_models(base, capsys):
 
 
 # ------------------------------------------------------------------------------------ what ends a run
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 def test_a_gradient_that_is_not_finite(base, late, capsys, monkeypatch):
     """Asked for one step late, too, as on CUDA. Nothing is saved before it is known."""
@@ -204,6 +205,7 @@ def test_adapters(base, projector_lr, tower):
 
 
 # ----------------------------------------------------------------------------------------------- shapes
+@pytest.mark.slow
 def test_shapes_end_to_end_and_evaluations_change_nothing(tmp_path, capsys, monkeypatch):
     """Two stages. The weights are the same to the bit, however often the model was evaluated."""
     monkeypatch.setattr(shapes_training, "build_processor", shapes_processor)
@@ -283,6 +285,7 @@ def test_the_best_model_is_kept(watched):
     assert f"{seen[score['step']]:.3f}" in (watched / "best" / "README.md").read_text()  # its card's table
 
 
+@pytest.mark.slow
 def test_a_worse_model_is_not_the_best(base, capsys):
     """A rate that ruins the model: what was best before stays, and a run that resumes knows it."""
     arguments = settings(base, "ruined", eval_data=str(base / "rows.jsonl"), eval_every=2, steps=2)
@@ -320,6 +323,7 @@ def test_a_share_of_all_rows_cannot_be_held_out():
         TrainConfig(init_from="x", data="rows.jsonl", holdout=1.0)
 
 
+@pytest.mark.slow
 def test_a_run_stops_early(base, capsys):
     """Where evaluations, as shares of the run, get no better; it stays so until told otherwise."""
     more = {"eval_data": str(base / "rows.jsonl"), "eval_every": 0.1, "save_every": 0.2, "steps": 10}
@@ -470,6 +474,7 @@ def test_plot(watched, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- the Hub
+@pytest.mark.slow
 def test_a_finished_run_is_pushed(base, tmp_path, monkeypatch, capsys):
     push = {"output": str(tmp_path / "run"), "push_to_hub": "me/tiny", "lora_rank": 2, "steps": 2}
     with HubServer({}, uploads=tmp_path / "hub") as hub:
@@ -575,6 +580,7 @@ def test_the_rows_of_readme_can_be_trained_on(base, tmp_path, monkeypatch):
     assert {number for row in rows for samples in row["samples"] for _, number in samples} == set(range(8))
 
 
+@pytest.mark.slow
 def test_a_dataset_by_its_hub_id(base, tmp_path):
     """Downloaded, and streamed: in a process of its own, which reads HF_ENDPOINT."""
     rows = [{"question": "what is it", "answer": f"row {i}", "image": png(seed=i)} for i in range(12)]

@@ -56,6 +56,7 @@ def saved_step(output: Path) -> int:
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks, workers", [(1, 2), (2, 0)])
 def test_a_dataset_that_disappears(folder, capfd, ranks, workers):
     """The run saves and leaves; the same command resumes, and is as one that was never disturbed."""
@@ -73,6 +74,7 @@ def test_a_dataset_that_disappears(folder, capfd, ranks, workers):
         assert curve(folder / name) == curve(folder / f"{name}-whole")
 
 
+@pytest.mark.slow
 def test_held_out_data_that_disappear(folder, capfd):
     """Found out when they are looked at: what was trained is saved, on all ranks."""
     held = write_rows(folder / "held.jsonl", 8)
@@ -84,6 +86,7 @@ def test_held_out_data_that_disappear(folder, capfd):
     assert saved_step(folder / "held") % 10 == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ranks, rows, bad, message",
     [

@@ -163,6 +163,7 @@ def loss_of(model, batch):
     return model.summed_loss(hidden, batch["labels"])[0]
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize(
     "precision, frozen, segments, shape",
     [
@@ -201,6 +202,7 @@ def test_fsdp_cuts_what_it_shards():
 
 
 # -------------------------------------------------------------------------------------------------- FLOPs
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(
     "frozen", [(), ("vision_model",), ("language_model",), ("projector", "language_model")], ids=str
 )
@@ -276,6 +278,7 @@ def plan_for(*arguments: str):
     return plan_of(*parse_arguments([*arguments, "--plan"]))[0]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("recipe", "parameters"),
     [
@@ -318,6 +321,7 @@ def test_recipes(recipe, parameters, capsys):
         assert planned.table() in (CONFIGS.parent / "docs/train.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_plan_of_plain_drawings():
     config, options = parse_arguments(["--plan", "--plan-tflops", "0.1"])
     lines = ShapesTask.describe_plan(config, options).splitlines()

@@ -47,6 +47,7 @@ def same(one, other):
     assert max(abs(a - b) for (_, a, _), (_, b, _) in zip(one, other, strict=True)) < 1e-5
 
 
+@pytest.mark.slow
 def test_micro_batches(base):
     folder, settings, expected = base
     assert len(expected) == 10 and expected[-1][1] < expected[0][1]
@@ -54,6 +55,7 @@ def test_micro_batches(base):
     same(expected, curve(folder / "micro"))
 
 
+@pytest.mark.slow
 def test_two_ranks(base):
     folder, settings, expected = base
     output = folder / "ddp"
@@ -89,6 +91,7 @@ def test_the_first_rank_opens_the_data_before_the_others(tmp_path, monkeypatch):
     assert order == ["0 opens", "0 waits", "1 waits", "1 opens"] and waited == [(0,), (1,)]
 
 
+@pytest.mark.slow
 def test_two_ranks_then_one(base):
     """A sharded state opens on another number of ranks: same samples, none lost or doubled."""
     folder, settings, expected = base
@@ -98,6 +101,7 @@ def test_two_ranks_then_one(base):
     same(expected, curve(folder / "fewer"))
 
 
+@pytest.mark.slow
 def test_ranks_whose_data_end_leave_together(base):
     folder, settings, _ = base
     output = folder / "epoch"
@@ -106,6 +110,7 @@ def test_ranks_whose_data_end_leave_together(base):
     assert sorted(number for _, number in seen) == list(range(60))
 
 
+@pytest.mark.slow
 def test_two_ranks_are_evaluated_as_one_is(base):
     """The same losses, scores, answers and best model, whether a rank has the weights or a shard. Three
     held-out rows are the first rank's: the second scores padding."""
@@ -131,6 +136,7 @@ def test_two_ranks_are_evaluated_as_one_is(base):
         AutoModelForImageTextToText.from_pretrained(output / "best")
 
 
+@pytest.mark.slow
 def test_fewer_rows_than_ranks_have_room_for(base, capfd):
     """A rank without a row trains along; no row on any rank is an error."""
     folder, settings, _ = base
@@ -143,6 +149,7 @@ def test_fewer_rows_than_ranks_have_room_for(base, capfd):
     assert "no row can be trained on" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_state_that_one_rank_cannot_read(base, monkeypatch, capfd):
     """All ranks pass it over together, and go on from the one before."""
     folder, settings, expected = base
@@ -176,6 +183,7 @@ def close(one: Path, other: Path) -> None:
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "parallel"), [("lora", "fsdp"), ("muon", "ddp")])
 def test_two_ranks_are_as_one(base, way, parallel, tmp_path):
     """On rows of which most have no image, resumed from what was saved while the run went on: what the next
@@ -193,6 +201,7 @@ def test_two_ranks_are_as_one(base, way, parallel, tmp_path):
     close(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_the_shapes_world(tmp_path, monkeypatch):
     """Each part of the loss is divided by what all ranks have of it."""
     monkeypatch.setattr(shapes_training, "build_processor", shapes_processor)
@@ -227,6 +236,7 @@ def test_why_a_rank_leaves(tmp_path, monkeypatch):
         ranks.close()
 
 
+@pytest.mark.slow
 def test_two_ranks_share_the_questions_of_rows(base):
     """Which are scored by exact match, for want of a metric; of a model in shards the first answers alone."""
     folder, settings, _ = base

@@ -57,6 +57,7 @@ def no_file_beyond(room: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("style", "kills"), [("map", 1), ("streaming", 1), ("rewards", 1)])
 def test_killed_at_random_moments(folder, style, kills):
     """`python -m tests.soak.kills` does it oftener."""
@@ -71,6 +72,7 @@ def six_steps(folder):
     return curve(folder / "plain")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["_begin", "_finish"])
 def test_killed_while_saving(folder, six_steps, moment, monkeypatch):
     """Before a state's first tensor is written, and before the whole one has its name."""
@@ -92,6 +94,7 @@ def test_killed_while_saving(folder, six_steps, moment, monkeypatch):
     assert curve(folder / output) == six_steps
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_its_processes_saves_and_leaves(folder):
     """As Slurm, systemd and Ctrl-C send it: to the loader's worker, too."""
     plateau = {"decay_fraction": 1e-9, "workers": 1}
@@ -109,6 +112,7 @@ def test_a_signal_to_all_its_processes_saves_and_leaves(folder):
     assert curve(folder / "stopped") == curve(folder / "unstopped")
 
 
+@pytest.mark.slow
 def test_dropout_is_that_of_a_run_that_was_never_stopped(folder):
     """Though the loader of the resumed run draws a seed for its worker."""
     more = {"lora_rank": 2, "lora_dropout": 0.5, "muon": "none", "workers": 1, "steps": 4}
@@ -130,6 +134,7 @@ def test_a_second_ctrl_c_ends_it_at_once(folder, capfd, monkeypatch):
     assert ended([process]) == [130] and "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_full_disk_does_not_end_the_run(folder, capfd):
     """After the first save no file may grow past 32 KB. What was saved stays, and the run resumes from it."""
     finish = RunState._finish
@@ -165,6 +170,7 @@ def test_a_full_disk_with_no_state_on_it(folder, capfd, room, ranks, more):
     assert not states(folder / output / FOLDER)
 
 
+@pytest.mark.slow
 def test_a_model_that_was_not_saved_is_saved_by_the_next_start(folder, capsys, monkeypatch):
     """Also where its state was, so that no step is left to do."""
     made = flags(**settings(folder, "unsaved", steps=3))
@@ -246,6 +252,7 @@ def adapted(folder):
     return more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["run.pt", ".metadata", "*.distcp"])
 def test_a_broken_state_is_passed_over(folder, adapted, capsys, file):
     run = folder / f"broken-{file.strip('*.')}"

@@ -99,6 +99,7 @@ def test_paths_that_look_like_lists(data, capsys):
 
 
 # -------------------------------------------------------------------------------------------- refusals
+@pytest.mark.slow
 def test_every_number_has_bounds(capsys):
     for name, kind in NUMBERS.items():
         values = ["-2", *([".nan", "nan"] if kind == "float" else [])]

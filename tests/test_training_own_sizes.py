@@ -158,6 +158,7 @@ def compare(got, expected) -> None:
         assert (gradient - expected[1][name]).abs().max() <= max(BAR * scale, 2e-6), name
 
 
+@pytest.mark.slow
 def test_every_gradient_is_theirs_padded_or_packed(opened, monkeypatch):
     monkeypatch.setattr("data.loader._SHARDS", 2)  # of which each has rows enough to pack
     theirs, ours, processor = opened
@@ -178,6 +179,7 @@ def test_every_gradient_is_theirs_padded_or_packed(opened, monkeypatch):
     compare(gradients(ours, lambda model: ours_on(packed, model)), (loss, expected))
 
 
+@pytest.mark.slow(but=4)
 def test_answers_to_one_prompt_learn_what_they_learn_alone(opened):
     """The prompt and its images are once in the row, unless layers keep states or windows."""
     _, model, processor = opened
@@ -204,6 +206,7 @@ def test_answers_to_one_prompt_learn_what_they_learn_alone(opened):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SAVE)
 def test_adapters_and_projector_open_in_transformers_and_peft(kind, tmp_path):
     """Merged in the one, and in the other as an adapter that holds the projector whole."""

@@ -212,6 +212,7 @@ def for_transformers(inputs: dict, config, seconds: list[float]) -> dict:
     }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [5, 8])
 def test_answers_about_videos_are_those_of_transformers(kind, count, tmp_path):
@@ -256,6 +257,7 @@ def test_answers_of_smolvlm_about_videos_are_those_of_transformers():
     assert got.tolist() == expected.tolist()
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", [*KINDS, "smolvlm"])
 def test_frames_that_repeat_are_encoded_once(kind, tmp_path, monkeypatch):
     """By all that asks: for one question, for a second one, and in a batch about several videos."""
@@ -410,6 +412,7 @@ def test_asking_opens_what_a_path_or_bytes_hold(tmp_path):
         processor.prepare([{"role": "user", "content": message}])
 
 
+@pytest.mark.slow
 def test_a_large_gif_is_a_video(tmp_path):
     """Of megabytes, which Pillow reads in thousands of pieces."""
     data = write_animation(tmp_path / "clip.gif", noise(4, 640, 480)).read_bytes()
@@ -489,6 +492,7 @@ def test_a_process_of_its_own_decodes_the_same_frames(tmp_path, suffix):
                 assert np.array_equal(got, wanted)
 
 
+@pytest.mark.slow
 def test_a_process_that_decodes_ends_with_its_time_its_memory_or_a_crash(tmp_path, monkeypatch, caplog):
     """The log tells a crash from what was too much."""
     data = endless()
@@ -611,6 +615,7 @@ def test_settings_of_videos_that_no_checkpoint_has_are_refused(changed):
 
 
 # ------------------------------------------------------------------------------------------------------ rows
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_with_videos_are_trained_on(tmp_path, kind):
     """By path, in a column and in parts; their places are those of a prompt, and a broken one is left out."""
@@ -645,6 +650,7 @@ def test_rows_with_videos_are_trained_on(tmp_path, kind):
     assert np.array_equal(packed.position_ids, places.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_vl", "smolvlm"])
 def test_a_run_on_videos_ends_in_a_model_that_answers_about_them(tmp_path, kind):
     """Files and animations train; it is asked about held-out ones, and the settings of videos stay."""
@@ -676,6 +682,7 @@ def test_a_run_on_videos_ends_in_a_model_that_answers_about_them(tmp_path, kind)
 
 
 # -------------------------------------------------------------------------------------------------- over HTTP
+@pytest.mark.slow
 def test_a_server_is_asked_about_videos(tmp_path):
     """As `video_url`; what it may not be is refused in one sentence, and an image stays one."""
     save_hf("qwen3_vl", tmp_path / "model")
@@ -723,6 +730,7 @@ def test_a_server_is_asked_about_videos(tmp_path):
         refused(ask("image_url", b"\0\0\0\x18ftypmp42"), 400)
 
 
+@pytest.mark.slow
 def test_a_video_that_takes_long_holds_up_its_own_client_alone(tmp_path, monkeypatch):
     """Neither others' questions nor others' videos; what a client has waiting is bounded."""
     save_hf("qwen3_vl", tmp_path / "model")
@@ -832,6 +840,7 @@ async def all_views(service, request: AskRequest) -> list:
 
 
 # ------------------------------------------------------------------------------------------- the command line
+@pytest.mark.slow
 def test_the_command_line_is_asked_about_videos(tmp_path, cli, as_json, complaint):
     """A file, a folder, fewer frames, a batch and a conversation; boxes, and a model of one image, say no."""
     save_hf("qwen3_vl", tmp_path / "model")

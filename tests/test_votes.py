@@ -27,6 +27,7 @@ from tests.prompts import NO_STOP
 SAMPLED = ("--num-answers", 6, "--temperature", 1.5, "--seed", 1, "--max-new-tokens", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [None, invariants.NativeStep])
 def test_eight_answers_are_those_of_eight_calls_with_their_seeds(kind):
     vlm, rows, *_ = invariants.case("placeholder", "greedy")
@@ -113,6 +114,7 @@ def test_answers_are_one_in_a_vote_where_a_metric_cannot_tell_them_apart():
         assert key(one, fields) == key(same, fields) != key(other, fields), metric
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_several_answers_has_those_of_separate_calls_and_resumes(tmp_path):
     rows, out = write_rows(tmp_path, images=2, each=2), tmp_path / "out"
     arguments = ("--data", rows, "--samples", 4, "--temperature", 1.5, "--sample-seed", 3)

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from data.processor import make_processor
-from data.tokenizer import build_tokenizer
+from data.tokenizer_training import build_tokenizer
 
 CLASSES = {"idefics3": Idefics3ForConditionalGeneration, "smolvlm": SmolVLMForConditionalGeneration}
 VOCAB, IMAGE_ID, PAD_ID = 160, 150, 0

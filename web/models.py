@@ -21,7 +21,8 @@ from huggingface_hub import constants
 
 import families
 from inference.checkpoint import Checkpoint, RequestError, loading_dtype, open_checkpoint, pick_device
-from models.checkpoints.hub import CheckpointError, describe, last_name, measure, repository
+from models.checkpoints.download_size import measure
+from models.checkpoints.hub import CheckpointError, describe, last_name, repository
 from models.checkpoints.load import resolve_dtype
 from models.checkpoints.names import MODELS
 from models.checkpoints.weights import read_headers

@@ -52,6 +52,7 @@ def changed(good: Path, root: Path, changes: Iterable[Change]) -> list[Path]:
     return folders
 
 
+@pytest.mark.slow
 def test_each_is_refused_in_one_sentence(tmp_path):
     good = tiny.save(tiny.hf_model("idefics3-1-tile"), tmp_path / "good")
     folders = changed(good, tmp_path / "cases", (*CASES.values(), larger_than_memory))
@@ -91,6 +92,7 @@ def test_devices_and_dtypes_that_are_none(model_folder):
         assert str(next(iter(options.values()))).removeprefix("torch.") in str(error.value)
 
 
+@pytest.mark.slow
 def test_processors_are_refused_before_they_are_opened(model_folder, tmp_path):
     folders = changed(model_folder, tmp_path, PROCESSOR_CASES.values())
     first, *others = judged(["--processor"], [model_folder, *folders])
@@ -169,6 +171,7 @@ def test_no_code_of_a_checkpoint_runs(model_folder, tmp_path, weights):
     assert mark.exists()
 
 
+@pytest.mark.slow
 def test_nothing_here_unpickles_or_trusts_code():
     """Our own training state is read by torch.load with weights_only, which builds only tensors."""
     for name in (name for name in MODULES if name.split(".")[0] not in ("tests", "benchmarks")):

@@ -80,6 +80,7 @@ def test_commands_that_cannot_begin(tmp_path, locked):
         assert "Permission denied" in printed and str(locked / path) in printed
 
 
+@pytest.mark.slow
 def test_a_disk_that_becomes_so_in_mid_run(tmp_path):
     """It is said, what was saved is kept, and a later start goes on from it."""
     tiny_checkpoint(tmp_path / "tiny")
@@ -108,6 +109,7 @@ def test_a_disk_that_becomes_so_in_mid_run(tmp_path):
     assert curve(output) == curve(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_batch_on_a_full_disk(tmp_path):
     rows, out = write_rows(tmp_path, IMAGES, EACH), tmp_path / "out.jsonl"
 
@@ -125,6 +127,7 @@ def test_a_batch_on_a_full_disk(tmp_path):
     assert set(lines) >= set(whole) and len(set(lines)) == len(lines) == ROWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [14_000])  # bytes: in report.html
 def test_an_evaluation_on_a_full_disk(tmp_path, size):
     rows, output = write_rows(tmp_path, IMAGES, EACH), tmp_path / "out"
