@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,16 @@ def _tensors(name: str, tensor: Tensor, config: Mapping[str, Any]) -> list[tuple
     return [(own, tensor)]
 
 
+@cache
+def _names(architecture: gguf.MODEL_ARCH) -> gguf.TensorNameMap:
+    """It takes a second to make."""
+    return gguf.get_tensor_name_map(architecture, 99)
+
+
 def _known(name: str, kind: str) -> str:
     text = next(one for one, label in gguf.MODEL_ARCH_NAMES.items() if label == _ARCHITECTURES[kind])
     for architecture in (text, gguf.MODEL_ARCH.MMPROJ):
-        if found := gguf.get_tensor_name_map(architecture, 99).get_name(name, (".weight", ".bias")):
+        if found := _names(architecture).get_name(name, (".weight", ".bias")):
             return found
     raise KeyError(name)
 

@@ -30,6 +30,8 @@ MODEL = "checkpoints/ocelli-shapes"
 MACHINE = ["--device", "cpu", "--threads", "1", "--workers", "0", "--no-activation-checkpointing"]
 MACHINE += ["--batch-size", "1"]  # images of one tile: a row holds as many samples as four of the page's
 
+pytestmark = pytest.mark.slow  # all of them need two runs
+
 
 def lines_of_the_page() -> tuple[list[str], list[list[str]]]:
     """The four commands, and the flags that make each of the first two small."""
