@@ -468,7 +468,7 @@ class Loader:
                     raise
                 raise DatasetError(
                     f"a data worker has died ({one_line(str(error))}): (shared) memory was short; "
-                    "use fewer workers, or give more (docker run --ipc=host)"
+                    "use fewer --workers, or give more (docker run --ipc=host)"
                 ) from error
             if isinstance(item, str):
                 raise DatasetError(item)
