@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from families import nanovlm
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
-from models.checkpoints.weights import export_tensors
 from models.config import VLMConfig
 from tests.prompts import loss_of
+from tests.stored import export_tensors
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 CURRENT, OLD = "nanovlm-current", "nanovlm-v0.1"

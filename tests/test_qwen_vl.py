@@ -40,12 +40,13 @@ from inference.attribution.occlusion import greyed, occlusion_maps
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes, meta_init
-from models.checkpoints.weights import check_shapes, export_tensors
+from models.checkpoints.weights import check_shapes
 from models.config import PackedVisionConfig
 from models.packed_vision_transformer import patches_of
 from tests.invariants import fast_step, run_all
 from tests.processors import draw_image, seen, user
 from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf
+from tests.stored import export_tensors
 from tests.test_draft import ALWAYS, SAMPLINGS, OneByOne, drafted
 from tests.tiny import randomize
 from tools.convert import convert

@@ -343,12 +343,6 @@ def placed(tensors: Mapping[str, Pending], places: StoredTensorOf) -> dict[str, 
     return stored
 
 
-def export_tensors(state: Mapping[str, Tensor], places: StoredTensorOf) -> dict[str, Tensor]:
-    """`placed`, of tensors that are there."""
-    known = {name: Pending(tuple(one.shape), one.dtype, one.detach) for name, one in state.items()}
-    return {name: one.make().reshape(one.shape) for name, one in placed(known, places).items()}
-
-
 def write_file(path: Path, tensors: Mapping[str, Tensor | Pending]) -> None:
     """Write a safetensors file: `file_header`, then each tensor.
 
