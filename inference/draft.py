@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from generation.features import FeatureCache, digests_of
 from generation.options import GenerationOptions
-from generation.prefix import FeatureCache, digests_of
 from generation.protocol import VisionLanguage
 from generation.sampling import make_seeds
 from generation.session import Session

@@ -20,8 +20,8 @@ import torch
 
 from data.processor import Processor
 from generation.fast.native.step import NativeStep
+from generation.features import FeatureCache
 from generation.options import GenerationOptions
-from generation.prefix import FeatureCache
 from generation.session import Session
 from generation.steps import DecodeStep, Step
 from inference.checkpoint import open_checkpoint

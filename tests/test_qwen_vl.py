@@ -28,8 +28,8 @@ from families.qwen_images import QwenImages
 from families.text import TEXT_KEYS
 from generation.fast.native.step import DECODER, NativeStep
 from generation.fast.tower import PACKED_TOWER
+from generation.features import FeatureCache
 from generation.options import GenerationOptions
-from generation.prefix import FeatureCache
 from generation.requests import Request
 from generation.session import Session
 from inference.answer import wholes
