@@ -22,8 +22,7 @@ from data.processor import Processor
 from data.tiles import Parts
 from families import lfm2_vl
 from families.lfm2_images import Lfm2Images
-from generation.fast.native.step import DECODER
-from generation.fast.tower import PACKED_TOWER
+from generation.fast.network import DECODER, PACKED_TOWER
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel

@@ -13,8 +13,7 @@ from transformers import AutoConfig
 from data.processor import Processor
 from families import qwen3_5
 from families.qwen_images import QwenImages
-from generation.fast.native.step import DECODER
-from generation.fast.tower import PACKED_TOWER
+from generation.fast.network import DECODER, PACKED_TOWER
 from generation.kv_cache import bytes_per_row
 from models import VisionLanguageModel
 from models.checkpoints.hub import CheckpointError

@@ -27,8 +27,8 @@ from families import qwen_vl
 from families.qwen_images import QwenImages
 from families.text import TEXT_KEYS
 from generation import draft
-from generation.fast.native.step import DECODER, NativeStep
-from generation.fast.tower import PACKED_TOWER
+from generation.fast.native.step import NativeStep
+from generation.fast.network import DECODER, PACKED_TOWER
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.requests import Request
