@@ -32,8 +32,8 @@ from generation.fast.native.panels import to_panels, to_rows
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack, pack_layer, put_layers
 from generation.fast.tower import FastTower, fast_tower
+from generation.features import FeatureCache
 from generation.memory import give_back
-from generation.prefix import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
 from generation.threads import choose, watch

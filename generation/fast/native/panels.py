@@ -11,7 +11,7 @@ weights of a few outputs (32 with AVX-512, else 16) in 32-bit units along the in
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -276,7 +276,7 @@ def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
     panels as rows (`quantized.py`), and everything small in the device's arithmetic."""
     dtype = ARITHMETIC[device.type]
 
-    def make(layer: PanelWeight, names: Sequence[str], first: Any) -> nn.Module:
+    def make(layer: Any, names: Sequence[str], first: Any) -> nn.Module:
         count = layer.out_features
         weight = layer.rows(device) if first is None else first.weight
         scale = layer.scale[:count].to(device) if first is None else first.scale
@@ -298,7 +298,7 @@ def unreadable(network: nn.Module) -> str | None:
     if devices != {"cpu"}:
         return f"the weights are on {' and '.join(sorted(devices))}"
     kinds = (*LAYERS, PackedLinear, PackedEmbedding, PanelWeight)
-    modules = (module for name, module in network.named_modules() if name != UNPACKED)
+    modules: Iterator[Any] = (module for name, module in network.named_modules() if name != UNPACKED)
     types = {str(module.weight.dtype) for module in modules if isinstance(module, kinds)}
     if len(types) > 1 or not types <= set(map(str, BITS)):
         return f"{' and '.join(sorted(types))} weights (float32, bfloat16, int8 or four bits are supported)"
