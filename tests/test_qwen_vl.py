@@ -413,7 +413,7 @@ def test_published_shapes(name, tmp_path):
     assert sum(map(math.prod, expected.values())) == parameters
     with meta_init():
         empty = VisionLanguageModel(ours)
-    assert PACKED_TOWER.strange(empty.vision_model) is DECODER.strange(empty.language_model) is None
+    assert PACKED_TOWER.unknown(empty.vision_model) is DECODER.unknown(empty.language_model) is None
     for stored in (shapes, older(shapes)):
         check_shapes(expected, qwen_vl.tensor_map(stored), stored, qwen_vl.IGNORABLE, name)
     written = qwen_vl.write(ours, "bfloat16")

@@ -11,7 +11,7 @@ weights of a few outputs (32 with AVX-512, else 16) in 32-bit units along the in
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -297,8 +297,8 @@ def unreadable(network: nn.Module) -> str | None:
     devices = {tensor.device.type for tensor in (*network.parameters(), *network.buffers())}
     if devices != {"cpu"}:
         return f"the weights are on {' and '.join(sorted(devices))}"
-    kinds = (*LAYERS, PackedLinear, PackedEmbedding, PanelWeight)
-    modules: Iterator[Any] = (module for name, module in network.named_modules() if name != UNPACKED)
+    kinds = (nn.Linear, nn.Embedding, PackedLinear, PackedEmbedding, PanelWeight)
+    modules = (module for name, module in network.named_modules() if name != UNPACKED)
     types = {str(module.weight.dtype) for module in modules if isinstance(module, kinds)}
     if len(types) > 1 or not types <= set(map(str, BITS)):
         return f"{' and '.join(sorted(types))} weights (float32, bfloat16, int8 or four bits are supported)"
