@@ -23,12 +23,12 @@ import torch
 from data.processor import EncodedConversation, Processor
 from data.thinking import Span, Thinking
 from data.tiles import Visual
-from generation.choices import Choices
 from generation.decoding import GenerationOutput, TokenStream
 from generation.draft import DraftStream
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.requests import Request, each_answer
 from generation.sampling import Decision
+from generation.score import Choices
 from generation.session import Session
 from inference.calls import CallPiece, begun
 from inference.checkpoint import Checkpoint, RequestError
