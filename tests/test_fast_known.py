@@ -25,11 +25,9 @@ from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test
 class OtherBlock(nn.Module):
     """No attention at all, as where a decoder begins with a convolution."""
 
-    keeps = {}
-
     def __init__(self, width: int):
         super().__init__()
-        self.conv = nn.Linear(width, width)
+        self.conv, self.keeps = nn.Linear(width, width), {}
 
     def forward(self, x, *_):
         return x + self.conv(x).tanh()
