@@ -57,7 +57,7 @@ from benchmarks.peers import (
     read_bandwidth,
 )
 from generation import threads
-from inference.cli import positive
+from inference.flags import positive
 from training.plot import svg, text
 
 PLAIN = ("ours-eager", "ours-no-cache", "transformers", "transformers-static")
