@@ -11,7 +11,7 @@
     python train.py --help
 
 The output folder is a checkpoint in transformers' layout. It also holds run.yaml (every setting),
-metrics.jsonl and plot.svg, answers to held-out questions in samples/, the best model so far in best/, and the
+metrics.jsonl, answers to held-out questions in samples/, the best model so far in best/, and the
 training state.
 """
 

@@ -39,33 +39,23 @@ def parser(description: str) -> Parser:
 def parse(arguments: list[str], description: str) -> argparse.Namespace:
     own = parser(description)
     args = command.parse_words(own, arguments)
-    sheet, several = args.show_boxes and wrong_sheet(args.show_boxes), args.num_answers > 1
-    compiled = args.compile == "on" or args.lookup == "on" or args.prefix_cache
-    things = "--detect, --point, --describe and --show-boxes"
+    several, things = {"--num-answers": args.num_answers > 1}, {"--draft": args.draft}
+    compiled = {"--compile on": args.compile == "on", "--lookup on": args.lookup == "on"}
+    sheet = args.show_boxes and wrong_sheet(args.show_boxes)
+    things |= several | {"--no-image": args.no_image}
     command.refuse(
         own,
-        (args.no_image and args.images, "--no-image cannot be combined with IMAGE"),
-        (
-            located(args) and (args.no_image or several or args.draft),
-            f"{things} cannot be combined with --no-image, --num-answers and --draft",
-        ),
-        (
-            args.draft and (args.think or several or not args.cache),
-            "--draft cannot be combined with --think, --num-answers and --no-cache",
-        ),
-        (
-            compiled and not args.cache,
-            "--no-cache cannot be combined with --compile on, --lookup on and --prefix-cache",
-        ),
-        (args.logprobs is not None and not args.json, "--logprobs: expected with --json"),
-        (args.pick and not several, "--pick: expected with --num-answers"),
-        (args.think_tokens and not args.think, "--think-tokens: expected with --think"),
-        (
-            not all(map(str.strip, args.detect + args.point)),
-            "--detect, --point: expected the name of a thing, got an empty one",
-        ),
-        (args.images.count(STDIN) > 1, "-: stdin holds one image"),
-        (sheet, f"--show-boxes: {sheet}"),
+        args.no_image and command.apart("--no-image", {"IMAGE": args.images}),
+        located(args) and command.apart("a box or a point", things),
+        args.draft
+        and command.apart("--draft", several | {"--think": args.think, "--no-cache": not args.cache}),
+        None if args.cache else command.apart("--no-cache", compiled | {"--prefix-cache": args.prefix_cache}),
+        "--logprobs: expected with --json" * (args.logprobs is not None and not args.json),
+        "--pick: expected with --num-answers" * bool(args.pick and args.num_answers == 1),
+        "--think-tokens: expected with --think" * bool(args.think_tokens and not args.think),
+        "" if all(map(str.strip, args.detect + args.point)) else "--detect, --point: expected a name, got ''",
+        "-: stdin holds one image" * (args.images.count(STDIN) > 1),
+        sheet and f"--show-boxes: {sheet}",
     )
     return args
 

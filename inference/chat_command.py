@@ -17,9 +17,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     args = command.parse_words(parser, arguments)
     command.refuse(
         parser,
-        (args.no_image and args.images, "--no-image cannot be combined with IMAGE"),
-        (args.think and args.draft, "--think cannot be combined with --draft"),
-        (STDIN in args.images, "-: stdin holds the lines of the chat"),
+        args.no_image and command.apart("--no-image", {"IMAGE": args.images}),
+        args.think and command.apart("--think", {"--draft": args.draft}),
+        "-: stdin holds the lines of the chat" * (STDIN in args.images),
     )
     return args
 

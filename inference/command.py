@@ -140,20 +140,22 @@ def parse_words(parser: Parser, arguments: list[str]) -> argparse.Namespace:
     args = parser.parse_intermixed_args(arguments)  # images may stand on both sides of -q
     asked = [*filter(positionals.is_question, args.images)]
     args.images = [name for name in args.images if name not in asked]
-    lacking = positionals.lacks_quotes(args.images, asked)
     args.questions = [*asked, *args.questions]
-    refuse(
-        parser,
-        (lacking, lacking),
-        (not all(map(str.strip, args.questions)), "-q: expected a question, got an empty one"),
-    )
+    empty = not all(map(str.strip, args.questions))
+    refuse(parser, positionals.lacks_quotes(args.images, asked), "-q: expected a question, got ''" * empty)
     return args
 
 
-def refuse(parser: Parser, *mistakes: tuple[object, str]) -> None:
-    """End in the sentence of the first mistake that was made."""
-    if message := next((sentence for made, sentence in mistakes if made), None):
+def refuse(parser: Parser, *mistakes: str | bool | None) -> None:
+    """End in the first of these sentences that is one."""
+    if message := next(filter(None, mistakes), None):
         parser.error(message)
+
+
+def apart(first: str, others: dict[str, Any]) -> str | None:
+    """A sentence about an option that is given beside others which it cannot be combined with, or None."""
+    given = ", ".join(name for name, value in others.items() if value)
+    return f"{first} cannot be combined with {given}" if given else None
 
 
 def generation_options(args: argparse.Namespace, confidence: bool) -> GenerationOptions:

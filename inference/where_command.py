@@ -23,9 +23,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     sheet, shown = wrong_sheet(args.out), [name for name in args.images if name != STDIN]
     command.refuse(
         parser,
-        (args.think or args.think_tokens, "--think: expected an answer without it, whose words are drawn"),
-        (not shown or len(args.questions) != 1, "expected an image and one question"),
-        (sheet, f"--out: {sheet}"),
+        "--think: the words of an answer without it are drawn" * bool(args.think or args.think_tokens),
+        "expected an image and one question" * (not shown or len(args.questions) != 1),
+        sheet and f"--out: {sheet}",
     )
     return args
 

@@ -37,7 +37,7 @@ REFUSED = [
         ["--lookup", "on", "--no-cache"],
         "--lookup on",
     ),
-    ("generate", ["-q", "how many?", "-q", " "], "an empty one"),
+    ("generate", ["-q", "how many?", "-q", " "], "-q"),
     ("generate", ["batch", "x.jsonl"], "--out"),
     ("generate", ["batch", "x.jsonl", "--out", "y.jsonl", "-q", "why?"], "-q"),
     ("generate", [*WHERE, "-q", "how many?", "-q", "why?"], "question"),
