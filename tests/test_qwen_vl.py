@@ -27,8 +27,8 @@ from families import qwen_vl
 from families.qwen_images import QwenImages
 from families.text import TEXT_KEYS
 from generation import draft
-from generation.fast.native.step import DECODER, NativeStep
-from generation.fast.tower import PACKED_TOWER
+from generation.fast.native.step import NativeStep
+from generation.fast.network import DECODER, PACKED_TOWER
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
 from generation.requests import Request
@@ -277,7 +277,7 @@ def test_another_budget_is_another_run(cli, tmp_path):
     draw_image(600, 400).save(tmp_path / "photo.png")
     (tmp_path / "rows.jsonl").write_text('{"image": "photo.png", "question": "how many", "answer": "two"}\n')
     few = ("--max-new-tokens", 2, "--compile", "off")
-    ask = ("--batch", tmp_path / "rows.jsonl", "--out", tmp_path / "out.jsonl", *few)
+    ask = ("batch", tmp_path / "rows.jsonl", "--out", tmp_path / "out.jsonl", *few)
     score = ["--data", tmp_path / "rows.jsonl", "--model", tmp_path / "model", "--output", tmp_path / "run"]
     for more, status in (
         (("--max-pixels", 30_000), 0),
@@ -299,7 +299,7 @@ def test_the_size_that_is_seen_is_said_once(cli, tmp_path, monkeypatch):
         _, _, said = cli(*ask, *few, *more, model=tmp_path / "model")
         assert said.count("seen at") == 1 and said.count("--max-pixels") == hints
     monkeypatch.setattr("sys.stdin", io.StringIO(f"/image {photo}\n"))
-    _, _, said = cli("--chat", "--no-image", *few, model=tmp_path / "model")
+    _, _, said = cli("chat", "--no-image", *few, model=tmp_path / "model")
     assert said.count("seen at") == 1
 
 
@@ -413,7 +413,7 @@ def test_published_shapes(name, tmp_path):
     assert sum(map(math.prod, expected.values())) == parameters
     with meta_init():
         empty = VisionLanguageModel(ours)
-    assert PACKED_TOWER.strange(empty.vision_model) is DECODER.strange(empty.language_model) is None
+    assert PACKED_TOWER.unknown(empty.vision_model) is DECODER.unknown(empty.language_model) is None
     for stored in (shapes, older(shapes)):
         check_shapes(expected, qwen_vl.tensor_map(stored), stored, qwen_vl.IGNORABLE, name)
     written = qwen_vl.write(ours, "bfloat16")

@@ -22,13 +22,13 @@ from generation import kv_cache as kv
 from generation import threads
 from generation.fast.native import build
 from generation.fast.native import step as native_step
-from generation.fast.native.build import put_rounded
+from generation.fast.native.panels import round_layer
 from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
 from generation.threads import Crowd, Pace, Paces, choose, quota, watch, with_threads
+from inference.ask import parser as ask_parser
 from inference.checkpoint import open_checkpoint
-from inference.cli import generate_parser
 from tests.test_fast_decode import make_model
 from tests.test_fast_tower import make_tower, tiles
 from tests.waiting import PATIENCE
@@ -257,7 +257,7 @@ def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
     """Tokens, prompts and tiles have the same bits, whoever goes wherever."""
     lm, tower = make_model().language_model, make_tower("heads of 64")
     if precision != "float32":
-        pack(lm, precision, put_rounded), pack(tower, precision if precision != "int4" else "int8")
+        pack(lm, precision, round_layer), pack(tower, precision if precision != "int4" else "int8")
     step, fast, pixels = NativeStep(lm), FastTower(tower), tiles(tower)
     embeddings = torch.randn(1, 70, lm.config.hidden_size, generator=torch.manual_seed(0))
 
@@ -446,7 +446,7 @@ print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 # ------------------------------------------------------------------------------------------ the entry points
 @pytest.mark.parametrize(
     "parser",
-    [generate_parser("", ROOT), serve.build_parser(), app.build_parser(), evaluate.build_parser()],
+    [ask_parser(""), serve.build_parser(), app.build_parser(), evaluate.build_parser()],
     ids=["generate", "serve", "app", "eval"],
 )
 def test_every_program_takes_threads(parser, capsys):
