@@ -203,10 +203,10 @@ class StreamReader:
 
     def reread(self, positions: Sequence[RowPosition]) -> list[RowRead]:
         """Reads each of their parts once, from front to back."""
-        wanted, found = {tuple(position) for position in positions}, dict[tuple[int, ...], RowRead]()
-        for part in {position[:2] for position in wanted}:
-            numbers = [row for *its, row in wanted if (*its,) == part]
-            for read in islice(self._read(*part, min(numbers)), max(numbers) - min(numbers) + 1):
+        wanted, found = {(*position,) for position in positions}, dict[tuple[int, ...], RowRead]()
+        for epoch, index in {position[:2] for position in wanted}:
+            numbers = [row for *part, row in wanted if part == [epoch, index]]
+            for read in islice(self._read(epoch, index, min(numbers)), max(numbers) - min(numbers) + 1):
                 if (at := tuple(read.position)) in wanted:
                     found[at] = read
         if len(found) < len(wanted):
