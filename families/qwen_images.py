@@ -29,8 +29,8 @@ from data.tiles import (
     reading_settings,
 )
 from data.tokenizer import AnyTokenizer, image_settings, open_with, read_object
+from families.keys import number, section
 from families.saving import SavedProcessor
-from families.text import number, section
 from families.videos import QwenVideos
 
 IMAGE = "<|image_pad|>"

@@ -134,7 +134,7 @@ class PackedVisionConfig:
     merger_bias: bool = True
 
     def __post_init__(self):
-        _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size")
+        _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size", "tokens_per_second")
         _check_range(self, 1, _MAX_LAYERS, "num_hidden_layers")
         _check_range(self, 1, self.hidden_size, "num_attention_heads")
         _check_range(self, 1, 16, "num_channels", "merge_size", "temporal_patch_size")

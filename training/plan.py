@@ -23,9 +23,9 @@ from data.tiles import Images
 from data.tokenizer import SPECIAL_TOKENS
 from families import FAMILIES, lfm2_vl
 from families.idefics3 import IdeficsImages
+from families.keys import checked
 from families.lfm2_images import Lfm2Images
 from families.qwen_images import QwenImages
-from families.text import checked
 from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.hub import describe as describe_checkpoint
 from models.checkpoints.hub import snapshot
