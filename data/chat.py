@@ -32,7 +32,6 @@ from data.thinking import MARKERS, Thinking
 from data.tokenizer import AnyTokenizer, naming_file, no_panic, private_tokenizer, read_object
 from data.tools import Tool, ToolCall, call_text, list_of, markup_of
 from messages import one_line
-from models.checkpoints.hub import MAX_CONFIG, check_size
 
 ROLES = ("system", "user", "assistant", "tool")
 IMAGE_ORDERS = ("first", "last")
@@ -239,7 +238,6 @@ def tokenizer_template(folder: Path) -> str | None:
     written = {}
     for name, path in files.items():
         with naming_file(path):
-            check_size(path, MAX_CONFIG)
             written[name] = path.read_text(encoding="utf-8")
     return _default(written or read_object(folder / "tokenizer_config.json").get("chat_template"))
 

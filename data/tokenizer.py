@@ -21,14 +21,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from data.errors import ProcessorError, PromptError
 from messages import one_line
 from models.checkpoints import hub
-from models.checkpoints.hub import (
-    MAX_CONFIG,
-    MAX_TOKENIZER,
-    CheckpointError,
-    check_size,
-    check_values,
-    snapshot,
-)
+from models.checkpoints.hub import CheckpointError, snapshot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,16 +44,7 @@ SPECIAL_TOKENS = (
 )
 
 
-# ------------------------------------------------------------------------------ files of a stranger's folder
-_CONFIGS = (
-    "config.json", "processor_config.json", "preprocessor_config.json", "chat_template.json",
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-)  # fmt: skip
-_VOCABULARY = re.compile(
-    r".*\.(txt|bpe|codes|spm|tiktoken|model)|tokenizer\.model\..*|(tokenizer|tekken|.*vocab.*)\.json"
-)
-# Keys under which transformers finds the names of further files, which it then reads in place of these.
-_POINTERS = {"configuration_files", "fast_tokenizer_files"}
+# ----------------------------------------------------------------------------------------- files of a folder
 MOST_IDS = 4_194_304  # as many as a config may say there are
 
 
@@ -73,25 +57,10 @@ def folder_of(source: str | Path, revision: str | None = None) -> Path:
         raise ProcessorError(error) from error
 
 
-def check_files(folder: Path) -> None:
-    """Refuse, before transformers and tokenizers open them, files of a processor that are too large, and JSON
-    that is no object, nested too deeply, ambiguous, or leads to files of other names. Raises PromptError."""
-    for path in filter(Path.is_file, sorted(folder.iterdir())):
-        if path.name in _CONFIGS:
-            if lead := read_object(path).keys() & _POINTERS:
-                raise PromptError(
-                    f"{path.name}: expected no {min(lead)}, which leads to files of other names"
-                )
-        elif _VOCABULARY.fullmatch(path.name):
-            with naming_file(path):
-                check_size(path, MAX_TOKENIZER)
-                check_values(path.read_bytes())
-
-
-def read_object(path: Path, most: int = MAX_CONFIG) -> dict[str, Any]:
-    """The JSON object in a file, {} where there is no file; PromptError as in `check_files`."""
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, {} where there is no file; PromptError if there is none in it."""
     with naming_file(path):
-        return hub.read_object(path, most) if path.is_file() else {}
+        return hub.read_object(path) if path.is_file() else {}
 
 
 def image_settings(folder: Path) -> dict[str, Any]:
@@ -225,9 +194,9 @@ def turn_ends(tokenizer: AnyTokenizer) -> tuple[int, ...]:
 
 
 def open_tokenizer(folder: Path) -> AnyTokenizer:
-    """The tokenizer of a folder whose files `check_files` has passed."""
+    """The tokenizer of a folder."""
     config, model = read_object(folder / "tokenizer_config.json"), read_object(folder / "config.json")
-    spec = read_object(folder / "tokenizer.json", MAX_TOKENIZER)
+    spec = read_object(folder / "tokenizer.json")
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     kind = model.get("model_type")  # of smolvlm transformers takes tokenizer.json as it is
     plain = named in _PLAIN or (named in _GPT2 and kind == "smolvlm")
@@ -251,7 +220,6 @@ def open_tokenizer(folder: Path) -> AnyTokenizer:
 def open_with(folder: Path, tokens: Sequence[str]) -> AnyTokenizer:
     """The tokenizer of a checkpoint folder, which must have these special tokens: transformers would add
     them, with ids that the model has no embeddings for."""
-    check_files(folder)
     tokenizer = open_tokenizer(folder)
     if absent := [token for token in tokens if token not in tokenizer.get_added_vocab()]:
         raise PromptError(f"tokenizer: expected special tokens for images, {', '.join(absent)} are absent")

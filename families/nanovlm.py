@@ -29,7 +29,7 @@ from PIL import Image
 from data.chat import CHATML_TEMPLATE, V01_IMAGE, V01_TEMPLATE, Message, tokenizer_template
 from data.errors import ProcessorError, PromptError
 from data.tiles import Parts, TiledImages, Visual, check_tiles, pixels_of, tiles_of
-from data.tokenizer import AnyTokenizer, check_files, folder_of, open_with
+from data.tokenizer import AnyTokenizer, folder_of, open_with
 from families import idefics3
 from families.keys import checked, expect, section
 from models.checkpoints import weights
@@ -239,7 +239,6 @@ def open_images(folder: Path, config: Mapping) -> tuple[NanoVLMImages, AnyTokeni
     place = folder if (folder / "tokenizer.json").is_file() else folder / named
     if not place.is_dir():
         place = folder_of(named)
-    check_files(folder)
     tokenizer = open_with(place, ())
     extra = config.get("vlm_extra_tokens") or {"image_token": V01_IMAGE}
     absent = [token for token in extra.values() if token not in tokenizer.get_vocab()]

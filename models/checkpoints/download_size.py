@@ -42,12 +42,6 @@ def measure(repo: str) -> DownloadSize:
         if not_found or (found := _cached_size(repo)) is None:
             raise
         return found
-    for name, size in sizes.items():
-        limit = {hub.INDEX: hub.MAX_INDEX, "tokenizer.json": hub.MAX_TOKENIZER}.get(name, hub.MAX_CONFIG)
-        if name.endswith(".json") and size > limit:
-            raise CheckpointError(
-                f"repository {repo}: expected at most {limit} bytes of JSON in {name}, got {size}"
-            )
     missing = sum(size for name, size in sizes.items() if not files.cached(name))
     return DownloadSize(str(info.sha), sizes, missing)
 

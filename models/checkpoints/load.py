@@ -25,8 +25,6 @@ from torch.overrides import TorchFunctionMode
 from families import FAMILIES
 from families.keys import section
 from models.checkpoints.hub import (
-    MAX_CONFIG,
-    MAX_TOKENIZER,
     CheckpointError,
     CheckpointFiles,
     locate,
@@ -287,9 +285,9 @@ def end_token_id(files: CheckpointFiles) -> int | None:
     if has_folder and not files.find("tokenizer.json") and not files.find("tokenizer_config.json"):
         folder = f"{inside}/"
 
-    def read(name: str, max_bytes: int = MAX_CONFIG) -> dict:
+    def read(name: str) -> dict:
         path = files.find(folder + name)
-        return {} if path is None else read_json(path, max_bytes)
+        return {} if path is None else read_json(path)
 
     config = read("tokenizer_config.json")
     # A repository that has no tokenizer is not asked for the other files of one.
@@ -302,7 +300,7 @@ def end_token_id(files: CheckpointFiles) -> int | None:
     for token_id, added in decoder.items() if isinstance(decoder, dict) else ():
         if _text(added) == token and token_id.isdecimal() and len(token_id) < 10:
             return int(token_id)
-    tokenizer = read("tokenizer.json", MAX_TOKENIZER)
+    tokenizer = read("tokenizer.json")
     added_tokens, model = tokenizer.get("added_tokens"), tokenizer.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     ids = dict(vocab) if isinstance(vocab, dict) else {}
