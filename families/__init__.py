@@ -20,6 +20,8 @@ none by name:
                                    rotary places of a prompt, where `config.text.rope_sections` says that they
                                    are not its slots, and what is added to the slot of a token after it
     build(config)                  -> tower, projector, text: blocks of models/, chosen by the config's fields
+    image_rule(settings, config)   -> image rule of a published model, for `--plan`, which has no folder of
+                                   it; only in families of which there are recipes
     open_images(folder, config)    -> image rule (`data.tiles.Images`), tokenizer, chat template
     write(config, dtype)           -> config.json, or a CheckpointError that says why it cannot be saved
     processor_classes(config)      transformers' classes of a saved processor and of its images
@@ -35,3 +37,5 @@ from families import gemma4, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen
 FAMILIES: dict[str, ModuleType] = {
     family.NAME: family for family in (idefics3, nanovlm, internvl, qwen_vl, qwen3_5, lfm2_vl, gemma4)
 }
+# The family of models that are made here, and of a processor's folder without a model.
+NEW = idefics3

@@ -17,9 +17,9 @@ from families.saving import write_config
 from families.text import both_dtypes, vlm_config, write_ids
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
-from models.config import Gemma4TextConfig, Gemma4VisionConfig, VLMConfig
-from models.gemma4_text import Gemma4LanguageModel
-from models.gemma4_vision import Gemma4Projector, Gemma4VisionTransformer
+from models.config import VLMConfig
+from models.gemma4_text import Gemma4LanguageModel, Gemma4TextConfig
+from models.gemma4_vision import Gemma4Projector, Gemma4VisionConfig, Gemma4VisionTransformer
 
 __all__ = ["open_images", "positions"]
 

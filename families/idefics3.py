@@ -213,6 +213,27 @@ class IdeficsImages(TiledImages):
         return (prompt + "\n" if prompt else "") + FAKE + GLOBAL + tile + FAKE
 
 
+def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> IdeficsImages:
+    """The rule of a model with these settings, where there is no folder."""
+    return IdeficsImages(settings, positions(config))
+
+
+def new_images(
+    tokenizer: AnyTokenizer, image_size: int, image_seq_len: int, longest_edge: int | None, split: bool
+) -> IdeficsImages:
+    """The rule of a new model (see `data.processor.make_processor`), whose tokens the tokenizer gets."""
+    needed = [IMAGE, FAKE, GLOBAL, END, *(["<row_1_col_1>"] if split else [])]
+    if missing := [token for token in needed if token not in tokenizer.get_added_vocab()]:
+        raise PromptError(f"tokenizer: expected the special tokens {', '.join(needed)}; {missing} are absent")
+    tokenizer.add_special_tokens(SPECIAL)
+    settings = DEFAULTS | {
+        "size": {"longest_edge": longest_edge or image_size * (4 if split else 1)},
+        "do_image_splitting": split,
+        "max_image_size": {"longest_edge": image_size},
+    }
+    return IdeficsImages(settings, image_seq_len)
+
+
 def open_images(folder: Path, config: Mapping) -> tuple[IdeficsImages, AnyTokenizer, str | None]:
     """The image rule, tokenizer and chat template of a checkpoint folder, in today's layout or the older."""
     if not any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):

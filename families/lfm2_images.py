@@ -20,6 +20,7 @@ from data.chat import chat_template
 from data.errors import ProcessorError
 from data.tokenizer import IMAGE, AnyTokenizer, image_settings, open_with, read_object
 from families.saving import SavedProcessor
+from models.config import VLMConfig
 
 START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
 # Lfm2VlImageProcessor's own, where a file does not say.
@@ -141,6 +142,11 @@ class Lfm2Images(tiles.TiledImages):
         token_id = tokenizer.convert_tokens_to_ids(IMAGE)
         described = {"image_processor": self.settings | {"image_processor_type": "Lfm2VlImageProcessor"}}
         return SavedProcessor(tokenizer, chat_template, token_id, None, {}, described)
+
+
+def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> Lfm2Images:
+    """The rule of a model with these settings, where there is no folder."""
+    return Lfm2Images(settings)
 
 
 def open_images(folder: Path, config: Mapping) -> tuple[Lfm2Images, AnyTokenizer, str | None]:

@@ -15,16 +15,16 @@ from typing import Any
 from torch import nn
 
 from families import keys
-from families.lfm2_images import open_images
+from families.lfm2_images import image_rule, open_images
 from families.qwen_vl import positions
 from families.saving import write_config
 from families.text import text_config, vlm_config, write_text
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
-from models.config import PackedVisionConfig, TextConfig, VLMConfig
+from models.config import TextConfig, VLMConfig
 from models.language_model import LanguageModel
-from models.packed_vision_transformer import PackedVisionTransformer, PatchMergers
+from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer, PatchMergers
 
-__all__ = ["open_images", "positions"]
+__all__ = ["image_rule", "open_images", "positions"]
 
 NAME = "lfm2_vl"
 TITLE = "transformers LFM2-VL / LFM2.5-VL"

@@ -32,6 +32,7 @@ from data.tokenizer import AnyTokenizer, image_settings, open_with, read_object
 from families.keys import number, section
 from families.saving import SavedProcessor
 from families.videos import QwenVideos
+from models.config import VLMConfig
 
 IMAGE = "<|image_pad|>"
 # Qwen2VLImageProcessor's own, where a file does not say.
@@ -147,6 +148,11 @@ class QwenImages:
     def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
         """Images stay where the conversation has them."""
         return messages
+
+
+def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> QwenImages:
+    """The rule of a model with these settings, where there is no folder."""
+    return QwenImages(settings)
 
 
 def open_images(folder: Path, config: Mapping) -> tuple[QwenImages, AnyTokenizer, str | None]:

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from families import keys
-from families.qwen_images import open_images
+from families.qwen_images import image_rule, open_images
 from families.saving import write_config
 from families.text import text_config, vlm_config, write_text
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
-from models.config import PackedVisionConfig, VLMConfig
+from models.config import VLMConfig
 from models.language_model import LanguageModel
-from models.packed_vision_transformer import PackedVisionTransformer, PatchMergers
+from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer, PatchMergers
 
-__all__ = ["open_images"]
+__all__ = ["image_rule", "open_images"]
 
 NAME = "qwen_vl"
 TITLE = "transformers Qwen2.5-VL / Qwen3-VL"

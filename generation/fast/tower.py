@@ -191,7 +191,7 @@ PACKED_TOWER = Network(
         **{f"layers.*.mlp.{name}": LINEARS for name in ("fc1", "fc2", "gate_proj", "up_proj", "down_proj")},
     },
     tensors={"patch_embedding": ("weight", "bias")},
-    config="models.config.PackedVisionConfig",
+    config="models.packed_vision_transformer.PackedVisionConfig",
     fields=dict.fromkeys(
         (
             *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels"),
