@@ -33,9 +33,9 @@ from data.tiles import (
 )
 from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer, image_settings, open_with, read_object
 from families import keys
+from families.idefics3_videos import SmolVideos
 from families.saving import write_config
 from families.text import text_config, text_family, vision_config, vlm_config, write_text, write_vision
-from families.videos import SmolVideos
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
