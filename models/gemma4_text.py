@@ -23,7 +23,6 @@ from models.language_model import (
     MLP,
     At,
     LanguageModel,
-    additive,
     apply_rope,
     attend,
     attention_mask_for,
@@ -31,6 +30,7 @@ from models.language_model import (
     rope_tables,
     through_cache,
 )
+from models.packed_rows import additive
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ class Gemma4Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
         self.pre_feedforward_layernorm = nn.RMSNorm(width, eps)
         factor = config.shared_mlp_factor if kind.endswith("shared") else 1
-        self.mlp = MLP(config, config.intermediate_size * factor)
+        inner = config.intermediate_size * factor
+        self.mlp = MLP(width, inner, config.mlp_bias, config.hidden_act)
         self.post_feedforward_layernorm = nn.RMSNorm(width, eps)
         self.layer_scalar = nn.Parameter(torch.ones(1), requires_grad=False)
         if config.per_layer_width:

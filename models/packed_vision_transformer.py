@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.config import MAX_LAYERS, MAX_WIDTH, check_choice, check_multiple, check_range, make_positive
-from models.language_model import apply_rope
+from models.language_model import MLP, apply_rope
+from models.vision_transformer import VisionMLP
 
 Grid = tuple[int, int]  # patches of an image: rows, columns
 
@@ -124,35 +125,13 @@ class PackedAttention(nn.Module):
         return self.out_proj(torch.cat(out))
 
 
-class GatedMLP(nn.Module):
-    """SwiGLU (arXiv:2002.05202) with biases."""
-
-    def __init__(self, config: PackedVisionConfig):
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class PlainMLP(nn.Module):
-    def __init__(self, config: PackedVisionConfig):
-        super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
-
-
 class PackedBlock(nn.Module):
     def __init__(self, config: PackedVisionConfig):
         super().__init__()
         self.norm1, self.norm2 = norm_of(config), norm_of(config)
         self.self_attn = PackedAttention(config)
-        self.mlp = GatedMLP(config) if config.gated_mlp else PlainMLP(config)
+        sizes = config.hidden_size, config.intermediate_size
+        self.mlp = MLP(*sizes, bias=True) if config.gated_mlp else VisionMLP(*sizes)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: Sequence[int]) -> Tensor:
         x = x + self.self_attn(self.norm1(x), rope, lengths)

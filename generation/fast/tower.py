@@ -187,7 +187,7 @@ PACKED_TOWER = Network(
         **{f"layers.*.norm{number}": NORMS for number in (1, 2)},
         "layers.*.self_attn": (f"{_PACKED}.PackedAttention",),
         **{f"layers.*.self_attn.{name}_proj": LINEARS for name in ("q", "k", "v", "out")},
-        "layers.*.mlp": (f"{_PACKED}.GatedMLP", f"{_PACKED}.PlainMLP"),
+        "layers.*.mlp": ("models.language_model.MLP", "models.vision_transformer.VisionMLP"),
         **{f"layers.*.mlp.{name}": LINEARS for name in ("fc1", "fc2", "gate_proj", "up_proj", "down_proj")},
     },
     tensors={"patch_embedding": ("weight", "bias")},
