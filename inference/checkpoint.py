@@ -26,9 +26,10 @@ from data.processor import EncodedConversation, Processor
 from data.tiles import Sizes
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.cuda.graph import unsupported as unrecorded
-from generation.fast.native.build import NoCompiler, to_panels, to_rows
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.panels import to_panels, to_rows
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
-from generation.fast.quantized import pack, put_packed
+from generation.fast.quantized import pack, pack_layer, put_layers
 from generation.fast.tower import FastTower, fast_tower
 from generation.features import FeatureCache
 from generation.memory import give_back
@@ -427,7 +428,7 @@ def open_checkpoint(
 
 
 def put_int8(model: torch.nn.Module, names: Sequence[str], read: Callable[[], torch.Tensor]) -> None:
-    put_packed("int8", model, names, read())
+    put_layers(model, names, read(), partial(pack_layer, "int8"))
 
 
 def pixel_budget(device: torch.device, max_pixels: int | None) -> int | None:
