@@ -865,7 +865,7 @@ def test_the_command_line_is_asked_about_videos(tmp_path, cli, as_json, complain
     assert first["answers"] == still["answers"] and first["prompt_tokens"] == still["prompt_tokens"]
     assert "first frame" in cli(gif, *words, model=DEFAULT_MODEL)[2]
     save_rows(tmp_path / "questions.jsonl", [{"image": "clip.gif", "question": "how many"}])
-    out, batch = tmp_path / "answers.jsonl", ["--batch", tmp_path / "questions.jsonl", "--max-frames", 4]
+    out, batch = tmp_path / "answers.jsonl", ["batch", tmp_path / "questions.jsonl", "--max-frames", 4]
     status, _, err = cli(*batch, "--out", out, "--max-new-tokens", 3, **asked)
     assert status == 0, err
     (answer,) = map(json.loads, out.read_text().splitlines())
