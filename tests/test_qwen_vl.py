@@ -41,8 +41,7 @@ from inference.checkpoint import CPU_PIXELS, open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes, meta_init
 from models.checkpoints.weights import check_shapes
-from models.config import PackedVisionConfig
-from models.packed_vision_transformer import patches_of
+from models.packed_vision_transformer import PackedVisionConfig, patches_of
 from tests.invariants import fast_step, run_all
 from tests.processors import draw_image, seen, user
 from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf

@@ -38,8 +38,9 @@ from data.sources import open_datasets
 from data.video import Clip, is_video, open_video, open_visual
 from families import idefics3
 from families.idefics3 import IdeficsImages
+from families.idefics3_videos import SmolVideos, number_words
 from families.qwen_images import QwenImages
-from families.videos import QwenVideos, SmolVideos, number_words
+from families.qwen_videos import QwenVideos
 from generate import DEFAULT_MODEL
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
