@@ -18,7 +18,6 @@ from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints import hub as hub_module
-from models.checkpoints.download_size import measure
 from models.checkpoints.hub import EMBEDDED, locate, resolve_source
 from models.checkpoints.names import MODELS
 from tests import tiny
@@ -189,7 +188,7 @@ def test_a_second_load_without_a_network(hub, monkeypatch, tmp_path, local, url,
     assert same_weights(load(SHARDED), local) and hub.requests == []
 
 
-@pytest.mark.parametrize("ask", [load, hub_module.snapshot, hub_module.describe, measure])
+@pytest.mark.parametrize("ask", [load, hub_module.snapshot, hub_module.describe])
 def test_no_network(monkeypatch, tmp_path, ask, caplog):
     """Found out with one try, without the client's 23 seconds of others."""
     point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
@@ -263,14 +262,6 @@ def test_half_a_name_says_whose_it_may_be_and_what_is_here(
             here = network != "a Hub without it"
             assert ("ocelli-shapes, someone/my-boats, and" in text) == here
             assert "someone/half" not in text and "someone/texts" not in text
-
-
-def test_a_visitor_s_model_is_not_told_what_lies_here(hub, tmp_path, monkeypatch):
-    """The page measures what a visitor names, and then describes one commit of it."""
-    cached_model(tmp_path / "cache", "private/boats", {"vision_config": {}})
-    point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
-    assert "private" not in complaint(measure, "other/boats")
-    assert "private" not in complaint(hub_module.describe, "other/boats", "0" * 40)
 
 
 @pytest.mark.slow
@@ -369,7 +360,6 @@ def test_an_error(faulty, local, code, count, name, method):
         (load, "config.json", "HEAD"),
         (load, WEIGHTS, "GET"),
         (hub_module.snapshot, "config.json", "HEAD"),  # a tokenizer's repository is asked so, too
-        (measure, PLAIN, "GET"),
     ],
 )
 def test_a_connection_that_the_hub_had_closed(faulty, ask, of, method):
@@ -384,14 +374,3 @@ def test_a_body_that_breaks_off_or_differs(faulty, repos, count):
     halved, flipped = lambda b: b[: len(b) // 2], lambda b: b[:-1] + bytes([b[-1] ^ 1])
     faulty.fault = times(count, body(repos[PLAIN], flipped if count == 1 else halved))
     assert WEIGHTS in complaint(load, PLAIN)
-
-
-@pytest.mark.parametrize("answer", [b"<html>", b"[1,2]", b"null", b"{}"])
-def test_other_bytes_instead_of_an_answer_of_the_api(faulty, answer):
-    def answers(request: BaseHTTPRequestHandler, path: str) -> bool:
-        HubServer._send(request, 200, answer, {"Content-Type": "application/json"})
-        return True
-
-    faulty.fault = times(10**6, answers, PLAIN)
-    text = complaint(measure, PLAIN)
-    assert faulty.url in text and PLAIN in text

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import app
 import serve
 from eval import __main__ as evaluate
 from generation import kv_cache as kv
@@ -446,8 +445,8 @@ print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 # ------------------------------------------------------------------------------------------ the entry points
 @pytest.mark.parametrize(
     "parser",
-    [ask_parser(""), serve.build_parser(), app.build_parser(), evaluate.build_parser()],
-    ids=["generate", "serve", "app", "eval"],
+    [ask_parser(""), serve.build_parser(), evaluate.build_parser()],
+    ids=["generate", "serve", "eval"],
 )
 def test_every_program_takes_threads(parser, capsys):
     assert parser.parse_args(["--threads", "3"]).threads == 3
