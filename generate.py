@@ -48,7 +48,7 @@ from inference.results import to_json
 from inference.terminal import GreyText
 from inference.thinking import held_to
 from inference.votes import pick
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 
 # torch takes seconds to import, Pillow a tenth. What needs them is imported inside functions, after all
 # that can be checked without them, so that --help and a mistake answer at once.

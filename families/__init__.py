@@ -20,7 +20,7 @@ none by name:
                                    rotary places of a prompt, where `config.text.rope_sections` says that they
                                    are not its slots, and what is added to the slot of a token after it
     build(config)                  -> tower, projector, text: blocks of models/, chosen by the config's fields
-    open_images(folder, config)    -> image rule (`data.tiles.Images`), tokenizer, chat template
+    open_images(opened)            -> image rule (`data.tiles.Images`), tokenizer, chat template
     write(config, dtype)           -> config.json, or a CheckpointError that says why it cannot be saved
     processor_classes(config)      transformers' classes of a saved processor and of its images
     BOX_FORMS                      model_type -> the form in which its models write boxes (`data.boxes`)

@@ -15,7 +15,7 @@ from families import text as shared
 from families.gemma4_images import open_images
 from families.qwen_vl import positions
 from families.text import both_dtypes, checked, expect, layer_kinds, number, section, vlm_config, write_ids
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import Gemma4TextConfig, Gemma4VisionConfig, VLMConfig
 from models.gemma4_text import Gemma4LanguageModel

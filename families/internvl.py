@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -25,7 +24,7 @@ from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families import saving
 from families import text as shared
 from families.idefics3 import positions
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
@@ -226,16 +225,16 @@ class InternVLImages(tiles.TiledImages):
         return START + IMAGE * visual.positions + END
 
 
-def open_images(folder: Path, config: Mapping) -> tuple[InternVLImages, AnyTokenizer, str]:
-    """The image rule, tokenizer and chat template of a checkpoint folder in either layout."""
-    tokenizer = open_with(folder, (START, END, IMAGE))
-    known = read_config(config, {}, {})
-    if config["model_type"] == NAME:
-        settings = image_settings(folder)
+def open_images(opened: Opened) -> tuple[InternVLImages, AnyTokenizer, str]:
+    """The image rule, tokenizer and chat template of a checkpoint in either layout."""
+    tokenizer = open_with(opened, (START, END, IMAGE))
+    known = read_config(opened.config, {}, {})
+    if opened.config["model_type"] == NAME:
+        settings = image_settings(opened)
     else:
-        side, most = known.vision.image_size, config.get("max_dynamic_patch", 6)
+        side, most = known.vision.image_size, opened.config.get("max_dynamic_patch", 6)
         settings = CHAT_PIXELS | {"size": {"height": side, "width": side}}
-        settings["min_patches"] = config.get("min_dynamic_patch", 1)
-        settings["max_patches"] = most if config.get("dynamic_image_size", False) else 1
-    template = chat_template(folder) or ""
+        settings["min_patches"] = opened.config.get("min_dynamic_patch", 1)
+        settings["max_patches"] = most if opened.config.get("dynamic_image_size", False) else 1
+    template = chat_template(opened) or ""
     return InternVLImages(settings, positions(known)), tokenizer, template if IMAGE in template else TEMPLATE

@@ -16,7 +16,7 @@ from families import qwen_vl, saving
 from families.qwen_images import open_images
 from families.qwen_vl import build, grid, places, positions
 from families.text import expect, first_id, layer_kinds, number, section, text_config, vlm_config
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf
 from models.config import VLMConfig
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from families.qwen_images import open_images
 from families.saving import write_config
 from families.text import checked, expect, first_id, number, numbers, section, text_config, vlm_config
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import PackedVisionConfig, VLMConfig
 from models.language_model import LanguageModel

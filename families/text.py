@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple, TypeVar
 
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.config import RopeScaling, TextConfig, VisionConfig, VLMConfig
 
 T = TypeVar("T")

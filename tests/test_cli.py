@@ -17,7 +17,7 @@ import generate
 from generation import sampling
 from inference.checkpoint import RequestError, pick_device
 from inference.cli import is_question
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 from tests.hub_server import HubServer, point_client_at
 
 FIELDS = (

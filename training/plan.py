@@ -27,9 +27,8 @@ from families.lfm2_images import Lfm2Images
 from families.qwen_images import QwenImages
 from families.text import checked
 from models.checkpoints.backbones import read_text_config, read_vision_config
-from models.checkpoints.hub import describe as describe_checkpoint
-from models.checkpoints.hub import snapshot
 from models.checkpoints.load import choose_family, meta_init
+from models.checkpoints.sources import open_files, snapshot
 from models.checkpoints.weights import PARTS as TABLE_PARTS
 from models.checkpoints.weights import module_of
 from models.config import Gemma4TextConfig, PackedVisionConfig, TextConfig, VLMConfig
@@ -525,7 +524,7 @@ def _joined_shape(config: TrainConfig) -> VLMConfig:
 
 
 def config_of(source: str) -> dict[str, Any]:
-    return PUBLISHED.get(source) or describe_checkpoint(source).config
+    return PUBLISHED.get(source) or open_files(source).config
 
 
 def stored_shape(source: str) -> VLMConfig:
