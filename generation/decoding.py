@@ -16,20 +16,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.choices import look_ahead
 from generation.confidence import TokenLogprobs
 from generation.kv_cache import CachePosition, KVCache, Prompt, compact, prompt_lengths
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
 from generation.protocol import Decoder, Pixels, VisionLanguage
 from generation.sampling import Chosen, Decision, Row, choose, make_seeds
+from generation.score import Ids, decide, look_ahead
 from generation.speculation import Speculation
 from generation.steps import DecodeStep, FunctionStep, Step, uncached_step
 
@@ -93,15 +92,17 @@ def decode(
     rows: Sequence[Row],
     position: CachePosition,
     speculation: Speculation | None = None,
+    choose: Callable[[Sequence[Row], Tensor], Chosen] = choose,
 ) -> Iterator[list[int]]:
     """Yield a token of each row until all have ended, from the logits (B, V) of the prompts' last positions:
     n tokens take n - 1 calls of `step`, fewer where the proposals of a single row are right. After its end a
     row's tokens are in vain.
 
-    A GPU is not waited for: the next step runs while tokens are read, once more in vain at the end.
+    A GPU is not waited for: the next step runs while tokens are read, once more in vain at the end. `choose`
+    is called in place of `sampling.choose`.
     """
     if speculation is not None and len(rows) == 1 and rows[0].proposer is not None:
-        yield from _decode_proposed(step, logits, rows[0], position, speculation)
+        yield from _decode_proposed(step, logits, rows[0], position, speculation, choose)
         return
     asynchronous = logits.device.type == "cuda" and all(row.constraint is None for row in rows)
 
@@ -130,12 +131,17 @@ def _check(rows: Sequence[Row]) -> None:
 
 
 def _decode_proposed(
-    step: Step, logits: Tensor, row: Row, position: CachePosition, speculation: Speculation
+    step: Step,
+    logits: Tensor,
+    row: Row,
+    position: CachePosition,
+    speculation: Speculation,
+    choose: Callable[[Sequence[Row], Tensor], Chosen],
 ) -> Iterator[list[int]]:
     """`decode` of one row whose tokens are proposed and verified together."""
     proposed, read = list[int](), 0
     while True:
-        speculation.verify([row], [proposed], [logits])
+        speculation.verify([row], [proposed], [logits], choose)
         position.rewind(len(proposed) + 1 - (len(row.tokens) - read))
         for token_id in row.tokens[read:]:
             yield [token_id]
@@ -271,15 +277,18 @@ def _generate(
     if len(rows) == 1 and kv_cache:
         speculation.begin(rows[0])
 
-    def ahead(number: int, sequences: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
-        start, offset = row_lengths[number] + len(rows[number].tokens), position.offset
+    def ahead(row: Row, sequences: Sequence[Ids]) -> Iterator[Tensor]:
+        number, offset = rows.index(row), position.offset
         offset = offset if isinstance(offset, int) else int(offset[number])
+        start = row_lengths[number] + len(row.tokens)
         return look_ahead(step, position.kv_cache, number, start, offset, sequences)
 
-    for number, row in enumerate(rows):
-        row.look_ahead = partial(ahead, number) if kv_cache and row.constraint is not None else None
+    def choose_with_answers(rows: Sequence[Row], logits: Tensor) -> Chosen:
+        decide(rows, logits, ahead)
+        return choose(rows, logits)
+
     pad, count = pad_id(model, options), 0
-    for ids in decode(step, logits, rows, position, speculation):
+    for ids in decode(step, logits, rows, position, speculation, choose_with_answers):
         count += 1
         yield torch.tensor([one if len(row.tokens) >= count else pad for one, row in zip(ids, rows)])
     watch.lap("decode")

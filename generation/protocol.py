@@ -92,18 +92,20 @@ class Constraint(Protocol):
     For each token `close` comes first, with the model's logits; `allows` and `mask` are about what it leaves.
 
     thinking: whether the tokens so far are no answer yet. full: the answer has as many as it may have.
+    choice: the choice among whole answers that comes next, or was made (`generation.score.Choice`); None
+        where tokens are chosen one by one.
     """
 
     @property
     def thinking(self) -> bool: ...
     @property
     def full(self) -> bool: ...
+    @property
+    def choice(self) -> Any: ...
 
-    def close(self, scores: Tensor, row: Any) -> bool | None:
-        """Where ending the answer means to end a part of it, move in scores (V,), in place, what the stop
-        tokens have to the token that ends the part. The probabilities of the rest stay as they are. `row` is
-        the answer's `generation.sampling.Row`. True where there is more to compute before a token can be
-        chosen: it is to be called again, with the same logits."""
+    def close(self, scores: Tensor) -> None:
+        """Move the probability of the stop tokens, in scores (V,), in place, to the token that closes what is
+        still open in the answer (a list, a block of thinking). The other probabilities stay as they are."""
 
     def allows(self, token_id: int) -> bool:
         """Whether this may be the next token. It costs less than `mask`, which leaves just these."""

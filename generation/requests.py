@@ -68,7 +68,7 @@ class RequestOutput:
     prompt_tokens: positions of the prompt, images included; 0 after an error.
     reused_tokens: how many of them were copied from another prompt.
     confidence: see `generation.confidence`; None where the options did not ask for it.
-    decision: see `generation.choices`; None for an answer that is no choice.
+    decision: see `generation.score`; None for an answer that is no choice.
     logprobs: of each token, where the options ask for them.
     error: what was wrong with this request, or None.
     """
@@ -141,8 +141,7 @@ class SlotRow(Row):
     @property
     def decodes(self) -> bool:
         """Whether the next step chooses a token for it."""
-        going = 0 < self.launched < self.options.max_new_tokens and not self.stop_reason
-        return going and self.scores is None
+        return 0 < self.launched < self.options.max_new_tokens and not self.stop_reason
 
     def worth_sharing(self, start: int, end: int) -> bool:
         """Whether getting positions start … end - 1 for free is worth an arrangement."""

@@ -128,9 +128,6 @@ class Row:
     sums: of `chosen_logprobs`, over the tokens that count for its confidence; reports: of each token, where
         the options ask for log-probabilities.
     proposer: what proposes its next tokens (see `generation.speculation`), if anything does.
-    look_ahead: sequences of ids -> of the first ones the logits (n, V) after each id, as if it came next;
-        None without a cache, and after the end. decision: what was chosen with it (see `generation.choices`).
-    scores: the logits (V,) of a token that could not be chosen yet (see `choose`).
     """
 
     options: GenerationOptions
@@ -145,9 +142,6 @@ class Row:
     sums: tuple[float, float] = (0.0, 0.0)
     reports: list[TokenLogprobs] = field(default_factory=list)
     proposer: Proposer | None = None
-    look_ahead: Callable[[Sequence[tuple[int, ...]]], Sequence[Tensor]] | None = None
-    scores: Tensor | None = None
-    decision: Decision | None = None
     _proposed_for: int = 0  # tokens that the proposer was told
 
     def __post_init__(self):
@@ -159,6 +153,12 @@ class Row:
     def plain(self) -> bool:
         """Whether `recordable` does all that it asks for."""
         return self.constraint is None and self.options.logprobs is None and not self.params.penalizes
+
+    @property
+    def decision(self) -> Decision | None:
+        """Which of several whole answers was chosen; see `generation.score`."""
+        choice = None if self.constraint is None else self.constraint.choice
+        return None if choice is None else choice.decision
 
     @property
     def confidence(self) -> float:
@@ -199,7 +199,7 @@ class Row:
         self.tokens.append(token_id)
         full = len(self.tokens) >= self.options.max_new_tokens
         if stops or full or (constraint is not None and constraint.full):
-            self.stop_reason, self.look_ahead = "stop" if stops else "length", None
+            self.stop_reason = "stop" if stops else "length"
 
 
 @dataclass(eq=False)
@@ -255,25 +255,15 @@ def _sent(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def choose(rows: Sequence[Row], logits: Tensor, patient: bool = False) -> Chosen:
-    """The next token of each row, from logits (k, V), which constraints change in place. patient: not of rows
-    that need more than one pass for it, which get `scores`, to be chosen from later."""
+def choose(rows: Sequence[Row], logits: Tensor) -> Chosen:
+    """The next token of each row, from logits (k, V), which constraints change in place."""
     constrained = [
         (n, row, row.constraint)
         for n, row in enumerate(rows)
         if row.constraint is not None and not row.stop_reason
     ]
-    for number, row, constraint in constrained:
-        while constraint.close(logits[number], row):
-            if patient:
-                row.scores = logits[number].clone()
-                break
-    if any(row.scores is not None for row in rows):
-        left = [number for number, row in enumerate(rows) if row.scores is None]
-        constrained = [(left.index(n), row, held) for n, row, held in constrained if row.scores is None]
-        rows, logits = [rows[number] for number in left], logits[left]
-        if not rows:
-            return Chosen(rows, (none := torch.empty(0, 1, dtype=torch.int64)), none[:, 0])
+    for number, _, constraint in constrained:
+        constraint.close(logits[number])
     asked = [n for n, row in enumerate(rows) if row.options.logprobs is not None and not row.stop_reason]
     forced = [n for n, row, held in constrained if n in asked and row.tokens and held.forced()]
     asked = [number for number in asked if number not in forced]
@@ -338,6 +328,14 @@ def draw_each(rows: Sequence[Row], logits: Tensor) -> Tensor:
         index = to_device(torch.tensor(members), logits.device)
         token[index] = _draw_alike([rows[member] for member in members], logits[index])
     return token
+
+
+def keep(scores: Tensor, ids: Sequence[int]) -> None:
+    """Set all others of scores (V,) to -inf."""
+    index = list(ids)
+    kept = scores[index]
+    scores.fill_(-math.inf)
+    scores[index] = kept
 
 
 def _alike(numbers: Iterable[int], kind: Callable[[int], Any]) -> dict[Any, list[int]]:

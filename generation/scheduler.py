@@ -34,7 +34,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +42,6 @@ from torch import Tensor
 
 from generation import draft
 from generation import kv_cache as kv
-from generation.choices import look_ahead
 from generation.decoding import step_of
 from generation.draft import parts_left
 from generation.memory import available_bytes
@@ -66,7 +64,8 @@ from generation.prefix import (
 from generation.prefix_store import PrefixStore
 from generation.protocol import VisionLanguage
 from generation.requests import LazyRequest, NewTokens, Request, RequestOutput, SlotRow, Stats
-from generation.sampling import Chosen, choose, recordable
+from generation.sampling import Chosen, Row, choose, recordable
+from generation.score import Ids, decide, look_ahead
 from generation.speculation import Speculation
 from generation.steps import DecodeStep
 
@@ -159,7 +158,6 @@ class Scheduler:
         self._waiting: deque[SlotRow] = deque()  # in their slots, with positions to compute; the next first
         self._rows: list[SlotRow | None] = [None] * self.slots
         self._launched: deque[Chosen] = deque()
-        self._looked = -1  # the slot that `_look_on` was for
         self._events: list[NewTokens | RequestOutput] = []
         self._view: tuple[tuple[int, int, int], kv.KVCache] | None = None
         self._replay: tuple[kv.KVCache, tuple, Callable[[], None]] | None = None
@@ -227,7 +225,6 @@ class Scheduler:
             row.draft.left, new = left, [row.draft, row]
         for one in new:
             self.speculation.begin(one)
-            one.look_ahead = None if one.constraint is None else partial(self._ahead, one)
         self._view = self._replay = None  # they would keep the old buffers beside the grown ones
         while True:
             try:
@@ -352,7 +349,6 @@ class Scheduler:
     def _compute_prompts(self) -> None:
         """All prompts, or one chunk or tile of one, each in turn; rows whose prompt is complete get their
         first token."""
-        self._look_on()
         fresh: list[tuple[list[SlotRow], Tensor]] = []
         while self._entered or self._waiting:
             for row in [row for row in self._entered if not row.waits]:
@@ -521,24 +517,14 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------- tokens
 
-    def _look_on(self) -> None:
-        """Another pass for a row that chooses among more answers than one takes, in turns: `Row.scores`."""
-        waiting = [one for one in self._rows if one is not None and one.scores is not None]
-        row = min(waiting, key=lambda one: (one.slot <= self._looked, one.slot), default=None)
-        if row is not None and row.scores is not None:
-            self._looked = row.slot
-            with self._timed("decode"):
-                scores, row.scores = row.scores, None
-                self._launch([row], scores[None])
-                self._collect(self._lag)
+    def _choose(self, rows: Sequence[Row], logits: Tensor) -> Chosen:
+        """The next token of each row, or one of its whole answers, from logits (k, V)."""
+        decide(rows, logits, self._ahead)
+        return choose(rows, logits)
 
-    def _patient(self, rows: list[SlotRow]) -> bool:
-        """Whether rows may choose later: there is room for a token in vain."""
-        most = max(row.length + row.launched for row in rows)
-        return self._chunk is not None and most < self._cache.capacity
-
-    def _ahead(self, row: SlotRow, sequences: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
-        """See `Row.look_ahead`."""
+    def _ahead(self, row: Row, sequences: Sequence[Ids]) -> Iterator[Tensor]:
+        """See `generation.score.Ahead`."""
+        assert isinstance(row, SlotRow), "whatever chooses here has a slot"
         start = row.length + len(row.tokens)
         return look_ahead(self._step, self._cache.kv_cache, row.slot, start, row.prompt.offset, sequences)
 
@@ -622,7 +608,7 @@ class Scheduler:
         began = time.perf_counter()
         logits = self._step.ragged(ids, cache, positions, [row.prompt.offset for row in span])
         self.speculation.observe(rows, proposals, time.perf_counter() - began)
-        self.speculation.verify(rows, proposals, [logits[row.slot] for row in rows], self._patient(rows))
+        self.speculation.verify(rows, proposals, [logits[row.slot] for row in rows], self._choose)
         self._counted = []
         last = torch.tensor([row.tokens[-1:] for row in rows])
         self._tokens[self._index([row.slot for row in rows])] = kv.to_device(last, self.model.device)
@@ -634,7 +620,7 @@ class Scheduler:
         for nothing, in a place that holds nothing yet."""
         if row.decodes:
             return row.position
-        place = row.position + (row.scores is not None) if row.launched else row.start
+        place = row.position if row.launched else row.start
         self._cache.filled[row.slot] = min(self._cache.filled[row.slot], place)
         return place
 
@@ -672,8 +658,8 @@ class Scheduler:
 
     def _launch(self, rows: list[SlotRow], logits: Tensor) -> None:
         """Choose the next token of each row, logits (k, V), without waiting for it."""
-        chosen = choose(rows, logits, self._patient(rows))
-        slots = [row.slot for row in rows if row.scores is None]
+        chosen = self._choose(rows, logits)
+        slots = [row.slot for row in rows]
         if slots == list(range(len(slots))):
             self._tokens[: len(slots)] = chosen.token
         else:

@@ -19,13 +19,13 @@ otherwise, a tie within that rounding may be decided otherwise too.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from generation.protocol import Constraint, Proposer
-from generation.sampling import Row, choose
+from generation.sampling import Chosen, Row, choose
 from generation.steps import Step
 
 MOST = 8  # ids looked up at a time
@@ -247,20 +247,19 @@ class Speculation:
         rows: Sequence[Row],
         proposals: Sequence[Sequence[int]],
         logits: Sequence[Tensor],
-        patient: bool = False,
+        choose: Callable[[Sequence[Row], Tensor], Chosen] = choose,
     ) -> None:
         """Choose tokens from the logits (1 + n, V) that follow each row's last token and n proposals, as far
-        as these are what is chosen. patient: see `choose`."""
+        as these are what is chosen. choose: in place of `sampling.choose`."""
         agreeing, place = list(range(len(rows))), 0
         while agreeing:
             columns = torch.stack([logits[number][place] for number in agreeing])
-            choose([rows[number] for number in agreeing], columns, patient).read()
-            self.accepted += sum(rows[number].scores is None for number in agreeing) if place else 0
+            choose([rows[number] for number in agreeing], columns).read()
+            self.accepted += len(agreeing) if place else 0
             agreeing = [
                 number
                 for number in agreeing
                 if not rows[number].stop_reason
-                and rows[number].scores is None
                 and [rows[number].tokens[-1]] == list(proposals[number][place : place + 1])
             ]
             place += 1

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from data.tokenizer import AnyTokenizer, no_panic
 from data.tools import GEMMA
-from generation.choices import keep
 from generation.kv_cache import to_device
 from generation.options import ConstraintError
+from generation.sampling import keep
 from inference.compiling import compiled
 from inference.errors import FormError, RequestError
 from inference.grammar import Latest, has_json_values, refusal
@@ -111,6 +111,7 @@ class Constraint:
     """
 
     thinking = full = False
+    choice = None
 
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary, is_json: bool):
         self._matcher, self._vocabulary, self._stop_ids = matcher, vocabulary, vocabulary.stop_ids
@@ -123,7 +124,7 @@ class Constraint:
         self._closing = False  # it has just done so: what may be left out is left out
         self._forced = self._find_forced()
 
-    def close(self, scores: Tensor, row: object) -> None:
+    def close(self, scores: Tensor) -> None:
         self._closer = None
         if self._place is None or self._ended or self._forced:
             return
@@ -225,6 +226,7 @@ class CallsMayFollow:
     """
 
     thinking = full = False
+    choice = None
 
     def __init__(
         self,
@@ -237,9 +239,9 @@ class CallsMayFollow:
         self._tail, self._over = b"", False
         self._held: Constraint | None = None
 
-    def close(self, scores: Tensor, row: object) -> None:
+    def close(self, scores: Tensor) -> None:
         if self._held is not None:
-            self._held.close(scores, row)
+            self._held.close(scores)
 
     def allows(self, token_id: int) -> bool:
         if self._over:

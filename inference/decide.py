@@ -4,7 +4,7 @@
     decided(form, decision)                                              # what a result says of it
 
 Each text is what the model's own chat template makes of it as an answer: with the space in front that belongs
-to its first token, and the token that ends it. So its probability is what `generation.choices` makes of that
+to its first token, and the token that ends it. So its probability is what `generation.score` makes of that
 one way of writing it; another way (Yes for yes) is another text.
 """
 
@@ -16,8 +16,8 @@ from operator import mul
 from typing import Any
 
 from data.processor import Processor
-from generation.choices import Choices
 from generation.sampling import Decision
+from generation.score import Choices
 from inference.errors import RequestError
 from inference.grammar import Form, choice_grammar
 

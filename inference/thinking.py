@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from data.thinking import Span, Thinking
 from generation.options import GenerationOptions
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from data.processor import EncodedConversation
     from generation.protocol import Constraint  # imports torch, which --help does without
-    from generation.sampling import Row
     from inference.checkpoint import Checkpoint
 
 THINK_TOKENS = 1024  # of thinking, where nobody says how many
@@ -130,16 +129,19 @@ class _ThinkFirst:
         """What the next token is held to, if it may be one of the answer."""
         return self._form if self._span.place != "inside" and not self._forced else None
 
-    def close(self, scores: Tensor, row: Row) -> bool | None:
+    @property
+    def choice(self) -> Any:
+        return None if (form := self._of_answer) is None else form.choice
+
+    def close(self, scores: Tensor) -> None:
         if (form := self._of_answer) is not None:
-            return form.close(scores, row)
-        if self._span.place == "inside" and not self._forced:
+            form.close(scores)
+        elif self._span.place == "inside" and not self._forced:
             stops, end = [*self._think.stop_token_ids], self._thinking.end_ids[0]
             stop, ending = scores[stops].float().logsumexp(0), scores[end].float()
             self._ends_turn = bool(stop > ending)
             scores[end] = stop.logaddexp(ending).to(scores.dtype)
             scores[stops] = -math.inf
-        return False
 
     def allows(self, token_id: int) -> bool:
         if self._forced:

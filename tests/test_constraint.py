@@ -101,6 +101,7 @@ class OneByOne:
     """Another constraint, which says nothing of what it forces, and of what it allows only by its mask."""
 
     thinking = full = False
+    choice = None
 
     def __init__(self, constraint):
         self.close, self.mask, self.accept = constraint.close, constraint.mask, constraint.accept
@@ -217,7 +218,7 @@ def follow(constraint, wishes, most: int = 200) -> list[int]:
     """What a greedy sampler makes of a model whose logits (V,) are what `wishes` gives, token by token."""
     own, ids = constraint(), []
     while len(ids) < most:
-        own.close(scores := wishes(own), None)
+        own.close(scores := wishes(own))
         if not own.allows(int(scores.argmax())):
             own.mask(scores)
         ids.append(int(scores.argmax()))
@@ -331,7 +332,7 @@ def test_the_probability_of_ending_is_that_of_closing(constraints, tokenizer):
         own.accept(token_id)
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0))
     free, scores = logits.softmax(0), logits.clone()
-    own.close(scores, None)
+    own.close(scores)
     moved = scores.softmax(0)
     (brace,) = tokenizer("}")["input_ids"]
     assert moved[brace].item() == pytest.approx((free[brace] + free[list(STOPS)].sum()).item(), rel=1e-5)
@@ -582,11 +583,12 @@ class Broken:
     """A constraint that comes to a place where it cannot go on."""
 
     thinking = full = False
+    choice = None
 
     def __init__(self) -> None:
         self.left = 3
 
-    def close(self, scores: torch.Tensor, row: object) -> None:
+    def close(self, scores: torch.Tensor) -> None:
         pass
 
     def allows(self, token_id: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import generation.choices
+import generation.score
 from data.errors import PromptError
 from generation import scheduler
-from generation.choices import Choices
 from generation.options import GenerationOptions, NotFiniteError
 from generation.requests import Request, RequestOutput
 from generation.scheduler import Scheduler
+from generation.score import Choices
 from inference.answer import ask, encode, requests_for
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
@@ -62,7 +62,7 @@ def forced(vlm, inputs: dict, answers=ANSWERS, stops=STOPS) -> list[float]:
 @pytest.mark.parametrize("model", invariants.MODELS)
 @pytest.mark.parametrize("entrance", ENTRANCES)
 def test_every_way_gives_the_probabilities_of_teacher_forcing(entrance, model, monkeypatch):
-    monkeypatch.setattr(generation.choices, "AHEAD_POSITIONS", 4)  # an answer or two at a time
+    monkeypatch.setattr(generation.score, "AHEAD_POSITIONS", 4)  # an answer or two at a time
     if entrance != "cached" and model == "Gemma 4" and "native" in entrance:
         pytest.skip("PyTorch only")
     vlm, rows, *_ = invariants.case(model, "two answers, penalty")
@@ -211,25 +211,21 @@ def test_several_answers_to_one_question_look_at_the_choices_once(qwen, monkeypa
 
 
 @pytest.mark.parametrize("model", ["Qwen2.5-VL", "Qwen3.5"])
-def test_others_go_on_between_the_passes_over_many_choices(model, monkeypatch):
-    """And neither changes what comes of the other."""
-    monkeypatch.setattr(generation.choices, "AHEAD_POSITIONS", 4)
+def test_choices_and_other_answers_side_by_side_are_as_alone(model, monkeypatch):
+    monkeypatch.setattr(generation.score, "AHEAD_POSITIONS", 4)
     vlm, rows, *_ = invariants.case(model, "two answers, penalty")
     chosen = {"constraint": Choices(ANSWERS, STOPS), "stop_token_ids": STOPS, "max_new_tokens": 6}
     plain, chosen = GenerationOptions(max_new_tokens=25, stop_token_ids=()), GenerationOptions(**chosen)
-    slots, seen, look_ahead = Scheduler(vlm, slots=3, prefill_chunk=64), [], scheduler.look_ahead
-    monkeypatch.setattr(scheduler, "look_ahead", lambda *given: seen.append("look") or look_ahead(*given))
+    slots = Scheduler(vlm, slots=3, prefill_chunk=64)
     for key, options in enumerate((plain, chosen, chosen)):
         inputs = rows[key] | {"input_ids": rows[key]["input_ids"][0]}
         slots.add(Request(**inputs, options=options, key=key))
     outputs = {}
     while not slots.idle:
         for event in slots.step():
-            seen.append(event.key)
             outputs |= {event.key: event} if isinstance(event, RequestOutput) else {}
     alone = vlm.generate_detailed(**rows[0], options=plain)
-    assert outputs[0].token_ids == alone.rows()[0] and seen.count("look") == 2 * 4
-    assert max(len(list(run)) for key, run in groupby(seen) if key == "look") <= 2
+    assert outputs[0].token_ids == alone.rows()[0]
     for key in (1, 2):
         assert outputs[key].decision.logprobs == pytest.approx(forced(vlm, rows[key]), abs=2e-5)
 

@@ -194,11 +194,12 @@ class Pattern:
 
     FORCED = (8, 9, 10)
     thinking = full = False
+    choice = None
 
     def __init__(self) -> None:
         self.taken: list[int] = []
 
-    def close(self, scores: torch.Tensor, row: object) -> None:
+    def close(self, scores: torch.Tensor) -> None:
         pass
 
     def allows(self, token_id: int) -> bool:

@@ -174,11 +174,12 @@ class Toll:
     """A constraint: of ten tokens three are forced, and five have even ids."""
 
     thinking = full = False
+    choice = None
 
     def __init__(self):
         self._count = 0
 
-    def close(self, scores, row):
+    def close(self, scores):
         pass
 
     def allows(self, token_id):

@@ -27,6 +27,7 @@ from generation.confidence import TokenLogprobs
 from generation.options import GenerationOptions
 from generation.sampling import Row, choose
 from generation.scheduler import Scheduler
+from generation.score import decide
 from generation.steps import Step
 from inference.answer import AnswerText, answer_text, answers_of, ask, encode, requests_for
 from inference.checkpoint import Checkpoint, Fast, open_checkpoint
@@ -383,12 +384,16 @@ def test_thinking_ends_in_time_and_an_answer_in_its_form_follows(checkpoint, bud
     bound, generator = for_prompt(checkpoint, row, options), torch.Generator().manual_seed(budget)
     thinking, ended = checkpoint.processor.thinking, 0
     size = checkpoint.model.config.text.vocab_size
+
+    def logits_of(count: int) -> torch.Tensor:
+        return torch.randn(count, size, generator=generator)
+
     for number in range(12):
         one = Row(bound, torch.tensor(row.input_ids), seed=number)
-        one.look_ahead = lambda rows: [torch.randn(len(ids), size, generator=generator) for ids in rows]
         while not one.stop_reason:
-            logits = torch.randn(1, size, generator=generator)
+            logits = logits_of(1)
             logits[0, [*checkpoint.stop_token_ids[:1], thinking.end_ids[0]]] += number / 2
+            decide([one], logits, lambda _, said: (logits_of(len(ids)) for ids in said))
             choose([one], logits).read()
         result = answers_of(checkpoint, row, [one.tokens], options)
         (ids,), (thought,) = result["token_ids"], result["thinking_tokens"]

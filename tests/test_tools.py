@@ -239,7 +239,7 @@ def babble(constraint, made, begin: str, seed: int, most: int = 700) -> tuple[li
         if place < len(first):
             logits[first[place]] = 99
         forced = constraint.forced()
-        constraint.close(logits, None)
+        constraint.close(logits)
         constraint.mask(logits)
         token_id = int(logits.argmax())
         assert constraint.allows(token_id) and forced[:1] in ([], [token_id])
@@ -387,7 +387,7 @@ def test_text_that_is_no_call_is_left_alone(constraints):
     grammar = tool_grammar(HERMES, ToolUse((WEATHER,)), made.get_added_vocab().get)
     constraint = own.may_call(grammar, HERMES.opens, True)()
     for token_id in made.backend_tokenizer.encode("a <tool_ <tool_cal b tool_call>").ids:
-        constraint.close(logits, None)
+        constraint.close(logits)
         constraint.mask(logits)
         assert torch.equal(logits, torch.arange(352.0)) and not constraint.forced()
         constraint.accept(token_id)
