@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from generation.decoding import GenerationOutput, TokenStream
-from generation.prefix import FeatureCache, KeyedPrompt, first_part
+from generation.features import FeatureCache
+from generation.keyed_prompts import KeyedPrompt, first_part
 from generation.protocol import VisionLanguage
 
 

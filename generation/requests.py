@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from generation.confidence import TokenLogprobs as TokenLogprobs
+from generation.keyed_prompts import KeyedPrompt
 from generation.options import MAX_SEED, GenerationOptions
-from generation.prefix import KeyedPrompt
 from generation.protocol import Pixels
 from generation.sampling import Decision, Row
 

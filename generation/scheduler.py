@@ -44,6 +44,8 @@ from generation import draft
 from generation import kv_cache as kv
 from generation.decoding import step_of
 from generation.draft import parts_left
+from generation.features import FeatureCache
+from generation.keyed_prompts import KeyedPrompt, embed_after, first_part, read_prompt
 from generation.memory import available_bytes
 from generation.options import (
     CacheMemoryError,
@@ -52,20 +54,12 @@ from generation.options import (
     check_integer,
     with_overrides,
 )
-from generation.prefix import (
-    CacheBudget,
-    FeatureCache,
-    KeyedPrompt,
-    SlotCache,
-    embed_after,
-    first_part,
-    read_prompt,
-)
 from generation.prefix_store import PrefixStore
 from generation.protocol import VisionLanguage
 from generation.requests import LazyRequest, NewTokens, Request, RequestOutput, SlotRow, Stats
 from generation.sampling import Chosen, Row, choose, recordable
 from generation.score import Ids, decide, look_ahead
+from generation.slots import CacheBudget, SlotCache
 from generation.speculation import Speculation
 from generation.steps import DecodeStep
 

@@ -26,9 +26,10 @@ from torch import Tensor
 from generation import kv_cache as kv
 from generation.decoding import GenerationOutput, TokenStream, fields_of, pad_id
 from generation.draft import Draft, DraftStream
+from generation.features import FeatureCache
+from generation.keyed_prompts import KeyedPrompt, read_prompt
 from generation.memory import check_caches_fit
 from generation.options import CacheMemoryError, GenerationOptions, with_overrides
-from generation.prefix import FeatureCache, KeyedPrompt, read_prompt
 from generation.prefix_store import PrefixStore
 from generation.protocol import Pixels, VisionLanguage
 from generation.requests import SlotRow, each_answer

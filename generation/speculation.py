@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from generation.kv_cache import STATE_WINDOW
 from generation.protocol import Constraint, Proposer
 from generation.sampling import Chosen, Row, choose
 from generation.steps import Step
@@ -206,7 +207,8 @@ class Speculation:
 
     def __init__(self, step: Step, config):
         self.costs, self.proposed, self.accepted = _PassCosts(), 0, 0
-        self._step, self._image_token_id, self._most = step, config.image_token_id, config.text.rewinds
+        self._step, self._image_token_id = step, config.image_token_id
+        self._most = STATE_WINDOW // 2 if step.states else None  # a state takes back no more
 
     def begin(self, row: Row, drafted: Sequence[int] = ()) -> None:
         """Give a row its proposer: what its constraint forces, and as its options say what is looked up,

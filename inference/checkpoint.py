@@ -31,8 +31,8 @@ from generation.fast.native.build import NoCompiler, to_panels, to_rows
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack, put_packed
 from generation.fast.tower import FastTower, fast_tower
+from generation.features import FeatureCache
 from generation.memory import give_back
-from generation.prefix import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
 from generation.threads import choose, watch

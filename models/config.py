@@ -9,15 +9,13 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 # Far beyond any real model: a config past these is refused before anything is allocated.
 _MAX_WIDTH = 65_536
 _MAX_LAYERS = 1_024
 _MAX_VOCAB = 4_194_304
 _MAX_POSITIONS = 16_777_216
-# Positions after which a cache keeps the gated delta rule's matrix; see models/gated_delta.py.
-DELTA_WINDOW = 16
 
 
 def _check_range(config, low: int, high: int, *names: str) -> None:
@@ -186,15 +184,6 @@ class RopeScaling:
             )
 
 
-class Kept(NamedTuple):
-    """What a cache has of a layer under one name, for each row: (heads, slots, width), in its own dtype; or,
-    where `fixed` is a number, (heads, fixed, width), in float32 and whatever the slots are."""
-
-    heads: int
-    width: int
-    fixed: int | None = None
-
-
 @dataclass(frozen=True)
 class TextConfig:
     """A Llama-style decoder. `num_key_value_heads` and `head_dim` default from the other fields."""
@@ -234,30 +223,9 @@ class TextConfig:
     delta_key_dim: int = 128
     delta_value_dim: int = 128
 
-    # What follows from the fields: what each layer keeps, by name; numbers of a head that are rotated;
-    # positions after which a state is kept, and how many tokens a pass may compute in vain without its
-    # getting wrong, None where all is kept by slot.
-    cache_layout: ClassVar[list[dict[str, Kept]]]
-    rotary_dim: ClassVar[int]
-    state_window: ClassVar[int | None]
-    rewinds: ClassVar[int | None]
+    rotary_dim: ClassVar[int]  # numbers of a head that are rotated, which follows from the fields
     act: ClassVar[str] = "silu"
     kinds: ClassVar[tuple[str, ...]] = ("attention", "conv", "delta")
-
-    def _kept(self) -> dict[str, dict[str, Kept]]:
-        """What a layer of each kind keeps."""
-        keys = Kept(self.num_key_value_heads, self.head_dim)
-        of_key, of_value = self.delta_key_dim, self.delta_value_dim
-        inputs = 2 * self.delta_key_heads * of_key + self.delta_value_heads * of_value
-        return {
-            "attention": {"key": keys, "value": keys},
-            "conv": {"conv": Kept(1, self.hidden_size)},
-            "delta": {
-                "state": Kept(self.delta_value_heads, of_key * of_value, 2),
-                "recent": Kept(self.delta_value_heads, of_key + of_value + 1, 2 * DELTA_WINDOW),
-                "inputs": Kept(1, inputs, 2 * DELTA_WINDOW),
-            },
-        }
 
     def mixer(self, layer: int) -> str:
         """What mixes the positions of a layer."""
@@ -283,7 +251,8 @@ class TextConfig:
             )
         _check_choice(self, "hidden_act", self.act)
         _make_positive(self, "rms_norm_eps", "rope_theta")
-        _check_range(self, 1, 64, "conv_kernel")
+        # Before a delta rule, at most half of the cache's `STATE_WINDOW`.
+        _check_range(self, 1, 8 if "delta" in self.layer_types else 64, "conv_kernel")
         if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(
                 f"TextConfig.layer_types: expected one for each of {self.num_hidden_layers} layers, "
@@ -296,16 +265,6 @@ class TextConfig:
         sizes = ("delta_key_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim")
         _check_range(self, 1, 4_096, *sizes)
         _check_multiple(self, "delta_value_heads", "delta_key_heads")
-        if "delta" in self.layer_types and self.conv_kernel > DELTA_WINDOW // 2:
-            raise ValueError(
-                f"TextConfig.conv_kernel: expected up to {DELTA_WINDOW // 2}, got {self.conv_kernel}"
-            )
-        kept = self._kept()
-        layout = [kept[self.mixer(layer)] for layer in range(self.num_hidden_layers)]
-        object.__setattr__(self, "cache_layout", layout)
-        states = "delta" in self.layer_types
-        object.__setattr__(self, "state_window", DELTA_WINDOW if states else None)
-        object.__setattr__(self, "rewinds", DELTA_WINDOW - self.conv_kernel if states else None)
         sections = self.rope_sections
         if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != self.rotary_dim // 2):
             raise ValueError(
@@ -356,13 +315,6 @@ class Gemma4TextConfig(TextConfig):
 
     def head_dim_of(self, kind: str) -> int:
         return self.full_head_dim if kind.startswith("full") else self.head_dim
-
-    def _kept(self) -> dict[str, dict[str, Kept]]:
-        kept: dict[str, dict[str, Kept]] = {kind: {} for kind in self.kinds}
-        for kind in ("sliding", "full"):
-            keys = Kept(self.num_key_value_heads, self.head_dim_of(kind))
-            kept[kind] = {"key": keys, "value": keys}
-        return kept
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask
 
-from generation.kv_cache import KVCache
+from generation.kv_cache import Kept, KVCache
 from models.config import Gemma4TextConfig
 from models.language_model import (
     MLP,
@@ -49,6 +49,8 @@ class Gemma4Attention(nn.Module):
             self.v_proj = nn.Linear(width, keys, bias=config.attention_bias)
             self.k_norm = nn.RMSNorm(dim, eps)
         self.o_proj = nn.Linear(config.num_attention_heads * dim, width, bias=config.attention_bias)
+        keys = Kept(config.num_key_value_heads, dim)
+        self.keeps = {} if self.shared else {"key": keys, "value": keys}
 
     def forward(
         self,
@@ -77,6 +79,7 @@ class Gemma4Block(nn.Module):
         kind, width, eps = config.mixer(index), config.hidden_size, config.rms_norm_eps
         self.input_layernorm = nn.RMSNorm(width, eps)
         self.self_attn = Gemma4Attention(config, kind)
+        self.keeps = self.self_attn.keeps
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
         self.pre_feedforward_layernorm = nn.RMSNorm(width, eps)
         factor = config.shared_mlp_factor if kind.endswith("shared") else 1

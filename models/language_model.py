@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from generation.kv_cache import KVCache, geometry
+from generation.kv_cache import Kept, KVCache, Layout, geometry
 from models.config import TextConfig
 from models.gated_delta import GatedDeltaRule
 from models.short_convolution import ShortConvolution
@@ -147,6 +147,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, width, bias=bias and not config.qkv_bias_only)
         self.q_norm = rms_norm(config, self.head_dim) if config.qk_norm else None
         self.k_norm = rms_norm(config, self.head_dim) if config.qk_norm else None
+        self.keeps = dict.fromkeys(("key", "value"), Kept(self.num_kv_heads, self.head_dim))
 
     def forward(self, x: Tensor, layer_cache: dict[str, Tensor] | None, at: At) -> Tensor:
         batch, length, _ = x.shape
@@ -268,10 +269,13 @@ class DecoderBlock(nn.Module):
         self.mixer = config.mixer(index)
         if self.mixer == "attention":
             self.self_attn = Attention(config)
+            self.keeps = self.self_attn.keeps
         elif self.mixer == "conv":
             self.conv = ShortConvolution(config)
+            self.keeps = self.conv.keeps
         else:
             self.linear_attn = GatedDeltaRule(config)
+            self.keeps = self.linear_attn.keeps
         self.post_attention_layernorm = rms_norm(config)
         self.mlp = MLP(config)
 
@@ -302,6 +306,11 @@ class LanguageModel(nn.Module):
         if tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self._inv_freq: Tensor | None = None
+
+    @property
+    def cache_layout(self) -> Layout:
+        """What each layer keeps of the positions that it has computed."""
+        return [layer.keeps for layer in self.layers]
 
     @property
     def cache_dtype(self) -> torch.dtype:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from data.tiles import Part, Parts
+from generation.kv_cache import Kept
 from models.config import (
     Gemma4TextConfig,
     Gemma4VisionConfig,
-    Kept,
     PackedVisionConfig,
     TextConfig,
     VisionConfig,

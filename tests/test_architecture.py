@@ -70,7 +70,10 @@ MAY_IMPORT = {
     "models.checkpoints": {"models.checkpoints", "models.config", "families"},  # handed the class of models
     "models.vision_language_model": {"models", "generation", "families"},
     "models.language_model": {"models", "generation.kv_cache"},  # what a cache is, which its layers write
-    **{f"models.{name}": {"models", "generation.kv_cache"} for name in ("gated_delta", "gemma4_text")},
+    **{
+        f"models.{name}": {"models", "generation.kv_cache"}
+        for name in ("gated_delta", "gemma4_text", "short_convolution")
+    },
     "models": {"models"},
     "families": {"families", *(name for floor in FLOORS.values() for name in floor)},
     "generation": {"generation"},

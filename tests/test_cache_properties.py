@@ -34,14 +34,15 @@ from generation.confidence import TokenLogprobs
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
+from generation.features import FeatureCache
 from generation.options import GenerationOptions
-from generation.prefix import FeatureCache, SlotCache
 from generation.prefix_store import PrefixStore
 from generation.protocol import Proposer
 from generation.requests import NewTokens, Request
 from generation.sampling import Row
 from generation.scheduler import Scheduler
 from generation.session import Session
+from generation.slots import SlotCache
 from generation.speculation import Speculation
 from inference.prefix_files import PrefixFolder
 from tests.invariants import MODELS, TOLERANCE, assert_close, collate, session_holds
@@ -378,7 +379,7 @@ def assert_slots_hold(model, cache: SlotCache) -> None:
             assert_close(got, expected[:, -1:], f"slot {slot}, position {end} of {filled}")
 
 
-FILES = ("prefix", "kv_cache")
+FILES = ("slots", "kv_cache")
 
 
 def text_request(key: int, ids: list[int], new: int) -> Request:
@@ -392,15 +393,13 @@ def test_ctrl_c_at_any_line_that_changes_slots_leaves_them_true(kind):
     """While rows come, share, leave and are moved to the front."""
     model, start = model_of(kind), words(1, 45)
     prompts = [(words(2, 40), 2), (start, 6), ([*start[:40], *words(4, 9)], 4)]
-    changing = ("assign", "_follow", "move", "restore", "_kept", "append", "compute", "copy_row")
+    changing = ("assign", "_follow", "move", "restore", "_kept", "append", "compute", "copy")
     line, over = 0, False
     while not over:
         scheduler = Scheduler(model, 3, prefill_chunk=24)
         for key, (ids, new) in enumerate(prompts):
             scheduler.add(text_request(key, ids, new))
-        with interrupted(
-            line, *(f"{file}.py:{name}" for file in ("prefix", "kv_cache") for name in changing)
-        ):
+        with interrupted(line, *(f"{file}.py:{name}" for file in FILES for name in changing)):
             while not scheduler.idle:
                 scheduler.step()
             over = True

@@ -22,8 +22,8 @@ from data.processor import Processor
 from generation import draft as draft_module
 from generation.draft import DraftLimits, DraftStream
 from generation.fast.native.step import NativeStep
+from generation.features import FeatureCache
 from generation.options import CacheMemoryError, GenerationOptions
-from generation.prefix import FeatureCache
 from generation.requests import NewTokens, Request
 from generation.scheduler import Scheduler
 from generation.session import Session

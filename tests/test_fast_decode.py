@@ -28,6 +28,7 @@ from generation.fast.native.build import (
 from generation.fast.native.step import NativeStep, unsupported
 from generation.fast.quantized import PackedLinear, pack, quantize_rows
 from generation.fast.tower import FastTower
+from generation.prompts import Prompt
 from generation.steps import Step
 from generation.threads import choose
 from inference.checkpoint import fast_step, has_fast_bfloat16, open_checkpoint, speed_up
@@ -76,7 +77,7 @@ def walk(step, language_model, rows, count, dtype=torch.float32, starts=None, of
     that start later find keys before them: without any, a wrong angle at all of a row's positions would not
     show."""
     text = language_model.config
-    cache = kv.allocate(text.cache_layout, rows, 160, dtype)
+    cache = kv.allocate(language_model.cache_layout, rows, 160, dtype)
     generator = torch.Generator().manual_seed(0)
     for tensor in (tensor for layer in cache for tensor in layer.values()):
         for row, start in enumerate(starts or ()):
@@ -122,10 +123,10 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision, parts):
     lm = make_model(**parts).language_model
     if precision != "float32":
         pack(lm, precision, put_rounded)
-    step, text = NativeStep(lm), lm.config
+    step = NativeStep(lm)
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     lengths = [7, 700, 31, 32, 513, 1, 512, 64, 129]
-    whole = kv.allocate(text.cache_layout, len(lengths), 704, dtype)
+    whole = kv.allocate(lm.cache_layout, len(lengths), 704, dtype)
     for tensor in (tensor for layer in whole for tensor in layer.values()):
         tensor.normal_(std=0.5)
     tokens = torch.arange(len(lengths))[:, None] * 5
@@ -150,7 +151,7 @@ def test_rows_that_have_ended_take_no_part(parts):
     """Many more rows than tokens, as in the last chunk of prompts of which one is longest."""
     lm = make_model(**parts).language_model
     step, ids = NativeStep(lm), torch.randint(0, 50, (64, 3))
-    cache = kv.allocate_for(lm.config, 64, 8, torch.empty(0), lm.cache_dtype)
+    cache = kv.allocate_for(lm, 64, 8)
     expected = step.prefill(lm.embed_tokens(ids[63:]), [3], kv.view(cache, 8, 63, 1))
     kept = copy.deepcopy(cache)
     got = step.prefill(lm.embed_tokens(ids), [*[0] * 63, 3], cache)
@@ -175,7 +176,7 @@ def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision
         pack(lm, precision, put_rounded)
     step, text, lengths = NativeStep(lm), lm.config, (540, 3, 130)
     ids = torch.randint(0, text.vocab_size, (3, 540), generator=torch.Generator().manual_seed(0))
-    empty = lambda rows: kv.allocate_for(text, rows, 640, torch.empty(0), lm.cache_dtype)
+    empty = lambda rows: kv.allocate_for(lm, rows, 640)
     cache = empty(1)
     single = torch.stack([step(ids[:1, t : t + 1], cache, t, offset)[0] for t in range(540)])
     other = empty(1)
@@ -184,10 +185,11 @@ def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision
     ragged = empty(3)
     logits = step.prefill(lm.embed_tokens(ids), lengths, ragged, 0, places)
     assert torch.equal(logits[0], single[-1])
-    for own, layer, kept in zip(cache, ragged, other, strict=True):
+    for own, kept in zip(cache, other, strict=True):
         for name, tensor in own.items():
             assert torch.equal(tensor[0], kept[name][0])
-            assert torch.equal(kv.slots(name, tensor, 540)[0], kv.slots(name, layer[name], 540)[0])
+    for own, layer in zip(kv.view(cache, 540), kv.view(ragged, 540), strict=True):
+        assert all(torch.equal(tensor[0], layer[name][0]) for name, tensor in own.items())
     for row in (1, 2):
         own = ids[row : row + 1, : lengths[row]]
         own_places = None if places is None else places[:, :1, : lengths[row]]
@@ -203,9 +205,9 @@ def test_tokens_in_vain_leave_no_trace():
     """As many proposals as there may be, all of them wrong, before each token: across windows of states."""
     lm = make_model(**STATES).language_model
     step, ids = NativeStep(lm), torch.arange(60)[None] * 5 % 211
-    clean, other = (kv.allocate_for(lm.config, 1, 80, torch.empty(0)) for _ in range(2))
+    clean, other = (kv.allocate_for(lm, 1, 80) for _ in range(2))
     for at in range(60):
-        step.chunk(210 - ids[:, : 1 + lm.config.rewinds], other, at)
+        step.chunk(210 - ids[:, : 1 + kv.STATE_WINDOW // 2], other, at)
         expected = step(ids[:, at : at + 1], clean, at)
         assert torch.equal(step(ids[:, at : at + 1], other, at), expected)
 
@@ -213,8 +215,8 @@ def test_tokens_in_vain_leave_no_trace():
 def test_layers_of_unlike_lengths_are_refused():
     """One layout is taken for all: the numbers of another position would be read, and an answer be wrong."""
     lm = make_model().language_model
-    cache = kv.allocate_for(lm.config, 1, 64, torch.empty(0))
-    cache[1] |= kv.allocate_for(lm.config, 1, 128, torch.empty(0))[1]
+    cache = kv.allocate_for(lm, 1, 64)
+    cache[1] |= kv.allocate_for(lm, 1, 128)[1]
     with pytest.raises(ValueError):
         NativeStep(lm)(torch.tensor([[1]]), cache, 0)
 
@@ -249,13 +251,13 @@ def test_native_prompts_of_images_equal_eager(seed):
     longest, deep = max(lengths), 1 + draw.randint(1, 2) * (seed % 2)
     x = torch.randn(rows, longest, 56 * deep, generator=generator)
     places = torch.randint(0, longest, (3, rows, longest), generator=generator)
-    empty = lambda: kv.allocate_for(lm.config, rows, 320, torch.empty(0))
+    empty = lambda: kv.allocate_for(lm, rows, 320)
     eager, native, whole, cut = Step(lm), NativeStep(copy.deepcopy(lm)), empty(), empty()
     expected = eager.prefill(x, lengths, reference := empty(), 0, places)
     got = native.prefill(x, lengths, whole, 0, places)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
     chunk = draw.randint(1, longest)
-    assert torch.equal(prefill(native, kv.Prompt(x, tuple(lengths), places), cut, chunk), got)
+    assert torch.equal(prefill(native, Prompt(x, tuple(lengths), places), cut, chunk), got)
     offsets = [draw.randint(-longest, 9) for _ in range(rows)]
     ids = [[draw.randrange(211) for _ in range(draw.randint(1, 5))] for _ in range(rows)]
     cases = (eager, reference), (native, whole), (native, cut)
@@ -495,7 +497,7 @@ def test_weights_that_were_rounded_are_not_saved(tmp_path, precision):
 @torch.no_grad()
 def test_native_refuses_what_would_lead_out_of_its_memory():
     lm = make_model().language_model
-    step, cache = NativeStep(lm), kv.allocate_for(lm.config, 1, 8, torch.empty(0), torch.float32)
+    step, cache = NativeStep(lm), kv.allocate_for(lm, 1, 8)
     with_axes, both = NativeStep(make_model(**IMAGE_PLACES).language_model), kv.fork(cache, 0, 2, 8)
     one = torch.tensor([[5]])
     expected = step(one, cache, 0)

@@ -133,7 +133,7 @@ def test_tensors_that_are_left_out_and_what_a_conversation_takes(tmp_path):
     save_file(tensors | {"mtp.fc.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     told, model = inspect(str(tmp_path)), VisionLanguageModel.from_pretrained(tmp_path, dtype="bfloat16")
     assert told["fits"] == "yes" and told["left_out"] == ["mtp.fc.weight"] and "mtp.fc" in as_text(told)
-    row = bytes_per_row(model.config.text.cache_layout)
+    row = bytes_per_row(model.language_model.cache_layout)
     cache = told["cache"]["bfloat16"]
     assert cache["per_conversation"] == row > cache["per_snapshot"] > 0
     assert cache["full_context"] == row + cache["per_token"] * told["context"]

@@ -29,8 +29,8 @@ from families.text import TEXT_KEYS
 from generation import draft
 from generation.fast.native.step import DECODER, NativeStep
 from generation.fast.tower import PACKED_TOWER
+from generation.features import FeatureCache
 from generation.options import GenerationOptions
-from generation.prefix import FeatureCache
 from generation.requests import Request
 from generation.session import Session
 from inference.answer import wholes

@@ -41,8 +41,8 @@ from families.idefics3 import IdeficsImages
 from families.qwen_images import QwenImages
 from families.videos import QwenVideos, SmolVideos, number_words
 from generate import DEFAULT_MODEL
+from generation.features import FeatureCache
 from generation.options import GenerationOptions
-from generation.prefix import FeatureCache
 from generation.session import Session
 from inference.answer import answer_text, ask_each, requests_for
 from inference.answer import encode as encode_question

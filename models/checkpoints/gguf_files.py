@@ -23,7 +23,8 @@ class GgufFiles:
     ):
         """Of the files with these names: `text`, or the text part of that quantization, and its tower."""
         with naming(files.name):
-            self._files, self.gguf = files, choose(names, wanted, text)
+            self.gguf: tuple[str, ...] = choose(names, wanted, text)
+        self._files = files
         header = files.header if isinstance(files, Repository) else files.file
         self.headers = tuple(self._there(name, header(name)) for name in self.gguf)
         resolved = [path.resolve() for path in self.headers]

@@ -99,7 +99,7 @@ def make(dtype=torch.float32, layers: int = 2, **other) -> LanguageModel:
 
 
 def cache_of(model: LanguageModel, rows: int, capacity: int, filled: bool = True) -> kv.KVCache:
-    cache = kv.allocate_for(model.config, rows, capacity, model.norm.weight, model.cache_dtype)
+    cache = kv.allocate_for(model, rows, capacity)
     torch.manual_seed(2)
     for layer in cache if filled else []:
         for name, tensor in layer.items():

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from generation.fast.cuda import kernels
 from generation.fast.native.step import DECODER
 from generation.fast.quantized import PackedLinear
-from generation.kv_cache import KVCache, even, geometry
+from generation.kv_cache import STATE_WINDOW, KVCache, even, geometry
 
 MOST_ROWS: int = kernels.MANY.value
 MOST_PROGRAMS = 1024  # of a kernel
@@ -181,7 +181,7 @@ class TritonDecoder:
             DELTA_VALUES=config.delta_value_heads,
             DK=config.delta_key_dim,
             DV=config.delta_value_dim,
-            WINDOW=config.state_window or 0,
+            WINDOW=STATE_WINDOW,
         )
 
     def _splits(self, rows: int) -> int:

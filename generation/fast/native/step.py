@@ -36,7 +36,7 @@ from generation.fast.native.build import (
     to_panels,
     unfit,
 )
-from generation.kv_cache import STATES, KVCache, attended_numbers, geometry
+from generation.kv_cache import KVCache, attended_numbers, geometry, packed_strides
 from generation.steps import Step
 from generation.threads import CROWD, Paces, Turns
 
@@ -219,7 +219,7 @@ class NativeStep(Step):
             gated=config.attention_gate,
             mixed=max(slot.mix.rows for slot in self._layers),
             delta_keys=config.delta_key_heads,
-            delta_heads=config.delta_value_heads if config.state_window else 0,
+            delta_heads=config.delta_value_heads if "delta" in config.layer_types else 0,
             key_dim=config.delta_key_dim,
             value_dim=config.delta_value_dim,
             eps=config.rms_norm_eps,
@@ -232,7 +232,7 @@ class NativeStep(Step):
         )
         # Of a position in a cache, the bytes that a token reads, as a share of those of the weights.
         weights = {tensor.data_ptr(): tensor.nbytes for tensor in self._kept}
-        cached = attended_numbers(config.cache_layout) * language_model.cache_dtype.itemsize
+        cached = attended_numbers(language_model.cache_layout) * language_model.cache_dtype.itemsize
         self._position_share = cached / sum(weights.values())
         self._scratch = torch.empty(0)
         self._turns = Turns()  # for the cache's addresses and the scratch memory
@@ -373,9 +373,7 @@ class NativeStep(Step):
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
                 for name, own in layer.items():
-                    heads, count, width = own.shape[1:]
-                    count = count if name in STATES else head_stride
-                    expected = (heads * count * width, count * width, width, 1)
+                    expected = packed_strides(name, own, head_stride)
                     if own.stride() != expected:
                         raise ValueError(f"kv_cache: expected strides {expected}, got {own.stride()}")
                     setattr(slot, name, own.data_ptr())
