@@ -165,14 +165,9 @@ class Opened:
     """A checkpoint's files, found and parsed when they are first asked for."""
 
     def __init__(self, files: Files):
-        self.files = files
+        self.files, self.source = files, files.source
         self._paths: dict[str, Path | None] = {}
         self._parsed: dict[str, dict[str, Any]] = {}
-
-    @property
-    def source(self) -> str:
-        """The name that it was opened by."""
-        return self.files.source
 
     @property
     def commit(self) -> str | None:
@@ -180,7 +175,7 @@ class Opened:
         return self.files.commit
 
     def file(self, name: str) -> Path | None:
-        """The path of a file, fetched if need be; None where there is no such file."""
+        """The path of a file, as `Files.file` finds it."""
         if name not in self._paths:
             self._paths[name] = self.files.file(name)
         return self._paths[name]
@@ -206,8 +201,7 @@ class Opened:
     @property
     def folder(self) -> Path:
         """Where its files are on this machine."""
-        found = self.file("config.json") or next(filter(None, map(self.file, PROCESSOR_FILES)), None)
-        if found is None:
+        if (found := next(filter(None, map(self.file, PROCESSOR_FILES)), None)) is None:
             raise CheckpointError(
                 f"{self.files.name} has no files of a processor: expected tokenizer.json and others"
             )
@@ -230,12 +224,11 @@ class Opened:
         """The files that hold the weights, fetched where they are not here."""
         if (names := self._shards(self.file)) is None:
             raise self._no_weights()
-        paths = {name: self.file(name) for name in names}
-        if absent := [name for name, path in paths.items() if path is None]:
+        if absent := [name for name in names if self.file(name) is None]:
             raise CheckpointError(
                 f"{self.files.name} has no {absent[0]}, which its index names: download it again"
             )
-        return tuple(filter(None, paths.values()))
+        return tuple(filter(None, map(self.file, names)))
 
     @property
     def weights_here(self) -> tuple[Path, ...]:
@@ -273,12 +266,11 @@ class Opened:
     def _no_config(self) -> CheckpointError:
         needed = "a checkpoint needs one beside its weights"
         if isinstance(self.files, Folder):
-            folder = self.files.path
+            folder, run = self.files.path, self.files.path.resolve().parent
             needed += other_weights(self.files.names())
             if (folder / "adapter_config.json").is_file():
-                run = folder.resolve().parent
-                merge = "merge it: tools convert BASE --adapter"
-                needed = f"it is an adapter; {f'open {run}' if is_checkpoint(run) else merge}"
+                what = f"open {run}" if is_checkpoint(run) else "merge it: tools convert BASE --adapter"
+                needed = f"it is an adapter; {what}"
         return CheckpointError(f"{self.files.name} has no config.json: {needed}")
 
     def _no_weights(self) -> CheckpointError:

@@ -82,10 +82,8 @@ def _hub_sentence(error: Exception, repo: str, revision: str | None, what: str) 
 
 def _status(error: BaseException | None) -> int:
     """The status that the Hub answered with, 0 where there was no answer."""
-    responses = (
-        cause.response for cause in _causes(error) if isinstance(cause, client().errors.HfHubHTTPError)
-    )
-    return next((response.status_code for response in responses), 0)
+    kind = client().errors.HfHubHTTPError
+    return next((one.response.status_code for one in _causes(error) if isinstance(one, kind)), 0)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -99,14 +97,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _why_not(error: BaseException) -> str:
     """Why there was no connection, in words."""
-    words: dict[type[BaseException], str] = {
-        socket.gaierror: "no network, or no host of that name",
-        ConnectionRefusedError: "it refuses connections",
-        ssl.SSLError: "its certificate is not trusted",
-        TimeoutError: "no answer in time",
-        client().utils.httpx.TimeoutException: "no answer in time",
+    words: dict[tuple[type[BaseException], ...], str] = {
+        (socket.gaierror,): "no network, or no host of that name",
+        (ConnectionRefusedError,): "it refuses connections",
+        (ssl.SSLError,): "its certificate is not trusted",
+        (TimeoutError, client().utils.httpx.TimeoutException): "no answer in time",
     }
-    said = (words[kind] for cause in _causes(error) for kind in words if isinstance(cause, kind))
+    said = (words[kinds] for cause in _causes(error) for kinds in words if isinstance(cause, kinds))
     return next(said, "no network")
 
 
@@ -224,13 +221,12 @@ class Repository:
         try:
             url = hf.hf_hub_url(self.repo, name, revision=self.revision)
             commit = fetched(hf.get_hf_file_metadata, url, timeout=patience()).commit_hash
-        except _unreachable() as error:
-            if cached is None and self.commit is None:
+        except (*_unreachable(), hf.errors.HfHubHTTPError) as error:
+            answered = isinstance(error, hf.errors.HfHubHTTPError)
+            if not answered and cached is None and self.commit is None:
                 raise hf.errors.LocalEntryNotFoundError(str(error)) from error
-            self.reachable, self.name = False, f"the local cache of {self.name}"
-            return cached
-        except hf.errors.HfHubHTTPError as error:
-            if cached is not None and error.response.status_code in (429, 500, 502, 503, 504):
+            busy = answered and cached is not None and _status(error) in (429, 500, 502, 503, 504)
+            if busy or not answered:
                 self.reachable, self.name = False, f"the local cache of {self.name}"
                 return cached
             # Otherwise the client decides whether the cache will do.
@@ -249,10 +245,9 @@ class Repository:
         try:
             file = fetched(hf.hf_hub_download, self.repo, name, revision=revision)
         except hf.errors.LocalEntryNotFoundError as error:
-            bare = (
-                isinstance(error.__cause__, hf.errors.HfHubHTTPError) and error.__cause__.response.status_code
-            )
-            if bare == 404 and self.commit and self.reachable:  # as a mirror says that a commit lacks a file
+            if (
+                _status(error.__cause__) == 404 and self.commit and self.reachable
+            ):  # as a mirror says that a commit lacks a file
                 return None
             raise
         except hf.errors.EntryNotFoundError:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from os.path import commonpath
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -112,8 +112,7 @@ def nearest_name(missing: Collection[str], there: Collection[str]) -> tuple[str,
     where no two end alike."""
 
     def shared(names: tuple[str, str]) -> int:
-        ends = (name.split(".")[::-1] for name in names)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*ends)))
+        return len(commonpath([name.split(".")[::-1] for name in names]))
 
     pairs = ((wanted, name) for wanted in sorted(missing)[:8] for name in sorted(there))
     found = max(pairs, key=shared, default=("", ""))
