@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from os.path import commonpath
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -112,7 +112,8 @@ def nearest_name(missing: Collection[str], there: Collection[str]) -> tuple[str,
     where no two end alike."""
 
     def shared(names: tuple[str, str]) -> int:
-        return len(commonpath([name.split(".")[::-1] for name in names]))
+        ends = zip(*(name.split(".")[::-1] for name in names))
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], ends))
 
     pairs = ((wanted, name) for wanted in sorted(missing)[:8] for name in sorted(there))
     found = max(pairs, key=shared, default=("", ""))
