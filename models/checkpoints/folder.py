@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 
 # A folder that may be replaced has one of these: it is a checkpoint, or the output of a training run.
 _MARKS = ("config.json", "model.safetensors", "metrics.jsonl", "run.yaml", "training_state.pt")

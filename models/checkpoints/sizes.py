@@ -16,6 +16,8 @@ from models.checkpoints.hub import Repository, client, fetched, one_sentence, pa
 from models.checkpoints.sources import holds_gguf, open_files
 from models.checkpoints.weights import Shape, stored_entries
 
+MAX_JSON, MAX_TOKENIZER = 8 * 2**20, 32 * 2**20  # bytes of a repository that a visitor may name
+
 
 @dataclass(frozen=True)
 class Headers:
@@ -89,6 +91,11 @@ def measure(repo: str) -> DownloadSize:
         if not_found or (found := _cached_size(repo)) is None:
             raise
         return found
+    for name, size in sizes.items():
+        if name.endswith(".json") and size > (
+            most := MAX_TOKENIZER if name == "tokenizer.json" else MAX_JSON
+        ):
+            raise CheckpointError(f"repository {repo}: expected at most {most} bytes in {name}, got {size}")
     missing = sum(size for name, size in sizes.items() if not files.cached(name))
     return DownloadSize(str(info.sha), sizes, missing)
 
