@@ -30,7 +30,7 @@ from data.errors import ProcessorError, PromptError
 from data.tiles import Parts, TiledImages, Visual, check_tiles, pixels_of, tiles_of
 from data.tokenizer import AnyTokenizer, open_with
 from families import idefics3
-from families.text import checked, expect, section
+from families.keys import checked, expect, section
 from models.checkpoints import weights
 from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.names import REPO_ID

@@ -19,7 +19,7 @@ from models import VisionLanguageModel
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.load import choose_family, empty_model, meta_init, parameter_shapes
 from models.checkpoints.weights import check_shapes
-from models.language_model import segment_places
+from models.packed_rows import segment_places
 from tests.qwen_checkpoints import CLASSES, image_settings, save_hf, tokenizer
 from tools.inspect import as_text, inspect
 

@@ -29,7 +29,8 @@ from models.checkpoints.load import choose_family, empty_model, parameter_shapes
 from models.checkpoints.sizes import Headers, read_headers
 from models.checkpoints.sources import open_files
 from models.checkpoints.weights import FLOATS, PARTS, Shape, check_shapes, module_of
-from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel
 
 # Of a tower, in the text for people: --json has them.

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from families import idefics3
-from families.text import TEXT_FAMILIES, checked, first_id, section, text_config, token_ids, vision_config
+from families.keys import checked, first_id, section, token_ids
+from families.text import TEXT_FAMILIES, text_config, vision_config
 from models.checkpoints.files import CheckpointError, naming
 from models.checkpoints.load import (
     EMBEDDING,
