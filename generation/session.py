@@ -28,7 +28,7 @@ from generation.decoding import GenerationOutput, TokenStream, fields_of, pad_id
 from generation.draft import Draft, DraftStream
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, read_prompt
-from generation.memory import check_caches_fit
+from generation.memory import check_fits
 from generation.options import CacheMemoryError, GenerationOptions, with_overrides
 from generation.prefix_store import PrefixStore
 from generation.protocol import Pixels, VisionLanguage
@@ -173,7 +173,8 @@ class Session:
         room = kv.round_up(len(prompt) + options.max_new_tokens - 1, kv.STEP)
         positions = min(room, self.model.config.text.max_position_embeddings)
         slots = max(self._slots, options.num_return_sequences, 1 + (short is not None))
-        check_caches_fit(self.model.language_model, [(slots, positions)], existing=self.kv_cache_bytes)
+        needed = kv.bytes_for(self.model.language_model, slots, positions)
+        check_fits(f"{slots} x {positions}", needed, self.model.device, self.kv_cache_bytes)
 
     def _locked(
         self, steps: Generator[Tensor, None, SessionOutput]

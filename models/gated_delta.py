@@ -9,7 +9,7 @@ A head keeps a matrix S (D_k, D_v), which a position decays, corrects and reads:
 `delta_rule` computes many positions at once. From the matrix before them and their keys, decays and u, that
 after any of them follows (`advance`). So a cache keeps two kinds of things: the matrix where a window of
 `STATE_WINDOW` positions begins, and of the positions since then what they add. Going back within that is a
-smaller `start_pos`, as it is for attention; further back leads a kept copy (`generation.slots.snapshot`).
+smaller `start_pos`, as it is for attention; further back leads a kept copy (`generation.states.snapshot`).
 """
 
 from __future__ import annotations
