@@ -23,7 +23,6 @@ import torch
 from data.processor import EncodedConversation, Processor
 from data.thinking import Span, Thinking
 from data.tiles import Visual
-from data.tools import CallPiece, begun
 from generation.decoding import GenerationOutput, TokenStream
 from generation.draft import DraftStream
 from generation.options import CacheMemoryError, GenerationOptions
@@ -31,6 +30,7 @@ from generation.requests import Request, each_answer
 from generation.sampling import Decision
 from generation.score import Choices
 from generation.session import Session
+from inference.calls import CallPiece, begun
 from inference.checkpoint import Checkpoint, RequestError
 from inference.decide import decided
 from inference.errors import ContextFullError

@@ -11,7 +11,8 @@ from data.packing import dense_mask, segment_mask
 from generation import kv_cache as kv
 from generation.fast.cuda import graph
 from generation.fast.cuda.graph import GraphStep
-from generation.fast.native.build import NoCompiler, PanelWeight, put_rounded, to_rows
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.panels import PanelWeight, round_layer, to_rows
 from generation.fast.quantized import pack
 from generation.sampling import uniforms
 from generation.steps import Step
@@ -64,7 +65,7 @@ def test_logits_are_the_eager_ones(precision, rows):
     if precision == "int4":
         reference = copy.deepcopy(model)
         try:
-            pack(model, precision, put_rounded)
+            pack(model, precision, round_layer)
         except NoCompiler as error:
             pytest.skip(str(error))
         for name, part in model.language_model.named_modules():

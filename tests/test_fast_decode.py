@@ -18,13 +18,7 @@ from generation.decoding import prefill
 from generation.fast import quantized
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native import build
-from generation.fast.native.build import (
-    PanelLinear,
-    PanelWeight,
-    put_rounded,
-    second_moments,
-    to_rows,
-)
+from generation.fast.native.panels import PanelLinear, PanelWeight, round_layer, second_moments, to_rows
 from generation.fast.native.step import NativeStep, unsupported
 from generation.fast.quantized import PackedLinear, pack, quantize_rows
 from generation.fast.tower import FastTower
@@ -122,7 +116,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision, parts):
     """Greedy answers may not depend on the batch, not even where two tokens are nearly as likely."""
     lm = make_model(**parts).language_model
     if precision != "float32":
-        pack(lm, precision, put_rounded)
+        pack(lm, precision, round_layer)
     step = NativeStep(lm)
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     lengths = [7, 700, 31, 32, 513, 1, 512, 64, 129]
@@ -173,7 +167,7 @@ def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision
     lm = make_model(**parts, **IMAGE_PLACES if offset else {}).language_model
     places = (torch.arange(540) + offset).expand(3, 3, -1) if offset else None
     if precision != "float32":
-        pack(lm, precision, put_rounded)
+        pack(lm, precision, round_layer)
     step, text, lengths = NativeStep(lm), lm.config, (540, 3, 130)
     ids = torch.randint(0, text.vocab_size, (3, 540), generator=torch.Generator().manual_seed(0))
     empty = lambda rows: kv.allocate_for(lm, rows, 640)
@@ -282,7 +276,7 @@ def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
 def test_packed_native_equals_packed_eager(precision, tied):
     model = make_model("four heads", tied)
     exact, _ = walk(Step(model.language_model), model.language_model, 2, 20)
-    lm = pack(copy.deepcopy(model), precision, put_rounded).language_model
+    lm = pack(copy.deepcopy(model), precision, round_layer).language_model
     assert not tied or lm.lm_head.weight is lm.embed_tokens.weight
     expected, _ = walk(Step(lm), lm, 2, 20)
     got, _ = walk(NativeStep(lm), lm, 2, 20)
@@ -402,7 +396,7 @@ def test_four_bits_lose_no_more_than_those_of_others():
 def test_rows_for_a_gpu_hold_the_numbers_of_the_panels(tied, monkeypatch):
     """To the bit, biases too: the language model's in four bits, all others in int8."""
     monkeypatch.setattr(quantized, "PARTIAL_FLOATS", 500)  # a few rows are widened at a time
-    model, expected = pack(make_model("four heads", tied, attention_bias=True), "int4", put_rounded), {}
+    model, expected = pack(make_model("four heads", tied, attention_bias=True), "int4", round_layer), {}
     for name, part in model.named_modules():
         if isinstance(part, PanelWeight):
             scale = 1 if part.weight.dtype == torch.int32 else part.scale[: part.out_features, None]
@@ -462,9 +456,9 @@ def test_rounded_weights_are_opened_without_a_copy_of_all(tmp_path, monkeypatch,
     """What was read is gone before the next tensor comes; the weights are those of a model that is packed, of
     four bits for the second time."""
     save_hf("qwen3_vl", tmp_path, seed)
-    first = pack(VisionLanguageModel.from_pretrained(tmp_path), precision, put_rounded)
-    put = partial(put_rounded, moments=second_moments(first.language_model))
-    packed = pack(VisionLanguageModel.from_pretrained(tmp_path), precision, put).state_dict()
+    first = pack(VisionLanguageModel.from_pretrained(tmp_path), precision, round_layer)
+    make = partial(round_layer, moments=second_moments(first.language_model))
+    packed = pack(VisionLanguageModel.from_pretrained(tmp_path), precision, make).state_dict()
     read, held = [], []
 
     def watched(*arguments):
@@ -485,7 +479,7 @@ def test_rounded_weights_are_opened_without_a_copy_of_all(tmp_path, monkeypatch,
 def test_weights_that_were_rounded_are_not_saved(tmp_path, precision):
     """A checkpoint without most of its weights would be the worst of outcomes."""
     model = tiny_vlm(hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2)
-    pack(model, precision, put_rounded)
+    pack(model, precision, round_layer)
     for made_fast in (False, True):
         if made_fast:
             speed_up(model)

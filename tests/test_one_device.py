@@ -15,7 +15,8 @@ from data.tiles import Parts
 from generation import kv_cache as kv
 from generation.decoding import GenerationOptions, _Stopwatch, encode_once
 from generation.fast.cuda.graph import GraphStep
-from generation.fast.native.build import NoCompiler, put_rounded, to_rows
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import ARITHMETIC, pack
 from generation.kv_cache import CachePosition
 from generation.prompts import compact, prompt_lengths
@@ -54,7 +55,7 @@ def model(request):
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ARITHMETIC, "meta", torch.bfloat16)
             try:
-                return to_rows(pack(tiny_vlm(), "int4", put_rounded), torch.device("meta"))
+                return to_rows(pack(tiny_vlm(), "int4", round_layer), torch.device("meta"))
             except NoCompiler as error:
                 pytest.skip(str(error))
     with meta_init():

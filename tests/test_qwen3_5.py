@@ -13,8 +13,7 @@ from transformers import AutoConfig
 from data.processor import Processor
 from families import qwen3_5
 from families.qwen_images import QwenImages
-from generation.fast.native.step import DECODER
-from generation.fast.tower import PACKED_TOWER
+from generation.fast.network import DECODER, PACKED_TOWER
 from generation.kv_cache import bytes_per_row
 from models import VisionLanguageModel
 from models.checkpoints.hub import CheckpointError
@@ -84,7 +83,7 @@ def test_published_shapes(name, tmp_path):
     assert ours.eos_token_ids == (248_044, 248_046)
     with meta_init():
         empty = VisionLanguageModel(ours)
-    assert PACKED_TOWER.strange(empty.vision_model) is DECODER.strange(empty.language_model) is None
+    assert PACKED_TOWER.unknown(empty.vision_model) is DECODER.unknown(empty.language_model) is None
     place = qwen3_5.tensor_map(stored)
     check_shapes(expected, place, stored | {"mtp.fc.weight": (1, 1)}, qwen3_5.IGNORABLE, name)
     with pytest.raises(CheckpointError):

@@ -22,7 +22,7 @@ from generation import kv_cache as kv
 from generation import threads
 from generation.fast.native import build
 from generation.fast.native import step as native_step
-from generation.fast.native.build import put_rounded
+from generation.fast.native.panels import round_layer
 from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
@@ -257,7 +257,7 @@ def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
     """Tokens, prompts and tiles have the same bits, whoever goes wherever."""
     lm, tower = make_model().language_model, make_tower("heads of 64")
     if precision != "float32":
-        pack(lm, precision, put_rounded), pack(tower, precision if precision != "int4" else "int8")
+        pack(lm, precision, round_layer), pack(tower, precision if precision != "int4" else "int8")
     step, fast, pixels = NativeStep(lm), FastTower(tower), tiles(tower)
     embeddings = torch.randn(1, 70, lm.config.hidden_size, generator=torch.manual_seed(0))
 

@@ -46,8 +46,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from data import chat
 from data.errors import ImageError
 from data.images import ImageLimits, NamedBytes, image_size, read_bytes
-from data.tools import CallPiece, whole_calls
 from inference.boxes import located
+from inference.calls import CallPiece, whole_calls
 from inference.checkpoint import PixelText
 from inference.votes import pick
 from messages import printable

@@ -41,18 +41,19 @@ from data.chat import GivenText, Message
 from data.images import ImageLimits, describe, load_image
 from data.processor import EncodedConversation
 from data.tiles import Sizes
-from data.tools import CallPiece, Tool, ToolUse, begun
+from data.tools import Tool
 from data.video import HEAD, container_of
 from generation.decoding import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
 from generation.scheduler import Scheduler
 from inference.answer import AnswerText, requests_for
+from inference.calls import CallPiece, begun
 from inference.checkpoint import Checkpoint, spoken_form
 from inference.conversation import ContextFullError
 from inference.decide import decided
 from inference.errors import RequestError, user_errors
-from inference.grammar import Form
+from inference.grammar import Form, ToolUse
 from inference.prefix_files import own_folder, with_prefixes
 from inference.thinking import Think, held_to
 from inference.trial import SECONDS

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from generation.fast.cuda import kernels
-from generation.fast.native.step import DECODER
+from generation.fast.network import DECODER
 from generation.fast.quantized import PackedLinear
 from generation.kv_cache import STATE_WINDOW, KVCache, even, geometry
 
@@ -39,7 +39,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 def unsupported(language_model, rows: int = 1) -> str | None:
     """Why `TritonDecoder` cannot run this model, or that many rows of it; None where it can."""
-    if reason := DECODER.strange(language_model):
+    if reason := DECODER.unknown(language_model):
         return reason
     config, norm = language_model.config, language_model.norm.weight
     if strange := {*config.layer_types} - {*MIXERS}:

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
-from generation.fast.native.step import DECODER
+from generation.fast.network import DECODER
 from generation.kv_cache import KVCache
 from generation.steps import Step
 
@@ -58,7 +58,7 @@ def triton_module() -> Any:
 
 def unsupported(language_model) -> str | None:
     """Why `GraphStep` cannot run this model, or None: its cache has to be one that it knows to move."""
-    return DECODER.strange(language_model)
+    return DECODER.unknown(language_model)
 
 
 def no_triton(language_model, rows: int = 1) -> str | None:
