@@ -276,7 +276,7 @@ def _generate(
     row_lengths = tuple(length for length in lengths for _ in range(answers))
     most = longest + options.max_new_tokens - 1
     position = CachePosition(kv_cache, row_lengths, model.device, most, offsets)
-    speculation = Speculation(step, model.config)
+    speculation = Speculation(step, model)
     rows = new_rows(prompt_ids, options)
     if len(rows) == 1 and kv_cache:
         speculation.begin(rows[0])

@@ -111,7 +111,7 @@ class Scheduler:
             check_integer("prefill_chunk", prefill_chunk, low=1)
         self.model, self.slots, self._chunk = model, slots, prefill_chunk
         self._decode_step, self._step = decode_step, step_of(decode_step, model.language_model)
-        self.speculation = Speculation(self._step, model.config)
+        self.speculation = Speculation(self._step, model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
         self._limits = LIMITS.get(model.device.type, LIMITS["cpu"])
         self.lag = LAG if model.device.type == "cuda" else 0
@@ -266,7 +266,7 @@ class Scheduler:
         if decode_step is not self._decode_step:
             self._decode_step, self._replay = decode_step, None
             self._step = step_of(decode_step, self.model.language_model)
-            self.speculation = Speculation(self._step, self.model.config)
+            self.speculation = Speculation(self._step, self.model)
 
     def counts(self) -> dict[str, float]:
         """What was done so far: seconds of each kind, decode steps, tiles encoded, tokens proposed and
@@ -695,7 +695,7 @@ class Scheduler:
         if row in self._waiting:
             self._waiting.remove(row)
         if kept:
-            self._cache.put(row.slot, row.prompt, row.tokens[:-1])
+            self._cache.put(row.slot, row.prompt, row.tokens)
         else:
             self._cache.drop(row.slot)
 

@@ -221,12 +221,12 @@ class SlotCache:
             self.reserve(length)
             self._hold(0, prompt.keys[:length], other, ready.index(length), length)
 
-    def put(self, slot: int, prompt: KeyedPrompt, new_ids: list[int]) -> None:
-        """Hold a prompt, as far as it is computed, and the tokens that were computed after it, for prompts to
-        come."""
-        if new_ids and self.filled[slot] == len(prompt):
-            end = self.filled[slot] + len(new_ids)
-            self._keys[slot, self.filled[slot] : end] = torch.tensor(new_ids)
+    def put(self, slot: int, prompt: KeyedPrompt, tokens: list[int]) -> None:
+        """Hold a prompt, as far as it is computed, and the tokens after it, for prompts to come. The last
+        token has not been computed."""
+        if tokens and self.filled[slot] == len(prompt):
+            end = len(prompt) + len(tokens) - 1
+            self._keys[slot, len(prompt) : end] = torch.tensor(tokens[:-1], dtype=torch.int64)
             self.compute(slot, end)
         if self.prefixes is not None:
             states = self.snapshots[slot]

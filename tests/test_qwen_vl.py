@@ -41,8 +41,7 @@ from inference.checkpoint import CPU_PIXELS, open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes, meta_init
 from models.checkpoints.weights import check_shapes
-from models.config import PackedVisionConfig
-from models.packed_vision_transformer import patches_of
+from models.packed_vision_transformer import PackedVisionConfig, patches_of
 from tests.invariants import fast_step, run_all
 from tests.processors import draw_image, seen, user
 from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf
@@ -277,7 +276,7 @@ def test_another_budget_is_another_run(cli, tmp_path):
     draw_image(600, 400).save(tmp_path / "photo.png")
     (tmp_path / "rows.jsonl").write_text('{"image": "photo.png", "question": "how many", "answer": "two"}\n')
     few = ("--max-new-tokens", 2, "--compile", "off")
-    ask = ("--batch", tmp_path / "rows.jsonl", "--out", tmp_path / "out.jsonl", *few)
+    ask = ("batch", tmp_path / "rows.jsonl", "--out", tmp_path / "out.jsonl", *few)
     score = ["--data", tmp_path / "rows.jsonl", "--model", tmp_path / "model", "--output", tmp_path / "run"]
     for more, status in (
         (("--max-pixels", 30_000), 0),
@@ -299,7 +298,7 @@ def test_the_size_that_is_seen_is_said_once(cli, tmp_path, monkeypatch):
         _, _, said = cli(*ask, *few, *more, model=tmp_path / "model")
         assert said.count("seen at") == 1 and said.count("--max-pixels") == hints
     monkeypatch.setattr("sys.stdin", io.StringIO(f"/image {photo}\n"))
-    _, _, said = cli("--chat", "--no-image", *few, model=tmp_path / "model")
+    _, _, said = cli("chat", "--no-image", *few, model=tmp_path / "model")
     assert said.count("seen at") == 1
 
 

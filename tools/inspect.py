@@ -36,7 +36,8 @@ from models.checkpoints.weights import (
     module_of,
     read_headers,
 )
-from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel
 
 # Of a tower, in the text for people: --json has them.

@@ -54,6 +54,7 @@ from inference.conversation import ContextFullError
 from inference.decide import decided
 from inference.errors import RequestError, user_errors
 from inference.grammar import Form, ToolUse
+from inference.pixels import rescaled
 from inference.prefix_files import own_folder, with_prefixes
 from inference.thinking import Think, held_to
 from inference.trial import SECONDS
@@ -938,7 +939,7 @@ def prepare_messages(
                     spoken_form(processor.coordinates, processor.images.plan(*size).sizes) if size else None
                 )
             if message.role == "assistant" and form is not None and size is not None:
-                parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
+                parts = [(kind, rescaled(form, str(text), size, back=True)) for kind, text in parts]
             content = [{"type": kind, kind: value} for kind, value in parts]
             about = {"tool_calls": message.calls, "tool_call_id": message.call_id, "name": message.name}
             about |= {"role": message.role, "reasoning_content": message.thoughts}
