@@ -44,6 +44,7 @@ from generation.scheduler import Scheduler
 from generation.session import Session
 from generation.slots import SlotCache
 from generation.speculation import Speculation
+from inference.draft import Draft
 from inference.prefix_files import PrefixFolder
 from tests.invariants import MODELS, TOLERANCE, assert_close, collate, session_holds
 from tests.prompts import NO_STOP, TILE_BYTES, ImageBlock, inputs_of, length_of, packed, tiny_vlm, words
@@ -131,8 +132,8 @@ def guessing(answers: dict[tuple[int, ...], list[int]], seed: int) -> Iterator[N
     """Have `Guesses` propose for rows whose prompts these are."""
     begin = Speculation.begin
 
-    def begin_guessing(self: Speculation, row: Row, drafted: Sequence[int] = ()) -> None:
-        begin(self, row, drafted)
+    def begin_guessing(self: Speculation, row: Row) -> None:
+        begin(self, row)
         answer = answers.get(tuple(row.prompt_ids.tolist()))
         if answer is not None and self._step.chunks:
             row.proposer = Guesses(answer, seed)
@@ -238,16 +239,14 @@ class Conversation:
         interrupt = draw.randrange(8000) if draw.random() < 0.3 else None
         drafted = answers == 1 and draw.random() < 0.2
         columns, stream, cut = list[Tensor](), None, draw.choice((None, None, draw.randint(1, 9)))
-        always = patch("generation.draft.LIMITS", ALWAYS)
+        always = patch("inference.draft.LIMITS", ALWAYS)
         with always, guessing(known, draw.randrange(99)), interrupted(interrupt, "/generation/", "/models/"):
             if drafted:
                 short, most = given_to(model, [ImageBlock(9), 5]), draw.randrange(5)
-                stream = self.session.draft_stream(inputs, short, GenerationOptions(**options))
-                for number, _ in enumerate(stream.draft()):
+                for number, _ in enumerate(Draft(self.session, inputs, short, GenerationOptions(**options))):
                     if number == most:
                         break
-            else:
-                stream = self.session.generate_stream(**inputs, **options, num_return_sequences=answers)
+            stream = self.session.generate_stream(**inputs, **options, num_return_sequences=answers)
             for column in stream:
                 columns.append(column)
                 if len(columns) == cut:
@@ -259,7 +258,7 @@ class Conversation:
             for row, report in zip(rows, reports):
                 assert_right(model, self.history, row, report)
             self.history += rows[0]
-            ahead = drafted or (guesses and result is None)  # it may hold more than it gave
+            ahead = guesses and result is None  # it may hold more than it gave
             if interrupt is None and not ahead:
                 session_holds(self.session, model, given_to(model, self.history), 1e-4)  # no logits yet
         kinds = {"guesses": guesses, "interrupt": interrupt, "draft": drafted, "fork": answers > 1}
