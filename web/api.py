@@ -48,7 +48,7 @@ from data.errors import ImageError
 from data.images import ImageLimits, NamedBytes, image_size, read_bytes
 from inference.boxes import located
 from inference.calls import CallPiece, whole_calls
-from inference.checkpoint import PixelText
+from inference.coordinates import PixelText
 from inference.votes import pick
 from messages import printable
 from models import __version__
