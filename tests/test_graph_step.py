@@ -262,7 +262,7 @@ def test_on_cuda_every_answer_has_a_graph(vlm, monkeypatch, compiling, fails):
         def __init__(self, language_model):
             super().__init__(vlm.language_model)
 
-    monkeypatch.setattr("inference.checkpoint.GraphStep", OnTheHost)
+    monkeypatch.setattr("inference.fast.GraphStep", OnTheHost)
     if fails:
         monkeypatch.setattr(Graphs, "_record", refuse)
     with meta_init():
