@@ -27,7 +27,7 @@ from generation.threads import choose, watch
 from inference.coordinates import PixelText
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
-from inference.fast import EAGER, Fast, speed_up
+from inference.fast import EAGER, Fast, speed_up, worth_compiling
 from inference.forms import Forms
 from inference.kept_weights import KeptWeights
 from models.checkpoints.files import Opened
@@ -136,6 +136,10 @@ class Checkpoint:
         """Raises RequestError for a question without an image if the model needs one."""
         if count == 0:
             check_text_only(self.model.generation_config)
+
+    def worth_compiling(self, long: bool) -> bool:
+        """Whether `compiled` saves more time than it takes, before a `long` run or another."""
+        return worth_compiling(self.model, long)
 
     def compiled(self, compiling: bool = True) -> Checkpoint:
         """This checkpoint with the fastest decode step and vision tower of this machine (see `speed_up`); the

@@ -194,12 +194,11 @@ def load(args: argparse.Namespace, options: GenerationOptions, long: bool = Fals
     """The checkpoint, with decode step and tower as --compile says (`long`: many answers will be made), and
     the options with what --schema or --choices asks for."""
     from inference.checkpoint import open_checkpoint
-    from inference.fast import worth_compiling
 
     with flags.log_if_slow("generate.py", args.model):
         checkpoint = open_checkpoint(args.model, args.revision, **flags.machine(args))
     if args.compile != "off" and args.cache:
-        compiling = args.compile == "on" or worth_compiling(checkpoint.model, long)
+        compiling = args.compile == "on" or checkpoint.worth_compiling(long)
         checkpoint = checkpoint.compiled(compiling)
         if compiling and checkpoint.decode_step is None:
             log(f"decode step {checkpoint.fast.name}")
