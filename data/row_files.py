@@ -47,8 +47,10 @@ def reading(failed: str) -> Iterator[None]:
         yield
     except DatasetError:
         raise
-    except Exception as error:
-        raise DatasetError(f"{failed} ({type(error).__name__}: {one_line(error, 300)})") from error
+    except Exception as caught:
+        # The library's says no more than that it was generating a dataset.
+        error = caught.__cause__ if type(caught).__name__ == "DatasetGenerationError" else caught
+        raise DatasetError(f"{failed} ({type(error).__name__}: {one_line(error, 300)})") from caught
 
 
 @dataclass(frozen=True)
@@ -177,9 +179,10 @@ class FileRows(Sequence):
     def __len__(self) -> int:
         return len(self.starts)
 
+    def select(self, numbers: np.ndarray) -> FileRows:
+        return FileRows(self.files, self.starts[numbers])
+
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice | np.ndarray):
-            return type(self)(self.files, self.starts[index])
         number, begin = self.starts[index].tolist()
         with closing(self.files[number].rows(begin, begin + 1)) as rows:  # type: ignore[type-var]
             return next(rows)[1]
