@@ -58,8 +58,7 @@ def open_both(
     """The rows to train on, and those to evaluate on, if any: datasets of their own, or the share `holdout`
     of the first. See `data.sources.open_datasets`."""
     if holdout:
-        parts = (Share(holdout, part).of for part in (False, True))
-        found = [open_datasets(learnt, preferences, part) for part in parts]
+        found = [open_datasets(learnt, preferences, Share(holdout, one).of) for one in (False, True)]
     else:
         found = [open_datasets(entries, preferences) for entries in (learnt, held_out) if entries]
     for mixture in () if preferences else found:

@@ -96,7 +96,7 @@ class LoaderConfig:
 # -------------------------------------------------------------------------------------------- left-out rows
 @dataclass(frozen=True)
 class Dropped:
-    """Where a bad row stands (`Source.place`), the reason it is counted under, and what was wrong."""
+    """Where a bad row stands (`Source.where`), the reason it is counted under, and what was wrong."""
 
     row: str
     reason: str
@@ -104,7 +104,7 @@ class Dropped:
 
 
 def _dropped(source: Source, number: int, error: BadRow) -> Dropped:
-    return Dropped(source.place(number), error.reason, str(error))
+    return Dropped(source.where(number), error.reason, str(error))
 
 
 @dataclass
@@ -202,8 +202,8 @@ class Shard:
         for read in again:
             if not self._use(read):
                 problem = self._dropped[-1].message if self._dropped else "its ratings are below the minimum"
-                place = self.mixture.sources[read.source].place(read.number)
-                raise DatasetError(f"{place}: was good when it was saved; now: {problem}")
+                where = self.mixture.sources[read.source].where(read.number)
+                raise DatasetError(f"{where}: was good when it was saved; now: {problem}")
 
     def __iter__(self) -> Iterator[ShardItem]:
         for samples in self._sequences():
@@ -405,10 +405,10 @@ class Loader:
         self.shards = [n for n in range(config.num_shards) if n % config.batch_size // per_rank == rank]
         self.state = LoaderState(0, {}, set(), DropCount(config.max_drop_rate))
         for source in mixture.sources if rank == 0 else ():
-            if isinstance(source.rows, Stream) and source.rows.num_parts == 1:
+            if isinstance(source.rows, Stream) and source.rows.num_sections == 1:
                 logger.warning(
-                    "%s: one file without parts is read whole by each of the %d shards; split it, or write "
-                    "it as Parquet of many row groups",
+                    "%s: one file that cannot be divided is read whole by each of the %d shards; split it, or "
+                    "write it as Parquet of many row groups",
                     *(source.name, config.num_shards),
                 )
 
@@ -553,7 +553,7 @@ class Loader:
             "datasets (name, rows, weight)": [
                 [source.name, source.num_rows, source.weight] for source in self.mixture.sources
             ],
-            "streams (parts)": {
+            "streams (sections)": {
                 source.name: source.rows.identity()
                 for source in self.mixture.sources
                 if isinstance(source.rows, Stream)

@@ -114,7 +114,7 @@ class RowSchema:
             given = [{"role": "system", "content": system}, *given]
         as_text = all(isinstance(message.get("content"), str) for message in given)
         # In rows without images a mark is text, but for LLaVA's, in which it is nothing else.
-        may = as_text and (shown or self.text_columns == ("conversations",))
+        may = as_text and (shown or "conversations" in self.text_columns)
         asks = [may and message.get("role") != "assistant" for message in given]
         marked = any(its and _SHOWN_HERE.search(one["content"]) for its, one in zip(asks, given))
         unplaced = {kind: iter([value for one, value in shown if one == kind]) for kind in ("image", "video")}

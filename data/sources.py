@@ -66,15 +66,17 @@ _PARQUET = "datasets.packaged_modules.parquet.parquet:Parquet"
 _SPLITS = {TRAIN: TRAIN, "training": TRAIN}  # words in names, as the `datasets` library knows them
 _SPLITS |= dict.fromkeys(("validation", "valid", "dev", "val"), "validation")
 _SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
-Part = Callable[[Any, str], Any]  # of some rows, and where these are: `data.held_out.Share.of`
-_PARTS = 1024  # of a folder of `save_to_disk` that is streamed
+Share = Callable[
+    [Any, str], Any
+]  # rows, and the path they are from -> some of them: `data.held_out.Share.of`
+_SECTIONS = 1024  # of a folder of `save_to_disk` that is streamed
 _LOOKED_AT = 100  # rows that show what all rows are like
 
 
 def all_rows(rows: Stream) -> Iterator[Any]:
-    """The rows of a stream, one part after another."""
-    for part in range(rows.num_parts):
-        yield from (row for _, row in rows.read(part))
+    """The rows of a stream, one section after another."""
+    for section in range(rows.num_sections):
+        yield from (row for _, row in rows.read(section))
 
 
 def first_rows(rows: Sequence[Any] | Stream) -> Iterator[Any]:
@@ -155,19 +157,19 @@ def open_rows(
         (rows, folder): a sequence or a `Stream`, and the folder that relative image paths start from, None
         for a dataset on the Hub or at an address.
     """
-    name, is_part, _ = split.partition("[")
+    name, is_sliced, _ = split.partition("[")
     rows, folder = _open(path, subset, name, streaming, revision)
-    if not is_part:
+    if not is_sliced:
         return rows, folder
     if isinstance(rows, Stream):
         raise DatasetError(f"{path}: split {split!r}: a stream has no known length; leave the slice out")
     try:
-        part, *others = library().ReadInstruction.from_spec(split).to_absolute({name: len(rows)})
+        wanted, *others = library().ReadInstruction.from_spec(split).to_absolute({name: len(rows)})
     except (ValueError, AssertionError) as error:
         raise DatasetError(f"{path}: split {split!r}: {one_line(error, 300)}") from error
     if others:
         raise DatasetError(f"{path}: split {split!r}: expected one slice; name each as a dataset of its own")
-    return select(rows, np.arange(len(rows))[part.from_ : part.to]), folder
+    return select(rows, np.arange(len(rows))[wanted.from_ : wanted.to]), folder
 
 
 def select(rows: Any, numbers: np.ndarray) -> Any:
@@ -275,8 +277,8 @@ def _open_saved(path: str, split: str, streaming: bool) -> Any:
             raise _no_split(path, split, rows)
         rows = rows[split]
     leave_undecoded(rows.info.features)
-    parts = max(1, min(_PARTS, len(rows)))
-    return Stream(rows.to_iterable_dataset(num_shards=parts)) if streaming else rows
+    sections = max(1, min(_SECTIONS, len(rows)))
+    return Stream(rows.to_iterable_dataset(num_shards=sections)) if streaming else rows
 
 
 def _open_files(
@@ -319,8 +321,8 @@ def _files_at(path: str, streaming: bool) -> list[RowsFile]:
     files = [RowsFile(file.full_name, Path(urlsplit(file.path).path).name) for file in found]
     if streaming and all(len(found.fs.cat_file(file.path, start=0, end=2)) <= 2 for file in found):
         return files
-    downloaded = library().DownloadManager().download([file.place for file in files])
-    return [replace(file, place=place) for file, place in zip(files, downloaded, strict=True)]
+    downloaded = library().DownloadManager().download([file.address for file in files])
+    return [replace(file, address=place) for file, place in zip(files, downloaded, strict=True)]
 
 
 def _load(builder: str, path: str, subset: str | None, split: str, streaming: bool, **options) -> Any:
@@ -476,10 +478,10 @@ class Source:
         """None for a stream of unknown length."""
         return len(self.rows) if isinstance(self.rows, Sized) else None
 
-    def place(self, number: int) -> str:
-        """Where somebody finds the row of a number: "NAME, row 3", "NAME, a.jsonl, the line at byte 70"."""
-        place = self.rows.place(number) if isinstance(self.rows, Stream) else f"row {number}"
-        return f"{self.name}, {place}"
+    def where(self, number: int) -> str:
+        """Where somebody finds the row of a number: "NAME, row 3", or "NAME, a.jsonl, row 3"."""
+        where = self.rows.where(number) if isinstance(self.rows, Stream) else f"row {number}"
+        return f"{self.name}, {where}"
 
 
 class Mixture:
@@ -503,15 +505,17 @@ class Mixture:
 
 
 def open_datasets(
-    entries: Sequence[DatasetConfig | Mapping[str, Any]], preferences: bool = False, part: Part | None = None
+    entries: Sequence[DatasetConfig | Mapping[str, Any]],
+    preferences: bool = False,
+    share: Share | None = None,
 ) -> Mixture:
-    """Open every dataset of a recipe, of `preferences` or not, or a part of the rows of each, and find out
+    """Open every dataset of a recipe, of `preferences` or not, or a share of the rows of each, and find out
     which columns hold what."""
     configs = [e if isinstance(e, DatasetConfig) else DatasetConfig.from_dict(e) for e in entries]
     sources = []
     for config in configs:
         rows, folder = open_rows(config.path, config.subset, config.split, config.streaming, config.revision)
-        rows = rows if part is None else part(rows, config.path)
+        rows = rows if share is None else share(rows, config.path)
         folder = Path(os.path.expanduser(config.image_folder)) if config.image_folder else folder
         if config.weight is None and not isinstance(rows, Sized) and len(configs) > 1:
             raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")
