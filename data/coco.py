@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from data.boxes import SIZES
+from data.box_rows import SIZES
 from data.errors import DatasetError
 
 _KEPT = ("image_id", "category_id", "bbox", "iscrowd", "caption")  # of an annotation
@@ -44,7 +44,7 @@ class CocoRows(Sequence):
         part.rows = self.rows[numbers]
         return part
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         image, begin, end, first = self.rows[index].tolist()
         row: dict[str, Any] = {**self.images[image]}
         if self.captions:

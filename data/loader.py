@@ -207,7 +207,7 @@ class Shard:
 
     def __iter__(self) -> Iterator[ShardItem]:
         for samples in self._sequences():
-            sequence = samples and self._pack(samples)
+            sequence = None if samples is None else self._pack(samples)
             if samples is None or sequence is not None:
                 yield self._item(sequence)
         yield self._item(None, ended=True)
@@ -313,8 +313,9 @@ class Shard:
 
 
 def asked(conversation: list[dict[str, Any]], row: Mapping[str, Any]) -> dict[str, Any]:
-    """What scores answers to the last question of a conversation: the row's columns without images, of boxes
-    what `data.boxes.BoxRows.asked` says, `question` and `target`. What comes after its answer is cut off."""
+    """The fields that score answers to the last question of a conversation: the row's columns without images
+    (of boxes those of `data.box_rows.BoxRows.asked`), `question` and `target`. The conversation is cut off
+    after that question's answer."""
     while conversation[-1]["role"] != "assistant":
         conversation.pop()
     if conversation[-1].get("tool_calls"):
@@ -407,8 +408,8 @@ class Loader:
         for source in mixture.sources if rank == 0 else ():
             if isinstance(source.rows, Stream) and source.rows.num_sections == 1:
                 logger.warning(
-                    "%s: one file that cannot be divided is read whole by each of the %d shards; split it, or "
-                    "write it as Parquet of many row groups",
+                    "%s: a single file is read whole by each of the %d shards; split it, or write it as "
+                    "Parquet of many row groups",
                     *(source.name, config.num_shards),
                 )
 

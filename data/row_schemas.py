@@ -6,7 +6,7 @@
 | `conversations` of {"from", "value"}, `image` | LLaVA, ShareGPT; `<image>` in a text takes the next image |
 | `prompt` and `completion`, `images` | TRL; messages as above, or the user's and the assistant's text |
 | `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
-| `ref` and `bbox`, or `objects`, with an image; `width`, `height` | RefCOCO, COCO, LVIS; see `data.boxes` |
+| `ref` and `bbox`, or `objects`, with an image; `width`, `height` | RefCOCO, COCO, LVIS: `data.box_rows` |
 | `question`, `answer`, `image` or `images` | everything else |
 | `chosen`, `rejected`, after a `prompt`, `question` or conversation, or whole | TRL; see `find_pairs` |
 
@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.boxes import SIZES, BoxRows, FormFor, by_name
+from data.box_rows import SIZES, BoxRows, FormFor, by_name
 from data.chat import THOUGHTS, GivenText
 from data.errors import BadRow, DatasetError
 from data.tools import Tool, ToolCall
@@ -101,7 +101,7 @@ class RowSchema:
             raise BadRow(BAD_CONVERSATION, f"{lost}: expected tools beside messages, and calls in them")
         shown = self.shown(row)
         images = [value for kind, value in shown if kind == "image"]
-        beside, given = _BESIDE, list[Mapping[str, Any]]()
+        beside: tuple[str, ...] = _BESIDE
         if self.text_columns in OF_BOXES:
             if len(images) != 1:
                 raise BadRow(PLACEHOLDERS, f"expected one image with its boxes, got {len(images)}")
@@ -120,7 +120,7 @@ class RowSchema:
         unplaced = {kind: iter([value for one, value in shown if one == kind]) for kind in ("image", "video")}
         messages = list[dict[str, Any]]()
         for message, may_mark in zip(given, asks):
-            content = message.get("content")
+            content: Any = message.get("content")
             parts = list(self._parts(_cut(content) if marked and may_mark else content, unplaced))
             if isinstance(content, str) and all(part["type"] == "text" for part in parts):
                 parts = GivenText(parts)

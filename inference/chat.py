@@ -41,8 +41,7 @@ from inference.printing import Aside, shown, stats_table
 from inference.results import to_json
 from inference.terminal import GreyText
 from inference.thinking import THINK_TOKENS, form_of, think_first
-from messages import did_you_mean
-from models.checkpoints.hub import for_terminal
+from messages import did_you_mean, for_terminal
 
 COMMANDS = {
     "/image": ("PATH", "show an image (or its URL) with the next question"),
@@ -82,7 +81,7 @@ class Chat:
         draft: bool = False,
         think_tokens: int | None = None,
     ):
-        self.conversation = Conversation(checkpoint, system, slots=2 if draft else 1)
+        self.conversation = Conversation(checkpoint, system)
         self.options = options
         self._most = think_tokens or THINK_TOKENS
         self.conversation.remember = not checkpoint.single_turn
