@@ -66,7 +66,8 @@ def log(text: str) -> None:
 def read_request(args: argparse.Namespace) -> tuple[GenerationOptions, list[str], list[Any], list[str]]:
     """Options, names of images, images and questions: all that can be checked and read without a model."""
     from data.images import ImageLimits
-    from data.video import Clip, open_visual
+    from data.video import Clip
+    from data.visuals import open_visual
 
     # A chat may be shown an image later.
     cli.check_model(args.model, args.revision, text_only=args.no_image and not args.chat)

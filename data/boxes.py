@@ -44,7 +44,8 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from data.errors import BadRow, ImageError
-from data.images import ImageLimits, describe, measure, open_undecoded
+from data.image_sizes import measure
+from data.images import ImageLimits, describe, open_undecoded
 
 Size: TypeAlias = tuple[int, int]  # width, height
 Corners: TypeAlias = tuple[float, float, float, float]  # x1, y1, x2, y2

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from data.errors import ProcessorError
-from data.images import check_sides, load_image
+from data.images import ImageLimits, check_size, load_image
 from data.processor import Processor
 from generation.fast.quantized import rounded_bytes
 from generation.kv_cache import bytes_per_row, numbers_per_token, snapshot_numbers
@@ -161,7 +161,7 @@ def inspect_image(
         raise ProcessorError(
             f"{report['source']} is a bare backbone: only a whole model has prompts to count"
         )
-    check_sides(width, height)
+    check_size(width, height, ImageLimits(), f"an image of {width} x {height}")
     folder = snapshot(report["source"], report["commit"])
     described = read_json(folder / "config.json")
     config = choose_family(described, report["source"]).read_config(described, {}, {})
