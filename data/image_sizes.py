@@ -1,4 +1,4 @@
-"""Sizes of images from their headers: no pixel is decoded, and no more of a file is read than Pillow needs."""
+"""Sizes of images from their headers: no pixel is decoded, and of a file no more read than Pillow needs."""
 
 from __future__ import annotations
 

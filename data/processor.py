@@ -54,7 +54,7 @@ from data.tokenizer import (
 )
 from data.tools import Tool
 from data.video import Clip
-from data.visuals import open_video, open_visual
+from data.visuals import clip_of, open_video, open_visual
 from families import FAMILIES, idefics3
 from messages import one_line, unknown_arguments
 from models.config import VLMConfig
@@ -231,8 +231,8 @@ class Processor:
             raise PromptError(f"question: expected some text, got {question!r}")
         if not isinstance(images, list | tuple):
             images = [] if images is None else [images]
-        shown = [visual for image in images for visual in self.visuals(image)]
-        content = [{(kind := kind_of(visual)): visual, "type": kind} for visual in shown]
+        shown = [clip_of(image, self.limits, describe(image)) for image in images]
+        content = [{(kind := kind_of(one)): one, "type": kind} for one in shown]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
         if system:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})

@@ -49,14 +49,14 @@ def open_visual(
     name: str | None = None,
 ) -> Image.Image | Clip:
     """What `load_image` gives; or of a video, an animation or a folder of images, a Clip."""
-    opened = _clip_of(source, limits, name or describe(source))
+    opened = clip_of(source, limits, name or describe(source))
     return opened if isinstance(opened, Clip) else load_image(opened, limits, name)
 
 
 def open_video(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> Clip:  # noqa: B008
     """A Clip of what is a video, an animation or a folder of images. Raises ImageError."""
     name = name or describe(source)
-    if not isinstance(clip := _clip_of(source, limits, name), Clip):
+    if not isinstance(clip := clip_of(source, limits, name), Clip):
         if isinstance(clip, str | os.PathLike):
             read_bytes(clip, limits, name)  # says why there are none
         kinds = "MP4, QuickTime, WebM, Matroska, AVI, an animated GIF, WebP or PNG, or a folder of images"
@@ -73,7 +73,7 @@ def is_video(data: bytes, limits: ImageLimits, name: str, rest: Callable[[], byt
     return _ANIMATED.match(data) is not None and moves(data + rest(), limits, name)
 
 
-def _clip_of(source: Any, limits: ImageLimits, name: str) -> Any:
+def clip_of(source: Any, limits: ImageLimits, name: str) -> Any:
     """A Clip, or of what is no video, what to give to `load_image`."""
     readable = isinstance(source, str | os.PathLike | bytes | bytearray | memoryview)
     if isinstance(source, Clip) or not (readable or hasattr(source, "read")):
