@@ -31,13 +31,14 @@ from torch import Tensor, nn
 
 from data.processor import Processor
 from families import FAMILIES, qwen_vl
-from generation.fast.native.build import put_rounded, to_rows
+from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import pack
 from generation.memory import available_bytes
 from inference.checkpoint import Checkpoint, has_fast_bfloat16
-from inference.cli import positive
+from inference.flags import positive
 from models.checkpoints.load import meta_init
-from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel, prepare_device
 from training.plan import stored_shape
 
@@ -160,9 +161,9 @@ def build_checkpoint(setup: dict, fast: bool) -> Checkpoint:
     plain = precision == "float32" or (precision == "bfloat16" and computed)
     model = build_ours(shape, DTYPES[precision] if plain else torch.float32, device)
     if precision == "int4" and device == "cuda":  # C rounds
-        to_rows(pack(model.cpu(), precision, put_rounded), torch.device(device))
+        to_rows(pack(model.cpu(), precision, round_layer), torch.device(device))
     elif not plain:
-        pack(model, precision, put_rounded)
+        pack(model, precision, round_layer)
     checkpoint = Checkpoint(shape, model, cast(Processor, None), 0.0, precision)
     return checkpoint.compiled() if fast else checkpoint
 

@@ -48,9 +48,10 @@ from benchmarks.common import (
 from generation import kv_cache as kv
 from generation.decoding import GenerationOutput, decode, new_rows, step_of
 from generation.fast.native.build import NoCompiler, find_compiler
+from generation.features import FeatureCache
 from generation.kv_cache import CachePosition
-from generation.prefix import FeatureCache
 from generation.session import Session
+from inference.draft import Draft
 from models.checkpoints.gguf import Place
 from models.checkpoints.load import meta_init
 from models.checkpoints.save import written
@@ -78,7 +79,9 @@ def bytes_read(language_model) -> int:
 
 def cache_bytes(shape: str, dtype: torch.dtype | None) -> int:
     """Of a position in a cache of that type, as far as each step reads it; 0 without one."""
-    return kv.attended_numbers(SHAPES[shape].text.cache_layout) * dtype.itemsize if dtype else 0
+    with torch.device("meta"):
+        layout = VisionLanguageModel(SHAPES[shape]).language_model.cache_layout
+    return kv.attended_numbers(layout) * dtype.itemsize if dtype else 0
 
 
 # ---------------------------------------------------------------------------------------------- Ocelli
@@ -127,12 +130,11 @@ class Ours:
             max_new_tokens=DRAFT_TOKENS, stop_token_ids=(), decode_step=self.step
         )
         start = now(self.device)
-        session = Session(self.model, FeatureCache(self.model), slots=2)
-        stream = session.draft_stream(inputs, whole, options)
-        times = [now(self.device) - start for _ in stream.draft()]
+        session = Session(self.model, FeatureCache(self.model))
+        times = [now(self.device) - start for _ in Draft(session, inputs, whole, options)]
         if not times:
             return {}
-        next(iter(stream))
+        next(iter(session.generate_stream(**inputs, options=options)))
         return {"draft": times[0], "with_draft": now(self.device) - start}
 
     @torch.no_grad()
@@ -147,8 +149,7 @@ class Ours:
             generated = self._answer(prompt(self.shape, tiles, device=self.device), 2)
             return {"seconds": generated.seconds["decode"], "steps": 1}
         text, model = self.model.config.text, self.model
-        like = torch.empty(0, dtype=model.language_model.cache_dtype, device=self.device)
-        cache = kv.allocate_for(text, batch, context + WARM_UP + tokens, like=like)
+        cache = kv.allocate_for(model.language_model, batch, context + WARM_UP + tokens)
         for number, tensor in enumerate(tensor for layer in cache for tensor in layer.values()):
             fill(tensor, 1.0, start=7919 * number)
         options = model.generation_options(max_new_tokens=WARM_UP + tokens + 1, stop_token_ids=())
@@ -431,7 +432,7 @@ def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
             "ssm_norm": (config.delta_value_dim,),
         },
     }
-    second = "post_attention_norm" if config.state_window else "ffn_norm"
+    second = "post_attention_norm" if "delta" in config.layer_types else "ffn_norm"
     shared: dict[str, tuple[int, ...]] = {"attn_norm": (width,), second: (width,)}
     shared |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (config.vocab_size, width)}
@@ -452,7 +453,7 @@ def write_gguf(config: VLMConfig, kind: str, path: Path) -> int:
     described |= {"layer_types": text.layer_types, "conv_L_cache": text.conv_kernel}
     name = "qwen3" if text.qk_norm else "llama"
     if text.layer_types:
-        name = "qwen35" if text.state_window else "lfm2"
+        name = "qwen35" if "delta" in text.layer_types else "lfm2"
     elif name == "qwen3":  # without rotary sections, which its own llama.cpp architecture has
         described["rope_parameters"].pop("mrope_section", None)
     said = gguf_files.text_metadata(name, described)

@@ -30,7 +30,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from data.errors import PromptError, PromptTooLong, ThinkingError
 from data.thinking import MARKERS, Thinking
 from data.tokenizer import AnyTokenizer, naming_file, no_panic, private_tokenizer, read_object
-from data.tools import Tool, ToolCall, call_text, list_of, markup_of
+from data.tools import Tool, ToolCall, call_text, list_of, marks_of
 from messages import one_line
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -312,8 +312,8 @@ class ChatEncoder:
         stop_token_ids: the ids that end a turn; the one after an answer is part of the answer.
         add_special_tokens: let the tokenizer's post-processor add its own (a BOS), unless the template did.
 
-    `thinking` is how the model thinks before it answers; None for one that does not. `markup` is how it calls
-    tools.
+    `thinking` is how the model thinks before it answers; None for one that does not. `marks` stand around its
+    calls of tools.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class ChatEncoder:
         self._video_template = video_template or chat_template
         self.string_content = string_content
         self.add_special_tokens = add_special_tokens
-        self.thinking, self.markup = _thinking(tokenizer, chat_template), markup_of(chat_template)
+        self.thinking, self.marks = _thinking(tokenizer, chat_template), marks_of(chat_template)
         self._variables = {**tokenizer.special_tokens_map, "tools": None, "documents": None}
         self._bos = tokenizer.bos_token
         self._stop_ids = frozenset(stop_token_ids)
@@ -349,7 +349,7 @@ class ChatEncoder:
         self._tokenizer, self._ids, self._names, unknown_id = private
         self._watched = frozenset(self._ids.values()) - {unknown_id}
         # Special to the tokenizer or not.
-        own = [*([] if video_token is None else [video_token]), *self.markup.marks * self.markup.native]
+        own = [*([] if video_token is None else [video_token]), *self.marks.texts * self.marks.native]
         longest_first = sorted({*self._names, *own}, key=len, reverse=True)
         self._beginnings = {name[:end] for name in longest_first for end in range(1, len(name))}
         self._inside = "\n".join(longest_first)
@@ -412,7 +412,7 @@ class ChatEncoder:
     def check_written(self, messages: Sequence[Message], tools: Sequence[Tool], label: str) -> None:
         """Raises PromptError for what the template has no markup for, and which would be learned otherwise
         than the model is asked with it."""
-        calling = not self.markup.native
+        calling = not self.marks.native
         for key, lost in (
             ("tools", calling and tools),
             ("tool_calls", calling and any(message.calls for message in messages)),
@@ -437,7 +437,7 @@ class ChatEncoder:
         Messages of text alone are texts or lists of parts, as they were given. A template that was written
         for one of these leaves out the other or fails on it, and then gets all of them in its own form.
         """
-        if not self.markup.native:
+        if not self.marks.native:
             messages, tools = _in_words(messages, tools), ()
         videos = any(kind == "video" for message in messages for kind, _ in message.parts)
         template = self._video_template if videos else self.chat_template
@@ -606,7 +606,7 @@ class ChatEncoder:
         used, length, last, images = set[int](), 0, 0, 0
         answering = calling = False  # after words of the assistant; within one of its calls
         called = -1  # where its last call ends: what follows at once is the model's as well
-        marks = (self.markup.opens, self.markup.closes, self.thinking and self.thinking.end)
+        marks = (self.marks.opens, self.marks.closes, self.thinking and self.thinking.end)
 
         def put(text: str) -> None:
             nonlocal length
@@ -633,7 +633,7 @@ class ChatEncoder:
             spans.append((spans.pop()[0] if answering else since, length))
             answering = True
 
-        opens, closes, begin = map(self._private, (self.markup.opens, self.markup.closes, self._own_begin))
+        opens, closes, begin = map(self._private, (self.marks.opens, self.marks.closes, self._own_begin))
         for match in self._pieces.finditer(rendered):
             put(rendered[last : match.start()])
             last = match.end()
@@ -658,7 +658,7 @@ class ChatEncoder:
                 images += 1
             else:
                 is_stop, hands_over = self._ids.get(match[0]) in self._stop_ids, length == called
-                ends_call = calling and match[0] == self.markup.closes
+                ends_call = calling and match[0] == self.marks.closes
                 put(named(match[0]))
                 # After its thinking the answer goes on, and around its calls.
                 calling, called = calling and not ends_call, length if ends_call else called

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.confidence import TokenLogprobs
-from generation.kv_cache import CachePosition, KVCache, Prompt, compact, prompt_lengths
+from generation.kv_cache import CachePosition, KVCache
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
+from generation.prompts import Prompt, compact, prompt_lengths
 from generation.protocol import Decoder, Pixels, VisionLanguage
 from generation.sampling import Chosen, Decision, Row, choose, make_seeds
 from generation.score import Ids, decide, look_ahead
@@ -251,8 +252,7 @@ def _generate(
         watch.lap("vision")
         if options.use_cache:
             filled = room if answers == 1 else longest
-            like, dtype = prompt.embeddings, language_model.cache_dtype
-            kv_cache = kv.allocate_for(language_model.config, len(lengths), filled, like, dtype)
+            kv_cache = kv.allocate_for(language_model, len(lengths), filled)
         step = step_of(options.decode_step if kv_cache else None, language_model)
         chunk = options.prefill_chunk if kv_cache else None
         logits = prefill(step, prompt, kv_cache, chunk)  # (B, V)

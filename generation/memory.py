@@ -69,7 +69,7 @@ def check_caches_fit(language_model: Decoder, caches: Sequence[tuple[int, int]],
         existing: bytes of a cache that exists already and becomes one of them.
     """
     needed = sum(rows * positions for rows, positions in caches) * bytes_per_position(language_model)
-    needed += sum(rows for rows, _ in caches) * bytes_per_row(language_model.config.cache_layout)
+    needed += sum(rows for rows, _ in caches) * bytes_per_row(language_model.cache_layout)
     available = available_bytes(language_model.norm.weight.device)
     if existing < needed and available is not None and needed > available + existing:
         shapes = " and ".join(f"{rows} x {positions}" for rows, positions in caches)

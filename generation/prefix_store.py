@@ -33,19 +33,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from generation.keyed_prompts import Item, KeyedPrompt
 from generation.kv_cache import (
-    STATES,
+    STATE_WINDOW,
     KVCache,
     Layout,
+    by_slot,
     bytes_per_position,
     geometry,
+    has_states,
     numbers_per_token,
-    snapshot_numbers,
 )
 from generation.memory import available_bytes
 from generation.options import check_integer
-from generation.prefix import Item, KeyedPrompt, SlotCache, is_finite
 from generation.protocol import VisionLanguage
+from generation.slots import SlotCache, is_finite, snapshot_numbers
 
 PREFIX_BYTES = 2**30  # in memory: 23 images of 17 tiles for SmolVLM-256M in float32
 LOOK_EVERY = 1.0
@@ -158,7 +160,7 @@ class PrefixStore:
             if not self._holds(block.name):
                 break
             end = block.end
-        if not self.model.language_model.config.state_window:
+        if not has_states(self._layout):
             return end
         names = self._names_of_states(keys[: min(end, len(keys) - 1)], items)
         return next((at for at in reversed(names) if self._holds(names[at])), 0)
@@ -168,11 +170,11 @@ class PrefixStore:
 
     def _names_of_states(self, keys: Tensor, items: Sequence[Item]) -> dict[int, bytes]:
         """Of snapshots at all positions where there may be one, each after all that is before it."""
-        window, names = self.model.language_model.config.state_window, dict[int, bytes]()
+        window, names = STATE_WINDOW, dict[int, bytes]()
         raw = keys.contiguous().view(torch.uint8).numpy().data  # 8 bytes a key
         name, shown, rest = hashlib.sha256(b"state" + self._root), (keys < 0).cumsum(0).tolist(), iter(items)
         begun = 0  # positions of the parts that have begun
-        for end in range(window, len(keys) + 1, window) if window else ():
+        for end in range(window, len(keys) + 1, window):
             name.update(raw[8 * (end - window) : 8 * end])
             while begun < shown[end - 1]:
                 part = next(rest)
@@ -278,9 +280,9 @@ class PrefixStore:
         keys, items, last = prompt.keys, prompt.items, len(prompt) - 1
         matched = min(self.match(keys, items), last)
         if matched > shared:
-            states, window = None, self.model.language_model.config.state_window
+            states, going = None, has_states(self._layout)
             # First, because without it the positions are worth nothing.
-            if window and (states := self._load_states(keys, items, matched)) is None:
+            if going and (states := self._load_states(keys, items, matched)) is None:
                 return shared
             reached = self.load(keys, items, slots.kv_cache, slot, shared, matched)
             if states is not None:
@@ -300,7 +302,7 @@ class PrefixStore:
 
     @property
     def _layout(self) -> Layout:
-        return self.model.language_model.config.cache_layout
+        return self.model.language_model.cache_layout
 
     def _unflat(self, flat: Tensor, length: int) -> list[Tensor]:
         """What a block of `length` positions has for each tensor of a cache: (H, length, D)."""
@@ -335,7 +337,7 @@ class PrefixStore:
 
 
 def _tensors(kv_cache: KVCache) -> list[Tensor]:
-    return [tensor for layer in kv_cache for name, tensor in layer.items() if name not in STATES]
+    return [layer[name] for layer, name in by_slot(kv_cache)]
 
 
 def _copy_of(kv_cache: KVCache, row: int, block: Block) -> Tensor:

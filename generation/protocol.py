@@ -18,6 +18,8 @@ class Decoder(Protocol):
 
     @property
     def cache_dtype(self) -> torch.dtype: ...
+    @property
+    def cache_layout(self) -> Any: ...  # generation.kv_cache.Layout
     def __call__(
         self,
         x: Tensor,

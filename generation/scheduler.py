@@ -28,7 +28,6 @@ stops is computed once more in vain, inside its own slot.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,10 +39,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from generation import draft
 from generation import kv_cache as kv
 from generation.decoding import step_of
-from generation.draft import parts_left
+from generation.features import FeatureCache
+from generation.keyed_prompts import KeyedPrompt, embed_after, first_part, read_prompt
 from generation.memory import available_bytes
 from generation.options import (
     CacheMemoryError,
@@ -52,20 +51,12 @@ from generation.options import (
     check_integer,
     with_overrides,
 )
-from generation.prefix import (
-    CacheBudget,
-    FeatureCache,
-    KeyedPrompt,
-    SlotCache,
-    embed_after,
-    first_part,
-    read_prompt,
-)
 from generation.prefix_store import PrefixStore
 from generation.protocol import VisionLanguage
 from generation.requests import LazyRequest, NewTokens, Request, RequestOutput, SlotRow, Stats
 from generation.sampling import Chosen, Row, choose, recordable
 from generation.score import Ids, decide, look_ahead
+from generation.slots import CacheBudget, SlotCache
 from generation.speculation import Speculation
 from generation.steps import DecodeStep
 
@@ -207,24 +198,13 @@ class Scheduler:
         with self._timed("prepare"):
             ready = request.prepare() if isinstance(request, LazyRequest) else request
             prompt, options = self._read(ready, ready.options)
-            short = self._read(ready.draft, ready.options)[0] if ready.draft else None
-        self.enter(request.key, prompt, options, short)
+        self.enter(request.key, prompt, options)
 
-    def enter(
-        self, key: Any, prompt: KeyedPrompt, options: GenerationOptions, short: KeyedPrompt | None = None
-    ) -> SlotRow:
+    def enter(self, key: Any, prompt: KeyedPrompt, options: GenerationOptions) -> SlotRow:
         """`add` of a prompt that was read, for options that were looked at. Returns its row, which says how
         its answer grows."""
         row = SlotRow(options, prompt.input_ids, key=key, prompt=prompt)
-        new = [row]
-        if short is not None and self.free > 1 and (left := self._left(prompt, short)):
-            if not options.greedy:
-                row.first_seed()  # one for draft and answer
-            plain = replace(options, confidence=False, logprobs=None, lookup="off")
-            row.draft = SlotRow(plain, short.input_ids, row.seed, key=key, prompt=short, of=row)
-            row.draft.left, new = left, [row.draft, row]
-        for one in new:
-            self.speculation.begin(one)
+        self.speculation.begin(row)
         self._view = self._replay = None  # they would keep the old buffers beside the grown ones
         while True:
             try:
@@ -234,15 +214,11 @@ class Scheduler:
                 # Prefixes lie in the host's memory; who asks now comes before who may ask again.
                 if self.model.device.type != "cpu" or not self.prefixes or not self.prefixes.give_back():
                     raise
-        self._entered += new
+        self._entered.append(row)
         self._spared = self._spared + 1 if self._cache.spare(self._room) else 0
         if self._spared >= SPARE_FROM:
             self.give_back()
         return row
-
-    def _left(self, prompt: KeyedPrompt, short: KeyedPrompt) -> float:
-        """`parts_left` after a draft from the short prompt."""
-        return parts_left(self.model, self._features, prompt, short, self.reusable(prompt))
 
     def reusable(self, prompt: KeyedPrompt) -> int:
         """How many positions of a prompt a slot holds, never all."""
@@ -254,19 +230,6 @@ class Scheduler:
             with suppress(CacheMemoryError):
                 source = other._cache.ready(prompt.keys, len(prompt) - 1).index(length)
                 self._cache.take_over(other._cache, source, length)
-
-    def end_draft(self, row: SlotRow) -> None:
-        """End the draft of a row, whose answer is next."""
-        assert row.draft is not None, "it has one"
-        if row.draft in self._entered:
-            self._entered.remove(row.draft)
-            row.draft.stop_reason = "cancelled"
-        elif not row.draft.stop_reason:
-            self._collect(0)
-        if not row.draft.stop_reason:
-            self._leave_unasked(row.draft)
-        row.draft.constraint = None
-        self.speculation.begin(row, row.draft.tokens)
 
     def compute_by(self, decode_step: DecodeStep | None, prefill_chunk: int | None) -> None:
         """Go on with another step, and prompts in chunks of so many positions."""
@@ -314,20 +277,16 @@ class Scheduler:
         """Give up the request with this key; nothing more comes of it. False if it has ended."""
         self._collect(0)  # what is under way for its slot must not meet the next request there
         found = [row for row in {*self._entered, *self._rows} if row is not None and row.key == key]
-        for row in found:  # it, and its draft
+        for row in found:
             if row in self._entered:  # also where an interrupt has left it in its slot as well
                 self._entered.remove(row)
             if row in self._rows:
-                self._leave_unasked(row)
+                # A partly prefilled prompt has no logits yet, so its cache is checked for NaN.
+                self._leave(row, kept=row.launched > 0 or self._cache.is_finite(row.slot))
             row.stop_reason = row.stop_reason or "cancelled"
         self._events = [event for event in self._events if not (found and event.key == key)]
         self.stats.cancelled += bool(found)
         return bool(found)
-
-    def _leave_unasked(self, row: SlotRow) -> None:
-        """Have a row leave that could go on."""
-        # Of a part of a prompt no logits have been seen that would tell.
-        self._leave(row, kept=row.launched > 0 or self._cache.is_finite(row.slot))
 
     def _take_events(self) -> list[NewTokens | RequestOutput]:
         events, self._events = self._events, []
@@ -351,10 +310,8 @@ class Scheduler:
         first token."""
         fresh: list[tuple[list[SlotRow], Tensor]] = []
         while self._entered or self._waiting:
-            for row in [row for row in self._entered if not row.waits]:
-                if None not in self._rows or not self._place(row):
-                    break
-                self._entered.remove(row)
+            while self._entered and None in self._rows and self._place(self._entered[0]):
+                self._entered.popleft()
             if not self._waiting:  # what has entered waits for the tokens of rows at their limit
                 break
             if self._chunk is None:
@@ -364,9 +321,7 @@ class Scheduler:
             else:
                 head = self._waiting[0]
                 self._waiting.rotate(-1)
-                encoded = self._encode(head, 1)
-                # A draft may have ended by what its tiles took.
-                passes = [] if encoded or head not in self._waiting else [self._chunk_of(head)]
+                passes = [] if self._encode(head, 1) else [self._chunk_of(head)]
             for rows, lengths in passes:
                 with self._timed("prefill"):
                     logits = self._prefill(rows, lengths)
@@ -418,7 +373,6 @@ class Scheduler:
         prompt, encoded = row.prompt, 0
         if row.embeds is not None:
             return 0
-        began = time.perf_counter()
         with self._timed("vision"):
             while (first := row.part + len(row.features)) < len(prompt.items) and encoded != most:
                 assert prompt.parts is not None, "a prompt with items has parts"
@@ -430,21 +384,7 @@ class Scheduler:
                 row.embeds = embed_after(self.model, prompt, row.reused, row.features)
                 row.prompt, row.features = replace(prompt, parts=None), []
         self.stats.tiles_encoded += encoded
-        if row.of is not None:
-            if self.model.device.type != "cpu":
-                torch.accelerator.synchronize(self.model.device)
-            self._time_draft(row, encoded, time.perf_counter() - began)
         return encoded
-
-    def _time_draft(self, row: SlotRow, encoded: int, seconds: float) -> None:
-        """A draft's tiles took so long: from here on its time is bounded, and where the others would take no
-        time to read in, there is none."""
-        if not encoded and row.until < math.inf:
-            return  # a tile that equals one before it
-        rest = row.left * seconds / max(encoded, 1)  # 0: another one was quicker
-        row.until = time.perf_counter() + draft.LIMITS.share * rest
-        if row.of is not None and (not encoded or rest < draft.LIMITS.least_wait):
-            self.end_draft(row.of)
 
     def _groups(self) -> list[list[SlotRow]]:
         """The prompts that wait and are encoded, neighbours of similar length together."""
@@ -685,20 +625,12 @@ class Scheduler:
         """Say what is new of a row, whose slot is free at its end."""
         if row.error is not None:
             self._leave(row, kept=False)
-            if row.of is None:
-                self._events.append(self._failed(row.key, row.error))
-            else:  # the answer tells of it
-                self.end_draft(row.of)
+            self._events.append(self._failed(row.key, row.error))
             return
         reports = None if row.options.logprobs is None else row.reports[row.told :]
-        new_ids, is_draft = row.tokens[row.told :], row.of is not None
-        self._events.append(NewTokens(row.key, new_ids, reports, row.reused, is_draft))
+        self._events.append(NewTokens(row.key, row.tokens[row.told :], reports, row.reused))
         row.told = len(row.tokens)
-        if row.of is not None:
-            if row.stop_reason or time.perf_counter() > row.until:
-                self._leave(row)
-                self.end_draft(row.of)
-        elif row.stop_reason:
+        if row.stop_reason:
             self._leave(row)
             self.stats.completed += 1
             self.stats.new_tokens += len(row.tokens)

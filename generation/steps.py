@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from generation.kv_cache import KVCache, Prompt, geometry, per_row, to_device
+from generation.kv_cache import KVCache, geometry, has_states, per_row, to_device
+from generation.prompts import Prompt
 from generation.protocol import Decoder
 
 # (token ids, cache, start_pos), and the offset where it is not 0
@@ -39,7 +40,7 @@ class Step:
 
     def __init__(self, language_model: Decoder):
         self._language_model = language_model
-        self.states = language_model.config.state_window is not None
+        self.states = has_states(language_model.cache_layout)
 
     def __call__(
         self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0

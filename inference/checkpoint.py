@@ -21,26 +21,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from data.boxes import CoordinateForm, Pixels, form_of
+from data.boxes import CoordinateForm, form_of
 from data.processor import EncodedConversation, Processor
 from data.tiles import Sizes
-from data.tools import CallReader, ToolUse
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.cuda.graph import unsupported as unrecorded
-from generation.fast.native.build import NoCompiler, to_panels, to_rows
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.panels import to_panels, to_rows
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
-from generation.fast.quantized import pack, put_packed
+from generation.fast.quantized import pack, pack_layer, put_layers
 from generation.fast.tower import FastTower, fast_tower
+from generation.features import FeatureCache
 from generation.memory import give_back
-from generation.prefix import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
 from generation.threads import choose, watch
+from inference.calls import CallReader
 from inference.decide import choices_form
 from inference.errors import FormError, check_text_only
 from inference.errors import RequestError as RequestError
-from inference.grammar import Form, Latest, choices_of, plain_call, plain_form, tool_grammar
+from inference.grammar import Form, Latest, ToolUse, choices_of, plain_call, plain_form, tool_grammar
 from inference.kept_weights import KeptWeights
+from inference.markup import MARKUPS, Markup
+from inference.pixels import Pixels
 from models.checkpoints.hub import snapshot
 from models.checkpoints.load import meta_init, one_version, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
@@ -203,12 +206,12 @@ class Checkpoint:
         that it has to call as it answers anyhow; it is made to call nothing else. Raises FormError."""
         if (written := self._tool_grammars.get(_key(use))) is not None:
             return written
-        markup, plain = self.processor.chat.markup, None
+        plain = None
         try:
             if use.must and not self.writes_json:
                 plain = plain_call(use.tools)
-            if plain is None or markup.native:
-                written = tool_grammar(markup, use, self.marks.get), None
+            if plain is None or self.processor.chat.marks.native:
+                written = tool_grammar(self._markup, use, self.marks.get), None
             else:
                 written = plain
         except RequestError as error:
@@ -218,7 +221,7 @@ class Checkpoint:
 
     def _tools(self, use: ToolUse, written: Written, find: Callable[[str], Form | None]) -> Form | None:
         """`find` compiles a grammar, or looks for one that is compiled."""
-        markup, (grammar, write) = self.processor.chat.markup, written
+        markup, (grammar, write) = self._markup, written
         try:
             form = find(grammar)
         except FormError as error:
@@ -227,7 +230,7 @@ class Checkpoint:
             return None
         reader = partial(CallReader, markup, use.tools, use.must)
         if not use.must and use.text is None:
-            may = self._constraints.may_call(grammar, markup.opens, use.several)
+            may = self._constraints.may_call(grammar, markup.marks.opens, use.several)
             return Form(may, reader=reader)
         whole = write and (lambda text: markup.written(use.tools[0], write(text)))
         return replace(form, write=whole, reader=reader)
@@ -236,11 +239,15 @@ class Checkpoint:
         """What this model is held to for a grammar, and what writes the answer of that: see `plain_form`."""
         return (None if self.writes_json else plain_form(grammar)) or (grammar, None)
 
+    @property
+    def _markup(self) -> Markup:
+        return MARKUPS[self.processor.chat.marks.markup]
+
     @cached_property
     def marks(self) -> dict[str, int]:
         """The marks of calls that are tokens of their own, with their ids."""
-        markup, known = self.processor.chat.markup, self.processor.tokenizer.get_added_vocab()
-        return {mark: known[mark] for mark in markup.marks if mark in known}
+        known = self.processor.tokenizer.get_added_vocab()
+        return {mark: known[mark] for mark in self.processor.chat.marks.texts if mark in known}
 
     @cached_property
     def _tool_grammars(self) -> Latest[Written]:
@@ -284,7 +291,7 @@ def _key(use: ToolUse) -> str:
 
 
 class PixelText:
-    """The text of an answer with its coordinates in pixels of an image of these sizes (`data.boxes.Pixels`):
+    """The text of an answer with its coordinates in pixels of an image of these sizes (`inference.pixels`):
     `put` each piece, then `finish`. For a model without a form nothing changes, and without sizes lines end
     with a note if there are coordinates.
 
@@ -422,7 +429,7 @@ def open_checkpoint(
 
 
 def put_int8(model: torch.nn.Module, names: Sequence[str], read: Callable[[], torch.Tensor]) -> None:
-    put_packed("int8", model, names, read())
+    put_layers(model, names, read(), partial(pack_layer, "int8"))
 
 
 def pixel_budget(device: torch.device, max_pixels: int | None) -> int | None:

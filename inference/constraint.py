@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 from data.tokenizer import AnyTokenizer, no_panic
-from data.tools import GEMMA
 from generation.kv_cache import to_device
 from generation.options import ConstraintError
 from generation.sampling import keep
 from inference.compiling import compiled
 from inference.errors import FormError, RequestError
 from inference.grammar import Latest, has_json_values, refusal
+from inference.markup import Gemma
 from inference.trial import TrialFailed, Trials
 from messages import one_line
 
@@ -342,7 +342,7 @@ class Constraints:
     def _compile(self, grammar: str) -> llguidance.LLMatcher | str:
         """The matcher, or why there is none. Only what was tried out is compiled here."""
         # Where it spells a special token, llguidance would force that in place of its characters.
-        said = grammar.replace(GEMMA.NO_MARKS, "")  # texts have no marks in them
+        said = grammar.replace(Gemma.NO_MARKS, "")  # texts have no marks in them
         plain = said.replace("\\", "")
         ordinary = any(text in said or text in plain for text in self._special)
         try:

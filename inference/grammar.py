@@ -25,8 +25,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from data.tools import CallReader, Markup, Rules, Tool, ToolUse, reached
+from data.tools import Tool
+from inference.calls import CallReader
 from inference.errors import FormError, RequestError
+from inference.markup import ABOUT, Markup, Rules, quoted, reached, slashes_escaped
 from inference.trial import TrialFailed, Trials
 from messages import one_line
 
@@ -111,8 +113,7 @@ def pattern_grammar(pattern: str) -> str:
     _check_size("pattern", pattern)
     if "\n" in pattern:
         raise RequestError(r"pattern: expected one line; write a line's end as \n")
-    inner = re.sub(r"\\.|/", lambda found: r"\/" if found[0] in ("/", r"\/") else found[0], pattern)
-    return f"{_START}/{inner}/"
+    return f"{_START}/{slashes_escaped(pattern)}/"
 
 
 def lark_grammar(text: str) -> str:
@@ -157,6 +158,20 @@ def response_grammar(response_format: Mapping[str, Any]) -> str | None:
     return json_grammar(named["schema"])
 
 
+@dataclass(frozen=True)
+class ToolUse:
+    """What an answer may do with tools.
+
+    tools: those that may be called. must: the answer is a call, or several; else it may be text.
+    several: more than one call is allowed. text: the grammar of an answer without calls; None for any.
+    """
+
+    tools: tuple[Tool, ...]
+    must: bool = False
+    several: bool = True
+    text: str | None = None
+
+
 def tool_grammar(markup: Markup, use: ToolUse, token: Callable[[str], int | None]) -> str:
     """What holds an answer to calls of tools: all of it where it must be calls; else a block of them, after
     its opening mark. `token`: the id of a mark that is a token. Raises RequestError."""
@@ -177,9 +192,9 @@ def tool_grammar(markup: Markup, use: ToolUse, token: Callable[[str], int | None
     rules = Rules(schema_rule, token)
     if use.must or use.text is not None:
         words = "" if use.text is None or use.must else use.text.removeprefix(_START)
-        words = words if (choices := choices_of(words)) is None else " | ".join(map(_quoted, choices))
+        words = words if (choices := choices_of(words)) is None else " | ".join(map(quoted, choices))
         text = f" | {words}" if words else ""
-        return f"{_START}{markup.turn(use.tools, use.several, rules)}{text}\n{rules}"
+        return f"{_START}{markup.answer(use.tools, use.several, rules)}{text}\n{rules}"
     return f"start: {markup.block(use.tools, use.several, rules)}\n{rules}"
 
 
@@ -238,7 +253,6 @@ class Latest(Generic[T]):
                 self._kept.popitem(last=False)
 
 
-_ABOUT = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions"}
 _DIGITS = "-?[0-9]{1,20}"  # as many as `inference.constraint` lets a number have
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _COORDINATES = {"bbox_2d", "point_2d", "bbox", "label"}  # objects that such a model may write all the same
@@ -265,7 +279,7 @@ def plain_form(grammar: str) -> tuple[str, Callable[[str], str]] | None:
     names, value = list[str](), _resolved(schema, schema)
     while len(_properties(value)) == 1 and len(names) < _DEPTH:
         ((name, inner),) = value["properties"].items()
-        known = value.keys() <= {"type", "properties", "required", "additionalProperties"} | _ABOUT
+        known = value.keys() <= {"type", "properties", "required", "additionalProperties"} | ABOUT
         if not known or value.get("required") not in (None, [], [name]):
             break
         names.append(name)
@@ -312,7 +326,7 @@ def _check_fillable(schema: dict) -> None:
         parts += [{"$ref": one["$ref"]}] if "$ref" in one else []
         objects = sum(bool(_properties(_resolved(part, schema))) for part in parts) + bool(properties)
         any_names = "object" in kinds and not properties and one.get("additionalProperties") is not False
-        text = "string" in kinds and one.keys() <= {"type"} | _ABOUT
+        text = "string" in kinds and one.keys() <= {"type"} | ABOUT
         several = (
             len(properties) > 1 or objects > 1 or "array" in kinds or {"items", "prefixItems"} & one.keys()
         )
@@ -320,7 +334,7 @@ def _check_fillable(schema: dict) -> None:
         more = one.get("minProperties", 0) > max(1, len(properties)) or "patternProperties" in one
         more = more or not set(map(str, required)) <= properties.keys()
         named = [inner for key in _NAMED if isinstance(one.get(key), dict) for inner in one[key].values()]
-        anything = not one.keys() - _ABOUT or True in [*parts, *named]
+        anything = not one.keys() - ABOUT or True in [*parts, *named]
         if more or (id(one) not in fixed and (several or any_names or text or anything)):
             raise FormError(_NO_JSON)
 
@@ -352,12 +366,12 @@ def _resolved(value: Any, schema: dict) -> dict:
             return {}
         others = [key for key in ("anyOf", "oneOf", "allOf") if key in value]
         name = str(value.get("$ref", ""))
-        if name.startswith("#/") and value.keys() <= {"$ref"} | _ABOUT:
+        if name.startswith("#/") and value.keys() <= {"$ref"} | ABOUT:
             inner: Any = schema
             for part in name.split("/")[1:]:
                 inner = inner.get(part) if isinstance(inner, dict) else None
             value = inner
-        elif len(others) == 1 and value.keys() <= {*others} | _ABOUT and isinstance(value[others[0]], list):
+        elif len(others) == 1 and value.keys() <= {*others} | ABOUT and isinstance(value[others[0]], list):
             real = [one for one in value[others[0]] if one != {"type": "null"}]
             if len(real) != 1:
                 return value
@@ -369,22 +383,22 @@ def _resolved(value: Any, schema: dict) -> dict:
 
 def _plain_value(value: dict, schema: dict) -> tuple[str, Callable[[str], str]] | None:
     """(the grammar of what a model says by itself for a value, what makes the value's JSON of it)."""
-    keys, kind = value.keys() - _ABOUT, value.get("type")
+    keys, kind = value.keys() - ABOUT, value.get("type")
     if isinstance(kind, list) and len(kinds := [one for one in kind if one != "null"]) == 1:
         kind, value = kinds[0], value | {"type": kinds[0]}
     texts = [value["const"]] if "const" in value else value.get("enum")
     if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
         few = len(texts) <= MOST_DECIDED and sum(map(len, texts)) <= LONGEST_DECIDED
         one_of = choice_grammar(texts)  # refuses what is no choice
-        one_of = one_of if few else _START + " | ".join(map(_quoted, texts))
-        return (one_of, _quoted) if keys <= {"type", "enum", "const"} else None
+        one_of = one_of if few else _START + " | ".join(map(quoted, texts))
+        return (one_of, quoted) if keys <= {"type", "enum", "const"} else None
     if kind == "boolean" and keys == {"type"}:
         return choice_grammar(("yes", "no")), lambda text: "true" if text == "yes" else "false"
     if kind in ("integer", "number") and keys <= {"type"} | _BOUNDS:
         return _START + _json(value), str
     if kind == "string" and keys <= {"type", "minLength", "maxLength"}:
         least, most = value.get("minLength", 0), value.get("maxLength", "")
-        return pattern_grammar(rf"[^\x00-\x1f]{{{least},{most}}}"), _quoted
+        return pattern_grammar(rf"[^\x00-\x1f]{{{least},{most}}}"), quoted
     if kind == "array" and keys <= {"type", "items"}:
         return _plain_list(_resolved(value.get("items"), schema))
     return None
@@ -392,7 +406,7 @@ def _plain_value(value: dict, schema: dict) -> tuple[str, Callable[[str], str]] 
 
 def _plain_list(item: dict) -> tuple[str, Callable[[str], str]] | None:
     """`_plain_value` of a list of such items."""
-    keys, kind, texts = item.keys() - _ABOUT, item.get("type"), item.get("enum")
+    keys, kind, texts = item.keys() - ABOUT, item.get("type"), item.get("enum")
     if keys == {"type"} and kind == "string":
         return pattern_grammar(r"[^\x00-\x1f]*"), _listed
     if keys == {"type"} and kind == "integer":
@@ -400,7 +414,7 @@ def _plain_list(item: dict) -> tuple[str, Callable[[str], str]] | None:
     choices = texts if isinstance(texts, list) and keys <= {"type", "enum"} else []
     if choices and all(isinstance(text, str) and ", " not in text for text in choices):
         choice_grammar(choices)  # refuses what is no choice
-        grammar = f'{_START}one (", " one)*\none: ' + " | ".join(map(_quoted, choices))
+        grammar = f'{_START}one (", " one)*\none: ' + " | ".join(map(quoted, choices))
         return grammar, _listed
     return None
 
@@ -423,11 +437,6 @@ def _check_size(what: str, text: str | bytes) -> None:
     size = len(text.encode("utf-8", "replace") if isinstance(text, str) else text)
     if size > MOST_BYTES:
         raise RequestError(f"{what}: expected at most {MOST_BYTES} bytes, got {size}")
-
-
-def _quoted(text: str) -> str:
-    """A string of the grammar's language, which JSON's strings are."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _check_counts(schema: Any) -> None:

@@ -23,7 +23,7 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,16 @@ from torch import Tensor, nn
 from xxhash import xxh3_128, xxh3_128_digest
 
 from generation import memory
-from generation.fast.native.build import (
+from generation.fast.native.build import cache_folder
+from generation.fast.native.panels import (
     PanelEmbedding,
     PanelLinear,
     PanelWeight,
-    cache_folder,
     load_panels,
-    put_rounded,
+    round_layer,
     second_moments,
 )
+from generation.fast.quantized import put_layers
 from models.checkpoints.hub import CheckpointError, describe, state_of
 from models.checkpoints.weights import memory_of
 
@@ -97,7 +98,7 @@ class KeptWeights:
         """Give a model a tensor, under the names of all that share it: what is kept of it, or rounded now."""
         if not self.tensors:
             if not self._moments or names[0].startswith("language_model."):  # else it is there already
-                put_rounded("int4", model, names, read(), self._moments)
+                put_layers(model, names, read(), partial(round_layer, "int4", moments=self._moments))
                 memory.give_back()  # else half of the memory becomes holes that no tensor fits into
             return
         kept = self.tensors[names[0]]

@@ -39,11 +39,12 @@ from torch import Tensor
 from xxhash import xxh3_128_digest
 
 from data.errors import expanded
-from generation.fast.native.build import BITS, PanelWeight, digest_of, load_panels, processor
+from generation.fast.native.build import digest_of, processor
+from generation.fast.native.panels import BITS, PanelWeight, load_panels
 from generation.fast.native.step import NativeStep
 from generation.fast.tower import FastTower
-from generation.prefix import is_finite
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
+from generation.slots import is_finite
 from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
 from inference.kept_weights import code_digest, write_whole

@@ -1,15 +1,19 @@
 """The gated delta rule over the positions of a row (arXiv:2412.06464), as Qwen3.5 has it.
 
-A head keeps a matrix S (D_k, D_v), which a position decays, corrects and reads:
+The rule: each head has a matrix S (D_k, D_v), zero before the first position. One position at a time,
 
-    u = rate · (value - e^decay · key S)        what the matrix does not say of this key yet
-    S = e^decay · S + keyᵀ u
-    out = query S
+    S = e^decay · S                  forget
+    u = rate · (value - key S)       the part of the value that S does not give for this key yet
+    S = S + keyᵀ u                   remember
+    out = query S                    read
 
-`delta_rule` computes many positions at once. From the matrix before them and their keys, decays and u, that
-after any of them follows (`advance`). So a cache keeps two kinds of things: the matrix where a window of
-`DELTA_WINDOW` positions begins, and of the positions since then what they add. Going back within that is a
-smaller `start_pos`, as it is for attention; further back leads a kept copy (`generation.kv_cache.snapshot`).
+with vectors as rows, keys and queries of length 1, `decay` (a logarithm) and `rate` one number a head.
+`delta_rule` computes many positions at once, and gives the u of each. From an earlier matrix and the key, u
+and decay of the positions since, the matrix after any of these follows (`advance`).
+
+The cache: the matrix at the last two multiples of `STATE_WINDOW`, and rings with the key, u and decay of the
+latest positions. Going back within a window is a smaller `start_pos`, as with attention; further back, a kept
+copy is restored (`generation.slots.snapshot`).
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.kv_cache import to_device
-from models.config import DELTA_WINDOW, TextConfig
+from generation.kv_cache import STATE_WINDOW, Kept, to_device
+from models.config import TextConfig
 from models.short_convolution import causal_convolution
 
 CHUNK = 64  # positions that `delta_rule` solves together
@@ -30,12 +34,14 @@ CHUNK = 64  # positions that `delta_rule` solves together
 class GatedDeltaRule(nn.Module):
     """Projections, a short convolution, the rule, and a gated norm over each head's result.
 
-    A cache holds, in float32 and whatever its capacity, {"state": (B, H, 2, D_k · D_v), "recent": (B, H, 2 W,
-    D_k + D_v + 1), "inputs": (B, 1, 2 W, C)}, W = `DELTA_WINDOW`. Window m is slots m W … m W + W - 1: the
-    matrix before it is entry m % 2 of "state", written with the last slot before it; slot s is entry s % 2 W
-    of "recent" (key, u, decay) and of "inputs", those of the convolution. So whatever is written at slots
-    from `start_pos` on leaves what a pass from there needs alone, as long as no pass writes more than
-    W - kernel + 1 slots of a row in vain.
+    The cache of a row, in float32 and of one size whatever its capacity, with W = `STATE_WINDOW`:
+
+    state (H, 2, D_k · D_v): entry m % 2 is the matrix before slot m W, written with slot m W - 1.
+    recent (H, 2 W, D_k + D_v + 1): entry s % 2 W is the key, u and decay of slot s.
+    inputs (1, 2 W, C): entry s % 2 W is the convolution's input of slot s.
+
+    Rewinding to `start_pos` is safe: later slots wrote to other entries of the rings, for up to
+    W - kernel + 1 slots that are taken back.
     """
 
     def __init__(self, config: TextConfig):
@@ -52,6 +58,11 @@ class GatedDeltaRule(nn.Module):
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
         self.norm = nn.RMSNorm(self.value_dim, config.rms_norm_eps)
         self.out_proj = nn.Linear(values, config.hidden_size, bias=False)
+        self.keeps = {
+            "state": Kept(self.num_heads, self.key_dim * self.value_dim, 2),
+            "recent": Kept(self.num_heads, self.key_dim + self.value_dim + 1, 2 * STATE_WINDOW),
+            "inputs": Kept(1, 2 * keys + values, 2 * STATE_WINDOW),
+        }
 
     def forward(
         self,
@@ -61,8 +72,8 @@ class GatedDeltaRule(nn.Module):
         before: Tensor,
         lengths: Sequence[int] | None = None,
     ) -> Tensor:
-        """x (B, T, D) -> (B, T, D). `before` as of `ShortConvolution`; of each row so many positions are real
-        as `lengths` says, None for all: the others leave no trace in the cache."""
+        """x (B, T, D) -> (B, T, D). `before` is as of `ShortConvolution`. `lengths` are the real positions of
+        each row, None for all; the others leave no trace in the cache."""
         inputs = self.in_proj_qkv(x)
         rate = self.in_proj_b(x).sigmoid().float()  # (B, T, H)
         decay = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x).float() + self.dt_bias)
@@ -107,7 +118,7 @@ class GatedDeltaRule(nn.Module):
         new = rate * (value - key @ matrix)
         matrix = matrix + key.transpose(2, 3) @ new
         recent[rows, :, entry] = torch.cat((key, new, decay), -1)[:, :, 0]
-        following, ends = (slot // DELTA_WINDOW + 1) % 2, slot % DELTA_WINDOW == DELTA_WINDOW - 1
+        following, ends = (slot // STATE_WINDOW + 1) % 2, slot % STATE_WINDOW == STATE_WINDOW - 1
         old = state[rows, :, following]
         state[rows, :, following] = torch.where(ends[:, None, None], matrix.flatten(-2), old)
         return query @ matrix
@@ -135,15 +146,15 @@ class GatedDeltaRule(nn.Module):
             taken = new[rows[:, None], :, at.clamp(min=0)].transpose(1, 2)
             ring.copy_(torch.where((at >= 0)[:, None, :, None], taken, ring))
         # The matrix is kept where the last two windows begin: that before a chunk, and what was added since.
-        size, begins = min(CHUNK, length), (start + count) // DELTA_WINDOW * DELTA_WINDOW
-        begins = begins[:, None] - torch.arange(0, 2 * DELTA_WINDOW, DELTA_WINDOW, device=rows.device)
+        size, begins = min(CHUNK, length), (start + count) // STATE_WINDOW * STATE_WINDOW
+        begins = begins[:, None] - torch.arange(0, 2 * STATE_WINDOW, STATE_WINDOW, device=rows.device)
         passed = (begins - start[:, None]).clamp(min=0)  # (B, 2)
         since = (passed // size * size)[..., None] + torch.arange(size, device=rows.device)
         held = added[rows[:, None, None], :, since.clamp(max=length - 1)]  # (B, 2, size, H, …)
         held = held.masked_fill((since >= passed[..., None])[..., None, None], 0).transpose(2, 3)
         chunk = torch.stack(matrices, 1)[rows[:, None], passed // size]  # (B, 2, H, D_k, D_v)
         new = advance(chunk.flatten(0, 1), held.flatten(0, 1)).view(*chunk.shape[:3], -1)
-        entry = rows[:, None], slice(None), begins // DELTA_WINDOW % 2
+        entry = rows[:, None], slice(None), begins // STATE_WINDOW % 2
         state[entry] = torch.where((begins > start[:, None])[..., None, None], new, state[entry])
         return out
 
@@ -155,9 +166,9 @@ class GatedDeltaRule(nn.Module):
     def _matrix(self, layer_cache, slot: Tensor) -> Tensor:
         """The matrix (B, H, D_k, D_v) before a slot of each row: its window's, and what was added since."""
         state, recent = layer_cache["state"], layer_cache["recent"]
-        rows, since = (torch.arange(n, device=slot.device) for n in (len(slot), DELTA_WINDOW))
-        window, place = slot // DELTA_WINDOW, slot % DELTA_WINDOW
-        held = recent[rows[:, None], :, ((window * DELTA_WINDOW)[:, None] + since) % recent.shape[2]]
+        rows, since = (torch.arange(n, device=slot.device) for n in (len(slot), STATE_WINDOW))
+        window, place = slot // STATE_WINDOW, slot % STATE_WINDOW
+        held = recent[rows[:, None], :, ((window * STATE_WINDOW)[:, None] + since) % recent.shape[2]]
         held = held.masked_fill((since >= place[:, None])[..., None, None], 0).transpose(1, 2)  # (B, H, W, …)
         matrix = state[rows, :, window % 2].masked_fill((window == 0)[:, None, None], 0)
         return advance(matrix.unflatten(-1, (self.key_dim, self.value_dim)), held)

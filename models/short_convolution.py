@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from generation.kv_cache import Kept
 from models.config import TextConfig
 
 
@@ -22,6 +23,7 @@ class ShortConvolution(nn.Module):
         self.out_proj = nn.Linear(width, width, bias=bias)
         self.weight = nn.Parameter(torch.empty(width, 1, config.conv_kernel))  # as `Conv1d` has it
         self.bias = nn.Parameter(torch.empty(width)) if bias else None
+        self.keeps = {"conv": Kept(1, width)}
 
     def forward(
         self, x: Tensor, layer_cache: dict[str, Tensor] | None, start_pos: int | Tensor, before: Tensor

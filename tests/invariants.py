@@ -23,8 +23,8 @@ from generation.decoding import GenerationOutput
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
+from generation.features import FeatureCache
 from generation.options import GenerationOptions
-from generation.prefix import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.requests import Request, each_answer
 from generation.sampling import Decision
@@ -46,7 +46,7 @@ def assert_close(got: Tensor, expected: Tensor, what: str, tolerance: float = TO
 
 
 def new_cache(language_model, batch: int, capacity: int) -> kv.KVCache:
-    return kv.allocate_for(language_model.config, batch, capacity, like=language_model.embed_tokens.weight)
+    return kv.allocate_for(language_model, batch, capacity)
 
 
 @torch.no_grad()
@@ -148,9 +148,9 @@ def session_holds(session: Session, vlm, prompt: list[int] | dict, tolerance: fl
         own = None if position_ids is None else position_ids[..., :held]
         vlm.language_model(x[:, :held], kv_cache=expected, position_ids=own)
         try:
-            for got, layer in zip(scheduler._cache.kv_cache, expected, strict=True):
-                for name in layer.keys() - kv.STATES:
-                    assert_close(got[name][slot : slot + 1, :, :held], layer[name], name, tolerance)
+            pair = scheduler._cache.kv_cache, expected
+            for (got, name), (layer, _) in zip(*map(kv.by_slot, pair), strict=True):
+                assert_close(got[name][slot : slot + 1, :, :held], layer[name], name, tolerance)
             return
         except AssertionError as error:  # so it may be, too
             wrong.append(error)

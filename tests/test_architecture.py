@@ -45,7 +45,12 @@ FLOORS = {
     ),
     "networks": (
         *("models.config", "models.language_model", "models.vision_transformer"),
-        *("models.losses", "models.initial_weights", "models.packed_vision_transformer"),
+        *(
+            "models.losses",
+            "models.initial_weights",
+            "models.packed_vision_transformer",
+            "models.packed_rows",
+        ),
         *("models.short_convolution", "models.gated_delta", "models.gemma4_text", "models.gemma4_vision"),
     ),
     "inputs": (
@@ -71,7 +76,10 @@ MAY_IMPORT = {
     "models.checkpoints": {"models.checkpoints", "models.config", "families"},  # handed the class of models
     "models.vision_language_model": {"models", "generation", "families"},
     "models.language_model": {"models", "generation.kv_cache"},  # what a cache is, which its layers write
-    **{f"models.{name}": {"models", "generation.kv_cache"} for name in ("gated_delta", "gemma4_text")},
+    **{
+        f"models.{name}": {"models", "generation.kv_cache"}
+        for name in ("gated_delta", "gemma4_text", "short_convolution")
+    },
     "models": {"models"},
     "families": {"families", *(name for floor in FLOORS.values() for name in floor)},
     "generation": {"generation"},

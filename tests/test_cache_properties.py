@@ -34,15 +34,17 @@ from generation.confidence import TokenLogprobs
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
+from generation.features import FeatureCache
 from generation.options import GenerationOptions
-from generation.prefix import FeatureCache, SlotCache
 from generation.prefix_store import PrefixStore
 from generation.protocol import Proposer
 from generation.requests import NewTokens, Request
 from generation.sampling import Row
 from generation.scheduler import Scheduler
 from generation.session import Session
+from generation.slots import SlotCache
 from generation.speculation import Speculation
+from inference.draft import Draft
 from inference.prefix_files import PrefixFolder
 from tests.invariants import MODELS, TOLERANCE, assert_close, collate, session_holds
 from tests.prompts import NO_STOP, TILE_BYTES, ImageBlock, inputs_of, length_of, packed, tiny_vlm, words
@@ -130,8 +132,8 @@ def guessing(answers: dict[tuple[int, ...], list[int]], seed: int) -> Iterator[N
     """Have `Guesses` propose for rows whose prompts these are."""
     begin = Speculation.begin
 
-    def begin_guessing(self: Speculation, row: Row, drafted: Sequence[int] = ()) -> None:
-        begin(self, row, drafted)
+    def begin_guessing(self: Speculation, row: Row) -> None:
+        begin(self, row)
         answer = answers.get(tuple(row.prompt_ids.tolist()))
         if answer is not None and self._step.chunks:
             row.proposer = Guesses(answer, seed)
@@ -237,16 +239,14 @@ class Conversation:
         interrupt = draw.randrange(8000) if draw.random() < 0.3 else None
         drafted = answers == 1 and draw.random() < 0.2
         columns, stream, cut = list[Tensor](), None, draw.choice((None, None, draw.randint(1, 9)))
-        always = patch("generation.draft.LIMITS", ALWAYS)
+        always = patch("inference.draft.LIMITS", ALWAYS)
         with always, guessing(known, draw.randrange(99)), interrupted(interrupt, "/generation/", "/models/"):
             if drafted:
                 short, most = given_to(model, [ImageBlock(9), 5]), draw.randrange(5)
-                stream = self.session.draft_stream(inputs, short, GenerationOptions(**options))
-                for number, _ in enumerate(stream.draft()):
+                for number, _ in enumerate(Draft(self.session, inputs, short, GenerationOptions(**options))):
                     if number == most:
                         break
-            else:
-                stream = self.session.generate_stream(**inputs, **options, num_return_sequences=answers)
+            stream = self.session.generate_stream(**inputs, **options, num_return_sequences=answers)
             for column in stream:
                 columns.append(column)
                 if len(columns) == cut:
@@ -258,7 +258,7 @@ class Conversation:
             for row, report in zip(rows, reports):
                 assert_right(model, self.history, row, report)
             self.history += rows[0]
-            ahead = drafted or (guesses and result is None)  # it may hold more than it gave
+            ahead = guesses and result is None  # it may hold more than it gave
             if interrupt is None and not ahead:
                 session_holds(self.session, model, given_to(model, self.history), 1e-4)  # no logits yet
         kinds = {"guesses": guesses, "interrupt": interrupt, "draft": drafted, "fork": answers > 1}
@@ -378,7 +378,7 @@ def assert_slots_hold(model, cache: SlotCache) -> None:
             assert_close(got, expected[:, -1:], f"slot {slot}, position {end} of {filled}")
 
 
-FILES = ("prefix", "kv_cache")
+FILES = ("slots", "kv_cache")
 
 
 def text_request(key: int, ids: list[int], new: int) -> Request:
@@ -392,15 +392,13 @@ def test_ctrl_c_at_any_line_that_changes_slots_leaves_them_true(kind):
     """While rows come, share, leave and are moved to the front."""
     model, start = model_of(kind), words(1, 45)
     prompts = [(words(2, 40), 2), (start, 6), ([*start[:40], *words(4, 9)], 4)]
-    changing = ("assign", "_follow", "move", "restore", "_kept", "append", "compute", "copy_row")
+    changing = ("assign", "_follow", "move", "restore", "_kept", "append", "compute", "copy")
     line, over = 0, False
     while not over:
         scheduler = Scheduler(model, 3, prefill_chunk=24)
         for key, (ids, new) in enumerate(prompts):
             scheduler.add(text_request(key, ids, new))
-        with interrupted(
-            line, *(f"{file}.py:{name}" for file in ("prefix", "kv_cache") for name in changing)
-        ):
+        with interrupted(line, *(f"{file}.py:{name}" for file in FILES for name in changing)):
             while not scheduler.idle:
                 scheduler.step()
             over = True

@@ -11,7 +11,8 @@ from data.packing import dense_mask, segment_mask
 from generation import kv_cache as kv
 from generation.fast.cuda import graph
 from generation.fast.cuda.graph import GraphStep
-from generation.fast.native.build import NoCompiler, PanelWeight, put_rounded, to_rows
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.panels import PanelWeight, round_layer, to_rows
 from generation.fast.quantized import pack
 from generation.sampling import uniforms
 from generation.steps import Step
@@ -64,7 +65,7 @@ def test_logits_are_the_eager_ones(precision, rows):
     if precision == "int4":
         reference = copy.deepcopy(model)
         try:
-            pack(model, precision, put_rounded)
+            pack(model, precision, round_layer)
         except NoCompiler as error:
             pytest.skip(str(error))
         for name, part in model.language_model.named_modules():
@@ -73,7 +74,7 @@ def test_logits_are_the_eager_ones(precision, rows):
         to_rows(model, torch.device("cuda"))
     eager, lm = reference.to("cuda", exact).language_model, model.language_model
     steps, position = (GraphStep(lm), Step(eager)), torch.arange(rows, device="cuda") * 7
-    caches = [kv.allocate_for(lm.config, rows, 300, like=lm.norm.weight) for _ in steps]
+    caches = [kv.allocate_for(lm, rows, 300) for _ in steps]
     tolerance = 1e-4 if exact == torch.float32 else 0.1
     for number in range(30):
         ids = torch.arange(rows, device="cuda")[:, None] + number

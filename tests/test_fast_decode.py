@@ -18,16 +18,11 @@ from generation.decoding import prefill
 from generation.fast import quantized
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native import build
-from generation.fast.native.build import (
-    PanelLinear,
-    PanelWeight,
-    put_rounded,
-    second_moments,
-    to_rows,
-)
+from generation.fast.native.panels import PanelLinear, PanelWeight, round_layer, second_moments, to_rows
 from generation.fast.native.step import NativeStep, unsupported
 from generation.fast.quantized import PackedLinear, pack, quantize_rows
 from generation.fast.tower import FastTower
+from generation.prompts import Prompt
 from generation.steps import Step
 from generation.threads import choose
 from inference.checkpoint import fast_step, has_fast_bfloat16, open_checkpoint, speed_up
@@ -76,7 +71,7 @@ def walk(step, language_model, rows, count, dtype=torch.float32, starts=None, of
     that start later find keys before them: without any, a wrong angle at all of a row's positions would not
     show."""
     text = language_model.config
-    cache = kv.allocate(text.cache_layout, rows, 160, dtype)
+    cache = kv.allocate(language_model.cache_layout, rows, 160, dtype)
     generator = torch.Generator().manual_seed(0)
     for tensor in (tensor for layer in cache for tensor in layer.values()):
         for row, start in enumerate(starts or ()):
@@ -121,11 +116,11 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision, parts):
     """Greedy answers may not depend on the batch, not even where two tokens are nearly as likely."""
     lm = make_model(**parts).language_model
     if precision != "float32":
-        pack(lm, precision, put_rounded)
-    step, text = NativeStep(lm), lm.config
+        pack(lm, precision, round_layer)
+    step = NativeStep(lm)
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     lengths = [7, 700, 31, 32, 513, 1, 512, 64, 129]
-    whole = kv.allocate(text.cache_layout, len(lengths), 704, dtype)
+    whole = kv.allocate(lm.cache_layout, len(lengths), 704, dtype)
     for tensor in (tensor for layer in whole for tensor in layer.values()):
         tensor.normal_(std=0.5)
     tokens = torch.arange(len(lengths))[:, None] * 5
@@ -150,7 +145,7 @@ def test_rows_that_have_ended_take_no_part(parts):
     """Many more rows than tokens, as in the last chunk of prompts of which one is longest."""
     lm = make_model(**parts).language_model
     step, ids = NativeStep(lm), torch.randint(0, 50, (64, 3))
-    cache = kv.allocate_for(lm.config, 64, 8, torch.empty(0), lm.cache_dtype)
+    cache = kv.allocate_for(lm, 64, 8)
     expected = step.prefill(lm.embed_tokens(ids[63:]), [3], kv.view(cache, 8, 63, 1))
     kept = copy.deepcopy(cache)
     got = step.prefill(lm.embed_tokens(ids), [*[0] * 63, 3], cache)
@@ -172,10 +167,10 @@ def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision
     lm = make_model(**parts, **IMAGE_PLACES if offset else {}).language_model
     places = (torch.arange(540) + offset).expand(3, 3, -1) if offset else None
     if precision != "float32":
-        pack(lm, precision, put_rounded)
+        pack(lm, precision, round_layer)
     step, text, lengths = NativeStep(lm), lm.config, (540, 3, 130)
     ids = torch.randint(0, text.vocab_size, (3, 540), generator=torch.Generator().manual_seed(0))
-    empty = lambda rows: kv.allocate_for(text, rows, 640, torch.empty(0), lm.cache_dtype)
+    empty = lambda rows: kv.allocate_for(lm, rows, 640)
     cache = empty(1)
     single = torch.stack([step(ids[:1, t : t + 1], cache, t, offset)[0] for t in range(540)])
     other = empty(1)
@@ -184,10 +179,11 @@ def test_a_token_is_the_same_to_the_bit_prefilled_verified_and_decoded(precision
     ragged = empty(3)
     logits = step.prefill(lm.embed_tokens(ids), lengths, ragged, 0, places)
     assert torch.equal(logits[0], single[-1])
-    for own, layer, kept in zip(cache, ragged, other, strict=True):
+    for own, kept in zip(cache, other, strict=True):
         for name, tensor in own.items():
             assert torch.equal(tensor[0], kept[name][0])
-            assert torch.equal(kv.slots(name, tensor, 540)[0], kv.slots(name, layer[name], 540)[0])
+    for own, layer in zip(kv.view(cache, 540), kv.view(ragged, 540), strict=True):
+        assert all(torch.equal(tensor[0], layer[name][0]) for name, tensor in own.items())
     for row in (1, 2):
         own = ids[row : row + 1, : lengths[row]]
         own_places = None if places is None else places[:, :1, : lengths[row]]
@@ -203,9 +199,9 @@ def test_tokens_in_vain_leave_no_trace():
     """As many proposals as there may be, all of them wrong, before each token: across windows of states."""
     lm = make_model(**STATES).language_model
     step, ids = NativeStep(lm), torch.arange(60)[None] * 5 % 211
-    clean, other = (kv.allocate_for(lm.config, 1, 80, torch.empty(0)) for _ in range(2))
+    clean, other = (kv.allocate_for(lm, 1, 80) for _ in range(2))
     for at in range(60):
-        step.chunk(210 - ids[:, : 1 + lm.config.rewinds], other, at)
+        step.chunk(210 - ids[:, : 1 + kv.STATE_WINDOW // 2], other, at)
         expected = step(ids[:, at : at + 1], clean, at)
         assert torch.equal(step(ids[:, at : at + 1], other, at), expected)
 
@@ -213,8 +209,8 @@ def test_tokens_in_vain_leave_no_trace():
 def test_layers_of_unlike_lengths_are_refused():
     """One layout is taken for all: the numbers of another position would be read, and an answer be wrong."""
     lm = make_model().language_model
-    cache = kv.allocate_for(lm.config, 1, 64, torch.empty(0))
-    cache[1] |= kv.allocate_for(lm.config, 1, 128, torch.empty(0))[1]
+    cache = kv.allocate_for(lm, 1, 64)
+    cache[1] |= kv.allocate_for(lm, 1, 128)[1]
     with pytest.raises(ValueError):
         NativeStep(lm)(torch.tensor([[1]]), cache, 0)
 
@@ -249,13 +245,13 @@ def test_native_prompts_of_images_equal_eager(seed):
     longest, deep = max(lengths), 1 + draw.randint(1, 2) * (seed % 2)
     x = torch.randn(rows, longest, 56 * deep, generator=generator)
     places = torch.randint(0, longest, (3, rows, longest), generator=generator)
-    empty = lambda: kv.allocate_for(lm.config, rows, 320, torch.empty(0))
+    empty = lambda: kv.allocate_for(lm, rows, 320)
     eager, native, whole, cut = Step(lm), NativeStep(copy.deepcopy(lm)), empty(), empty()
     expected = eager.prefill(x, lengths, reference := empty(), 0, places)
     got = native.prefill(x, lengths, whole, 0, places)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
     chunk = draw.randint(1, longest)
-    assert torch.equal(prefill(native, kv.Prompt(x, tuple(lengths), places), cut, chunk), got)
+    assert torch.equal(prefill(native, Prompt(x, tuple(lengths), places), cut, chunk), got)
     offsets = [draw.randint(-longest, 9) for _ in range(rows)]
     ids = [[draw.randrange(211) for _ in range(draw.randint(1, 5))] for _ in range(rows)]
     cases = (eager, reference), (native, whole), (native, cut)
@@ -280,7 +276,7 @@ def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
 def test_packed_native_equals_packed_eager(precision, tied):
     model = make_model("four heads", tied)
     exact, _ = walk(Step(model.language_model), model.language_model, 2, 20)
-    lm = pack(copy.deepcopy(model), precision, put_rounded).language_model
+    lm = pack(copy.deepcopy(model), precision, round_layer).language_model
     assert not tied or lm.lm_head.weight is lm.embed_tokens.weight
     expected, _ = walk(Step(lm), lm, 2, 20)
     got, _ = walk(NativeStep(lm), lm, 2, 20)
@@ -400,7 +396,7 @@ def test_four_bits_lose_no_more_than_those_of_others():
 def test_rows_for_a_gpu_hold_the_numbers_of_the_panels(tied, monkeypatch):
     """To the bit, biases too: the language model's in four bits, all others in int8."""
     monkeypatch.setattr(quantized, "PARTIAL_FLOATS", 500)  # a few rows are widened at a time
-    model, expected = pack(make_model("four heads", tied, attention_bias=True), "int4", put_rounded), {}
+    model, expected = pack(make_model("four heads", tied, attention_bias=True), "int4", round_layer), {}
     for name, part in model.named_modules():
         if isinstance(part, PanelWeight):
             scale = 1 if part.weight.dtype == torch.int32 else part.scale[: part.out_features, None]
@@ -460,9 +456,9 @@ def test_rounded_weights_are_opened_without_a_copy_of_all(tmp_path, monkeypatch,
     """What was read is gone before the next tensor comes; the weights are those of a model that is packed, of
     four bits for the second time."""
     save_hf("qwen3_vl", tmp_path, seed)
-    first = pack(VisionLanguageModel.from_pretrained(tmp_path), precision, put_rounded)
-    put = partial(put_rounded, moments=second_moments(first.language_model))
-    packed = pack(VisionLanguageModel.from_pretrained(tmp_path), precision, put).state_dict()
+    first = pack(VisionLanguageModel.from_pretrained(tmp_path), precision, round_layer)
+    make = partial(round_layer, moments=second_moments(first.language_model))
+    packed = pack(VisionLanguageModel.from_pretrained(tmp_path), precision, make).state_dict()
     read, held = [], []
 
     def watched(*arguments):
@@ -483,7 +479,7 @@ def test_rounded_weights_are_opened_without_a_copy_of_all(tmp_path, monkeypatch,
 def test_weights_that_were_rounded_are_not_saved(tmp_path, precision):
     """A checkpoint without most of its weights would be the worst of outcomes."""
     model = tiny_vlm(hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2)
-    pack(model, precision, put_rounded)
+    pack(model, precision, round_layer)
     for made_fast in (False, True):
         if made_fast:
             speed_up(model)
@@ -495,7 +491,7 @@ def test_weights_that_were_rounded_are_not_saved(tmp_path, precision):
 @torch.no_grad()
 def test_native_refuses_what_would_lead_out_of_its_memory():
     lm = make_model().language_model
-    step, cache = NativeStep(lm), kv.allocate_for(lm.config, 1, 8, torch.empty(0), torch.float32)
+    step, cache = NativeStep(lm), kv.allocate_for(lm, 1, 8)
     with_axes, both = NativeStep(make_model(**IMAGE_PLACES).language_model), kv.fork(cache, 0, 2, 8)
     one = torch.tensor([[5]])
     expected = step(one, cache, 0)

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from generation.fast.cuda.graph import GraphStep
-from generation.fast.native.step import DECODER, NativeStep
+from generation.fast.native.step import NativeStep
+from generation.fast.network import DECODER, TOWER
 from generation.fast.quantized import pack
-from generation.fast.tower import TOWER, FastTower
+from generation.fast.tower import FastTower
 from inference.checkpoint import fast_step, speed_up
 from models import VisionLanguageModel
 from models.language_model import MLP
@@ -26,7 +27,7 @@ class OtherBlock(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.conv = nn.Linear(width, width)
+        self.conv, self.keeps = nn.Linear(width, width), {}
 
     def forward(self, x, *_):
         return x + self.conv(x).tanh()
@@ -178,6 +179,6 @@ def test_another_projector_is_pytorchs(dtype):
 def test_what_ocelli_builds_is_known():
     """Else all would run eagerly, and slowly, without a failing test."""
     model = tiny_vlm(qk_norm=True)
-    assert DECODER.strange(model.language_model) is None
-    assert TOWER.strange(model.vision_model) is None
+    assert DECODER.unknown(model.language_model) is None
+    assert TOWER.unknown(model.vision_model) is None
     assert type(model.projector) is ModalityProjector

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from generation.kv_cache import ContextError
 from generation.options import CacheMemoryError, GenerationOptions
+from generation.prompts import ContextError
 from generation.session import Session
 from generation.steps import Step
 from tests import invariants

@@ -155,7 +155,7 @@ def test_a_caller_s_choice_is_recorded_with_the_step(vlm, offsets):
     """Rows of different lengths in a view of the cache: one recording, which changes nothing by itself."""
     lm, step = vlm.language_model, GraphStep(vlm.language_model)
     assert step.records
-    view, expected_view = (kv.view(kv.allocate_for(lm.config, 2, 40, lm.norm.weight), 32) for _ in range(2))
+    view, expected_view = (kv.view(kv.allocate_for(lm, 2, 40), 32) for _ in range(2))
     token, positions, total, made = torch.tensor([[3], [5]]), torch.tensor([0, 7]), torch.zeros(2), []
     expected_token, expected_total = token.clone(), total.clone()
 

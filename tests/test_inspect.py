@@ -12,7 +12,7 @@ import torch
 
 from data.errors import ProcessorError
 from data.processor import Processor
-from generation.fast.native.build import put_rounded, to_panels
+from generation.fast.native.panels import round_layer, to_panels
 from generation.fast.quantized import pack
 from generation.kv_cache import bytes_per_position
 from models.checkpoints.save import model_card
@@ -82,7 +82,7 @@ def test_numbers_are_those_of_the_model(report, tmp_path, name):
 @pytest.mark.skipif(not (shutil.which("cc") or shutil.which("gcc")), reason="C rounds")
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_rounded_weights_take_the_memory_that_it_says(report, dtype):
-    rounded = pack(VisionLanguageModel.from_pretrained(EMBEDDED), dtype, put_rounded)
+    rounded = pack(VisionLanguageModel.from_pretrained(EMBEDDED), dtype, round_layer)
     held = {tensor.data_ptr(): tensor.nbytes for tensor in to_panels(rounded).state_dict().values()}
     told = report(EMBEDDED)
     assert told["memory"][dtype]["weights"] == pytest.approx(sum(held.values()), rel=0.02)

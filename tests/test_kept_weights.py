@@ -27,11 +27,11 @@ def opened(request, tmp_path, monkeypatch):
     """(a function that opens a checkpoint and says how many tensors were rounded, its folder, the kept file,
     state of the first opening)."""
     kept_weights.load_panels(4)  # compiled where it always is
-    folder, rounded, put = tmp_path / "model", [], kept_weights.put_rounded
+    folder, rounded, put = tmp_path / "model", [], kept_weights.put_layers
     save_hf("qwen3_vl", folder, request.param)
     monkeypatch.setenv("OCELLI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(kept_weights, "LEAST_BYTES", 0)
-    monkeypatch.setattr(kept_weights, "put_rounded", lambda *given: (rounded.append(given[2]), put(*given)))
+    monkeypatch.setattr(kept_weights, "put_layers", lambda *given: (rounded.append(given[1]), put(*given)))
 
     def open_again(device="cpu"):
         rounded.clear()
@@ -87,7 +87,7 @@ MEASURED = """
 import os, sys, threading
 from functools import partial
 from pathlib import Path
-from generation.fast.native import build
+from generation.fast.native import panels
 from inference.kept_weights import KeptWeights
 from models.vision_language_model import VisionLanguageModel
 
@@ -95,9 +95,9 @@ def own():  # bytes that are in memory and of no file
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     return (int(resident) - int(shared)) * 4096
 
-build.load_panels(4), build.load_panels(8)  # compiled where they always are
+panels.load_panels(4), panels.load_panels(8)  # compiled where they always are
 os.environ["OCELLI_CACHE"] = sys.argv[2]
-build.PARTIAL_FLOATS, build.NOTED = 2**17, 16  # as little as they are beside billions of weights
+panels.PARTIAL_FLOATS, panels.NOTED = 2**17, 16  # as little as they are beside billions of weights
 kept, done, before, most = KeptWeights(sys.argv[1], None), threading.Event(), own(), 0
 
 def watch():

@@ -125,7 +125,7 @@ def test_a_change_of_length_cut_short_leaves_layers_alike_and_can_be_tried_again
 
 def test_fork_copies_only_what_is_filled():
     source = filled_cache(batch=2)
-    forked = kv.fork(source, 4, 3, new_capacity=9)
+    forked = kv.fork(source, 4, 3, 9)
     assert kv.geometry(forked).rows == 6 and kv.geometry(forked).capacity == 9
     for old, new in zip(source, forked):
         for name in ("key", "value"):
@@ -138,7 +138,7 @@ def test_fork_copies_only_what_is_filled():
 def test_a_row_is_copied_over_another():
     cache = filled_cache(batch=3)
     before = [{name: tensor.clone() for name, tensor in layer.items()} for layer in cache]
-    kv.copy_row(cache, 0, 2, 4)
+    kv.copy(kv.view(cache, 4, 0, 1), kv.view(cache, 4, 2, 1))
     for layer, old in zip(cache, before):
         for name in ("key", "value"):
             assert torch.equal(layer[name][2, :, :4], old[name][0, :, :4])

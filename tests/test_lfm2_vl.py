@@ -22,8 +22,7 @@ from data.processor import Processor
 from data.tiles import Parts
 from families import lfm2_vl
 from families.lfm2_images import Lfm2Images
-from generation.fast.native.step import DECODER
-from generation.fast.tower import PACKED_TOWER
+from generation.fast.network import DECODER, PACKED_TOWER
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
@@ -117,7 +116,7 @@ def test_every_tensor_of_the_published_shapes_has_its_place():
     assert shapes["language_model.layers.15.mlp.up_proj.weight"] == (4608, 1024)
     with meta_init():
         empty = VisionLanguageModel(config)
-    assert PACKED_TOWER.strange(empty.vision_model) is DECODER.strange(empty.language_model) is None
+    assert PACKED_TOWER.unknown(empty.vision_model) is DECODER.unknown(empty.language_model) is None
     with torch.device("meta"):
         stored = Lfm2VlForConditionalGeneration(described).state_dict()
     place = lfm2_vl.tensor_map(list(stored))

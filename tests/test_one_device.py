@@ -15,9 +15,11 @@ from data.tiles import Parts
 from generation import kv_cache as kv
 from generation.decoding import GenerationOptions, _Stopwatch, encode_once
 from generation.fast.cuda.graph import GraphStep
-from generation.fast.native.build import NoCompiler, put_rounded, to_rows
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import ARITHMETIC, pack
-from generation.kv_cache import CachePosition, compact, prompt_lengths
+from generation.kv_cache import CachePosition
+from generation.prompts import compact, prompt_lengths
 from generation.sampling import Row, choose, recordable
 from generation.steps import Step
 from models.checkpoints.load import meta_init
@@ -53,7 +55,7 @@ def model(request):
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ARITHMETIC, "meta", torch.bfloat16)
             try:
-                return to_rows(pack(tiny_vlm(), "int4", put_rounded), torch.device("meta"))
+                return to_rows(pack(tiny_vlm(), "int4", round_layer), torch.device("meta"))
             except NoCompiler as error:
                 pytest.skip(str(error))
     with meta_init():
@@ -64,7 +66,7 @@ def model(request):
 def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[list[Row], CachePosition]:
     """What an answer's loop is given after prompts of these lengths."""
     options = GenerationOptions(max_new_tokens=8, stop_token_ids=(3, 4), **sampling)
-    cache = kv.allocate_for(model.config.text, rows, 40, model.language_model.norm.weight)
+    cache = kv.allocate_for(model.language_model, rows, 40)
     position = CachePosition(cache, lengths, model.device)
     return [Row(options, torch.tensor([1]), 5) for _ in range(rows)], position
 

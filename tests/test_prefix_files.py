@@ -22,6 +22,7 @@ from generation.prefix_store import TEXT_BLOCK, PrefixStore
 from generation.session import Session
 from inference import kept_weights, prefix_files
 from inference.checkpoint import open_checkpoint
+from inference.command import DEFAULT_MODEL
 from inference.errors import RequestError
 from inference.kept_weights import code_digest
 from inference.prefix_files import PrefixFolder, device_kind, identity, libraries
@@ -31,7 +32,7 @@ from tests.test_prefix_store import BYTES, check_loaded, filled_cache, small_mod
 from tests.waiting import PATIENCE
 
 BLOCK = TEXT_BLOCK * BYTES + 400  # of a file of text, with its header and some more
-EMBEDDED = Path(generate.DEFAULT_MODEL)
+EMBEDDED = Path(DEFAULT_MODEL)
 
 
 def store_in(folder: Path, max_bytes: int = 2**20, memory: int = 2**20, who: bytes = b"w") -> PrefixStore:

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from generation import kv_cache as kv
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
-from generation.kv_cache import bytes_per_position
+from generation.keyed_prompts import Item
+from generation.kv_cache import Kept, bytes_per_position
 from generation.options import NotFiniteError
-from generation.prefix import Item
 from generation.prefix_store import TEXT_BLOCK, PrefixStore, cut
 from generation.scheduler import Scheduler
 from generation.session import Session
 from generation.steps import Step
 from models import VisionLanguageModel
-from models.config import Kept
 from tests.invariants import session_holds
 from tests.prompts import NO_STOP, PER_TILE, ImageBlock, inputs_of, length_of, tiny_vlm, words
 from tests.test_batching import assert_as_alone, request, uneven
@@ -255,9 +254,7 @@ def test_two_prompts_share_the_blocks_of_what_they_share(one, other):
 
 
 def small_model() -> SimpleNamespace:
-    decoder = SimpleNamespace(
-        config=SimpleNamespace(cache_layout=LAYOUT, state_window=None), cache_dtype=torch.float32
-    )
+    decoder = SimpleNamespace(cache_layout=LAYOUT, cache_dtype=torch.float32)
     return SimpleNamespace(language_model=decoder)
 
 

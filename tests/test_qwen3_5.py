@@ -13,14 +13,13 @@ from transformers import AutoConfig
 from data.processor import Processor
 from families import qwen3_5
 from families.qwen_images import QwenImages
-from generation.fast.native.step import DECODER
-from generation.fast.tower import PACKED_TOWER
+from generation.fast.network import DECODER, PACKED_TOWER
 from generation.kv_cache import bytes_per_row
 from models import VisionLanguageModel
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.load import choose_family, expected_shapes, meta_init
 from models.checkpoints.weights import check_shapes
-from models.language_model import segment_places
+from models.packed_rows import segment_places
 from tests.qwen_checkpoints import CLASSES, image_settings, save_hf, tokenizer
 from tools.inspect import as_text, inspect
 
@@ -84,7 +83,7 @@ def test_published_shapes(name, tmp_path):
     assert ours.eos_token_ids == (248_044, 248_046)
     with meta_init():
         empty = VisionLanguageModel(ours)
-    assert PACKED_TOWER.strange(empty.vision_model) is DECODER.strange(empty.language_model) is None
+    assert PACKED_TOWER.unknown(empty.vision_model) is DECODER.unknown(empty.language_model) is None
     place = qwen3_5.tensor_map(stored)
     check_shapes(expected, place, stored | {"mtp.fc.weight": (1, 1)}, qwen3_5.IGNORABLE, name)
     with pytest.raises(CheckpointError):
@@ -133,7 +132,7 @@ def test_tensors_that_are_left_out_and_what_a_conversation_takes(tmp_path):
     save_file(tensors | {"mtp.fc.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     told, model = inspect(str(tmp_path)), VisionLanguageModel.from_pretrained(tmp_path, dtype="bfloat16")
     assert told["fits"] == "yes" and told["left_out"] == ["mtp.fc.weight"] and "mtp.fc" in as_text(told)
-    row = bytes_per_row(model.config.text.cache_layout)
+    row = bytes_per_row(model.language_model.cache_layout)
     cache = told["cache"]["bfloat16"]
     assert cache["per_conversation"] == row > cache["per_snapshot"] > 0
     assert cache["full_context"] == row + cache["per_token"] * told["context"]

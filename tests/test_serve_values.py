@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from data.tools import GEMMA, HERMES, PYTHONIC, XML, CallReader, Tool, whole_calls
+from data.tools import Tool
+from inference.calls import CallReader, whole_calls
+from inference.markup import MARKUPS
 from tests.test_serve import NAME, Running, refused, running
 from web import anthropic, responses
 from web.blocks import Block, assistant_message
@@ -142,19 +144,20 @@ def test_numbers_that_json_cannot_hold_are_not_read(here, number):
         assert answer.status_code == 400 and answer.json(), (path, content[:300], answer.text)
 
 
-@pytest.mark.parametrize("markup", [XML, PYTHONIC, GEMMA, HERMES])
+@pytest.mark.parametrize("markup", ["xml", "pythonic", "gemma", "hermes"])
 @pytest.mark.parametrize("number", ["1e400", "-1e999", "[1, 2e999]", '{"a": 1e400, "n": 3}'])
 def test_numbers_that_json_cannot_hold_are_not_said_in_calls(markup, number):
     """A model that is held to a grammar does not begin them, or they become the largest that can be."""
     tool = Tool("f", None, {"type": "object", "properties": {"x": {}}})
     written = {
-        XML: f"<parameter=x>\n{number}\n</parameter>\n",
-        PYTHONIC: f"x={number}",
-        GEMMA: f"{{x:{number}}}",
+        "xml": f"<parameter=x>\n{number}\n</parameter>\n",
+        "pythonic": f"x={number}",
+        "gemma": f"{{x:{number}}}",
     }
-    reader = CallReader(markup, [tool])
-    text = markup.opens + markup.before + markup.head(tool) + written.get(markup, f'{{"x": {number}}}')
-    _, pieces = reader.put(text + markup.tail(tool) + markup.after + markup.closes, last=True)
+    own, call = MARKUPS[markup], written.get(markup, f'{{"x": {number}}}')
+    layout, reader = own.layout(tool), CallReader(own, [tool])
+    text = own.marks.opens + own.before + layout.head + call
+    _, pieces = reader.put(text + layout.tail + own.after + own.marks.closes, last=True)
     (call,) = whole_calls(pieces)
     assert read_json(call.arguments).keys() == {"x"} and "3.0" not in call.arguments
     block = Block("call", "1", "f", "".join(piece.arguments for piece in pieces))

@@ -10,7 +10,8 @@ import threading
 import pytest
 import torch
 
-from generation.prefix import FeatureCache, Item, KeyedPrompt, digests_of, embed_after, first_part
+from generation.features import FeatureCache, digests_of
+from generation.keyed_prompts import Item, KeyedPrompt, embed_after, first_part
 from generation.session import Session
 from generation.steps import Step
 from tests.invariants import assert_close, session_holds

@@ -22,13 +22,13 @@ from generation import kv_cache as kv
 from generation import threads
 from generation.fast.native import build
 from generation.fast.native import step as native_step
-from generation.fast.native.build import put_rounded
+from generation.fast.native.panels import round_layer
 from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
 from generation.threads import Crowd, Pace, Paces, choose, quota, watch, with_threads
+from inference.ask import parser as ask_parser
 from inference.checkpoint import open_checkpoint
-from inference.cli import generate_parser
 from tests.test_fast_decode import make_model
 from tests.test_fast_tower import make_tower, tiles
 from tests.waiting import PATIENCE
@@ -257,12 +257,12 @@ def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
     """Tokens, prompts and tiles have the same bits, whoever goes wherever."""
     lm, tower = make_model().language_model, make_tower("heads of 64")
     if precision != "float32":
-        pack(lm, precision, put_rounded), pack(tower, precision if precision != "int4" else "int8")
+        pack(lm, precision, round_layer), pack(tower, precision if precision != "int4" else "int8")
     step, fast, pixels = NativeStep(lm), FastTower(tower), tiles(tower)
     embeddings = torch.randn(1, 70, lm.config.hidden_size, generator=torch.manual_seed(0))
 
     def everything():
-        cache = kv.allocate_for(lm.config, 1, 80, torch.empty(0), lm.cache_dtype)
+        cache = kv.allocate_for(lm, 1, 80)
         prompt = step.prefill(embeddings, [70], cache)
         return [prompt, step(torch.tensor([[5]]), cache, 70), fast(pixels), *cache[-1].values()]
 
@@ -287,7 +287,7 @@ def test_a_step_says_how_much_more_it_reads_in_longer_contexts_and_of_more_rows(
 
     monkeypatch.setattr(native_step, "make_pass", noted)
     for rows, position in ((1, 20), (1, 40), (3, 40)):
-        cache = kv.allocate_for(lm.config, rows, 80, torch.empty(0), lm.cache_dtype)
+        cache = kv.allocate_for(lm, rows, 80)
         step(torch.full((rows, 1), 5), cache, position)
     step.prefill(torch.zeros(1, 41, lm.config.hidden_size), [41], cache[:], 20)  # 20 ... 60
     once, longer, rows, prompt = said
@@ -302,7 +302,7 @@ def alone_on_one_processor(say) -> None:
     step = NativeStep(lm)
 
     def tokens() -> list[torch.Tensor]:
-        cache = kv.allocate_for(lm.config, 1, 40, torch.empty(0))
+        cache = kv.allocate_for(lm, 1, 40)
         return [step(torch.tensor([[token]]), cache, token) for token in range(40)]
 
     with torch.no_grad():
@@ -368,7 +368,7 @@ choose(2)
 torch.set_grad_enabled(False)
 def logits(step, lm, count=30):
     with torch.no_grad():
-        cache = kv.allocate_for(lm.config, 1, 40, torch.empty(0), lm.cache_dtype)
+        cache = kv.allocate_for(lm, 1, 40)
         return torch.cat([step(torch.tensor([[t % 7]]), cache, t) for t in range(count)])
 """
     environment = {**os.environ, "OCELLI_CACHE": str(build.cache_folder())}
@@ -436,7 +436,7 @@ text = TextConfig(vocab_size=8, hidden_size=4, intermediate_size=4, num_hidden_l
 lm = LanguageModel(text).eval()
 eager, step = copy.deepcopy(lm), NativeStep(lm)
 x = torch.randn(1, 16, 4)
-cache = kv.allocate_for(text, 1, 16, torch.empty(0), lm.cache_dtype)
+cache = kv.allocate_for(lm, 1, 16)
 got, hidden = step.prefill(x, [16], cache), eager(x)[0]
 print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 """
@@ -446,7 +446,7 @@ print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 # ------------------------------------------------------------------------------------------ the entry points
 @pytest.mark.parametrize(
     "parser",
-    [generate_parser("", ROOT), serve.build_parser(), app.build_parser(), evaluate.build_parser()],
+    [ask_parser(""), serve.build_parser(), app.build_parser(), evaluate.build_parser()],
     ids=["generate", "serve", "app", "eval"],
 )
 def test_every_program_takes_threads(parser, capsys):

@@ -332,7 +332,7 @@ def test_calls_and_tools_of_another_form_are_bad_rows(processors, row):
 
 @pytest.mark.parametrize("markup", TEMPLATES)
 def test_nothing_typed_in_a_row_is_a_mark_and_the_labels_stay_in_place(processors, markup):
-    own, marks = processors[markup], processors[markup].chat.markup.marks
+    own, marks = processors[markup], processors[markup].chat.marks.texts
     for mark in (*marks, "<|im_end|>", "<turn|>", "<|turn>model"):
         odd = call("get_weather", 1, city=f'say "{mark}"', days=[mark])
         plain = call("get_weather", 1, city='say "word"', days=["word"])

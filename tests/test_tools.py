@@ -21,29 +21,18 @@ from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS as RESPO
 
 from data.chat import ChatEncoder, Message
 from data.errors import PromptError
-from data.tools import (
-    GEMMA,
-    HERMES,
-    PLAIN,
-    PYTHONIC,
-    XML,
-    CallReader,
-    Tool,
-    ToolCall,
-    ToolUse,
-    kinds_of,
-    whole_calls,
-)
+from data.tools import GEMMA, PLAIN, Tool, ToolCall
+from inference.calls import CallReader, whole_calls
 from inference.constraint import Constraints
 from inference.errors import RequestError
-from inference.grammar import json_grammar, tool_grammar
+from inference.grammar import ToolUse, json_grammar, tool_grammar
+from inference.markup import MARKUPS, kinds_of
 from tests.schemas import GROWING, SCHEMAS, record
 from tests.test_serve import CUP, EXAMPLE, FOLDER, NAME, STAR, data_url, events, message, refused, running
 from tests.tool_checkpoints import TEMPLATES, save, tokenizer
 from web.models import Models
 
 CALLS = int(os.environ.get("OCELLI_TOOL_CALLS", "40"))  # answers to random tools
-MARKUPS = {"hermes": HERMES, "xml": XML, "pythonic": PYTHONIC, "gemma": GEMMA, "plain": PLAIN}
 PLACE = {"type": "object", "properties": {"x": {"type": "number"}, "tags": {"type": "array"}}}
 WEATHER = Tool(
     "get_weather",
@@ -126,7 +115,7 @@ def test_a_template_without_tools_is_told_of_them_in_words():
     plain = "{% for one in messages %}<|im_start|>{{ one.role }}: {% for part in one.content %}"
     plain += "{{ part.text if part.type == 'text' else '<|image_pad|>' }}{% endfor %}<|im_end|>{% endfor %}"
     chat = ChatEncoder(made, plain, image_token="<|image_pad|>")
-    assert chat.markup is PLAIN
+    assert chat.marks is PLAIN
     shown = Message("tool", (("text", "see"), ("image", "x")), (), "call_2")
     for system in (True, False):
         messages = [*talk(), shown, said("user", "thanks")][not system :]
@@ -136,7 +125,8 @@ def test_a_template_without_tools_is_told_of_them_in_words():
             [part.split(":")[0] for part in made.decode(ids).split("<|im_start|>")],
         )
         assert roles == ["", "system", "user", "assistant", "user", "user"]  # results are one message
-        assert whole_calls(CallReader(PLAIN, (WEATHER, NOW)).put(text, last=True)[1])[-1].arguments == "{}"
+        _, pieces = CallReader(MARKUPS["plain"], (WEATHER, NOW)).put(text, last=True)
+        assert whole_calls(pieces)[-1].arguments == "{}"
         for tool in (WEATHER, NOW):
             assert json.dumps(tool.shown["function"], ensure_ascii=False) in text
         assert text.count("<|image_pad|>") == 1 and ("Be good." in text) == system
@@ -185,7 +175,7 @@ def test_what_a_template_writes_is_read_again(markup):
 
 @pytest.mark.parametrize("markup", MARKUPS)
 def test_what_only_looks_like_a_call_is_text(markup):
-    opens = MARKUPS[markup].opens
+    opens = MARKUPS[markup].marks.opens
     for text in (
         opens,
         f"write {opens} or so",
@@ -270,15 +260,15 @@ def test_any_call_of_any_tool_fits_its_schema(constraints):
         tools = tuple(random_tool(chance, number) for number in range(chance.randint(1, 3)))
         use = ToolUse(tools, must=chance.random() < 0.6, several=chance.random() < 0.6)
         grammar = tool_grammar(markup, use, made.get_added_vocab().get)
-        make = own(grammar) if use.must else own.may_call(grammar, markup.opens, use.several)
-        ids, ended = babble(make(), made, "" if use.must else f"let me see\n{markup.opens}", seed)
+        make = own(grammar) if use.must else own.may_call(grammar, markup.marks.opens, use.several)
+        ids, ended = babble(make(), made, "" if use.must else f"let me see\n{markup.marks.opens}", seed)
         text = made.decode(ids)
         shown, calls = in_pieces(markup, tools, text, chance.choice([1, 2, 5, 1000]), use.must)
         assert all(fits(call, tools) for call in calls), seed
         assert calls or not ended, f"{seed}: {text}"
         assert use.several or len(calls) <= 1, seed
         assert not (use.must and shown.strip()), f"{seed}: {shown}"
-        assert use.must or markup.opens not in shown or not ended, f"{seed}: {shown}"
+        assert use.must or markup.marks.opens not in shown or not ended, f"{seed}: {shown}"
         kinds["calls"] += len(calls)
         kinds["cut"] += not ended
     assert kinds["calls"] > CALLS / 2 and kinds["cut"] < CALLS / 10, kinds
@@ -369,14 +359,14 @@ def test_a_grammar_has_a_bound():
     outer = {f"p{number}": inner(number) for number in range(20)}
     schema = {"properties": outer, "$defs": {"long": {"enum": [["a"] * 10, "b" * 3000]}}}
     with pytest.raises(RequestError):
-        tool_grammar(GEMMA, ToolUse((Tool("f", None, schema),), must=True), {}.get)
+        tool_grammar(MARKUPS["gemma"], ToolUse((Tool("f", None, schema),), must=True), {}.get)
 
 
 def test_what_a_call_of_gemma_begins_with_is_forced(constraints):
     """Marks that a text may not have are no reason to ask the model for every token of a call."""
     made, own = constraints["gemma", True]
     free = Tool("find", None, {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]})
-    grammar = tool_grammar(GEMMA, ToolUse((free,), must=True), made.get_added_vocab().get)
+    grammar = tool_grammar(MARKUPS["gemma"], ToolUse((free,), must=True), made.get_added_vocab().get)
     constraint = own(grammar)()
     constraint.accept(made.convert_tokens_to_ids(GEMMA.opens))
     assert made.decode(constraint.forced()).startswith("call:find{x:")
@@ -384,8 +374,8 @@ def test_what_a_call_of_gemma_begins_with_is_forced(constraints):
 
 def test_text_that_is_no_call_is_left_alone(constraints):
     (made, own), logits = constraints["hermes", False], torch.arange(352.0)
-    grammar = tool_grammar(HERMES, ToolUse((WEATHER,)), made.get_added_vocab().get)
-    constraint = own.may_call(grammar, HERMES.opens, True)()
+    grammar = tool_grammar(MARKUPS["hermes"], ToolUse((WEATHER,)), made.get_added_vocab().get)
+    constraint = own.may_call(grammar, MARKUPS["hermes"].marks.opens, True)()
     for token_id in made.backend_tokenizer.encode("a <tool_ <tool_cal b tool_call>").ids:
         constraint.close(logits)
         constraint.mask(logits)

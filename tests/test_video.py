@@ -39,16 +39,17 @@ from data.video import Clip
 from data.visuals import is_video, open_video, open_visual
 from families import idefics3
 from families.idefics3 import IdeficsImages
+from families.idefics3_videos import SmolVideos, number_words
 from families.qwen_images import QwenImages
-from families.videos import QwenVideos, SmolVideos, number_words
-from generate import DEFAULT_MODEL
+from families.qwen_videos import QwenVideos
+from generation.features import FeatureCache
 from generation.options import GenerationOptions
-from generation.prefix import FeatureCache
 from generation.session import Session
 from inference.answer import answer_text, ask_each, requests_for
 from inference.answer import encode as encode_question
 from inference.batch import open_scheduler
 from inference.checkpoint import open_checkpoint
+from inference.command import DEFAULT_MODEL
 from inference.conversation import Conversation
 from inference.trial import start_process
 from models import VisionLanguageModel
@@ -865,7 +866,7 @@ def test_the_command_line_is_asked_about_videos(tmp_path, cli, as_json, complain
     assert first["answers"] == still["answers"] and first["prompt_tokens"] == still["prompt_tokens"]
     assert "first frame" in cli(gif, *words, model=DEFAULT_MODEL)[2]
     save_rows(tmp_path / "questions.jsonl", [{"image": "clip.gif", "question": "how many"}])
-    out, batch = tmp_path / "answers.jsonl", ["--batch", tmp_path / "questions.jsonl", "--max-frames", 4]
+    out, batch = tmp_path / "answers.jsonl", ["batch", tmp_path / "questions.jsonl", "--max-frames", 4]
     status, _, err = cli(*batch, "--out", out, "--max-new-tokens", 3, **asked)
     assert status == 0, err
     (answer,) = map(json.loads, out.read_text().splitlines())

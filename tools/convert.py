@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 from data.errors import ProcessorError
 from data.processor import Processor
-from data.processor_conversion import as_idefics
 from families import FAMILIES, gemma4, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
 from messages import counted, some
 from models.checkpoints.backbones import with_mean_rows
@@ -59,10 +58,11 @@ from models.checkpoints.weights import (
     StoredTensorOf,
     stored_entries,
 )
-from models.config import PackedVisionConfig, VLMConfig
-from models.packed_vision_transformer import block_order, patches_of
+from models.config import VLMConfig
+from models.packed_vision_transformer import PackedVisionConfig, block_order, patches_of
 from models.vision_language_model import VisionLanguageModel
 from tools.adapter import put_in, read_adapter
+from tools.processor_conversion import as_idefics
 
 AUTO_MAP = "auto_map"  # key of a config.json whose model transformers knows by code that comes with it
 _WORDS = 12  # in the test prompt

@@ -14,11 +14,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from data.errors import ProcessorError
 from data.images import ImageLimits, check_size, load_image
 from data.processor import Processor
 from generation.fast.quantized import rounded_bytes
-from generation.kv_cache import bytes_per_row, numbers_per_token, snapshot_numbers
+from generation.kv_cache import Layout, bytes_per_row, numbers_per_token
+from generation.slots import snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
 from models.checkpoints.hub import CheckpointError, Origin, describe, read_json, snapshot
@@ -33,7 +36,8 @@ from models.checkpoints.weights import (
     module_of,
     read_headers,
 )
-from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel
 
 # Of a tower, in the text for people: --json has them.
@@ -71,7 +75,11 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     for name, shape in expected.items():
         parameters[module_of(name)] += math.prod(shape)
     parameters["all"] = sum(parameters.values())
-    cache, quantized = _cache(text), quantization(files.config)
+    cache, quantized = None, quantization(files.config)
+    if text is not None:
+        with torch.device("meta"):
+            decoder = VisionLanguageModel(config).language_model
+        cache = _cache(decoder.cache_layout, text.max_position_embeddings)
     stored = {dtype: parameters["all"] * size for dtype, size in _CACHE_BYTES.items()}
     for dtype in ("int8", "int4"):
         stored[dtype] = sum(rounded_bytes(dtype, name, shape) for name, shape in expected.items())
@@ -131,17 +139,15 @@ def _stored(headers: Headers) -> dict[str, Any]:
     }
 
 
-def _cache(text: TextConfig | None) -> dict[str, dict[str, int]] | None:
+def _cache(layout: Layout, context: int) -> dict[str, dict[str, int]]:
     """Bytes of keys and values for one token and for a full context, by dtype; where layers keep states, also
     what these take of each conversation whatever its length, and of a place that it may go back to."""
-    if text is None:
-        return None
-    numbers, fixed = numbers_per_token(text.cache_layout), bytes_per_row(text.cache_layout)
-    states = {"per_conversation": fixed, "per_snapshot": 4 * snapshot_numbers(text.cache_layout)}
+    numbers, fixed = numbers_per_token(layout), bytes_per_row(layout)
+    states = {"per_conversation": fixed, "per_snapshot": 4 * snapshot_numbers(layout)}
     return {
         dtype: {"per_token": numbers * size}
         | (states if fixed else {})
-        | {"full_context": numbers * size * text.max_position_embeddings + fixed}
+        | {"full_context": numbers * size * context + fixed}
         for dtype, size in _CACHE_BYTES.items()
     }
 

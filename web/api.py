@@ -47,8 +47,8 @@ from data import chat
 from data.errors import ImageError
 from data.image_sizes import image_size
 from data.images import ImageLimits, NamedBytes, read_bytes
-from data.tools import CallPiece, whole_calls
 from inference.boxes import located
+from inference.calls import CallPiece, whole_calls
 from inference.checkpoint import PixelText
 from inference.votes import pick
 from messages import printable

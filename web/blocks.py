@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
-from data.tools import literal
+from inference.calls import literal
 from web.errors import Refused, unexpected, unsupported
 from web.protocol import OURS
 

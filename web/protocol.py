@@ -32,12 +32,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, from_json
 
 from data.chat import LONGEST_TEXT, GivenText
-from data.tools import Tool, ToolCall, ToolUse
+from data.tools import Tool, ToolCall
 from generation.options import MAX_SEED, GenerationOptions, SamplingParams
 from inference.errors import RequestError
 from inference.grammar import (
     LONGEST_DECIDED,
     MOST_DECIDED,
+    ToolUse,
     choice_grammar,
     json_grammar,
     lark_grammar,

@@ -97,7 +97,7 @@ class Reference:
         room, text = x.shape[1] + self._tokens, answer.first.text.strip()
         if room > self._checkpoint.context:
             raise CannotAnswer(f"the prompt has {x.shape[1]} tokens, more than the model's context holds")
-        cache = kv.allocate_for(model.config.text, 1, room, x)
+        cache = kv.allocate_for(language_model, 1, room)
         hidden, _ = language_model(x, kv_cache=cache, start_pos=0)
         logprobs = answer.first.logprobs or []
         ids: list[int] = []

@@ -1,11 +1,12 @@
 """Weights stored in bfloat16, int8 or four bits: on CPUs without fast arithmetic in either, multiplied in
 float32; int8 and four bits on CUDA, multiplied in bfloat16.
 
-    pack(model, "int8")     # in place: linear layers and embeddings
+    pack(model, "int8")                             # in place: linear layers and embeddings
+    replace_layers(model, make)                     # with layers of another kind
 
 Of four bits a row holds what `native/groups.h` describes, as 32-bit integers: the codes of all blocks of 64
 columns, 8 units each, then of each block the unit with scales and zeros of its two groups, then zeros up to
-a multiple of 16 bytes. `native/build.py` makes them of what C has rounded (`to_rows`).
+a multiple of 16 bytes. `native/panels.py` makes them of what C has rounded (`to_rows`).
 
 Decoding reads every weight for each token, so its speed depends on their bytes, whatever the arithmetic.
 `generation/fast/` computes straight from the packed weights; elsewhere each product unpacks them, a part at
@@ -16,18 +17,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Put = Callable[[str, nn.Module, Sequence[str], Tensor], None]
+LAYERS: tuple[type, ...] = (nn.Linear, nn.Embedding)
+# (a layer, the names of its weight, the first replacement of a layer with this weight) -> its replacement
+Make = Callable[[Any, Sequence[str], Any], nn.Module]
 PARTIAL_FLOATS = 4_194_304  # weights rounded or unpacked at a time (16 MiB of float32)
 # What a device multiplies in, and with it keeps activations and all that is small in.
 ARITHMETIC = {"cpu": torch.float32, "cuda": torch.bfloat16}
-UNPACKED = "position_embedding"
+UNPACKED = "position_embedding"  # no matrix that anything is multiplied with
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,8 +67,8 @@ def widened(weight: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
 
 
 def rounded_bytes(precision: str, name: str, shape: Sequence[int]) -> int:
-    """What a parameter of a model takes with int8 or int4 weights on a CPU, in C (`put_packed`,
-    `native.build.put_rounded`): 32 bits a number where it is no matrix."""
+    """Bytes of a parameter of a model with int8 or int4 weights on a CPU, in C (`native.panels.round_layer`):
+    32 bits a number where it is no matrix."""
     if len(shape) != 2 or UNPACKED in name:
         return 4 * math.prod(shape)
     rows, columns = shape
@@ -120,47 +123,83 @@ class PackedEmbedding(nn.Module):
         return (x if self.scale is None else x * self.scale[ids][..., None]).to(self.dtype)
 
 
+# ------------------------------------------------------------------------------------- replacing layers
+
+
+def is_layer(model: nn.Module, name: str, kinds: tuple[type, ...] = LAYERS) -> bool:
+    """Whether a name is that of the weight of a layer that `replace_layers` replaces."""
+    path, _, leaf = name.rpartition(".")
+    return leaf == "weight" and not path.endswith(UNPACKED) and isinstance(model.get_submodule(path), kinds)
+
+
 @torch.no_grad()
-def put_packed(precision: str, model: nn.Module, names: Sequence[str], tensor: Tensor) -> None:
-    """Give a model a tensor: as `pack` has it, under the names of all that share it. With int8 a checkpoint
-    is opened in the memory that it takes afterwards (`models.checkpoints.load.load`)."""
-    arithmetic = ARITHMETIC[tensor.device.type]
-    packed: tuple[Tensor, Tensor | None] | None = None
+def replace_layers(
+    model: nn.Module, make: Make, kinds: tuple[type, ...] = LAYERS, names: Sequence[str] | None = None
+) -> None:
+    """Replace the linear layers and token embeddings of a model, in place, by what `make` returns.
+
+    One matrix at a time, so that no second copy of the model exists. Layers that share their weight (a tied
+    head) are replaced one after the other.
+
+    Args:
+        kinds: the types of layers that are replaced.
+        names: of weights; None stands for all of the model's.
+    """
+    if names is None:
+        names = [f"{path}.weight" for path, _ in model.named_modules(remove_duplicate=False) if path]
+    shared: dict[int, list[str]] = {}  # names by weight
+    for name in names:
+        if is_layer(model, name, kinds):
+            shared.setdefault(id(model.get_submodule(name.removesuffix(".weight")).weight), []).append(name)
+    for group in shared.values():
+        first = None
+        for path in (name.removesuffix(".weight") for name in group):
+            made = make(model.get_submodule(path), group, first)
+            model.set_submodule(path, made)
+            first = first or made
+
+
+@torch.no_grad()
+def put_layers(model: nn.Module, names: Sequence[str], tensor: Tensor, make: Make) -> None:
+    """Give a model a tensor that was read from a checkpoint, under the names of all that share it. A layer
+    whose weight it is is replaced, so that a checkpoint is opened in the memory that it takes afterwards
+    (`models.checkpoints.load.load`)."""
+    weight, small = nn.Parameter(tensor, requires_grad=False), ARITHMETIC[tensor.device.type]
     for name in names:
         path, _, leaf = name.rpartition(".")
-        above, _, own = path.rpartition(".")
-        module: Any = model.get_submodule(path)
-        is_linear = isinstance(module, nn.Linear)
-        if leaf == "weight" and (is_linear or isinstance(module, nn.Embedding)) and own != UNPACKED:
-            if packed is None:
-                packed = quantize_rows(tensor) if precision == "int8" else (tensor.to(torch.bfloat16), None)
-            if is_linear:
-                bias = None if module.bias is None else module.bias.detach().to(arithmetic)
-                module = PackedLinear(*packed, bias)
-            else:
-                module = PackedEmbedding(*packed, arithmetic, tensor.shape[1])
-            setattr(model.get_submodule(above), own, module)
-        elif isinstance(module, PackedLinear):
-            module.bias = tensor.to(arithmetic)
+        owner: Any = model.get_submodule(path)
+        if leaf in owner._buffers:  # the bias of a layer that was replaced before: it may fill whole panels
+            setattr(owner, leaf, F.pad(tensor.to(small), (0, len(getattr(owner, leaf)) - len(tensor))))
         else:
-            setattr(module, leaf, nn.Parameter(tensor.to(arithmetic)))
+            setattr(owner, leaf, weight if is_layer(model, name) else nn.Parameter(tensor.to(small)))
+    replace_layers(model, make, names=names)
 
 
-def pack(model: nn.Module, precision: str, put: Put = put_packed) -> nn.Module:
+def pack_layer(precision: str, layer: Any, names: Sequence[str], first: Any) -> nn.Module:
+    """What stands for a layer in bfloat16 or int8 (a `Make`)."""
+    dtype, weight, scale = ARITHMETIC[layer.weight.device.type], layer.weight.detach(), None
+    columns = weight.shape[1]
+    if first is not None:
+        weight, scale = first.weight, first.scale
+    else:
+        weight, scale = quantize_rows(weight) if precision == "int8" else (weight.to(torch.bfloat16), None)
+    if isinstance(layer, nn.Embedding):
+        return PackedEmbedding(weight, scale, dtype, columns)
+    return PackedLinear(weight, scale, None if layer.bias is None else layer.bias.detach().to(dtype))
+
+
+def pack(model: nn.Module, precision: str, make: Callable[..., nn.Module] = pack_layer) -> nn.Module:
     """Store the weights of every linear layer and token embedding in `precision`, in place.
 
-    One matrix at a time, so that no second copy of the model exists. Matrices that share their weight (a
-    tied head) go on sharing it. Everything small, and with it all arithmetic, becomes float32 on a CPU and
-    bfloat16 on CUDA, where `precision` is int8. `put` gives the model each tensor.
+    Everything small, and with it all arithmetic, becomes float32 on a CPU and bfloat16 on CUDA, where
+    `precision` is int8. `make` is a `Make` after the precision.
     """
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         raise ValueError("the model's weights are packed already: load it again for another precision")
     device = next(model.parameters()).device.type
     if device not in ARITHMETIC or (device == "cuda" and precision != "int8"):
         raise ValueError(f"packed {precision} weights do not run on {device}")
-    shared: dict[int, list[str]] = {}  # names by parameter
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        shared.setdefault(id(parameter), []).append(name)
-    for names in shared.values():
-        put(precision, model, names, attrgetter(names[0])(model).detach())
+    replace_layers(model, partial(make, precision))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(ARITHMETIC[device])
     return model

@@ -22,26 +22,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from generation.fast.native.build import (
-    ANY,
-    BITS,
-    LINEAR,
-    NORMS,
-    Matrix,
-    Network,
     NoCompiler,
-    PanelLinear,
     Pass,
-    full_name,
     is_sound,
     library_file,
     load_library,
-    load_panels,
     make_pass,
+)
+from generation.fast.native.panels import (
+    BITS,
+    Matrix,
+    PanelLinear,
+    load_panels,
     refuse_change,
     to_panels,
-    unfit,
+    unreadable,
 )
-from generation.fast.quantized import quantize_rows
+from generation.fast.network import PACKED_TOWER, TOWER, is_one_of
+from generation.fast.quantized import quantize_rows, replace_layers
 from generation.threads import CROWD, Paces, Turns
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
@@ -97,12 +95,11 @@ def _library_parts(weight_bits: int) -> tuple[str, tuple[str, ...]]:
 
 def unsupported(tower) -> str | None:
     """Why tower.c cannot run this vision tower, or None where it can."""
-    return _kind_of(tower).NETWORK.strange(tower) or unfit(tower)
+    return _kind_of(tower).NETWORK.unknown(tower) or unreadable(tower)
 
 
 def _kind_of(tower) -> type[FastTower]:
-    packed = full_name(type(tower)) in PACKED_TOWER.parts[""]
-    return FastPackedTower if packed else FastTower
+    return FastPackedTower if is_one_of(type(tower), PACKED_TOWER.modules[""]) else FastTower
 
 
 def _weight_bits(tower) -> int:
@@ -129,7 +126,8 @@ def fast_tower(tower, compiling: bool = True) -> tuple[nn.Module | None, str]:
     except NoCompiler as error:
         why = str(error)
     if _weight_bits(tower) == 32 and torch.backends.mkldnn.is_available():
-        return use_onednn(tower), f"oneDNN linear layers: {why}"
+        replace_layers(tower, lambda layer, *_: OneDNNLinear(layer), (nn.Linear,))
+        return tower, f"oneDNN linear layers: {why}"
     return None, f"eager: {why}"
 
 
@@ -145,74 +143,6 @@ class OneDNNLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-
-
-LINEARS = (*LINEAR, OneDNNLinear)
-TOWER = Network(
-    parts={
-        "": ("models.vision_transformer.VisionTransformer",),
-        "patch_embedding": (nn.Conv2d,),
-        "position_embedding": (nn.Embedding,),
-        "layers": (nn.ModuleList,),
-        "layers.*": ("models.vision_transformer.VisionBlock",),
-        "layers.*.layer_norm1": NORMS,
-        "layers.*.self_attn": ("models.vision_transformer.VisionAttention",),
-        **{f"layers.*.self_attn.{name}_proj": LINEARS for name in ("q", "k", "v", "out")},
-        "layers.*.layer_norm2": NORMS,
-        "layers.*.mlp": ("models.vision_transformer.VisionMLP",),
-        **{f"layers.*.mlp.fc{number}": LINEARS for number in (1, 2)},
-        "post_layernorm": NORMS,
-    },
-    tensors={"": ("class_token",), "layers.*": ("layer_scale1", "layer_scale2")},
-    config="models.config.VisionConfig",
-    fields={
-        **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers"), ANY),
-        **dict.fromkeys(("num_attention_heads", "num_channels", "image_size", "patch_size"), ANY),
-        "layer_norm_eps": ANY,
-        "hidden_act": ("gelu_pytorch_tanh", "gelu"),
-        "norm_type": ("layer_norm", "rms_norm"),
-        **dict.fromkeys(("attention_bias", "class_token", "layer_scale", "last_norm"), (False, True)),
-    },
-    eps="layer_norm_eps",
-)
-_PACKED = "models.packed_vision_transformer"
-PACKED_TOWER = Network(
-    parts={
-        "": (f"{_PACKED}.PackedVisionTransformer",),
-        "patch_embedding": (f"{_PACKED}.PatchEmbedding",),
-        "position_embedding": (nn.Embedding,),
-        "norm": NORMS,
-        "layers": (nn.ModuleList,),
-        "layers.*": (f"{_PACKED}.PackedBlock",),
-        **{f"layers.*.norm{number}": NORMS for number in (1, 2)},
-        "layers.*.self_attn": (f"{_PACKED}.PackedAttention",),
-        **{f"layers.*.self_attn.{name}_proj": LINEARS for name in ("q", "k", "v", "out")},
-        "layers.*.mlp": (f"{_PACKED}.GatedMLP", f"{_PACKED}.PlainMLP"),
-        **{f"layers.*.mlp.{name}": LINEARS for name in ("fc1", "fc2", "gate_proj", "up_proj", "down_proj")},
-    },
-    tensors={"patch_embedding": ("weight", "bias")},
-    config="models.config.PackedVisionConfig",
-    fields=dict.fromkeys(
-        (
-            *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels"),
-            *("patch_size", "merge_size", "temporal_patch_size", "norm", "norm_eps", "gated_mlp"),
-            *("patch_bias", "table_side", "rope_theta", "window", "whole_layers", "taps", "channels_last"),
-            *("table_antialias", "rotary", "last_norm", "tokens_per_second"),
-            *("merger_norm", "merger_norm_eps", "merger_width", "merger_bias"),  # of the projector
-        ),
-        ANY,
-    ),
-    eps="norm_eps",
-)
-
-
-def use_onednn(tower: nn.Module) -> nn.Module:
-    """Replace the linear layers of a float32 tower on a CPU, in place."""
-    for parent in list(tower.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, OneDNNLinear(child))
-    return tower
 
 
 class PatchPanels(PanelLinear):

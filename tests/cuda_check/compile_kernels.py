@@ -94,7 +94,7 @@ def launches(model: LanguageModel, rows: int, programs: int) -> dict:
     decoder.unsupported = lambda *_: None
     try:
         step = decoder.TritonDecoder(model, programs)
-        cache = kv.allocate_for(model.config, rows, 4096, model.norm.weight, model.cache_dtype)
+        cache = kv.allocate_for(model, rows, 4096)
         ids = torch.zeros(rows, 1, dtype=torch.int64, device="meta")
         step(ids, cache, ids[:, 0], ids[:, 0] if model.config.rope_sections else None)
     finally:

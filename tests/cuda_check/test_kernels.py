@@ -18,7 +18,7 @@ from generation import kv_cache as kv  # noqa: E402
 from generation.fast import quantized  # noqa: E402
 from generation.fast.cuda import decoder as decoder_module  # noqa: E402
 from generation.fast.cuda.decoder import TritonDecoder, unsupported  # noqa: E402
-from generation.fast.native.build import put_rounded, to_rows  # noqa: E402
+from generation.fast.native.panels import round_layer, to_rows  # noqa: E402
 from generation.fast.quantized import pack  # noqa: E402
 from models.config import RopeScaling, TextConfig  # noqa: E402
 from models.language_model import LanguageModel  # noqa: E402
@@ -99,7 +99,7 @@ def make(dtype=torch.float32, layers: int = 2, **other) -> LanguageModel:
 
 
 def cache_of(model: LanguageModel, rows: int, capacity: int, filled: bool = True) -> kv.KVCache:
-    cache = kv.allocate_for(model.config, rows, capacity, model.norm.weight, model.cache_dtype)
+    cache = kv.allocate_for(model, rows, capacity)
     torch.manual_seed(2)
     for layer in cache if filled else []:
         for name, tensor in layer.items():
@@ -186,7 +186,7 @@ def rounded(model: LanguageModel, precision: str) -> LanguageModel:
     """As a checkpoint is opened on CUDA."""
     if precision == "int8":
         return pack(model, precision)
-    return to_rows(pack(model, precision, put_rounded), torch.device("cpu"))
+    return to_rows(pack(model, precision, round_layer), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])

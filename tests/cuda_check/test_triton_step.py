@@ -86,7 +86,7 @@ def test_one_recording_serves_every_view_of_a_cache(vlm, monkeypatch):
 
     monkeypatch.setattr(graph.Graphs, "get", noted)
     lm, step = vlm.language_model, GraphStep(vlm.language_model)
-    cache, expected_cache = (kv.allocate_for(lm.config, 3, 40, lm.norm.weight) for _ in range(2))
+    cache, expected_cache = (kv.allocate_for(lm, 3, 40) for _ in range(2))
     token = torch.tensor([[3], [5]])
     for position, length in ((0, 8), (1, 8), (8, 16), (16, 32)):
         positions = torch.tensor([position, position + 3])

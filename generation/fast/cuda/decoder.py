@@ -19,9 +19,9 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from generation.fast.cuda import kernels
-from generation.fast.native.step import DECODER
+from generation.fast.network import DECODER
 from generation.fast.quantized import PackedLinear
-from generation.kv_cache import KVCache, even, geometry
+from generation.kv_cache import STATE_WINDOW, KVCache, even, geometry
 
 MOST_ROWS: int = kernels.MANY.value
 MOST_PROGRAMS = 1024  # of a kernel
@@ -39,7 +39,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 def unsupported(language_model, rows: int = 1) -> str | None:
     """Why `TritonDecoder` cannot run this model, or that many rows of it; None where it can."""
-    if reason := DECODER.strange(language_model):
+    if reason := DECODER.unknown(language_model):
         return reason
     config, norm = language_model.config, language_model.norm.weight
     if strange := {*config.layer_types} - {*MIXERS}:
@@ -181,7 +181,7 @@ class TritonDecoder:
             DELTA_VALUES=config.delta_value_heads,
             DK=config.delta_key_dim,
             DV=config.delta_value_dim,
-            WINDOW=config.state_window or 0,
+            WINDOW=STATE_WINDOW,
         )
 
     def _splits(self, rows: int) -> int:

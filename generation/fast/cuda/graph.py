@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
-from generation.fast.native.step import DECODER
+from generation.fast.network import DECODER
 from generation.kv_cache import KVCache
 from generation.steps import Step
 
@@ -58,7 +58,7 @@ def triton_module() -> Any:
 
 def unsupported(language_model) -> str | None:
     """Why `GraphStep` cannot run this model, or None: its cache has to be one that it knows to move."""
-    return DECODER.strange(language_model)
+    return DECODER.unknown(language_model)
 
 
 def no_triton(language_model, rows: int = 1) -> str | None:
@@ -163,8 +163,8 @@ class StaticCache:
     It is as wide as the last batch; what needs more than `max_bytes` stays where it is.
     """
 
-    def __init__(self, text_config, max_bytes: int):
-        self._config, self._max_bytes = text_config, max_bytes
+    def __init__(self, language_model, max_bytes: int):
+        self._language_model, self._max_bytes = language_model, max_bytes
         self.cache: KVCache | None = None
         self._user: weakref.ref[Tensor] | None = None  # a tensor of the cache that was adopted last
 
@@ -175,28 +175,29 @@ class StaticCache:
         The list and its dicts stay the same objects and get other tensors, so nobody else may hold on to
         the old ones.
         """
-        config, held = self._config, kv.geometry(kv_cache)
-        each = kv.numbers_per_token(config.cache_layout) * held.dtype.itemsize
-        of_row = self._max_bytes // held.rows - kv.bytes_per_row(config.cache_layout)
-        positions = min(of_row // each // BUCKET * BUCKET, config.max_position_embeddings)
+        layout, held = self._language_model.cache_layout, kv.geometry(kv_cache)
+        each = kv.numbers_per_token(layout) * held.dtype.itemsize
+        of_row = self._max_bytes // held.rows - kv.bytes_per_row(layout)
+        positions = of_row // each // BUCKET * BUCKET
+        positions = min(positions, self._language_model.config.max_position_embeddings)
         if needed > positions or (self._user is not None and self._user() is not None):
             return
         own = held if self.cache is None else kv.geometry(self.cache)
         if self.cache is None or (own.rows, own.dtype) != (held.rows, held.dtype):
             self.cache = None  # the old memory is freed before the new one is taken
             try:
-                layout = config.cache_layout
                 self.cache = kv.allocate(layout, held.rows, positions, held.dtype, held.device)
             except torch.OutOfMemoryError:  # the user's own cache serves as well
                 return
         # Tensors of their own, which live as long as the user's cache.
-        for layer, target in zip(kv_cache, kv.view(self.cache, positions), strict=True):
-            for name, tensor in target.items():
-                kv.slots(name, tensor, filled)[:] = kv.slots(name, layer[name], filled)
-                if name not in kv.STATES:
-                    tensor[:, :, filled:] = 0  # the last answer's may be NaN, which no mask keeps out
-            layer.update(target)
-        self._user = weakref.ref(kv.first_of(kv_cache))
+        target = kv.view(self.cache, positions)
+        kv.copy(kv.view(kv_cache, filled), kv.view(target, filled))
+        for layer, name in kv.by_slot(target):
+            layer[name][:, :, filled:] = 0  # the last answer's may be NaN, which no mask keeps out
+        for layer, adopted in zip(kv_cache, target, strict=True):
+            layer.update(adopted)
+        layer, name = next(kv.by_slot(kv_cache))
+        self._user = weakref.ref(layer[name])
 
 
 class GraphStep(Step):
@@ -224,7 +225,7 @@ class GraphStep(Step):
         self.graphs = Graphs(self._device)
         tensors = (*model.parameters(), *model.buffers())
         weights = sum(tensor.numel() * (8 if tensor.dtype == torch.int32 else 1) for tensor in tensors)
-        self.static = StaticCache(model.config, int(STATIC_SHARE * weights * model.cache_dtype.itemsize))
+        self.static = StaticCache(model, int(STATIC_SHARE * weights * model.cache_dtype.itemsize))
         self._triton: TritonDecoder | None = None
         self._reasons: dict[int, str | None] = {}  # of `no_triton`, by the number of rows
         self._buffers: tuple[Tensor, ...] | None = None  # token ids, positions, offsets, logits
@@ -258,7 +259,7 @@ class GraphStep(Step):
         fails, or None."""
         model = self._language_model
         try:
-            cache = kv.allocate_for(model.config, 1, 2, model.norm.weight, model.cache_dtype)
+            cache = kv.allocate_for(model, 1, 2)
             self(torch.zeros(1, 1, dtype=torch.int64, device=self._device), cache, 1)
         except RuntimeError as error:
             return first_line(error)
@@ -356,15 +357,11 @@ class GraphStep(Step):
 def fixed(kv_cache: KVCache, length: int) -> KVCache:
     """Tensors of its own for a graph, because the caller may put others into the list later: `length`
     positions of the buffers, even if the cache is a view of fewer."""
-    return [
-        {
-            name: tensor.detach()
-            if name in kv.STATES
-            else tensor.as_strided((*tensor.shape[:2], length, tensor.shape[3]), tensor.stride())
-            for name, tensor in layer.items()
-        }
-        for layer in kv_cache
-    ]
+    own = [{name: tensor.detach() for name, tensor in layer.items()} for layer in kv_cache]
+    for layer, name in kv.by_slot(own):
+        rows, heads, _, width = layer[name].shape
+        layer[name] = layer[name].as_strided((rows, heads, length, width), layer[name].stride())
+    return own
 
 
 def addresses(language_model) -> list[int]:

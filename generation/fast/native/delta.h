@@ -7,7 +7,7 @@
 #include "activations.h"
 #include "attention.h"
 
-#define WINDOW 16 /* models.config.DELTA_WINDOW */
+#define WINDOW 16 /* generation.kv_cache.STATE_WINDOW */
 #define RING (2 * WINDOW)
 #define STREAMS 4
 #define COLUMNS 4 /* vectors of a result that are kept in registers */

@@ -20,74 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from generation.fast.native.build import (
-    ANY,
-    BITS,
-    EMBEDDING,
-    LINEAR,
-    Matrix,
-    Network,
-    PanelWeight,
     Pass,
     is_sound,
     library_file,
     library_parts,
     load_library,
     make_pass,
-    to_panels,
-    unfit,
 )
-from generation.kv_cache import STATES, KVCache, attended_numbers, geometry
+from generation.fast.native.panels import BITS, Matrix, PanelWeight, to_panels, unreadable
+from generation.fast.network import DECODER
+from generation.kv_cache import KVCache, attended_numbers, geometry, packed_strides
 from generation.steps import Step
 from generation.threads import CROWD, Paces, Turns
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
-_NORM = (nn.RMSNorm, "models.language_model.ZeroCenteredRMSNorm")
-DECODER = Network(
-    parts={
-        "": ("models.language_model.LanguageModel",),
-        "embed_tokens": EMBEDDING,
-        "layers": (nn.ModuleList,),
-        "layers.*": ("models.language_model.DecoderBlock",),
-        "layers.*.input_layernorm": _NORM,
-        "layers.*.self_attn": ("models.language_model.Attention",),
-        **{f"layers.*.self_attn.{name}_proj": LINEAR for name in ("q", "k", "v", "o")},
-        **{f"layers.*.self_attn.{name}_norm": _NORM for name in ("q", "k")},
-        "layers.*.conv": ("models.short_convolution.ShortConvolution",),
-        **{f"layers.*.conv.{name}_proj": LINEAR for name in ("in", "out")},
-        "layers.*.linear_attn": ("models.gated_delta.GatedDeltaRule",),
-        **{f"layers.*.linear_attn.in_proj_{name}": LINEAR for name in ("qkv", "z", "b", "a")},
-        "layers.*.linear_attn.norm": (nn.RMSNorm,),
-        "layers.*.linear_attn.out_proj": LINEAR,
-        "layers.*.post_attention_layernorm": _NORM,
-        "layers.*.mlp": ("models.language_model.MLP",),
-        **{f"layers.*.mlp.{name}_proj": LINEAR for name in ("gate", "up", "down")},
-        "norm": _NORM,
-        "lm_head": LINEAR,
-    },
-    config="models.config.TextConfig",
-    fields={
-        **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), ANY),
-        **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), ANY),
-        **dict.fromkeys(("max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling"), ANY),
-        # The network itself makes frequencies of these.
-        "rope_scaling.rope_type": ("linear", "llama3"),
-        **dict.fromkeys(("rope_scaling.factor", "rope_scaling.low_freq_factor"), ANY),
-        "rope_scaling.high_freq_factor": ANY,
-        "rope_scaling.original_max_position_embeddings": ANY,
-        "hidden_act": ("silu",),
-        **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias_only", "qk_norm"), (False, True)),
-        **dict.fromkeys(("rope_sections", "layer_types", "conv_kernel"), ANY),
-        **dict.fromkeys(("conv_bias", "rope_interleaved"), (False, True)),
-        **dict.fromkeys(("attention_gate", "zero_centered_norms"), (False, True)),
-        "partial_rotary_factor": ANY,
-        **{f"delta_{name}": ANY for name in ("key_heads", "value_heads", "key_dim", "value_dim")},
-    },
-    eps="rms_norm_eps",
-    tensors={
-        "layers.*.conv": ("weight", "bias"),
-        "layers.*.linear_attn": ("conv_weight", "dt_bias", "A_log"),
-    },
-)
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -163,7 +109,7 @@ def load_step(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
 
 def unsupported(language_model) -> str | None:
     """Why decode.c cannot run this model, or None where it can."""
-    return DECODER.strange(language_model) or unfit(language_model)
+    return DECODER.unknown(language_model) or unreadable(language_model)
 
 
 def is_compiled(language_model) -> bool:
@@ -219,7 +165,7 @@ class NativeStep(Step):
             gated=config.attention_gate,
             mixed=max(slot.mix.rows for slot in self._layers),
             delta_keys=config.delta_key_heads,
-            delta_heads=config.delta_value_heads if config.state_window else 0,
+            delta_heads=config.delta_value_heads if "delta" in config.layer_types else 0,
             key_dim=config.delta_key_dim,
             value_dim=config.delta_value_dim,
             eps=config.rms_norm_eps,
@@ -232,7 +178,7 @@ class NativeStep(Step):
         )
         # Of a position in a cache, the bytes that a token reads, as a share of those of the weights.
         weights = {tensor.data_ptr(): tensor.nbytes for tensor in self._kept}
-        cached = attended_numbers(config.cache_layout) * language_model.cache_dtype.itemsize
+        cached = attended_numbers(language_model.cache_layout) * language_model.cache_dtype.itemsize
         self._position_share = cached / sum(weights.values())
         self._scratch = torch.empty(0)
         self._turns = Turns()  # for the cache's addresses and the scratch memory
@@ -373,9 +319,7 @@ class NativeStep(Step):
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
                 for name, own in layer.items():
-                    heads, count, width = own.shape[1:]
-                    count = count if name in STATES else head_stride
-                    expected = (heads * count * width, count * width, width, 1)
+                    expected = packed_strides(name, own, head_stride)
                     if own.stride() != expected:
                         raise ValueError(f"kv_cache: expected strides {expected}, got {own.stride()}")
                     setattr(slot, name, own.data_ptr())

@@ -1,27 +1,9 @@
-"""What is known by its content: images' features, and the positions that the rows of a cache hold.
-
-    features = FeatureCache(model)
-    prompt = read_prompt(model, input_ids, pixel_values, max_new_tokens=64)   # checked, with keys
-    slots = SlotCache(model.language_model, CacheBudget(model.language_model, slots=8))
-    reused = slots.ready(prompt.keys, len(prompt) - 1)[slot]
-    embeddings = embed_after(model, prompt, reused, features.encode(prompt.parts, prompt.digests)[0])
-
-What a tower encodes as a whole, a tile, is a part of an image. A part's digest is taken over all that its
-features depend on besides the weights: the pixels as preprocessing left them, or its bytes and what they
-stand for, their shape and dtype. A position's key is a token's id, or a number below 0 that stands for a
-part's digest (and, where rotary places have it, for its time in a video), because all placeholders carry the
-same id. Two prompts with the same keys from the front have the same keys and values there in the cache.
-"""
+"""Slots: the rows of a cache that outlive their requests: the next prompt may go on from what they hold."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from threading import Lock
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,176 +11,13 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation import memory
-from generation.kv_cache import KVCache, bytes_per_position, bytes_per_row, prompt_lengths, snapshot_numbers
-from generation.options import CacheMemoryError, check_integer
-from generation.protocol import Decoder, Pixels, VisionLanguage
+from generation.keyed_prompts import KeyedPrompt
+from generation.kv_cache import STATE_WINDOW, KVCache, Layout, bytes_per_position, bytes_per_row, view
+from generation.options import CacheMemoryError
+from generation.protocol import Decoder
 
-FEATURE_BYTES = 64 * 2**20  # of features kept for a model; SmolVLM-256M's tile takes 147 kB in float32
 SNAPSHOTS = 4  # states that a slot keeps beside where it stands
 NO_KEY = torch.iinfo(torch.int64).min  # the key of no position
-
-
-def digests_of(parts: Pixels) -> list[bytes]:
-    """A SHA-256 of each part of images, because visitors choose the pixels: (N, 3, H, W), preprocessed; or
-    cut, which know theirs."""
-    if not isinstance(parts, Tensor):
-        return parts.digests
-    digests = []
-    for part in parts:
-        digest = hashlib.sha256(f"{part.dtype} {tuple(part.shape)}".encode())
-        # As uint8, because numpy has no bfloat16.
-        digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        digests.append(digest.digest())
-    return digests
-
-
-class FeatureCache:
-    """Features of the parts of images (tiles) used last, on the model's device.
-
-    Several sessions of one model may share one, from several threads. Call `clear` when the weights change.
-
-    Args:
-        max_bytes: size limit; the part used longest ago goes first. 0 keeps nothing.
-    """
-
-    def __init__(self, model: VisionLanguage, max_bytes: int = FEATURE_BYTES):
-        check_integer("max_bytes", max_bytes, low=0)
-        self.model, self.max_bytes, self.size_in_bytes = model, max_bytes, 0
-        self._features: OrderedDict[bytes, Tensor] = OrderedDict()  # the part used last is the last
-        self._lock = Lock()
-
-    def __len__(self) -> int:
-        """Parts kept."""
-        return len(self._features)
-
-    def missing(self, digests: Sequence[bytes]) -> set[bytes]:
-        """Which of these `digests_of` would have to be encoded."""
-        with self._lock:
-            return set(digests) - self._features.keys()
-
-    def clear(self) -> None:
-        with self._lock:
-            self._features.clear()
-            self.size_in_bytes = 0
-
-    @torch.no_grad()
-    def encode(self, parts: Pixels, digests: Sequence[bytes]) -> tuple[list[Tensor], int]:
-        """Features of each part with these `digests_of`, (its positions, D), and how many of them had to be
-        encoded: all that are missing in one call, equal ones once."""
-        found = {}
-        with self._lock:
-            for digest in digests:
-                if digest in self._features:
-                    self._features.move_to_end(digest)
-                    found[digest] = self._features[digest]
-        missing = {digest: index for index, digest in enumerate(digests) if digest not in found}
-        if missing:
-            if len(missing) < len(digests):  # else without a copy
-                parts = parts[list(missing.values())]
-            for digest, features in zip(missing, self.model.encode_images(parts)):
-                found[digest] = features
-                self._put(digest, features)
-        return [found[digest] for digest in digests], len(missing)
-
-    def _put(self, digest: bytes, features: Tensor) -> None:
-        with self._lock:
-            if features.nbytes > self.max_bytes or digest in self._features:  # by another thread
-                return
-            while self.size_in_bytes + features.nbytes > self.max_bytes:
-                self.size_in_bytes -= self._features.popitem(last=False)[1].nbytes
-            # A copy, because a row of the batch would keep the whole batch in memory.
-            self._features[digest] = features.clone()
-            self.size_in_bytes += features.nbytes
-
-
-class Item(NamedTuple):
-    """A part of an image in a prompt: what it is known by, and how many positions it takes."""
-
-    digest: bytes
-    positions: int
-
-
-@dataclass(frozen=True, eq=False)
-class KeyedPrompt:
-    """A checked prompt of one row: ids (T,) on the CPU, without padding; the parts of its images, or None.
-
-    items: of the parts, in order.
-    keys: (T,) int64, one for each position; see the module's docstring.
-    places: rotary places (3, T) where they are not the slots; None where they are.
-    offset: what is added to the slot of a token after the prompt.
-    """
-
-    input_ids: Tensor
-    parts: Pixels | None
-    items: list[Item]
-    keys: Tensor
-    places: Tensor | None = None
-    offset: int = 0
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @property
-    def digests(self) -> list[bytes]:
-        return [item.digest for item in self.items]
-
-
-def read_prompt(
-    model: VisionLanguage,
-    input_ids: Tensor,
-    pixel_values: Pixels | None = None,
-    pixel_attention_mask: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    max_new_tokens: int = 0,
-) -> KeyedPrompt:
-    """The prompt of one row; raises ValueError for what the model cannot take, before any work.
-
-    Takes the inputs of `VisionLanguageModel.generate`.
-    """
-    parts, row_parts, items = None, None, list[Item]()
-    if pixel_values is not None and pixel_values.numel():
-        parts, row_parts = model.parts_of_rows(pixel_values, pixel_attention_mask)
-    prompt_lengths(model.config, input_ids, attention_mask, max_new_tokens)
-    if len(input_ids) != 1:
-        raise ValueError(f"input_ids: expected one prompt at a time, got a batch of {len(input_ids)}")
-    ids = input_ids[0].cpu()
-    if attention_mask is not None:
-        ids = ids[attention_mask[0].bool().cpu()]
-    if ids.dtype != torch.int64:  # it is what slots are compared by
-        raise ValueError(f"input_ids: expected int64, got {ids.dtype}")
-    if parts is not None:
-        items = list(map(Item, digests_of(parts), model.positions(parts)))
-    model.check_placeholders(ids[None], [item.positions for item in items], row_parts)
-    # 62 bits of a digest: enough that no two of a visitor's tiles are taken for one another by chance, nor
-    # can be made to look like somebody else's.
-    known = [item.digest for item in items] if parts is None or isinstance(parts, Tensor) else parts.keys
-    of_parts = [-1 - (int.from_bytes(one[:8]) >> 2) for one in known]
-    counts = torch.tensor([item.positions for item in items], dtype=torch.int64)
-    of_positions = torch.tensor(of_parts, dtype=torch.int64).repeat_interleave(counts)
-    keys = ids.masked_scatter(ids == model.config.image_token_id, of_positions)
-    places = model.places([ids], parts)
-    return KeyedPrompt(ids, parts, items, keys, *(places[0] if places else ()))
-
-
-def first_part(prompt: KeyedPrompt, reused: int) -> tuple[int, int]:
-    """The index of the first part of an image that the first `reused` positions do not cover, and how many of
-    its positions they do."""
-    covered = int((prompt.keys[:reused] < 0).sum())
-    for index, item in enumerate(prompt.items):
-        if covered < item.positions:
-            return index, covered
-        covered -= item.positions
-    return len(prompt.items), 0
-
-
-def embed_after(
-    model: VisionLanguage, prompt: KeyedPrompt, reused: int, features: Sequence[Tensor]
-) -> Tensor:
-    """Embeddings (1, L - reused, D) of the positions after the first `reused`; features are those of each
-    part from `first_part` on, (its positions, D)."""
-    ids = kv.to_device(prompt.input_ids[None, reused:], model.device)
-    rest = torch.cat(tuple(features))[first_part(prompt, reused)[1] :] if features else None
-    return model.place_features(ids, rest)
 
 
 class CacheBudget:
@@ -211,7 +30,7 @@ class CacheBudget:
     def __init__(
         self, language_model: Decoder, slots: int, available: Callable[[], int | None] = lambda: None
     ):
-        context, layout = language_model.config.max_position_embeddings, language_model.config.cache_layout
+        context, layout = language_model.config.max_position_embeddings, language_model.cache_layout
         self.slots, self.positions, self.context = slots, min(kv.STEP, context), context
         self.available, self.bytes_per_position = available, bytes_per_position(language_model)
         # Of a row however long it is: states and their snapshots.
@@ -267,7 +86,7 @@ class SlotCache:
         self._language_model, self._budget = language_model, budget
         self.kv_cache: KVCache = []  # until the first `reserve`
         self.filled, self._used = [0] * budget.slots, [0] * budget.slots  # _used: see `unused_bytes`
-        self._window = language_model.config.state_window
+        self._states = kv.has_states(language_model.cache_layout)
         self.forget()
         memory.register(self)
 
@@ -281,7 +100,7 @@ class SlotCache:
         if not self.kv_cache or kv.geometry(self.kv_cache).device.type != "cpu":
             return 0
         used = [min(self.capacity, most) for most in map(max, self._used, self.filled)]
-        states = kv.bytes_per_row(self._language_model.config.cache_layout) * (len(used) - used.count(0))
+        states = bytes_per_row(self._language_model.cache_layout) * (len(used) - used.count(0))
         used_bytes = sum(used) * self._budget.bytes_per_position + states + self._snapshot_bytes
         return max(0, self._budget.size_in_bytes(self.capacity) - used_bytes)
 
@@ -309,8 +128,7 @@ class SlotCache:
                 self._used = [self.capacity] * budget.slots  # copied, and so written
                 kv.grow(self.kv_cache, wanted, budget.context)
             else:
-                like, dtype = model.norm.weight, model.cache_dtype
-                self.kv_cache = kv.allocate_for(model.config, budget.slots, wanted, like, dtype)
+                self.kv_cache = kv.allocate_for(model, budget.slots, wanted)
         elif self.kv_cache and not kv.even(self.kv_cache):  # after a growth that could not be undone
             kv.resize(self.kv_cache, self.capacity)
         self._keys = F.pad(self._keys, (0, self.capacity - self._keys.shape[1]), value=NO_KEY)
@@ -349,23 +167,23 @@ class SlotCache:
 
     def _resumed(self, slot: int, shared: int) -> int:
         shared, at = min(shared, self.filled[slot]), self._states_at[slot]
-        if not self._window or (at is not None and at // self._window == shared // self._window):
+        if not self._states or (at is not None and at // STATE_WINDOW == shared // STATE_WINDOW):
             return shared
         return max((position for position in self.snapshots[slot] if position <= shared), default=0)
 
     def stops(self, prompt: KeyedPrompt) -> list[int]:
         """Where computing a prompt pauses for a snapshot: its last images' ends, for other questions, and a
         little before its own, because a prompt's last tokens often change when it becomes history."""
-        if not self._window:
+        if not self._states:
             return []
         of_image = F.pad(prompt.keys < 0, (0, 1))
         ends = (1 + (of_image[:-1] & ~of_image[1:]).nonzero().flatten()).tolist()
-        wanted = [*ends[-2:], len(prompt) - self._window]
-        return sorted({end - end % self._window for end in wanted if end >= self._window})
+        wanted = [*ends[-2:], len(prompt) - STATE_WINDOW]
+        return sorted({end - end % STATE_WINDOW for end in wanted if end >= STATE_WINDOW})
 
     def coming(self, stops: Sequence[int], shared: int) -> int:
         """After how many of `shared` positions, of a prompt that is being computed, another one may go on."""
-        return max((stop for stop in stops if stop <= shared), default=0) if self._window else shared
+        return max((stop for stop in stops if stop <= shared), default=0) if self._states else shared
 
     def compute(self, slot: int, end: int | None = None) -> None:
         """Note that a slot's next positions are being computed, or up to which they are."""
@@ -375,7 +193,7 @@ class SlotCache:
 
     def keep(self, slot: int, position: int) -> None:
         """Take a snapshot at a stop that a slot's row has just come to."""
-        self._kept(slot, position, kv.snapshot(self.kv_cache, slot, position))
+        self._kept(slot, position, snapshot(self.kv_cache, slot, position))
 
     def _kept(self, slot: int, position: int, states: Tensor) -> None:
         kept = self.snapshots[slot]
@@ -386,7 +204,7 @@ class SlotCache:
     def restore(self, slot: int, position: int, states: Tensor) -> None:
         """Have a slot's states at a position."""
         self._states_at[slot] = None
-        kv.restore(self.kv_cache, slot, position, states)
+        restore(self.kv_cache, slot, position, states)
         self._kept(slot, position, states)
         self._states_at[slot] = position
 
@@ -396,7 +214,7 @@ class SlotCache:
         at = self._states_at[source]
         if source != slot:
             self.filled[slot], self._states_at[slot] = 0, None
-            kv.copy_row(self.kv_cache, source, slot, shared)
+            self._copy(source, slot, shared)
         self._follow(slot, self, source, shared, at)
         self._used[slot] = max(self._used[slot], self.filled[slot])
         self.filled[slot] = min(self.filled[slot], shared)
@@ -410,7 +228,7 @@ class SlotCache:
         self.snapshots[slot] = {
             position: states for position, states in other.snapshots[source].items() if position <= shared
         }
-        if self._window and shared and (at is None or at // self._window != shared // self._window):
+        if self._states and shared and (at is None or at // STATE_WINDOW != shared // STATE_WINDOW):
             self.restore(slot, shared, self.snapshots[slot][shared])
         self._states_at[slot] = shared
 
@@ -420,10 +238,13 @@ class SlotCache:
         self._keys[slot, self.filled[slot] : end] = keys
         self.compute(slot, end)
 
+    def _copy(self, source: int, target: int, length: int) -> None:
+        kv.copy(*(view(self.kv_cache, length, slot, 1) for slot in (source, target)))
+
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a row with all of its `length` positions, prompt and answer, into another slot."""
         self.filled[target], self._states_at[target] = 0, None
-        kv.copy_row(self.kv_cache, source, target, length)
+        self._copy(source, target, length)
         self._keys[target] = self._keys[source]
         self.snapshots[target] = dict(self.snapshots[source])
         self.filled[target], self._states_at[target] = self.filled[source], self._states_at[source]
@@ -432,18 +253,15 @@ class SlotCache:
         """Hold in the first slot so many positions that a slot of another cache holds. Raises
         CacheMemoryError."""
         self.reserve(length)
-        for layer, of_other in zip(self.kv_cache, other.kv_cache, strict=True):
-            for name, tensor in layer.items():
-                kv.slots(name, tensor, length)[0] = kv.slots(name, of_other[name], length)[source]
+        kv.copy(view(other.kv_cache, length, source, 1), view(self.kv_cache, length, 0, 1))
         self._follow(0, other, source, length, other._states_at[source])
         self._keys[0, :length] = other.keys(source)[:length]
         self.filled[0] = length
 
     def is_finite(self, slot: int) -> bool:
         """Whether what is computed of a slot can be used."""
-        layers, end = self.kv_cache, self.filled[slot]
-        parts = (kv.slots(name, tensor, end)[slot] for layer in layers for name, tensor in layer.items())
-        return all(map(is_finite, parts))
+        layers = view(self.kv_cache, self.filled[slot], slot, 1)
+        return all(is_finite(tensor) for layer in layers for tensor in layer.values())
 
     def clear(self, slot: int) -> None:
         """Zero a row that holds NaN, which would reach the slot's next request through the mask."""
@@ -452,3 +270,39 @@ class SlotCache:
         for layer in self.kv_cache:
             for tensor in layer.values():
                 tensor[slot].zero_()
+
+
+def snapshot(kv_cache: KVCache, row: int, position: int) -> Tensor:
+    """What a row's states were at a position where a window begins, one of the last two such that the row has
+    come by; flat, to be given back to `restore`."""
+    return torch.cat([part.flatten() for part in _states(kv_cache, row, position)])
+
+
+def restore(kv_cache: KVCache, row: int, position: int, kept: Tensor) -> None:
+    """Have a row's states as a `snapshot` of that position has them."""
+    targets = _states(kv_cache, row, position)
+    for target, part in zip(targets, kept.split([target.numel() for target in targets]), strict=True):
+        target.copy_(part.view(target.shape))
+
+
+def snapshot_numbers(layout: Layout) -> int:
+    """How many numbers a `snapshot` has, each of 4 bytes."""
+    return sum(
+        heads * width * (1 if name == "state" else (count or 0) // 2)
+        for layer in layout
+        for name, (heads, width, count) in layer.items()
+        if name in ("state", "inputs")
+    )
+
+
+def _states(kv_cache: KVCache, row: int, position: int) -> list[Tensor]:
+    """Of each state a row's matrix before a position where a window begins, and the inputs of the window
+    before it, which a convolution may read."""
+    parts = []
+    for layer in kv_cache:
+        if "state" in layer:
+            number = position // STATE_WINDOW
+            before = (number - 1) % 2 * STATE_WINDOW
+            parts += [layer["state"][row, :, number % 2]]
+            parts += [layer["inputs"][row, :, before : before + STATE_WINDOW]]
+    return parts

@@ -1,0 +1,343 @@
+"""Weights in panels, as C reads them: linear layers and token embeddings of a model, replaced in place.
+
+    to_panels(model.language_model)
+    put_layers(model, names, tensor, partial(round_layer, "int4"))    # as a checkpoint is read
+
+C multiplies weights in panels with one row or with thousands, with the same bits for each. A panel holds the
+weights of a few outputs (32 with AVX-512, else 16) in 32-bit units along the inner dimension: 1 float,
+2 bfloat16, 4 int8 or 8 of four bits, padded with zeros; see panels.h. Eager code runs on such layers as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from generation.fast.native.build import Pass, library_parts, load_library, make_pass
+from generation.fast.quantized import (
+    ARITHMETIC,
+    LAYERS,
+    PARTIAL_FLOATS,
+    UNPACKED,
+    PackedEmbedding,
+    PackedLinear,
+    has_four_bits,
+    pack_layer,
+    replace_layers,
+    rows_of_units,
+)
+from generation.threads import CROWD, Paces
+
+BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
+_SUMMED = 4_096  # rows
+NOTED = 256  # tokens by which second moments are known
+_packing, _multiplying = Paces(CROWD), Paces(CROWD)
+
+
+class Matrix(ctypes.Structure):
+    """What panels.h knows a matrix by."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("panels", "scale", "sum", "bias")),
+        *((name, _LONG) for name in ("rows", "columns")),
+    )
+
+
+def _declare_panels(opened: ctypes.CDLL) -> None:
+    matrix, made = ctypes.POINTER(Matrix), ctypes.POINTER(Pass)
+    functions = {
+        "panel": (_LONG, ()),
+        "units": (_LONG, (_LONG,)),
+        "linear_floats": (_LONG, (matrix, _LONG)),
+        "linear": (None, (matrix, _POINTER, _LONG, made, _POINTER, _POINTER)),
+        "embed": (None, (matrix, _POINTER, _LONG, _POINTER)),
+    }
+    if hasattr(opened, "ocelli_quantize"):  # four bits
+        functions["quantize"] = (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, made))
+    else:
+        functions["pack"] = (None, (_POINTER, _LONG, _LONG, _POINTER, made))
+    for name, (result, arguments) in functions.items():
+        function = getattr(opened, f"ocelli_{name}")
+        function.restype, function.argtypes = result, arguments
+
+
+def load_panels(weight_bits: int) -> ctypes.CDLL:
+    """What linear.h exports, for one weight type. Raises NoCompiler."""
+    return load_library(*library_parts(weight_bits), _declare_panels)
+
+
+def refuse_change(fn: Callable[[Tensor], Tensor]) -> None:
+    """Raise RuntimeError if this would move weights or change their type: C has their addresses."""
+    before = torch.empty(0)
+    after = fn(before)
+    if (after.dtype, after.device) != (before.dtype, before.device):
+        raise RuntimeError(
+            "the model's weights are in panels, which stay on the CPU and in their type: load the checkpoint "
+            "again for another device or dtype"
+        )
+
+
+class PanelWeight(nn.Module):
+    """A matrix (out, in) of float32, bfloat16, int8 with one float32 scale an output row, or four bits, in
+    panels.
+
+    Args:
+        bits: 4 rounds a float matrix, part by part (`quantize.h`); None leaves it as it is.
+        moments: (in,) mean squares of its inputs (`second_moments`), by which errors of four bits count.
+    """
+
+    weight: Tensor  # (panels, units, weights of a unit of each output)
+    scale: Tensor | None
+    sum: Tensor | None
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        weight: Tensor,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        bits: int | None = None,
+        moments: Tensor | None = None,
+    ):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        library = load_panels(bits or BITS[weight.dtype])
+        panel, units = library.ocelli_panel(), library.ocelli_units(self.in_features)
+        padding = -self.out_features % panel
+        weight, count = weight.detach(), (self.out_features + padding) // panel
+        if bits == 4:
+            panels = torch.empty(count, units, panel, dtype=torch.int32)
+            scale = torch.empty(self.out_features + padding)
+            importance = _importance(moments, self.in_features)
+            at = 0
+            for rows in weight.split(max(1, PARTIAL_FLOATS // self.in_features // panel) * panel):
+                part, codes, scales = rows.float().contiguous(), panels[at // panel :], scale[at:]
+                given = part.data_ptr(), importance.data_ptr()
+                arguments = (*given, *part.shape, codes.data_ptr(), scales.data_ptr())
+                kibibytes = 64 * part.nbytes // 1024 + 1  # each number is looked at so much longer
+                make_pass(_packing, kibibytes, partial(library.ocelli_quantize, *arguments))
+                at += len(part)
+        else:
+            weight = weight.contiguous()
+            panels = torch.empty(count, units, panel * 4 // weight.itemsize, dtype=weight.dtype)
+            where, to = weight.data_ptr(), panels.data_ptr()
+            kibibytes = weight.nbytes // 1024 + 1
+            make_pass(_packing, kibibytes, lambda made: library.ocelli_pack(where, *weight.shape, to, made))
+        self.register_buffer("weight", panels)
+        # As long as the panels are, because C reads whole vectors of them.
+        sums = None  # of rows, a few at a time: PyTorch widens them all first
+        if scale is not None and bits is None:
+            scale = F.pad(scale.detach().float(), (0, padding))
+            counted = [rows.sum(1, dtype=torch.int32) for rows in weight.split(_SUMMED)]
+            sums = F.pad(torch.cat(counted), (0, padding))
+        self.register_buffer("scale", scale)
+        self.register_buffer("sum", sums)
+        self.register_buffer("bias", None if bias is None else F.pad(bias.detach().float(), (0, padding)))
+
+    @classmethod
+    def of(cls, shape: tuple[int, int], **parts: Tensor | None) -> PanelWeight:
+        """One of weight, scale, sum and bias as another had them."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.out_features, made.in_features = shape
+        for name in ("weight", "scale", "sum", "bias"):
+            made.register_buffer(name, parts.get(name))
+        return made
+
+    @classmethod
+    def sharing(cls, other: PanelWeight) -> PanelWeight:
+        """One with the weights of another, and no bias."""
+        parts = {name: getattr(other, name) for name in ("weight", "scale", "sum")}
+        return cls.of((other.out_features, other.in_features), **parts)
+
+    def _apply(self, fn, recurse: bool = True):
+        """What `.to()`, `.half()` and the like call."""
+        refuse_change(fn)
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """What `state_dict` calls: float weights are those of the layer that this one stands for."""
+        if not self.weight.is_floating_point():
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            return
+        destination[f"{prefix}weight"] = self.unpacked()
+        if self.bias is not None:
+            destination[f"{prefix}bias"] = self.bias[: self.out_features].clone()
+
+    def unpacked(self) -> Tensor:
+        """The matrix (out, in) that was put into panels; of int8 without its scale. Of four bits it is what
+        they stand for, float32."""
+        if self.weight.dtype == torch.int32:
+            return PanelEmbedding.sharing(self)(torch.arange(self.out_features))
+        panels, units, length = self.weight.shape
+        unit = 32 // BITS[self.weight.dtype]
+        rows = self.weight.view(panels, units, length // unit, unit).transpose(1, 2)
+        return rows.reshape(-1, units * unit)[: self.out_features, : self.in_features].contiguous()
+
+    def rows(self, device: torch.device) -> Tensor:
+        """What is in its panels as rows on a device, without scales of rows: int8, or units of four bits."""
+        if self.weight.dtype != torch.int32:
+            return self.unpacked().to(device)
+        units = self.weight.to(device).transpose(1, 2).flatten(0, 1)[: self.out_features]
+        return rows_of_units(units.unflatten(1, (-1, 9)))
+
+    @property
+    def matrix(self) -> Matrix:
+        """Its addresses, which hold as long as this module is where it is."""
+        parts = (self.weight, self.scale, self.sum, self.bias)
+        addresses = (None if part is None else part.data_ptr() for part in parts)
+        return Matrix(*addresses, self.out_features, self.in_features)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self.weight.dtype}"
+
+
+class PanelLinear(PanelWeight):
+    """y = x Wᵀ + b: (…, in) of any float type -> (…, out) float32; without gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != self.in_features:
+            raise ValueError(f"expected inputs (…, {self.in_features}), got {tuple(x.shape)}")
+        rows = x.detach().float().reshape(-1, self.in_features).contiguous()
+        y = torch.empty(len(rows), self.out_features)
+        library, matrix = load_panels(BITS[self.weight.dtype]), self.matrix
+        room = torch.empty(library.ocelli_linear_floats(matrix, len(rows)))
+        from_, to, count = rows.data_ptr(), y.data_ptr(), len(rows)
+        products = count * self.in_features * self.out_features // 2**16 + 1
+        call = library.ocelli_linear
+        make_pass(_multiplying, products, lambda made: call(matrix, from_, count, made, room.data_ptr(), to))
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+class PanelEmbedding(PanelWeight):
+    """Rows of a table in panels: ids (…) -> (…, in) float32."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:
+            raise IndexError(f"ids: expected 0 to {self.out_features - 1}, got {ids.min()} to {ids.max()}")
+        x, flat = torch.empty(*ids.shape, self.in_features), ids.long().contiguous()
+        load_panels(BITS[self.weight.dtype]).ocelli_embed(
+            self.matrix, flat.data_ptr(), flat.numel(), x.data_ptr()
+        )
+        return x
+
+
+# ------------------------------------------------------------------------------------- replacing layers
+
+
+def to_panel(
+    layer: Any, names: Sequence[str], first: Any, bits: int | None = None, moments: Tensor | None = None
+) -> PanelWeight:
+    """What stands for a layer in panels (a `Make`). bits, moments: see `PanelWeight`."""
+    kind = PanelLinear if isinstance(layer, nn.Linear | PackedLinear) else PanelEmbedding
+    bias = getattr(layer, "bias", None)
+    if first is not None and bias is None:
+        return kind.sharing(first)
+    return kind(layer.weight, getattr(layer, "scale", None), bias, bits, moments)
+
+
+def round_layer(
+    precision: str,
+    layer: Any,
+    names: Sequence[str],
+    first: Any,
+    moments: Mapping[str, Tensor] = MappingProxyType({}),
+) -> nn.Module:
+    """`pack_layer`, and for int4 what stands for a layer in panels: with four bits in the language model
+    (moments: of the inputs of matrices, by name), with eight elsewhere. Raises NoCompiler."""
+    if precision != "int4":
+        return pack_layer(precision, layer, names, first)
+    if has_four_bits(precision, names[0]):
+        known = next((moments[name] for name in names if name in moments), None)
+        return to_panel(layer, names, first, 4, known)
+    return to_panel(pack_layer("int8", layer, names, None), names, first)
+
+
+def to_panels(model: nn.Module) -> nn.Module:
+    """Put the weights of every linear layer and token embedding into panels, in place. Everything small, and
+    with it all arithmetic, becomes float32. Layers that are in panels already stay. Raises NoCompiler."""
+    replace_layers(model, to_panel, (*LAYERS, PackedLinear, PackedEmbedding))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+    return model
+
+
+@torch.no_grad()
+def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
+    """Move a model to a device where others than C read its weights, in place: int8 and four bits that are in
+    panels as rows (`quantized.py`), and everything small in the device's arithmetic."""
+    dtype = ARITHMETIC[device.type]
+
+    def make(layer: Any, names: Sequence[str], first: Any) -> nn.Module:
+        count = layer.out_features
+        weight = layer.rows(device) if first is None else first.weight
+        scale = layer.scale[:count].to(device) if first is None else first.scale
+        if isinstance(layer, PanelEmbedding):
+            return PackedEmbedding(weight, scale, dtype, layer.in_features)
+        bias = None if layer.bias is None else layer.bias[:count].to(device, dtype)
+        return PackedLinear(weight, scale, bias)
+
+    replace_layers(model, make, (PanelWeight,))
+    for name, parameter in [*model.named_parameters()]:
+        path, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(path), leaf, nn.Parameter(parameter.to(device, dtype)))
+    return model
+
+
+def unreadable(network: nn.Module) -> str | None:
+    """Why C cannot read the weights of a network that a `Network` knows, or None."""
+    devices = {tensor.device.type for tensor in (*network.parameters(), *network.buffers())}
+    if devices != {"cpu"}:
+        return f"the weights are on {' and '.join(sorted(devices))}"
+    kinds = (nn.Linear, nn.Embedding, PackedLinear, PackedEmbedding, PanelWeight)
+    modules = (module for name, module in network.named_modules() if name != UNPACKED)
+    types = {str(module.weight.dtype) for module in modules if isinstance(module, kinds)}
+    if len(types) > 1 or not types <= set(map(str, BITS)):
+        return f"{' and '.join(sorted(types))} weights (float32, bfloat16, int8 or four bits are supported)"
+    return None
+
+
+# ---------------------------------------------------------------------------- importance for four bits
+
+
+@torch.no_grad()
+def second_moments(language_model) -> dict[str, Tensor]:
+    """The mean square of each input of the linear layers of a language model, by their names in a whole
+    model: (in,) each, over tokens drawn at random. Some channels are hundreds of times as large as others,
+    whatever the text."""
+    moments: dict[str, Tensor] = {}
+
+    def note(name: str, x: Tensor) -> None:
+        moments[f"language_model.{name}.weight"] = x.float().square().flatten(0, -2).mean(0)
+
+    kinds = nn.Linear, PackedLinear, PanelLinear
+    layers = [(name, one) for name, one in language_model.named_modules() if isinstance(one, kinds)]
+    hooks = [one.register_forward_pre_hook(lambda _, x, name=name: note(name, x[0])) for name, one in layers]
+    config = language_model.config
+    count, generator = min(NOTED, config.max_position_embeddings), torch.Generator().manual_seed(0)
+    ids = torch.randint(config.vocab_size, (1, count), generator=generator)
+    try:
+        hidden, _ = language_model(language_model.embed(ids))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    note("lm_head", hidden)
+    return moments
+
+
+def _importance(moments: Tensor | None, columns: int) -> Tensor:
+    """(columns,) mean squares, padded to whole blocks and divided by the mean of their group of 32. What is
+    never used, and what is not a number, is as good as any other."""
+    if moments is None:
+        return torch.ones(-(-columns // 64) * 64)
+    groups = F.pad(moments, (0, -columns % 64)).view(-1, 32)
+    groups = groups / groups.mean(1, keepdim=True)
+    return groups.nan_to_num(1.0, 1.0).clamp_(min=1e-4).flatten()
