@@ -27,7 +27,7 @@ from generation.threads import choose, watch
 from inference.coordinates import PixelText
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
-from inference.fast import EAGER, Fast, speed_up, worth_compiling
+from inference.fast import EAGER, Fast, speed_up
 from inference.forms import Forms
 from inference.kept_weights import KeptWeights
 from models.checkpoints.files import Opened
@@ -40,6 +40,7 @@ from models.vision_language_model import VisionLanguageModel, prepare_device
 # Pixels of images that are taken whole, on a CPU: with so many Qwen3-VL-2B computes about 3 TFLOP for a 4:3
 # photograph, as SmolVLM-256M for its 13 tiles. Checkpoints' own budgets are up to 16 million.
 CPU_PIXELS = 2**19
+LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
 PACKED = dict.fromkeys(("int8", "int4"), ("cpu", "cuda"))  # dtypes of weights alone, and devices for them
 
 
@@ -138,8 +139,10 @@ class Checkpoint:
             check_text_only(self.model.generation_config)
 
     def worth_compiling(self, long: bool) -> bool:
-        """Whether `compiled` saves more time than it takes, before a `long` run or another."""
-        return worth_compiling(self.model, long)
+        """Whether `compiled` saves more time than it takes: in a long run, and for a large model. Where there
+        is no fast step, as on MPS, it never does."""
+        size = sum(one.numel() for one in (*self.model.parameters(), *self.model.buffers()))
+        return self.model.device.type != "mps" and (long or size >= LARGE)
 
     def compiled(self, compiling: bool = True) -> Checkpoint:
         """This checkpoint with the fastest decode step and vision tower of this machine (see `speed_up`); the

@@ -20,8 +20,6 @@ from generation.steps import DecodeStep
 from models.packed_vision_transformer import PatchMergers
 from models.vision_transformer import ModalityProjector
 
-LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
-
 
 @dataclass(frozen=True)
 class Fast:
@@ -40,13 +38,6 @@ class Fast:
 
 
 EAGER = Fast()
-
-
-def worth_compiling(model, long: bool) -> bool:
-    """Whether compiling saves more time than it takes: in a long run, and for a large model. Where there is
-    no fast step, as on MPS, it never does."""
-    size = sum(parameter.numel() for parameter in (*model.parameters(), *model.buffers()))
-    return model.language_model.norm.weight.device.type != "mps" and (long or size >= LARGE)
 
 
 def fast_step(language_model, compiling: bool = True) -> tuple[DecodeStep | None, str]:

@@ -7,7 +7,6 @@ import torch
 
 from generation.fast.native import build
 from inference import checkpoint as checkpoint_module
-from inference import fast
 from inference.checkpoint import RequestError
 
 
@@ -41,7 +40,7 @@ def test_which_step_answers(as_json, cli, photo, compiler, monkeypatch, tmp_path
     packed = (*short, "--dtype", "int8")
     (first,), (four,) = as_json(*packed), as_json(*short, "--dtype", "int4")
     assert four["dtype"] == "int4" and four["token_ids"]
-    monkeypatch.setattr(fast, "LARGE", 1000)
+    monkeypatch.setattr(checkpoint_module, "LARGE", 1000)
     (large,), (without,) = as_json(*packed), as_json(*packed, "--compile", "off")
     assert first["decode_step"].startswith("eager: ") and large["decode_step"] == "native C step"
     assert eager["token_ids"] == off["token_ids"] == now_there["token_ids"]
@@ -57,7 +56,7 @@ def test_without_a_compiler_the_eager_step_answers_and_says_so_once(cli, photo, 
         assert status == 0 and out and err.count("no C compiler found") == err.count("\n") == lines
     status, _, err = cli(*ask, "--dtype", "int4")
     assert status == 2 and err.count("\n") == 1 and "no C compiler found" in err
-    monkeypatch.setattr(fast, "LARGE", 1000)
+    monkeypatch.setattr(checkpoint_module, "LARGE", 1000)
     assert "no C compiler found" in cli(*ask)[2]
 
 
