@@ -625,9 +625,8 @@ def test_the_server_explains_itself_without_a_network(here):
     described = here.send("GET", "openapi.json").json()
     assert {"/v1/chat/completions", "/v1/models", "/health", "/metrics"} <= described["paths"].keys()
     jsonschema.Draft202012Validator.check_schema(described["components"]["schemas"]["ChatRequest"])
-    for path in ("", "v1"):
-        told = here.send("GET", path).json()
-        assert told["description"] == "/openapi.json" and told["chat"] in described["paths"]
+    told = here.send("GET", "v1").json()
+    assert told["description"] == "/openapi.json" and told["chat"] in described["paths"]
 
 
 # -------------------------------------------------------------------------------------------------- strangers

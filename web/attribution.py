@@ -26,7 +26,7 @@ from inference.attribution.draw import draw_maps
 from inference.attribution.occlusion import OcclusionMaps, occlusion_steps
 from inference.attribution.teacher_forcing import Word, answer_words
 from inference.checkpoint import Checkpoint, RequestError
-from web.engine import Prepared, Ticket
+from web.engine import OF_STRANGERS, Prepared, Ticket
 from web.errors import Refused
 
 MAX_NEW_TOKENS = 64  # of an answer: every word gets a map
@@ -59,7 +59,7 @@ def prepare(messages: list[Message], method: str, checkpoint: Checkpoint) -> Pre
     if len(messages) > 1 or not sources or len(messages[0].parts) > len(sources) + 1 or not question.strip():
         raise ImageError("messages: expected one message, of images and a question")
     check_attention(checkpoint)
-    limits = replace(checkpoint.processor.limits, max_bytes=ImageLimits.max_bytes, allow_paths=False)
+    limits = replace(OF_STRANGERS, max_bytes=ImageLimits.max_bytes, max_pixels=ImageLimits.max_pixels)
     images = [load_image(source, limits) for source in sources]
     tiled = [one for image in images for one in checkpoint.processor.visuals(image)]
     row = encode(checkpoint, tiled, question)

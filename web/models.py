@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inference.checkpoint import Checkpoint, open_checkpoint
-from models.checkpoints.hub import last_name
+from models.checkpoints.sources import last_name
 
 
 def model_ids(names: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,8 @@ from fastapi import APIRouter
 from starlette.responses import FileResponse, Response
 
 from data.errors import ImageError, ThinkingError
-from inference.checkpoint import Checkpoint, spoken_form
+from inference.checkpoint import Checkpoint
+from inference.coordinates import spoken_form
 from web.errors import Refused
 
 ROOT = Path(__file__).resolve().parent.parent
