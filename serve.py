@@ -21,22 +21,21 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from inference.cli import (
+from inference.flags import (
     DTYPES,
     MODEL,
     Parser,
     add_machine,
-    address,
     check_model,
     device,
     dtype,
-    listen,
     log_if_slow,
     machine,
     model,
     positive,
 )
 from messages import one_line
+from web.sockets import address, listen
 
 # What imports torch or fastapi is imported inside functions: --help and a wrong argument answer at once.
 

@@ -11,7 +11,7 @@
     python train.py --help
 
 The output folder is a checkpoint in transformers' layout. It also holds run.yaml (every setting),
-metrics.jsonl and plot.svg, answers to held-out questions in samples/, the best model so far in best/, and the
+metrics.jsonl, answers to held-out questions in samples/, the best model so far in best/, and the
 training state.
 """
 
@@ -41,7 +41,7 @@ from data.packing import Batch
 from eval.run import HeldOutQuestions
 from generation.threads import limit_threads
 from inference.checkpoint import pick_device
-from inference.cli import log_if_slow
+from inference.flags import log_if_slow
 from inference.locks import only_writer
 from messages import counted, one_line
 from models.checkpoints.folder import check_replaceable

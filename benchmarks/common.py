@@ -35,9 +35,10 @@ from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import pack
 from generation.memory import available_bytes
 from inference.checkpoint import Checkpoint, has_fast_bfloat16
-from inference.cli import positive
+from inference.flags import positive
 from models.checkpoints.load import meta_init
-from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel, prepare_device
 from training.plan import stored_shape
 

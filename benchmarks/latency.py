@@ -19,7 +19,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ from benchmarks.peers import (
     read_bandwidth,
 )
 from generation import threads
-from inference.cli import positive
-from training.plot import svg, text
+from inference.flags import positive
 
 PLAIN = ("ours-eager", "ours-no-cache", "transformers", "transformers-static")
 LLAMA_CPP = tuple(f"llama.cpp{kind}{flash}" for kind in ("", "-k") for flash in ("", "-flash"))
@@ -392,6 +392,20 @@ COLOURS = {"ours-fast": "#0f766e", "llama.cpp": "#b45309", "transformers": "#647
 LIGHTER = {"ours-fast": "#5eb8ae", "transformers": "#b3bfcc"}  # of prefill, after the tower
 LABELS = {"ours-fast": "Ocelli", "openvino": "OpenVINO (tower)", "llama.cpp": "llama.cpp (language model)"}
 BAR, GAP, LEFT, WIDTH, TOP, NUMBER = 20, 14, 260, 820, 68, 60  # pixels; NUMBER is at the end of a bar
+
+
+def svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    """A picture of so many pixels on white, with its title and what else is drawn."""
+    size = f'viewBox="0 0 {width} {height}" width="{width}"'
+    font = 'font-family="system-ui, sans-serif" font-size="11" fill="#1e293b"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>'
+    ground = f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
+    heading = text(10, 18, title, "start", 'font-size="13" font-weight="600"')
+    return "\n".join([head, ground, heading, *parts, "</svg>\n"])
+
+
+def text(x: float, y: float, words: str, anchor: str = "start", style: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {style}>{escape(words)}</text>'
 
 
 def draw(result: dict) -> str:

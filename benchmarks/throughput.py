@@ -65,7 +65,7 @@ from generation.scheduler import Scheduler
 from generation.session import Session
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
-from inference.cli import positive
+from inference.flags import positive
 from inference.prefix_files import PrefixFolder
 from models.vision_language_model import VisionLanguageModel
 from shapes import render, sample_scene

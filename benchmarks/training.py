@@ -49,7 +49,7 @@ from benchmarks.common import (
 from benchmarks.peers import build_transformers
 from data.packing import IGNORE_INDEX, PADDING, Batch, Sample, collate, pack, pack_indices
 from data.tiles import Parts
-from inference.cli import positive
+from inference.flags import positive
 from training.flops import Amounts, amounts_of, measured_peak, training_flops
 from training.rows import RowsLoss
 

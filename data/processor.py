@@ -41,10 +41,6 @@ from data.images import ImageLimits, describe, is_still, load_image
 from data.thinking import Thinking
 from data.tiles import Images, Parts, Sizes, Visual, cut_image, cut_video
 from data.tokenizer import (
-    END,
-    FAKE,
-    GLOBAL,
-    IMAGE,
     AnyTokenizer,
     FolderTokenizer,
     folder_of,
@@ -54,7 +50,7 @@ from data.tokenizer import (
 )
 from data.tools import Tool
 from data.video import Clip, clip_of, open_video, open_visual
-from families import FAMILIES, idefics3
+from families import FAMILIES, NEW
 from messages import one_line, unknown_arguments
 from models.config import VLMConfig
 
@@ -177,7 +173,7 @@ class Processor:
             with no_panic():
                 described = read_object(folder / "config.json")
                 # A folder without a model is what transformers' Idefics3Processor writes.
-                family = next((one for one in FAMILIES.values() if one.recognises(described)), idefics3)
+                family = next((one for one in FAMILIES.values() if one.recognises(described)), NEW)
                 images, tokenizer, template = family.open_images(folder, described)
                 if max_pixels is not None and images.budget is not None:
                     images.budget = min(images.budget, max_pixels)
@@ -450,17 +446,9 @@ def make_processor(
             tile by default, four with `split`.
         chat_template: SmolVLM's by default; with `images_first` it puts a message's images before its text.
     """
-    needed = [IMAGE, FAKE, GLOBAL, END, *(["<row_1_col_1>"] if split else [])]
-    if missing := [token for token in needed if token not in tokenizer.get_added_vocab()]:
-        raise PromptError(f"tokenizer: expected the special tokens {', '.join(needed)}; {missing} are absent")
-    tokenizer.add_special_tokens(idefics3.SPECIAL)
-    settings = idefics3.DEFAULTS | {
-        "size": {"longest_edge": longest_edge or image_size * (4 if split else 1)},
-        "do_image_splitting": split,
-        "max_image_size": {"longest_edge": image_size},
-    }
+    images = NEW.new_images(tokenizer, image_size, image_seq_len, longest_edge, split)
     template = chat_template or (IMAGES_FIRST if images_first else SMOLVLM_CHAT_TEMPLATE)
-    return Processor(idefics3.IdeficsImages(settings, image_seq_len), tokenizer, template, config)
+    return Processor(images, tokenizer, template, config)
 
 
 def coordinates_of(config: Mapping, generation: Mapping) -> Any:

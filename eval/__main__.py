@@ -34,7 +34,7 @@ from typing import Any
 from data.errors import check_rows_path
 from eval.metrics import find_metric
 from eval.tasks import DEFAULT_MODEL, OWN, TaskError, check_official, is_user_error
-from inference.cli import (
+from inference.flags import (
     DTYPES,
     MODEL,
     Parser,

@@ -27,7 +27,7 @@ from eval.results import (
     table_text,
 )
 from eval.tasks import TaskError
-from inference.cli import Parser
+from inference.flags import Parser
 from messages import counted
 
 LMMS_EVAL = "https://github.com/EvolvingLMMs-Lab/lmms-eval"

@@ -16,7 +16,7 @@ from typing import Any
 from eval.results import OVERALL, RUN, SAMPLES, Record, by_family, interval_text, read_samples
 from eval.statistics import compare_paired
 from eval.tasks import TaskError
-from inference.cli import Parser
+from inference.flags import Parser
 from inference.results import to_json
 from models.checkpoints.hub import for_terminal
 

@@ -31,7 +31,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from data.boxes import BoxRows, FormFor, by_name
+from data.box_rows import BoxRows, FormFor, by_name
 from data.errors import DatasetError
 from data.held_out import warn_if_alike
 from data.images import image_size
@@ -84,8 +84,8 @@ from inference.checkpoint import (
     pick_device,
     pixel_budget,
 )
-from inference.cli import log_if_slow, machine
 from inference.conversation import Turn, messages_of
+from inference.flags import log_if_slow, machine
 from inference.grammar import choice_grammar
 from inference.locks import only_writer
 from inference.thinking import THINK_TOKENS, budget_of, held_to, think_first, thinking_end

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from torch import nn
 
-from families import text as shared
+from families import keys
 from families.gemma4_images import open_images
 from families.qwen_vl import positions
-from families.text import both_dtypes, checked, expect, layer_kinds, number, section, vlm_config, write_ids
+from families.saving import write_config
+from families.text import both_dtypes, vlm_config, write_ids
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
-from models.config import Gemma4TextConfig, Gemma4VisionConfig, VLMConfig
-from models.gemma4_text import Gemma4LanguageModel
-from models.gemma4_vision import Gemma4Projector, Gemma4VisionTransformer
+from models.config import VLMConfig
+from models.gemma4_text import Gemma4LanguageModel, Gemma4TextConfig
+from models.gemma4_vision import Gemma4Projector, Gemma4VisionConfig, Gemma4VisionTransformer
 
 __all__ = ["open_images", "positions"]
 
@@ -32,24 +32,36 @@ IGNORABLE = re.compile(
     r"|model\.language_model\.layers\.\d+\.self_attn\.(k|v)_(proj|norm)\..*"
 )
 _KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
-# Defaults of transformers' Gemma4TextConfig and Gemma4VisionConfig, and whose other values are not here.
-_TEXT: dict[str, Any] = {
-    "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 131_072, "sliding_window": 512,
+# Defaults are those of transformers' Gemma4TextConfig and Gemma4VisionConfig.
+_TEXT = keys.same(
+    vocab_size=262_144, hidden_size=2304, intermediate_size=9216, num_hidden_layers=30, num_attention_heads=8,
+    num_key_value_heads=4, head_dim=256, rms_norm_eps=1e-6, max_position_embeddings=131_072,
+    sliding_window=512,
+) | {
+    "hidden_act": keys.Key("hidden_activation", Gemma4TextConfig.act),
+    "shared_mlp_factor": keys.Key("use_double_wide_mlp", False, lambda is_so: 1 + is_so, lambda by: by == 2),
+    "per_layer_width": keys.Key("hidden_size_per_layer_input", 256),
+    "per_layer_vocab": keys.Key("vocab_size_per_layer_input", 262_144),
+    "logit_cap": keys.Key("final_logit_softcapping"),
+    "placeholder_id": keys.Key("pad_token_id", 0),
 }  # fmt: skip
-_VISION: dict[str, Any] = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "num_attention_heads": 12,
-    "patch_size": 16,
-}  # fmt: skip
-_VISION_NAMES = {
-    "norm_eps": ("rms_norm_eps", 1e-6),
-    "merge_size": ("pooling_kernel_size", 3),
-    "table_side": ("position_embedding_size", 10_240),
-    "clips": ("use_clipped_linears", False),
-    "standardizes": ("standardize", False),
+_NEAR = {"rope_theta": keys.Key("rope_theta", 1e4)}  # in the rope_parameters of sliding_attention
+_FAR = {  # in those of full_attention
+    "full_rope_theta": keys.Key("rope_theta", 1e6),
+    "full_rotary_factor": keys.Key("partial_rotary_factor", 0.25),
 }
+_VISION = keys.same(
+    hidden_size=768, intermediate_size=3072, num_hidden_layers=16, num_attention_heads=12, patch_size=16
+) | {
+    "norm_eps": keys.Key("rms_norm_eps", 1e-6),
+    "merge_size": keys.Key("pooling_kernel_size", 3),
+    "table_side": keys.Key("position_embedding_size", 10_240),
+    "clips": keys.Key("use_clipped_linears", False),
+    "standardizes": keys.Key("standardize", False),
+}
+_TURNS = {"rope_theta": keys.Key("rope_theta", 100.0)}  # in the tower's rope_parameters
 _MARKERS = {"video_token_id": 258_884, "audio_token_id": 258_881}  # where a config.json has none
+# Keys whose other values would need code that is not here.
 _PLAIN_TEXT = {"attention_k_eq_v": False, "enable_moe_block": False, "attention_bias": False}
 _PLAIN_VISION = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 
@@ -60,73 +72,56 @@ def recognises(config: Mapping) -> bool:
 
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
-    text, vision = section(config, "text_config"), section(config, "vision_config")
+    text, vision = keys.section(config, "text_config"), keys.section(config, "vision_config")
     if not vision:
         raise CheckpointError("config.json: expected a vision_config, got none: the model does not see")
-    expect(vision, _PLAIN_VISION)
-    known = _VISION | {name: value for name, value in vision.items() if value is not None}
-    heads, width = number(known, "num_attention_heads"), number(known, "hidden_size")
-    expect(vision, {"head_dim": width // heads, "num_key_value_heads": heads})
-    tower = checked(
-        Gemma4VisionConfig,
-        **{name: known[name] for name in _VISION},
-        **{ours: known.get(theirs, default) for ours, (theirs, default) in _VISION_NAMES.items()},
-        rope_theta=section(known, "rope_parameters").get("rope_theta", 100.0),
-    )
-    decoder = _read_text({"hidden_activation": Gemma4TextConfig.act} | text)
-    named = {**_MARKERS, **config}
-    markers = (shared.first_id(named[name], vocab_size=decoder.vocab_size) for name in _MARKERS)
-    parts = {"family": NAME, "vision": tower, "scale_factor": 1, "marker_token_ids": tuple(markers)}
-    return vlm_config(config, generation, 258_880, True, decoder, **parts)
+    keys.expect(vision, _PLAIN_VISION)
+    values = keys.read(vision, _VISION) | keys.read(keys.section(vision, "rope_parameters"), _TURNS)
+    heads, width = keys.number(values, "num_attention_heads"), values["hidden_size"]
+    tower = keys.checked(Gemma4VisionConfig, **values)
+    keys.expect(vision, {"head_dim": width // heads, "num_key_value_heads": heads})
+    parts = {"family": NAME, "vision": tower, "scale_factor": 1}
+    return vlm_config(config, generation, 258_880, True, _read_text(text), _MARKERS, **parts)
 
 
-def _read_text(stored: dict) -> Gemma4TextConfig:
-    expect(stored, {**_PLAIN_TEXT, "hidden_activation": Gemma4TextConfig.act})
+def _read_text(stored: Mapping) -> Gemma4TextConfig:
+    keys.expect(stored, {**_PLAIN_TEXT, "hidden_activation": Gemma4TextConfig.act})
     if (looks := stored.get("use_bidirectional_attention")) is not None:
         raise CheckpointError(
             f"config.json: use_bidirectional_attention: expected null, as of E2B and E4B, got {looks!r}"
         )
-    known = _TEXT | {name: value for name, value in stored.items() if value is not None}
-    layers = number(known, "num_hidden_layers", 1, 1_024)
-    shared = number({"num_kv_shared_layers": 0} | known, "num_kv_shared_layers", 0, layers - 1)
+    known, values = keys.present(stored), keys.read(stored, _TEXT)
+    layers = keys.number(values, "num_hidden_layers", 1, 1_024)
+    shared = keys.number({"num_kv_shared_layers": 0} | known, "num_kv_shared_layers", 0, layers - 1)
     default = ["full_attention" if (at + 1) % 6 == 0 else "sliding_attention" for at in range(layers)]
-    kinds = layer_kinds(known, _KINDS, default)
+    kinds = keys.layer_kinds(known, _KINDS, default)
     kinds[-1] = "full"  # as transformers has it
     own = len(kinds) - shared
     if not {*kinds[own:]} <= {*kinds[:own]}:
         raise CheckpointError("config.json: num_kv_shared_layers: those layers have no keys to read")
     kinds[own:] = [f"{kind} shared" for kind in kinds[own:]]
-    ropes = section(known, "rope_parameters")
-    near, far = section(ropes, "sliding_attention"), section(ropes, "full_attention")
-    expect(near, {"rope_type": "default"})
-    expect(far, {"rope_type": "proportional"})
-    width = {"hidden_size_per_layer_input": 256} | known
-    return checked(
+    ropes = keys.section(known, "rope_parameters")
+    near, far = keys.section(ropes, "sliding_attention"), keys.section(ropes, "full_attention")
+    keys.expect(near, {"rope_type": "default"})
+    keys.expect(far, {"rope_type": "proportional"})
+    values |= keys.read(near, _NEAR) | keys.read(far, _FAR)
+    return keys.checked(
         Gemma4TextConfig,
-        **{name: known[name] for name in _TEXT},
-        hidden_act=known["hidden_activation"],
+        **values,
         layer_types=tuple(kinds),
-        full_head_dim=_full_head_dim(known, kinds),
-        rope_theta=near.get("rope_theta", 1e4),
-        full_rope_theta=far.get("rope_theta", 1e6),
-        full_rotary_factor=far.get("partial_rotary_factor", 0.25),
-        shared_mlp_factor=2 if known.get("use_double_wide_mlp") else 1,
-        per_layer_width=number(width, "hidden_size_per_layer_input", 0, 4_096),
+        full_head_dim=_full_head_dim(known, kinds, values["head_dim"]),
         per_layer_count=layers,
-        per_layer_vocab=known.get("vocab_size_per_layer_input", 262_144),
-        logit_cap=known.get("final_logit_softcapping"),
-        placeholder_id=number({"pad_token_id": 0} | known, "pad_token_id", 0, 4_194_304),
         qk_norm=True,
     )
 
 
-def _full_head_dim(known: dict, kinds: list[str]) -> int:
+def _full_head_dim(known: dict, kinds: list[str], head_dim: int) -> int:
     """What published checkpoints say once, transformers 5.23 writes for each layer that differs."""
     if "per_layer_config" not in known:
         return known.get("global_head_dim", 512)
-    of_layers = section(known, "per_layer_config")
-    found = [section(of_layers, str(at)).get("head_dim") for at, kind in enumerate(kinds) if "full" in kind]
-    return next((dim for dim in found if dim is not None), known["head_dim"])
+    of_layers = keys.section(known, "per_layer_config")
+    full = [keys.section(of_layers, str(at)) for at, kind in enumerate(kinds) if "full" in kind]
+    return next((layer["head_dim"] for layer in full if layer.get("head_dim") is not None), head_dim)
 
 
 _NAMES = {
@@ -168,50 +163,32 @@ def write(config: VLMConfig, dtype: str) -> dict:
     text, vision = config.text, config.vision
     assert isinstance(text, Gemma4TextConfig) and isinstance(vision, Gemma4VisionConfig)
     names = {ours: theirs for theirs, ours in _KINDS.items()}
-    far = {"partial_rotary_factor": text.full_rotary_factor, "rope_theta": text.full_rope_theta}
-    described = {name: getattr(text, name) for name in _TEXT}
-    described |= {
+    described = {
         "model_type": "gemma4_text",
         "architectures": ["Gemma4ForCausalLM"],
-        "hidden_activation": text.hidden_act,
         "global_head_dim": text.full_head_dim,
         "layer_types": [names[kind.split()[0]] for kind in text.layer_types],
         "num_kv_shared_layers": sum("shared" in kind for kind in text.layer_types),
-        "use_double_wide_mlp": text.shared_mlp_factor == 2,
-        "hidden_size_per_layer_input": text.per_layer_width,
-        "vocab_size_per_layer_input": text.per_layer_vocab,
-        "final_logit_softcapping": text.logit_cap,
         "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": text.rope_theta},
-            "full_attention": {"rope_type": "proportional"} | far,
+            "sliding_attention": {"rope_type": "default", **keys.write(text, _NEAR)},
+            "full_attention": {"rope_type": "proportional", **keys.write(text, _FAR)},
         },
         **_PLAIN_TEXT,
         **write_ids(config),
-        "pad_token_id": text.placeholder_id,
+        **keys.write(text, _TEXT),
         "tie_word_embeddings": config.tie_word_embeddings,
         **both_dtypes(dtype),
     }
-    seen = {name: getattr(vision, name) for name in _VISION}
-    seen |= {theirs: getattr(vision, ours) for ours, (theirs, _) in _VISION_NAMES.items()}
-    seen |= {
+    seen = {
         "model_type": "gemma4_vision",
         "head_dim": vision.hidden_size // vision.num_attention_heads,
         "num_key_value_heads": vision.num_attention_heads,
-        "rope_parameters": {"rope_type": "axial", "rope_theta": vision.rope_theta},
+        "rope_parameters": {"rope_type": "axial", **keys.write(vision, _TURNS)},
         **_PLAIN_VISION,
-        **both_dtypes(dtype),
+        **keys.write(vision, _VISION),
     }
-    return {
-        "architectures": ["Gemma4ForConditionalGeneration"],
-        "model_type": NAME,
-        **both_dtypes(dtype),
-        "image_token_id": config.image_token_id,
-        **{name: id for name, id in zip(_MARKERS, config.marker_token_ids) if id is not None},
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "text_config": described,
-        "vision_config": seen,
-        "audio_config": None,
-    }
+    architecture, without = "Gemma4ForConditionalGeneration", {"audio_config": None}
+    return write_config(config, dtype, architecture, NAME, described, seen, _MARKERS, **without)
 
 
 def processor_classes(config: VLMConfig) -> tuple[str, str]:

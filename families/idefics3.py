@@ -32,9 +32,10 @@ from data.tiles import (
     tiles_of,
 )
 from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer, image_settings, open_with, read_object
-from families import saving
-from families import text as shared
-from families.videos import SmolVideos
+from families import keys
+from families.idefics3_videos import SmolVideos
+from families.saving import write_config
+from families.text import text_config, text_family, vision_config, vlm_config, write_text, write_vision
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
@@ -83,13 +84,13 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
 
     Only the top-level tie_word_embeddings counts, as in transformers.
     """
-    text = shared.section(config, "text_config")
+    text = keys.section(config, "text_config")
     # transformers' rms_norm_eps is 1e-5 where there is no text_config at all, LlamaConfig's 1e-6 otherwise.
     defaults = {} if config.get("text_config") is not None else {"rms_norm_eps": 1e-5}
-    decoder = shared.text_config(text, defaults)
-    vision = shared.vision_config(shared.section(config, "vision_config"), {})
+    decoder = text_config(text, defaults)
+    vision = vision_config(keys.section(config, "vision_config"), {})
     parts = {"family": NAME, "vision": vision, "scale_factor": config.get("scale_factor", 2)}
-    return shared.vlm_config(config, generation, 128_257, False, decoder, **parts)
+    return vlm_config(config, generation, 128_257, False, decoder, **parts)
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
@@ -122,13 +123,14 @@ def write(config: VLMConfig, dtype: str) -> dict:
         problem = "its image placeholder is beyond the vocabulary (nanoVLM v0.1): `tools convert` mends it"
     elif config.projector_bias:
         problem = "its projector has no bias: build the model with projector_bias=False"
-    elif shared.text_family(text) == "llama" and text.hidden_size % text.num_attention_heads:
+    elif text_family(text) == "llama" and text.hidden_size % text.num_attention_heads:
         problem = f"its hidden_size must be a multiple of num_attention_heads ({text.num_attention_heads})"
     if problem:
         raise CheckpointError(f"the model cannot be saved in the transformers Idefics3 layout: {problem}")
-    vision = {"model_type": "idefics3_vision", **shared.write_vision(config.vision), "attention_dropout": 0.0}
+    vision = {"model_type": "idefics3_vision", **write_vision(config.vision), "attention_dropout": 0.0}
     more = {"pad_token_id": config.pad_token_id, "scale_factor": config.scale_factor, "use_cache": True}
-    return saving.write_config(config, dtype, "Idefics3ForConditionalGeneration", NAME, vision, **more)
+    described = write_text(config, dtype)
+    return write_config(config, dtype, "Idefics3ForConditionalGeneration", NAME, described, vision, **more)
 
 
 def processor_classes(config: VLMConfig) -> tuple[str, str]:
@@ -209,6 +211,27 @@ class IdeficsImages(TiledImages):
         for r in range(1, rows + 1):
             prompt += "".join(f"{FAKE}<row_{r}_col_{c}>{tile}" for c in range(1, cols + 1)) + "\n"
         return (prompt + "\n" if prompt else "") + FAKE + GLOBAL + tile + FAKE
+
+
+def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> IdeficsImages:
+    """The rule of a model with these settings, where there is no folder."""
+    return IdeficsImages(settings, positions(config))
+
+
+def new_images(
+    tokenizer: AnyTokenizer, image_size: int, image_seq_len: int, longest_edge: int | None, split: bool
+) -> IdeficsImages:
+    """The rule of a new model (see `data.processor.make_processor`), whose tokens the tokenizer gets."""
+    needed = [IMAGE, FAKE, GLOBAL, END, *(["<row_1_col_1>"] if split else [])]
+    if missing := [token for token in needed if token not in tokenizer.get_added_vocab()]:
+        raise PromptError(f"tokenizer: expected the special tokens {', '.join(needed)}; {missing} are absent")
+    tokenizer.add_special_tokens(SPECIAL)
+    settings = DEFAULTS | {
+        "size": {"longest_edge": longest_edge or image_size * (4 if split else 1)},
+        "do_image_splitting": split,
+        "max_image_size": {"longest_edge": image_size},
+    }
+    return IdeficsImages(settings, image_seq_len)
 
 
 def open_images(folder: Path, config: Mapping) -> tuple[IdeficsImages, AnyTokenizer, str | None]:

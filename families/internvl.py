@@ -1,10 +1,9 @@
 """InternVL3 and InternVL3.5: InternViT, an MLP projector, a Qwen2 or Qwen3 text model, tiles of 448 pixels.
 
-The Hub has them in two layouts. That of transformers (`InternVLForConditionalGeneration`, repositories that
-end in -HF) is read and written. That of the models' own code (`InternVLChatModel`, which others run with
-trust_remote_code) is read, and none of it is run. The image rule is bit for bit that of transformers' GotOcr2
-image processor (its PIL backend): tiles in the grid whose sides relate most like the image's, then the whole
-image as one more tile. It is ours, because transformers' takes seconds to import.
+The layout is that of transformers (`InternVLForConditionalGeneration`; repositories that end in -HF). The
+image rule is bit for bit that of transformers' GotOcr2 image processor (its PIL backend): tiles in the grid
+whose sides relate most like the image's, then the whole image as one more tile. It is ours, because
+transformers' takes seconds to import.
 """
 
 from __future__ import annotations
@@ -22,42 +21,43 @@ from data import tiles
 from data.chat import chat_template
 from data.errors import ProcessorError
 from data.tokenizer import AnyTokenizer, image_settings, open_with
-from families import saving
-from families import text as shared
+from families import keys
 from families.idefics3 import positions
+from families.saving import SavedProcessor, write_config
+from families.text import VISION_KEYS, text_config, vision_config, vlm_config, write_text
 from models.checkpoints.hub import CheckpointError
-from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
+from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
 from models.vision_transformer import MLPProjector, VisionTransformer
 
 NAME = "internvl"
-TITLE = "InternVL3 / InternVL3.5 (transformers' layout, and that of InternVLChatModel)"
+TITLE = "transformers InternVL3 / InternVL3.5 (repositories whose names end in -HF)"
 BOX_FORMS: dict[str, str] = {}
 # What follows from the config, a tied head, and a token that only pre-training used.
 IGNORABLE = re.compile(r".*rotary_emb\.inv_freq|(language_model\.)?lm_head\.weight|.*\.mask_token")
-# How our tensors' names begin as transformers' modules have them, which adapters name and we write; in files
-# that transformers writes, with names of its older versions; in those of InternVLChatModel.
+# How our tensors' names begin as transformers' modules have them, which adapters name and we write, and as in
+# published files, which have names of its older versions.
 _FRONTS = {
-    "vision_model.": ("model.vision_tower.", "vision_tower.", "vision_model."),
-    "projector.": ("model.multi_modal_projector.", "multi_modal_projector.", "mlp1."),
-    "language_model.lm_head.": ("lm_head.", "language_model.lm_head.", "language_model.lm_head."),
-    "language_model.": ("model.language_model.", "language_model.model.", "language_model.model."),
+    "vision_model.": ("model.vision_tower.", "vision_tower."),
+    "projector.": ("model.multi_modal_projector.", "multi_modal_projector."),
+    "language_model.lm_head.": ("lm_head.", "language_model.lm_head."),
+    "language_model.": ("model.language_model.", "language_model.model."),
 }
-# What then stands in those of tower and projector, in transformers' two and in InternVLChatModel's.
+# What then stands in those of tower and projector.
 _INSIDE = {
-    ".class_token": (".embeddings.cls_token", ".embeddings.class_embedding"),
-    ".position_embedding.weight": (".embeddings.position_embeddings", ".embeddings.position_embedding"),
-    ".patch_embedding.": (".embeddings.patch_embeddings.projection.", ".embeddings.patch_embedding."),
-    ".layers.": (".encoder.layer.", ".encoder.layers."),
-    ".layer_norm1.": (".layernorm_before.", ".norm1."),
-    ".layer_norm2.": (".layernorm_after.", ".norm2."),
-    ".layer_scale": (".lambda_", ".ls"),
-    ".self_attn.out_proj.": (".attention.projection_layer.", ".attn.proj."),
-    ".self_attn.": (".attention.", ".attn."),
-    "projector.norm.": ("projector.layer_norm.", "projector.0."),
-    "projector.fc1.": ("projector.linear_1.", "projector.1."),
-    "projector.fc2.": ("projector.linear_2.", "projector.3."),
+    ".class_token": ".embeddings.cls_token",
+    ".position_embedding.weight": ".embeddings.position_embeddings",
+    ".patch_embedding.": ".embeddings.patch_embeddings.projection.",
+    ".layers.": ".encoder.layer.",
+    ".layer_norm1.": ".layernorm_before.",
+    ".layer_norm2.": ".layernorm_after.",
+    ".layer_scale": ".lambda_",
+    ".self_attn.out_proj.": ".attention.projection_layer.",
+    ".self_attn.": ".attention.",
+    "projector.norm.": "projector.layer_norm.",
+    "projector.fc1.": "projector.linear_1.",
+    "projector.fc2.": "projector.linear_2.",
 }
 _LEADING = ("vision_model.class_token", "vision_model.position_embedding.weight")
 # Keys of config.json and of its vision_config whose other values would need code that is not here.
@@ -70,8 +70,8 @@ _VISION = {
     "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
     "image_size": 448, "patch_size": 14, "hidden_act": "gelu",
 }  # fmt: skip
-# The ids of <IMG_CONTEXT> in the published tokenizers, which an InternVLChatModel's config.json does not say.
-_IMAGE_TOKEN_IDS = {"qwen2": 151_667, "qwen3": 151_671}
+# Keys of a vision_config that SigLIP's lacks.
+_OWN = keys.same(norm_type="layer_norm", attention_bias=False) | {"qk_norm": keys.Key("use_qk_norm", False)}
 
 START, END, IMAGE = "<img>", "</img>", "<IMG_CONTEXT>"
 # What transformers' processor asks a tokenizer for.
@@ -79,60 +79,29 @@ ROLES = {
     "start_image_token": START, "end_image_token": END,
     "context_image_token": IMAGE, "video_token": "<video>",
 }  # fmt: skip
-# For a tokenizer whose own template has no place for images, as InternVLChatModel's.
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% for part in message['content'] %}{% if part['type'] == 'image' %}{{ '<IMG_CONTEXT>\n' }}"
-    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-# Settings of transformers' GotOcr2ImageProcessor where a file does not say, and InternVLChatModel's.
+# Settings of transformers' GotOcr2ImageProcessor where a file does not say.
 _DEFAULTS: dict[str, Any] = {
     "crop_to_patches": True,  # which transformers' InternVLProcessor asks for whatever a file says
     "do_convert_rgb": True, "size": {"height": 384, "width": 384}, "min_patches": 1, "max_patches": 12,
     **tiles.CLIP_PIXELS,
 }  # fmt: skip
-CHAT_PIXELS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 
 # ---------------------------------------------------------------------------------------------- checkpoint
 def recognises(config: Mapping) -> bool:
-    return config.get("model_type") in (NAME, "internvl_chat")
-
-
-def _as_transformers(config: Mapping) -> Mapping:
-    """A config.json of InternVLChatModel with transformers' keys; one with them as it is."""
-    if config.get("model_type") == NAME:
-        return config
-    vision, text = shared.section(config, "vision_config"), shared.section(config, "llm_config")
-    plain = {"ps_version": "v2", "force_image_size": vision.get("image_size"), "use_thumbnail": True}
-    shared.expect({"ps_version": "v1", "use_thumbnail": False, **config}, plain)  # its defaults
-    vision = {"norm_type": "rms_norm", "qk_normalization": True, **vision}  # its defaults
-    vision |= {"attention_bias": vision.get("qkv_bias"), "use_qk_norm": vision["qk_normalization"]}
-    known = _IMAGE_TOKEN_IDS.get(str(text.get("model_type")))
-    return {
-        **config,
-        "vision_config": vision,
-        "text_config": text,
-        "vision_feature_layer": config.get("select_layer"),
-        "tie_word_embeddings": text.get("tie_word_embeddings", False),
-        "image_token_id": config.get("img_context_token_id", known),
-    }
+    return config.get("model_type") == NAME
 
 
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
-    """config.json of either layout and generation_config.json (or {}); `stored` tensors change nothing."""
-    config = _as_transformers(config)
-    seen, text = shared.section(config, "vision_config"), shared.section(config, "text_config")
-    shared.expect(config, _PLAIN)
+    """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
+    seen, text = keys.section(config, "vision_config"), keys.section(config, "text_config")
+    keys.expect(config, _PLAIN)
     # In transformers the norms of queries and keys have this epsilon, whatever the others' is.
-    shared.expect(seen, _PLAIN_VISION | ({"layer_norm_eps": 1e-6} if seen.get("use_qk_norm") else {}))
-    vision = shared.vision_config(
+    keys.expect(seen, _PLAIN_VISION | ({"layer_norm_eps": 1e-6} if seen.get("use_qk_norm") else {}))
+    vision = vision_config(
         seen,
         _VISION,
-        norm_type=seen.get("norm_type", "layer_norm"),
-        attention_bias=bool(seen.get("attention_bias", False)),
-        qk_norm=bool(seen.get("use_qk_norm", False)),
+        **keys.read(seen, _OWN),
         class_token=True,
         layer_scale=True,
         last_norm=False,
@@ -141,22 +110,19 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     folded = 1 / ratio if isinstance(ratio, int | float) and ratio > 0 else 0.0
     if not folded.is_integer():
         raise CheckpointError(f"config.json: expected downsample_ratio to be 1, 1/2, 1/4, …, got {ratio!r}")
-    decoder = shared.text_config({"model_type": "qwen2"} | text, {})
+    decoder = text_config({"model_type": "qwen2"} | text, {})
     parts = {"family": NAME, "vision": vision, "scale_factor": int(folded)}
-    return shared.vlm_config(config, generation, _IMAGE_TOKEN_IDS["qwen2"], True, decoder, **parts)
+    return vlm_config(config, generation, 151_667, True, decoder, **parts)
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
-    """Where each of our tensors lies, in the layout that the stored names are of."""
-    begun = {name.partition(".")[0] for name in stored_names}
-    chat = "mlp1" in begun
-    layout = 2 if chat else 1 if "vision_tower" in begun else 0
-    fronts = {ours: theirs[layout] for ours, theirs in _FRONTS.items()}
-    inside = {ours: theirs[chat] for ours, theirs in _INSIDE.items()}
+    """Where each of our tensors lies, under the names of today or the older ones."""
+    older = any(name.startswith("vision_tower.") for name in stored_names)
+    fronts = {ours: theirs[older] for ours, theirs in _FRONTS.items()}
 
     def stored_tensor(name: str) -> StoredTensor:
-        place = rename(name, fronts, {} if name.startswith("language_model.") else inside)
-        return part_of_qkv(place) or StoredTensor(place, leading_axis=name in _LEADING)
+        inside = {} if name.startswith("language_model.") else _INSIDE
+        return StoredTensor(rename(name, fronts, inside), leading_axis=name in _LEADING)
 
     return stored_tensor
 
@@ -169,11 +135,11 @@ def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
 
 def write(config: VLMConfig, dtype: str) -> dict:
     """config.json in transformers' layout, in which nothing is left to a reader's defaults."""
-    kept = (*shared.VISION_KEYS, "norm_type", "attention_bias")
-    vision = {name: getattr(config.vision, name) for name in kept}
-    vision |= {"model_type": "internvl_vision", "use_qk_norm": config.vision.qk_norm, **_PLAIN_VISION}
+    vision = {name: getattr(config.vision, name) for name in VISION_KEYS}
+    vision |= {"model_type": "internvl_vision", **keys.write(config.vision, _OWN), **_PLAIN_VISION}
     more = {**_PLAIN, "downsample_ratio": 1 / config.scale_factor, "image_seq_length": positions(config)}
-    return saving.write_config(config, dtype, "InternVLForConditionalGeneration", NAME, vision, **more)
+    described = write_text(config, dtype)
+    return write_config(config, dtype, "InternVLForConditionalGeneration", NAME, described, vision, **more)
 
 
 def processor_classes(config: VLMConfig) -> tuple[str, str]:
@@ -201,10 +167,10 @@ class InternVLImages(tiles.TiledImages):
         if self.settings["size"].get("width") != self.tile_size:
             raise ProcessorError("preprocessor_config.json: expected a square size")
 
-    def transformers(self, tokenizer: Any, chat_template: str) -> saving.SavedProcessor:
+    def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
         settings = {"image_seq_length": self.tile_positions, "image_processor": self.settings}
         token_id = tokenizer.convert_tokens_to_ids(IMAGE)
-        return saving.SavedProcessor(tokenizer, chat_template, token_id, self.tile_positions, ROLES, settings)
+        return SavedProcessor(tokenizer, chat_template, token_id, self.tile_positions, ROLES, settings)
 
     def within(self, positions: int) -> InternVLImages:
         most = self._tiles_within(positions)
@@ -226,16 +192,8 @@ class InternVLImages(tiles.TiledImages):
         return START + IMAGE * visual.positions + END
 
 
-def open_images(folder: Path, config: Mapping) -> tuple[InternVLImages, AnyTokenizer, str]:
-    """The image rule, tokenizer and chat template of a checkpoint folder in either layout."""
+def open_images(folder: Path, config: Mapping) -> tuple[InternVLImages, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint folder."""
     tokenizer = open_with(folder, (START, END, IMAGE))
-    known = read_config(config, {}, {})
-    if config["model_type"] == NAME:
-        settings = image_settings(folder)
-    else:
-        side, most = known.vision.image_size, config.get("max_dynamic_patch", 6)
-        settings = CHAT_PIXELS | {"size": {"height": side, "width": side}}
-        settings["min_patches"] = config.get("min_dynamic_patch", 1)
-        settings["max_patches"] = most if config.get("dynamic_image_size", False) else 1
-    template = chat_template(folder) or ""
-    return InternVLImages(settings, positions(known)), tokenizer, template if IMAGE in template else TEMPLATE
+    tile_positions = positions(read_config(config, {}, {}))
+    return InternVLImages(image_settings(folder), tile_positions), tokenizer, chat_template(folder)

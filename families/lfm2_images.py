@@ -19,7 +19,9 @@ from data import tiles
 from data.chat import chat_template
 from data.errors import ProcessorError
 from data.tokenizer import IMAGE, AnyTokenizer, image_settings, open_with, read_object
+from families.qwen_videos import fit
 from families.saving import SavedProcessor
+from models.config import VLMConfig
 
 START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
 # Lfm2VlImageProcessor's own, where a file does not say.
@@ -97,15 +99,8 @@ class Lfm2Images(tiles.TiledImages):
 
     def _whole_size(self, width: int, height: int) -> tuple[int, int]:
         """Width and height of the image in its own shape, between the least and the most pixels."""
-        sides, factor = (width, height), self.factor
-        rounded = [max(factor, self._round(side)) for side in sides]
-        if math.prod(rounded) > self.most:
-            by = math.sqrt(width * height / self.most)
-            rounded = [max(factor, math.floor(side / by / factor) * factor) for side in sides]
-        elif math.prod(rounded) < self.least:
-            by = math.sqrt(self.least / (width * height))
-            rounded = [math.ceil(side * by / factor) * factor for side in sides]
-        return rounded[0], rounded[1]
+        rows, columns = fit(height, width, self.factor, self.least, self.most, smallest=1)
+        return columns * self.factor, rows * self.factor
 
     def plan(self, width: int, height: int) -> tiles.Visual:
         grid, (wide, high) = self.grid(width, height), self._whole_size(width, height)
@@ -141,6 +136,11 @@ class Lfm2Images(tiles.TiledImages):
         token_id = tokenizer.convert_tokens_to_ids(IMAGE)
         described = {"image_processor": self.settings | {"image_processor_type": "Lfm2VlImageProcessor"}}
         return SavedProcessor(tokenizer, chat_template, token_id, None, {}, described)
+
+
+def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> Lfm2Images:
+    """The rule of a model with these settings, where there is no folder."""
+    return Lfm2Images(settings)
 
 
 def open_images(folder: Path, config: Mapping) -> tuple[Lfm2Images, AnyTokenizer, str | None]:

@@ -10,39 +10,57 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from families import saving
-from families import text as shared
-from families.lfm2_images import open_images
+from families import keys
+from families.lfm2_images import image_rule, open_images
 from families.qwen_vl import positions
-from families.text import checked, expect, layer_kinds, number, numbers, section
+from families.saving import write_config
+from families.text import text_config, vlm_config, write_text
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
-from models.config import PackedVisionConfig, TextConfig, VLMConfig
+from models.config import TextConfig, VLMConfig
 from models.language_model import LanguageModel
-from models.packed_vision_transformer import PackedVisionTransformer, PatchMergers
+from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer, PatchMergers
 
-__all__ = ["open_images", "positions"]
+__all__ = ["image_rule", "open_images", "positions"]
 
 NAME = "lfm2_vl"
 TITLE = "transformers LFM2-VL / LFM2.5-VL"
 BOX_FORMS = {kind: "lfm2.5-vl" for kind in ("lfm2_vl", "lfm2-vl")}
 IGNORABLE = re.compile(r"(model\.)?vision_tower\.(vision_model\.)?head\..*|lm_head\.weight")  # its pooling
-# Defaults of transformers' Lfm2Config and Siglip2VisionConfig.
+# Defaults are those of transformers' Lfm2Config and Siglip2VisionConfig.
 _TEXT: dict[str, Any] = {
     "vocab_size": 65_536, "hidden_size": 2560, "intermediate_size": 12_288, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128_000, "norm_eps": 1e-5,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128_000,
     "rope_theta": 1e6, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0,
     "block_auto_adjust_ff_dim": True,
 }  # fmt: skip
+_OWN_TEXT = {
+    "rms_norm_eps": keys.Key("norm_eps", 1e-5),
+    "conv_kernel": keys.Key("conv_L_cache", 3),
+    "conv_bias": keys.Key("conv_bias", False),
+}
 _KINDS = {"full_attention": "attention", "conv": "conv"}
-_VISION = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "num_channels": 3, "patch_size": 16,
+_VISION = keys.same(
+    hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, num_channels=3,
+    patch_size=16,
+) | {
+    "norm_eps": keys.Key("layer_norm_eps", 1e-6),
+    "table_side": keys.squared("num_patches", 256),
 }  # fmt: skip
+_PROJECTOR = {
+    "merge_size": keys.Key("downsample_factor", 2),
+    "merger_width": keys.Key("projector_hidden_size", 2560),
+    "merger_bias": keys.Key("projector_bias", True),
+    "merger_norm": keys.Key(
+        "projector_use_layernorm",
+        True,
+        lambda norm: "block" if norm else "none",
+        lambda kind: kind == "block",
+    ),
+}
 _PLAIN = {"projector_hidden_act": "gelu"}  # whose other values would need code that is not here
 _PLAIN_VISION = {"hidden_act": "gelu_pytorch_tanh"}
 
@@ -53,52 +71,44 @@ def recognises(config: Mapping) -> bool:
 
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
-    text, vision = section(config, "text_config"), section(config, "vision_config")
-    expect(config, _PLAIN)
-    expect(vision, _PLAIN_VISION)
-    decoder = _read_text(text)
-    known = _VISION | {name: value for name, value in vision.items() if value is not None}
-    tower = checked(
+    text, vision = keys.section(config, "text_config"), keys.section(config, "vision_config")
+    keys.expect(config, _PLAIN)
+    keys.expect(vision, _PLAIN_VISION)
+    tower = keys.checked(
         PackedVisionConfig,
-        **{name: known[name] for name in _VISION},
-        norm_eps=known.get("layer_norm_eps", 1e-6),
-        merge_size=config.get("downsample_factor", 2),
+        **keys.read(vision, _VISION),
+        **keys.read(config, _PROJECTOR),
         temporal_patch_size=1,
         channels_last=True,
-        table_side=math.isqrt(number({"num_patches": 256} | known, "num_patches", 1, 4096**2)),
         table_antialias=True,
         rotary=False,
         last_norm=True,
-        merger_norm="block" if config.get("projector_use_layernorm", True) else "none",
         merger_norm_eps=1e-5,
-        merger_width=config.get("projector_hidden_size", 2560),
-        merger_bias=bool(config.get("projector_bias", True)),
     )
     parts = {"family": NAME, "vision": tower, "scale_factor": 1}
-    return shared.vlm_config(config, generation, 396, config.get("tie_embedding", True), decoder, **parts)
+    tied = config.get("tie_embedding", True)
+    return vlm_config(config, generation, 396, tied, _read_text(text), **parts)
 
 
 def _read_text(stored: Mapping) -> TextConfig:
-    values: dict[str, Any] = _TEXT | {name: value for name, value in stored.items() if value is not None}
-    expect(values, {"model_type": "lfm2"})
+    values = _TEXT | keys.present(stored)
+    keys.expect(values, {"model_type": "lfm2"})
     given = "block_ff_dim" if "block_ff_dim" in values else "intermediate_size"
     sizes = ("num_hidden_layers", "num_attention_heads", "hidden_size", given)
-    layers, heads, width, inner = (number(values, name) for name in sizes)
+    layers, heads, width, inner = (keys.number(values, name) for name in sizes)
     if values["block_auto_adjust_ff_dim"]:
-        by = number(values, "block_ffn_dim_multiplier", 0, 1000, whole=False)
-        multiple = number(values, "block_multiple_of")
+        by = keys.number(values, "block_ffn_dim_multiplier", 0, 1000, whole=False)
+        multiple = keys.number(values, "block_multiple_of")
         inner = multiple * math.ceil(int(by * int(2 * inner / 3)) / multiple)
-    full = {*numbers({"full_attn_idxs": [*range(layers)]} | values, "full_attn_idxs")}
+    full = {*keys.numbers({"full_attn_idxs": [*range(layers)]} | values, "full_attn_idxs")}
     default = ["full_attention" if layer in full else "conv" for layer in range(layers)]
     own = {"model_type": "qwen3", "attention_bias": False, "intermediate_size": inner, "layer_types": None}
     own |= {"head_dim": width // heads}
-    return shared.text_config(
+    return text_config(
         values | own,
         {},
-        rms_norm_eps=values["norm_eps"],
-        layer_types=tuple(layer_kinds(values, _KINDS, default)),
-        conv_kernel=values.get("conv_L_cache", 3),
-        conv_bias=bool(values.get("conv_bias", False)),
+        layer_types=tuple(keys.layer_kinds(values, _KINDS, default)),
+        **keys.read(values, _OWN_TEXT),
     )
 
 
@@ -151,32 +161,22 @@ def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, LanguageModel]:
 
 def write(config: VLMConfig, dtype: str) -> dict:
     """config.json of transformers' Lfm2VlForConditionalGeneration."""
-    text, vision, names = config.text, config.vision, {ours: theirs for theirs, ours in _KINDS.items()}
-    seen = {name: getattr(vision, name) for name in _VISION}
-    seen |= {
-        "model_type": "siglip2_vision_model",
-        "layer_norm_eps": vision.norm_eps,
-        "vision_use_head": False,
-    }
-    seen |= {"num_patches": vision.table_side**2, **_PLAIN_VISION}
-    as_qwen3 = replace(config, text=replace(text, layer_types=()))
-    described = saving.write_config(as_qwen3, dtype, "Lfm2VlForConditionalGeneration", NAME, seen)
-    described["text_config"] |= {
+    names = {ours: theirs for theirs, ours in _KINDS.items()}
+    text = write_text(config, dtype) | {
         "model_type": "lfm2",
         "architectures": ["Lfm2ForCausalLM"],
-        "norm_eps": text.rms_norm_eps,
-        "layer_types": [names[kind] for kind in text.layer_types],
-        "conv_L_cache": text.conv_kernel,
-        "conv_bias": text.conv_bias,
+        "layer_types": [names[kind] for kind in config.text.layer_types],
         "block_auto_adjust_ff_dim": False,
+        **keys.write(config.text, _OWN_TEXT),
     }
-    return described | {
-        "downsample_factor": vision.merge_size,
-        "projector_hidden_size": vision.merger_width,
-        **_PLAIN,
-        "projector_bias": vision.merger_bias,
-        "projector_use_layernorm": vision.merger_norm == "block",
+    vision = {
+        "model_type": "siglip2_vision_model",
+        "vision_use_head": False,
+        **_PLAIN_VISION,
+        **keys.write(config.vision, _VISION),
     }
+    more = {**_PLAIN, **keys.write(config.vision, _PROJECTOR)}
+    return write_config(config, dtype, "Lfm2VlForConditionalGeneration", NAME, text, vision, **more)
 
 
 def processor_classes(config: VLMConfig) -> tuple[str, str]:

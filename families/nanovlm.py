@@ -31,7 +31,7 @@ from data.errors import ProcessorError, PromptError
 from data.tiles import Parts, TiledImages, Visual, check_tiles, pixels_of, tiles_of
 from data.tokenizer import AnyTokenizer, folder_of, open_with
 from families import idefics3
-from families.text import checked, expect, section
+from families.keys import checked, expect, section
 from models.checkpoints import weights
 from models.checkpoints.hub import REPO_ID, CheckpointError
 from models.config import TextConfig, VisionConfig, VLMConfig

@@ -29,9 +29,10 @@ from data.tiles import (
     reading_settings,
 )
 from data.tokenizer import AnyTokenizer, image_settings, open_with, read_object
+from families.keys import number, section
+from families.qwen_videos import QwenVideos, fit
 from families.saving import SavedProcessor
-from families.text import number, section
-from families.videos import QwenVideos
+from models.config import VLMConfig
 
 IMAGE = "<|image_pad|>"
 # Qwen2VLImageProcessor's own, where a file does not say.
@@ -100,22 +101,13 @@ class QwenImages:
         return Visual(parts, rows * columns, (rows, columns), (width, height))
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of positions: multiples of `factor` next to the image's sides, or those that keep
-        its shape within the budget."""
+        """Rows and columns of positions within the budget."""
         if max(width, height) > _MOST_OBLONG * min(width, height):
             raise ImageError(
                 f"expected an image at most {_MOST_OBLONG} times as long as wide, "
                 f"got {width} x {height} pixels"
             )
-        factor, sides, least = self.factor, (height, width), min(self.least, self.budget)
-        rows, columns = (round(side / factor) for side in sides)
-        if rows * columns * factor**2 > self.budget:
-            by = math.sqrt(height * width / self.budget)
-            rows, columns = (max(1, math.floor(side / by / factor)) for side in sides)
-        elif rows * columns * factor**2 < least:
-            by = math.sqrt(least / (height * width))
-            rows, columns = (math.ceil(side * by / factor) for side in sides)
-        return rows, columns
+        return fit(height, width, self.factor, min(self.least, self.budget), self.budget)
 
     def cut(self, image: Image.Image) -> Visual:
         """One part: the whole image in its own shape."""
@@ -147,6 +139,11 @@ class QwenImages:
     def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
         """Images stay where the conversation has them."""
         return messages
+
+
+def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> QwenImages:
+    """The rule of a model with these settings, where there is no folder."""
+    return QwenImages(settings)
 
 
 def open_images(folder: Path, config: Mapping) -> tuple[QwenImages, AnyTokenizer, str | None]:

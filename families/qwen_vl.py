@@ -16,16 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from families.qwen_images import open_images
+from families import keys
+from families.qwen_images import image_rule, open_images
 from families.saving import write_config
-from families.text import checked, expect, first_id, number, numbers, section, text_config, vlm_config
+from families.text import text_config, vlm_config, write_text
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
-from models.config import PackedVisionConfig, VLMConfig
+from models.config import VLMConfig
 from models.language_model import LanguageModel
-from models.packed_vision_transformer import PackedVisionTransformer, PatchMergers
+from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer, PatchMergers
 
-__all__ = ["open_images"]
+__all__ = ["image_rule", "open_images"]
 
 NAME = "qwen_vl"
 TITLE = "transformers Qwen2.5-VL / Qwen3-VL"
@@ -42,17 +43,25 @@ _TEXT: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"max_position_embeddings": 128_000},
 }  # fmt: skip
 _THETA = {"qwen2_5_vl": 1e6, "qwen3_vl": 5e5}
-_TOWER: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": {
-        "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "patch_size": 14, "hidden_act": "silu",
-        "window_size": 112, "fullatt_block_indexes": (7, 15, 23, 31), "tokens_per_second": 4,
-    },
-    "qwen3_vl": {
-        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16,
-        "hidden_act": "gelu_pytorch_tanh", "num_position_embeddings": 2304,
-        "deepstack_visual_indexes": (8, 16, 24),
-    },
+_TOWER = {
+    "num_attention_heads": keys.Key("num_heads", 16),
+    "num_channels": keys.Key("in_channels", 3),
+    "merge_size": keys.Key("spatial_merge_size", 2),
+    "temporal_patch_size": keys.Key("temporal_patch_size", 2),
+}
+_QWEN2_5 = _TOWER | keys.same(
+    hidden_size=3584, intermediate_size=3420, patch_size=14, tokens_per_second=4
+) | {
+    "num_hidden_layers": keys.Key("depth", 32),
+    "whole_layers": keys.Key("fullatt_block_indexes", (7, 15, 23, 31)),
 }  # fmt: skip
+_QWEN3_5 = _TOWER | keys.same(hidden_size=1152, intermediate_size=4304, patch_size=16) | {
+    "num_hidden_layers": keys.Key("depth", 27),
+    "table_side": keys.squared("num_position_embeddings", 2304),
+}  # fmt: skip
+_QWEN3 = _QWEN3_5 | {"taps": keys.Key("deepstack_visual_indexes", (8, 16, 24))}
+_TOWERS = {"qwen2_5_vl": _QWEN2_5, "qwen3_vl": _QWEN3, "qwen3_5": _QWEN3_5}
+_TURNS = {"rope_theta": keys.Key("rope_theta", 10_000.0)}  # in the tower's rope_parameters
 _MARKERS = {"video_token_id": 151_656, "vision_start_token_id": 151_652, "vision_end_token_id": 151_653}
 
 
@@ -63,8 +72,8 @@ def recognises(config: Mapping) -> bool:
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry]) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig; `stored` tensors change nothing."""
     kind = config["model_type"]
-    text = section(config, "text_config") or dict(config)  # older checkpoints have its keys at the top
-    rope = section(text, "rope_scaling") or section(text, "rope_parameters")
+    text = keys.section(config, "text_config") or dict(config)  # older checkpoints have its keys at the top
+    rope = keys.section(text, "rope_scaling") or keys.section(text, "rope_parameters")
     plain, sections = multimodal_rope(rope, [24, 20, 20] if kind == "qwen3_vl" else None)
     plain.setdefault("rope_theta", text.get("rope_theta") or _THETA[kind])
     decoder = text_config(
@@ -74,16 +83,15 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         rope_interleaved=kind == "qwen3_vl",
     )
     tied = config.get("tie_word_embeddings") or (kind == "qwen2_5_vl" and text.get("tie_word_embeddings"))
-    markers = (first_id(config.get(one), id, vocab_size=decoder.vocab_size) for one, id in _MARKERS.items())
-    vision = vision_config(section(config, "vision_config"), kind)
-    parts = {"family": NAME, "vision": vision, "scale_factor": 1, "marker_token_ids": tuple(markers)}
+    vision = vision_config(keys.section(config, "vision_config"), kind)
+    parts = {"family": NAME, "vision": vision, "scale_factor": 1}
     config = {**config, "tie_word_embeddings": tied}
-    return vlm_config(config, generation, 151_655, False, decoder, **parts)
+    return vlm_config(config, generation, 151_655, False, decoder, _MARKERS, **parts)
 
 
 def multimodal_rope(rope: dict, sections: list[int] | None) -> tuple[dict[str, Any], tuple[int, ...]]:
     """What is not about places in time, row and column, and how many frequencies each of those has."""
-    found = numbers({"mrope_section": sections} | rope, "mrope_section")
+    found = keys.numbers({"mrope_section": sections} | rope, "mrope_section")
     if len(found) != 3:
         raise CheckpointError(f"config.json: mrope_section: expected three whole numbers, got {found}")
     plain = {name: value for name, value in rope.items() if not name.startswith("mrope")}
@@ -93,43 +101,21 @@ def multimodal_rope(rope: dict, sections: list[int] | None) -> tuple[dict[str, A
 
 
 def vision_config(stored: Mapping, kind: str) -> PackedVisionConfig:
-    expect(stored, {"hidden_act": _TOWER[kind]["hidden_act"]})
-    known = _TOWER[kind] | {name: value for name, value in stored.items() if value is not None}
-    depth, patch = number(known, "depth"), number(known, "patch_size")
-    shared = {
-        "hidden_size": known["hidden_size"],
-        "intermediate_size": known["intermediate_size"],
-        "num_hidden_layers": depth,
-        "num_attention_heads": known.get("num_heads", 16),
-        "num_channels": known.get("in_channels", 3),
-        "patch_size": patch,
-        "merge_size": known.get("spatial_merge_size", 2),
-        "temporal_patch_size": known.get("temporal_patch_size", 2),
-        "rope_theta": section(known, "rope_parameters").get("rope_theta", 10_000.0),
-    }
-    if kind == "qwen3_vl":
-        taps = _layers(known, "deepstack_visual_indexes")
-        table = math.isqrt(number(known, "num_position_embeddings", 1, 4096**2))
-        return checked(PackedVisionConfig, **shared, table_side=table, taps=taps)
-    return checked(
-        PackedVisionConfig,
-        **shared,
-        norm="rms",
-        gated_mlp=True,
-        patch_bias=False,
-        table_side=0,
-        window=number(known, "window_size", patch, patch * 4096) // patch,
-        whole_layers=_layers(known, "fullatt_block_indexes"),
-        tokens_per_second=number(known, "tokens_per_second"),
-    )
+    keys.expect(stored, {"hidden_act": _act(kind)})
+    values = keys.read(stored, _TOWERS[kind]) | keys.read(keys.section(stored, "rope_parameters"), _TURNS)
+    if kind == "qwen2_5_vl":
+        values |= {"norm": "rms", "gated_mlp": True, "patch_bias": False, "table_side": 0}
+        patch, known = keys.number(values, "patch_size"), {"window_size": 112} | keys.present(stored)
+        values["window"] = keys.number(known, "window_size", patch, patch * 4096) // patch
+    tower = keys.checked(PackedVisionConfig, **values)
+    depth, named = tower.num_hidden_layers, (*tower.taps, *tower.whole_layers)
+    if not all(0 <= layer < depth for layer in named):
+        raise CheckpointError(f"config.json: vision_config: expected layers of {depth}, got {named}")
+    return tower
 
 
-def _layers(known: Mapping, name: str) -> tuple[int, ...]:
-    """Layers of the tower that a key of its section lists."""
-    layers, depth = numbers(known, name), known["depth"]
-    if not all(0 <= layer < depth for layer in layers):
-        raise CheckpointError(f"config.json: {name}: expected layers of {depth}, got {str(layers)[:80]}")
-    return layers
+def _act(kind: str) -> str:
+    return "silu" if kind == "qwen2_5_vl" else "gelu_pytorch_tanh"
 
 
 def _kind(config: VLMConfig) -> str:
@@ -146,40 +132,25 @@ def write(config: VLMConfig, dtype: str) -> dict:
     rope: dict[str, Any] = {"mrope_section": list(config.text.rope_sections)}
     if kind == "qwen3_vl":
         rope["mrope_interleaved"] = True
-    markers = {name: id for name, id in zip(_MARKERS, config.marker_token_ids) if id is not None}
-    name = f"{_CLASS[kind]}ForConditionalGeneration"
-    written = write_config(config, dtype, name, kind, write_vision(config), **markers)
-    text = written["text_config"]
+    text = write_text(config, dtype)
     rope |= text["rope_parameters"]
     text |= {
         "model_type": f"{kind}_text",
         "rope_parameters": rope,
         "rope_scaling": rope | {"type": "default"},
     }
-    return written
+    name, vision = f"{_CLASS[kind]}ForConditionalGeneration", write_vision(config, kind)
+    return write_config(config, dtype, name, kind, text, vision, _MARKERS)
 
 
-def write_vision(config: VLMConfig) -> dict[str, Any]:
-    kind, vision = _kind(config), config.vision
-    if kind == "qwen3_vl":
-        tower = {"num_position_embeddings": vision.table_side**2, "deepstack_visual_indexes": [*vision.taps]}
-    else:
-        tower = {"window_size": vision.window * vision.patch_size}
-        tower |= {"fullatt_block_indexes": [*vision.whole_layers]}
-        tower |= {"tokens_per_second": vision.tokens_per_second}
-    return tower | {
+def write_vision(config: VLMConfig, kind: str) -> dict[str, Any]:
+    vision = config.vision
+    return keys.write(vision, _TOWERS[kind]) | {
+        **({"window_size": vision.window * vision.patch_size} if kind == "qwen2_5_vl" else {}),
         "model_type": f"{kind}_vision",
-        "depth": vision.num_hidden_layers,
-        "hidden_size": vision.hidden_size,
-        "intermediate_size": vision.intermediate_size,
-        "num_heads": vision.num_attention_heads,
-        "in_channels": vision.num_channels,
-        "patch_size": vision.patch_size,
-        "spatial_merge_size": vision.merge_size,
-        "temporal_patch_size": vision.temporal_patch_size,
         "out_hidden_size": config.text.hidden_size,
-        "hidden_act": _TOWER[kind]["hidden_act"],
-        "rope_parameters": {"rope_type": "axial", "rope_theta": vision.rope_theta},
+        "hidden_act": _act(kind),
+        "rope_parameters": {"rope_type": "axial", **keys.write(vision, _TURNS)},
     }
 
 

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data.tokenizer import read_object
-from families.text import both_dtypes, write_text
+from families.text import both_dtypes
 from models.config import VLMConfig
 
 
 def write_config(
-    config: VLMConfig, dtype: str, architecture: str, kind: str, vision: Mapping[str, Any], **more: Any
+    config: VLMConfig,
+    dtype: str,
+    architecture: str,
+    kind: str,
+    text: Mapping[str, Any],
+    vision: Mapping[str, Any],
+    markers: Iterable[str] = (),
+    **more: Any,
 ) -> dict[str, Any]:
-    """config.json of a class of transformers, with the keys that all of them have, and `more`."""
+    """config.json of a class of transformers: the keys that all of them have, its two sections, the ids that
+    `markers` name (see `vlm_config`), and `more`."""
+    ids = zip(markers, config.marker_token_ids)
     return {
         "architectures": [architecture],
         "model_type": kind,
         **both_dtypes(dtype),
         "image_token_id": config.image_token_id,
+        **{name: id for name, id in ids if id is not None},
         "tie_word_embeddings": config.tie_word_embeddings,
-        "text_config": write_text(config, dtype),
+        "text_config": text,
         "vision_config": {**vision, **both_dtypes(dtype)},
         **more,
     }

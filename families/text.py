@@ -7,14 +7,14 @@ is here, too, and that of a SigLIP-shaped vision section.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from families.keys import checked, expect, first_id, present, section, token_ids
 from models.checkpoints.hub import CheckpointError
 from models.config import RopeScaling, TextConfig, VisionConfig, VLMConfig
-
-T = TypeVar("T")
 
 # The fields of a TextConfig that a config.json has keys for. What else there is belongs to a family's code.
 TEXT_KEYS = (
@@ -66,60 +66,9 @@ _SCALINGS = {
 
 
 # ------------------------------------------------------------------------------------------------- reading
-def checked(make: Callable[..., T], **values) -> T:
-    """`make(**values)`; what it refuses is a fault of config.json."""
-    try:
-        return make(**values)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"config.json: {error}") from None
-
-
-def section(config: Mapping, name: str) -> dict:
-    """A nested object of a config, empty where it is absent or null."""
-    value = config.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise CheckpointError(f"config.json: {name} must be an object, got {type(value).__name__}")
-    return value
-
-
-def number(config: Mapping, name: str, least: int = 1, most: int = 65_536, whole: bool = True) -> Any:
-    """A key's number, before anything is computed with it. A config that is made of it has closer bounds."""
-    value = config[name]
-    if type(value) not in ((int,) if whole else (int, float)) or not least <= value <= most:
-        expected = f"a {'whole ' * whole}number from {least} to {most}"
-        raise CheckpointError(f"config.json: {name}: expected {expected}, got {str(value)[:80]}")
-    return value
-
-
-def numbers(config: Mapping, name: str) -> tuple[int, ...]:
-    """A key's list of whole numbers."""
-    values = config[name]
-    if not isinstance(values, list | tuple) or not all(type(value) is int for value in values):
-        raise CheckpointError(f"config.json: {name}: expected whole numbers, got {str(values)[:80]}")
-    return tuple(values)
-
-
-def layer_kinds(config: Mapping, kinds: Mapping[str, str], default: list[str]) -> list[str]:
-    """What mixes each layer's positions: `layer_types`, whose names are keys of `kinds`, by our names."""
-    named = config.get("layer_types") or default
-    if not isinstance(named, list) or not all(isinstance(kind, str) and kind in kinds for kind in named):
-        expected = f"expected a list of {' or '.join(kinds)}"
-        raise CheckpointError(f"config.json: layer_types: {expected}, got {str(named)[:80]}")
-    return [kinds[kind] for kind in named]
-
-
-def expect(config: Mapping, plain: Mapping[str, Any]) -> None:
-    """Refuse a config in which keys have other values than these, which would need code that is not here."""
-    for name, value in plain.items():
-        if config.get(name) not in (None, value):
-            raise CheckpointError(f"config.json: expected {name} to be {value!r}, got {config[name]!r}")
-
-
 def vision_config(stored: Mapping, defaults: Mapping[str, Any], **fixed) -> VisionConfig:
     """A SigLIP-shaped vision section: our field names are the Hub's. `fixed` says how a tower is none."""
-    values = {**defaults, **{name: stored[name] for name in VISION_KEYS if stored.get(name) is not None}}
+    values = {**defaults, **present({name: stored.get(name) for name in VISION_KEYS})}
     for name in ("image_size", "patch_size"):
         size = values.get(name)
         if isinstance(size, list) and size and size.count(size[0]) == len(size):
@@ -145,7 +94,7 @@ def text_config(stored: Mapping, defaults: Mapping[str, Any], **fixed: Any) -> T
     family = TEXT_FAMILIES[kind]
     # What is null takes TextConfig's default: as many key heads as heads, for one.
     values = {name: value for name, value in {**family.defaults, **defaults}.items() if name not in stored}
-    values |= {name: stored[name] for name in TEXT_KEYS if stored.get(name) is not None}
+    values |= present({name: stored.get(name) for name in TEXT_KEYS})
     rope = _read_rope(stored, values.get("max_position_embeddings", TextConfig.max_position_embeddings))
     return checked(TextConfig, **{**values, **family.fixed, **fixed, **rope})
 
@@ -174,23 +123,18 @@ def _read_rope(stored: Mapping, max_positions: int) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_scaling": checked(RopeScaling, rope_type=kind, **values)}
 
 
-def token_ids(*values: Any, vocab_size: int) -> tuple[int, ...]:
-    """The union of ids given as an int, a list of ints or None, in ascending order.
-
-    An id below 0 or beyond the vocabulary is as good as absent: -1 is how some configs say so, and others
-    name ids of the tokenizer that they were made for.
-    """
-    given = [one for value in values for one in (value if isinstance(value, list) else [value])]
-    if wrong := [one for one in given if type(one) not in (int, type(None))]:
-        raise CheckpointError(f"config.json: a token id must be a whole number, got {wrong[0]!r}")
-    return tuple(sorted({one for one in given if one is not None and 0 <= one < vocab_size}))
-
-
 def vlm_config(
-    config: Mapping, generation: Mapping, image_token_id: int, tied: bool, text: TextConfig, **parts: Any
+    config: Mapping,
+    generation: Mapping,
+    image_token_id: int,
+    tied: bool,
+    text: TextConfig,
+    markers: Mapping[str, int] = MappingProxyType({}),
+    **parts: Any,
 ) -> VLMConfig:
     """From config.json, with the keys that all classes of transformers have, and generation_config.json;
-    `image_token_id` and `tied` are for a config.json that does not say.
+    `image_token_id` and `tied` are for a config.json that does not say. `markers` are keys of further ids,
+    with their defaults.
 
     The ids that end an answer are all that config.json, its text_config and generation_config.json name;
     `models.checkpoints.load` adds the tokenizer's own.
@@ -201,6 +145,7 @@ def vlm_config(
         return first_id(*(section.get(name) for section in sections), vocab_size=text.vocab_size)
 
     stops = [section.get("eos_token_id") for section in (generation, config, of_text)]
+    named = {**markers, **config}
     return checked(
         VLMConfig,
         text=text,
@@ -209,13 +154,9 @@ def vlm_config(
         bos_token_id=first("bos_token_id", generation, config, of_text, {"bos_token_id": 1}),
         eos_token_ids=token_ids(*stops, vocab_size=text.vocab_size),
         pad_token_id=first("pad_token_id", generation, of_text, config),
+        marker_token_ids=tuple(first(name, named) for name in markers),
         **parts,
     )
-
-
-def first_id(*values: Any, vocab_size: int) -> int | None:
-    """The first id that is given at all, and is in the vocabulary."""
-    return next((ids[0] for value in values if (ids := token_ids(value, vocab_size=vocab_size))), None)
 
 
 # ------------------------------------------------------------------------------------------------- writing
@@ -232,11 +173,10 @@ def write_text(config: VLMConfig, dtype: str) -> dict:
             "the model cannot be saved in a layout of transformers: no text model there has all of its "
             f"parts; known are {', '.join(TEXT_FAMILIES)}"
         )
-    values = {name: value for name, value in asdict(config.text).items() if name in TEXT_KEYS}
     return {
         "model_type": kind,
         "architectures": [TEXT_FAMILIES[kind].architecture],
-        **values,
+        **{name: getattr(config.text, name) for name in TEXT_KEYS},
         "attention_dropout": 0.0,
         **write_ids(config),
         "tie_word_embeddings": config.tie_word_embeddings,

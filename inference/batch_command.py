@@ -1,31 +1,91 @@
-"""`generate.py --batch`: answers the lines of a file, or questions about each of many images, into a file."""
+"""`generate.py batch`: answers the lines of a file, or questions about each of many images, into a file."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import re
 from dataclasses import fields
 from pathlib import Path
 
 from generation.options import SamplingParams
+from inference import command
 from inference.batch_files import BatchFiles, ImageQuestions, QuestionLines, are_images
-from inference.cli import MOST_SHOWN, check_model, log_unused
+from inference.command import log
+from inference.flags import check_model, option, positive
 from inference.locks import only_writer
+from inference.positionals import is_question, lacks_quotes
+from inference.printing import MOST_SHOWN
 from messages import counted
 
 # What answers depend on as well, where it is given.
 _IF_GIVEN = ("grammar", "box_format", "think", "think_tokens", "fps", "max_frames", "pick")
 
 
-def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], None]) -> int:
-    """Answer the lines of a file, or questions about each of many images. `load()` gives the checkpoint and
-    the options of its answers. Returns the exit status."""
+@option
+def shard(text: str) -> tuple[int, int]:
+    """One part of several, such as 2/8."""
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise ValueError(f"expected a part such as 2/8, from 1/8 to 8/8, got {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = command.command_parser("batch", "Answer many questions into a file; run it again to resume.")
+    add = parser.add_argument
+    many = 'file of lines {"image": ..., "question": ...}; or folders with their subfolders, globs and '
+    many += "images, to ask -q (or --detect, --point, --describe) about each image"
+    add("batch", nargs="+", metavar="FILE.jsonl|FOLDER|IMAGE", help=many)
+    command.add_questions(parser)
+    command.add_several(parser)
+    required = "file for the results, one line each"
+    add("--out", type=Path, required=True, metavar="FILE.jsonl", help=required)
+    add("--batch-size", type=positive, metavar="N", help="number of answers made at a time (default 8)")
+    part = "answer the Kth of N parts of the questions, for N machines; together they are one run"
+    add("--shard", type=shard, metavar="K/N", help=part)
+    args = parser.parse_intermixed_args(arguments)
+    if message := _wrong(args):
+        parser.error(message)
+    return args
+
+
+def _wrong(args: argparse.Namespace) -> str | None:
+    """What is wrong with the arguments, in a sentence, or None."""
+    asked = [*filter(is_question, args.batch)]
+    args.batch = [name for name in args.batch if name not in asked]
+    if message := lacks_quotes(args.batch, asked):
+        return message
+    if not args.batch:
+        return "expected a FILE.jsonl, a folder or images, got a question only"
+    args.questions = [*asked, *args.questions]
+    if not all(map(str.strip, args.questions + args.detect + args.point)):
+        return "-q, --detect, --point: expected a text, got an empty one"
+    things = args.detect or args.point or args.describe
+    if things and args.num_answers > 1:
+        return "--detect, --point and --describe cannot be combined with --num-answers"
+    if args.pick and args.num_answers == 1:
+        return "--pick: expected with --num-answers"
+    if args.think_tokens and not args.think:
+        return "--think-tokens: expected with --think"
+    images = are_images(args.batch, bool(args.questions or things))
+    if images and not (args.questions or things):
+        return f"{args.batch[0]}: expected -q TEXT, a question about each image, or one FILE.jsonl alone"
+    if not images and (args.questions or things or args.box_format):
+        return f"{args.batch[0]}: its lines are the questions; -q and others are for folders and images"
+    if args.shard and args.temperature > 0 and args.seed is None:
+        return "--shard with a --temperature: expected a --seed, so that all shards are as one run"
+    return None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the lines of a file, or questions about each of many images. Returns the exit status."""
+    made = command.generation_options(args, confidence=True)
     # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
     names = ["revision", "system", "max_new_tokens", "num_answers"]
     names += [field.name for field in fields(SamplingParams)]
     names += [name for name in _IF_GIVEN if vars(args)[name]]
     check_model(args.model, args.revision)
-    log_unused(args, log)
+    command.log_unused(args)
     with only_writer(args.out, "--out"):
         source, unread = _source(args), list[str]()
         # Torch comes with it: no mistake above waits for that.
@@ -43,11 +103,9 @@ def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], 
             log(f"shard {args.shard[0]}/{args.shard[1]}: {files.total} of {every}")
         summary, step = Summary(skipped=files.total), ""
         if files.missing:
-            checkpoint, options = load()
+            checkpoint, made = command.load(args, made, long=True)
             size = args.batch_size or 8
-            summary = run_batch(
-                files, checkpoint, options, args.system, size, log, args.box_format, args.pick
-            )
+            summary = run_batch(files, checkpoint, made, args.system, size, log, args.box_format, args.pick)
             step = f"; decode step: {checkpoint.fast.name}"
     for line in [*(f"not read: {one}" for one in unread), *summary.failures[:MOST_SHOWN]]:
         log(line)
@@ -63,7 +121,7 @@ def answer_batch(args: argparse.Namespace, load: Callable, log: Callable[[str], 
 
 
 def _source(args: argparse.Namespace) -> QuestionLines | ImageQuestions:
-    """What the names after --batch mean, with the questions that stand beside them."""
+    """What the names mean, with the questions that stand beside them."""
     things = bool(args.detect or args.point or args.describe)
     if not are_images(args.batch, bool(args.questions) or things):
         return QuestionLines(Path(args.batch[0]))

@@ -1,4 +1,4 @@
-"""generate.py --batch up to its answers: where questions come from, and the file of results. Without torch.
+"""generate.py batch up to its answers: where questions come from, and the file of results. Without torch.
 
     questions.jsonl   {"image": "boats.jpg", "question": "How many boats?", "id": 7, "max_new_tokens": 16}
     answers.jsonl     {"line": 1, "id": 7, "images": ["boats.jpg"], ..., "answers": ["three"], ...}
@@ -123,7 +123,7 @@ class QuestionLines:
 
 
 def are_images(names: Sequence[str], asked: bool) -> bool:
-    """Whether the names after --batch are of images, not of a file of questions; `asked`: questions are given
+    """Whether the names of a batch are of images, not of a file of questions; `asked`: questions are given
     beside them."""
     if len(names) > 1 or os.path.isdir(expanded(names[0])) or _is_image(names[0]):
         return True

@@ -13,8 +13,10 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from data.boxes import Box, CoordinateForm, Located, Point, form_of, lines_of
+from data.errors import ImageError
 from data.processor import coordinates_of
 from data.tiles import Sizes
+from data.video import Clip
 from inference.attribution.draw import font, save_signed
 from inference.checkpoint import ANY_SIZE, Checkpoint, spoken_form
 from inference.errors import RequestError
@@ -125,6 +127,8 @@ class Locator:
         self.questions = list(questions)
         self.asked: dict[int, str] = {}
         self.found: list[Located] = []
+        if videos := [image.name for image in images if needed and isinstance(image, Clip)]:
+            raise ImageError(f"boxes and points: expected images, got the video {videos[0]}")
         if needed and self.image is None:
             raise RequestError(f"boxes and points: expected one image, got {len(images)}")
         self.form, asked = asked_for(args, needed)

@@ -1,4 +1,4 @@
-"""The chat of `generate.py --chat`: questions and commands, a line each, from a terminal or a pipe.
+"""The chat of `generate.py chat`: questions and commands, a line each, from a terminal or a pipe.
 
 Answers go to stdout while they are made, everything else to stderr. At a terminal, Ctrl-C stops an answer;
 only /quit (or what people type in its place) or Ctrl-D ends the session. A line that begins with images, such
@@ -32,18 +32,12 @@ from data.tiles import Visual
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
 from inference.checkpoint import Checkpoint, PixelText, RequestError
-from inference.cli import (
-    Aside,
-    check_image_name,
-    is_image_name,
-    log,
-    log_other_model,
-    seen_at,
-    shown,
-    stats_table,
-)
+from inference.command import log_other_model, seen_at
 from inference.conversation import Conversation
 from inference.errors import user_errors, user_message
+from inference.flags import log
+from inference.positionals import check_image_name, is_image_name
+from inference.printing import Aside, shown, stats_table
 from inference.results import to_json
 from inference.terminal import GreyText
 from inference.thinking import THINK_TOKENS, form_of, think_first
@@ -88,7 +82,7 @@ class Chat:
         draft: bool = False,
         think_tokens: int | None = None,
     ):
-        self.conversation = Conversation(checkpoint, system, slots=2 if draft else 1)
+        self.conversation = Conversation(checkpoint, system)
         self.options = options
         self._most = think_tokens or THINK_TOKENS
         self.conversation.remember = not checkpoint.single_turn

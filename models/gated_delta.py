@@ -1,15 +1,19 @@
 """The gated delta rule over the positions of a row (arXiv:2412.06464), as Qwen3.5 has it.
 
-A head keeps a matrix S (D_k, D_v), which a position decays, corrects and reads:
+The rule: each head has a matrix S (D_k, D_v), zero before the first position. One position at a time,
 
-    u = rate · (value - e^decay · key S)        what the matrix does not say of this key yet
-    S = e^decay · S + keyᵀ u
-    out = query S
+    S = e^decay · S                  forget
+    u = rate · (value - key S)       the part of the value that S does not give for this key yet
+    S = S + keyᵀ u                   remember
+    out = query S                    read
 
-`delta_rule` computes many positions at once. From the matrix before them and their keys, decays and u, that
-after any of them follows (`advance`). So a cache keeps two kinds of things: the matrix where a window of
-`STATE_WINDOW` positions begins, and of the positions since then what they add. Going back within that is a
-smaller `start_pos`, as it is for attention; further back leads a kept copy (`generation.slots.snapshot`).
+with vectors as rows, keys and queries of length 1, `decay` (a logarithm) and `rate` one number a head.
+`delta_rule` computes many positions at once, and gives the u of each. From an earlier matrix and the key, u
+and decay of the positions since, the matrix after any of these follows (`advance`).
+
+The cache: the matrix at the last two multiples of `STATE_WINDOW`, and rings with the key, u and decay of the
+latest positions. Going back within a window is a smaller `start_pos`, as with attention; further back, a kept
+copy is restored (`generation.states.snapshot`).
 """
 
 from __future__ import annotations
@@ -30,12 +34,14 @@ CHUNK = 64  # positions that `delta_rule` solves together
 class GatedDeltaRule(nn.Module):
     """Projections, a short convolution, the rule, and a gated norm over each head's result.
 
-    A cache holds, in float32 and whatever its capacity, {"state": (B, H, 2, D_k · D_v), "recent": (B, H, 2 W,
-    D_k + D_v + 1), "inputs": (B, 1, 2 W, C)}, W = `STATE_WINDOW`. Window m is slots m W … m W + W - 1: the
-    matrix before it is entry m % 2 of "state", written with the last slot before it; slot s is entry s % 2 W
-    of "recent" (key, u, decay) and of "inputs", those of the convolution. So whatever is written at slots
-    from `start_pos` on leaves what a pass from there needs alone, as long as no pass writes more than
-    W - kernel + 1 slots of a row in vain.
+    The cache of a row, in float32 and of one size whatever its capacity, with W = `STATE_WINDOW`:
+
+    state (H, 2, D_k · D_v): entry m % 2 is the matrix before slot m W, written with slot m W - 1.
+    recent (H, 2 W, D_k + D_v + 1): entry s % 2 W is the key, u and decay of slot s.
+    inputs (1, 2 W, C): entry s % 2 W is the convolution's input of slot s.
+
+    Rewinding to `start_pos` is safe: later slots wrote to other entries of the rings, for up to
+    W - kernel + 1 slots that are taken back.
     """
 
     def __init__(self, config: TextConfig):
@@ -66,8 +72,8 @@ class GatedDeltaRule(nn.Module):
         before: Tensor,
         lengths: Sequence[int] | None = None,
     ) -> Tensor:
-        """x (B, T, D) -> (B, T, D). `before` as of `ShortConvolution`; of each row so many positions are real
-        as `lengths` says, None for all: the others leave no trace in the cache."""
+        """x (B, T, D) -> (B, T, D). `before` is as of `ShortConvolution`. `lengths` are the real positions of
+        each row, None for all; the others leave no trace in the cache."""
         inputs = self.in_proj_qkv(x)
         rate = self.in_proj_b(x).sigmoid().float()  # (B, T, H)
         decay = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x).float() + self.dt_bias)

@@ -9,6 +9,8 @@ the `per_layer_width` numbers that its token has for each layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +18,11 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask
 
 from generation.kv_cache import Kept, KVCache
-from models.config import Gemma4TextConfig
+from models.config import MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, TextConfig, check_range, make_positive
 from models.language_model import (
     MLP,
     At,
     LanguageModel,
-    additive,
     apply_rope,
     attend,
     attention_mask_for,
@@ -29,6 +30,52 @@ from models.language_model import (
     rope_tables,
     through_cache,
 )
+from models.packed_rows import additive
+
+
+@dataclass(frozen=True)
+class Gemma4TextConfig(TextConfig):
+    """Gemma 4's decoder. Of its layers some look back `sliding_window` positions, with heads of `head_dim`,
+    and some at all, with heads of `full_head_dim`; those that are "shared" have no keys of their own and read
+    what the last layer of their kind before them keeps. `layer_types` has one for each."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("sliding", "full", "sliding shared", "full shared")
+    act: ClassVar[str] = "gelu_pytorch_tanh"
+    block_norms: ClassVar[int] = 5
+
+    hidden_act: str = "gelu_pytorch_tanh"
+    sliding_window: int = 512
+    full_head_dim: int = 512
+    full_rotary_factor: float = 0.25
+    full_rope_theta: float = 1e6
+    shared_mlp_factor: int = 1  # by which the inner width of a shared layer is larger
+    per_layer_width: int = 0  # numbers of a token for each layer, from a table of their own; 0: none
+    per_layer_vocab: int = 262_144
+    per_layer_count: int = 0  # layers that the table has numbers for
+    logit_cap: float | None = None
+    # Of padding, which learns nothing; in the table for each layer an image's positions are padding, too.
+    placeholder_id: int = 0
+
+    def __post_init__(self):
+        if len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError("Gemma4TextConfig.layer_types: expected one for each layer")
+        check_range(self, 1, MAX_POSITIONS, "sliding_window")
+        check_range(self, 2, MAX_WIDTH, "full_head_dim")
+        check_range(self, 1, 8, "shared_mlp_factor")
+        check_range(self, 0, 4_096, "per_layer_width")
+        check_range(self, 1, MAX_VOCAB, "per_layer_vocab")
+        check_range(self, 0, min(self.vocab_size, self.per_layer_vocab) - 1, "placeholder_id")
+        make_positive(self, "full_rotary_factor", "full_rope_theta")
+        if self.full_rotary_factor > 1:
+            raise ValueError(
+                f"Gemma4TextConfig.full_rotary_factor: expected up to 1, got {self.full_rotary_factor}"
+            )
+        if self.logit_cap is not None:
+            make_positive(self, "logit_cap")
+        super().__post_init__()
+
+    def head_dim_of(self, kind: str) -> int:
+        return self.full_head_dim if kind.startswith("full") else self.head_dim
 
 
 def scaled(x: Tensor, width: int) -> Tensor:
@@ -83,7 +130,8 @@ class Gemma4Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
         self.pre_feedforward_layernorm = nn.RMSNorm(width, eps)
         factor = config.shared_mlp_factor if kind.endswith("shared") else 1
-        self.mlp = MLP(config, config.intermediate_size * factor)
+        inner = config.intermediate_size * factor
+        self.mlp = MLP(width, inner, config.mlp_bias, config.hidden_act)
         self.post_feedforward_layernorm = nn.RMSNorm(width, eps)
         self.layer_scalar = nn.Parameter(torch.ones(1), requires_grad=False)
         if config.per_layer_width:

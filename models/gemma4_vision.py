@@ -4,14 +4,34 @@ that they take among the text."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.config import Gemma4VisionConfig
 from models.language_model import apply_rope
-from models.packed_vision_transformer import block_order, patches_of
+from models.packed_vision_transformer import PackedVisionConfig, block_order, patches_of
+
+
+@dataclass(frozen=True)
+class Gemma4VisionConfig(PackedVisionConfig):
+    """Gemma 4's tower: learned positions of rows and of columns, `merge_size`² patches pooled to one."""
+
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 16
+    num_attention_heads: int = 12
+    merge_size: int = 3
+    temporal_patch_size: int = 1
+    norm: str = "rms"
+    gated_mlp: bool = True
+    patch_bias: bool = False
+    channels_last: bool = True
+    table_side: int = 10_240
+    rope_theta: float = 100.0
+    clips: bool = False  # what goes into and out of each matrix is clipped
+    standardizes: bool = False  # what is pooled is shifted and scaled
 
 
 def bound(value: float) -> nn.Parameter:

@@ -8,46 +8,27 @@ written, and how they are rotated, unless a family has rotary places of its own 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask
 
 from generation.kv_cache import Kept, KVCache, Layout, geometry
 from models.config import TextConfig
 from models.gated_delta import GatedDeltaRule
+from models.packed_rows import additive, attend_blocks, rope_axes, scaled_frequencies, segment_places
 from models.short_convolution import ShortConvolution
 
 
 def rope_frequencies(config: TextConfig, device=None) -> Tensor:
-    """Inverse rotary frequencies, (D_r / 2,) float32 for D_r rotated numbers of a head, scaled as the config
-    says.
-
-    The llama3 rule is the one published with Llama 3.1: long wavelengths are divided by `factor`,
-    short ones kept, and those between blended linearly.
-    """
+    """Inverse rotary frequencies, (D_r / 2,) float32 for D_r rotated numbers of a head."""
     dim = config.rotary_dim
     exponent = torch.arange(0, dim, 2, dtype=torch.int64, device=device).float() / dim
     inv_freq = 1.0 / (config.rope_theta**exponent)
-    scaling = config.rope_scaling
-    if scaling is None:
-        return inv_freq
-    if scaling.rope_type == "linear":
-        return inv_freq / scaling.factor
-    original = scaling.original_max_position_embeddings
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    wavelength = 2 * math.pi / inv_freq
-    long_limit, short_limit = original / low, original / high
-    blend = (original / wavelength - low) / (high - low)
-    blended = (1 - blend) * (inv_freq / scaling.factor) + blend * inv_freq
-    scaled = torch.where(wavelength > long_limit, inv_freq / scaling.factor, inv_freq)
-    between = (wavelength <= long_limit) & (wavelength >= short_limit)
-    return torch.where(between, blended, scaled)
+    return inv_freq if config.rope_scaling is None else scaled_frequencies(inv_freq, config.rope_scaling)
 
 
 def rope_tables(inv_freq: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -59,29 +40,6 @@ def rope_tables(inv_freq: Tensor, positions: Tensor, dtype: torch.dtype) -> tupl
     if angles.dim() == 2:
         angles = angles[None]
     return angles.cos().to(dtype)[:, None], angles.sin().to(dtype)[:, None]
-
-
-def rope_axes(config: TextConfig) -> Tensor:
-    """(D_h / 2,) int64: by which of a token's three places (time, row, column) each frequency turns."""
-    _, rows, columns = config.rope_sections
-    axes = torch.zeros(config.rotary_dim // 2, dtype=torch.int64)
-    if config.rope_interleaved:  # time, row, column, time, row, column, … and time again where the others end
-        axes[1 : 3 * rows : 3] = 1
-        axes[2 : 3 * columns : 3] = 2
-    else:
-        axes[config.rope_sections[0] :] = 1
-        axes[len(axes) - columns :] = 2
-    return axes
-
-
-def segment_places(positions: Tensor) -> Tensor:
-    """How many positions of its segment each one has before it, (T,) or (B, T), of rotary places (…, T): a
-    segment begins where they are 0, and nowhere else all three of (3, B, T) are."""
-    begins = positions == 0
-    if positions.dim() == 3:
-        begins = begins.all(0)
-    steps = torch.arange(begins.shape[-1], device=positions.device).expand(begins.shape)
-    return steps - steps.masked_fill(~begins, 0).cummax(-1).values
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -230,28 +188,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | 
         assert length == k.shape[2], f"causal attention needs T == S, got {length} and {k.shape[2]}"
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped, scale=scale)
     if isinstance(mask, BlockMask):  # packed segments on a GPU
-        # Only compiled it is one kernel that skips blocks; else it keeps all T² scores. Within a block that
-        # is compiled as a whole it is compiled with it.
-        as_it_is = q.device.type != "cuda" or torch.compiler.is_compiling()
-        flex = flex_attention if as_it_is else _compiled_flex_attention()
-        return flex(q, k, v, block_mask=mask, enable_gqa=grouped, scale=scale)
+        return attend_blocks(q, k, v, mask, scale)
     # A chunk on a cached prefix, padding, or packed segments: the mask says all.
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped, scale=scale)
 
 
-@cache
-def _compiled_flex_attention() -> Callable[..., Tensor]:
-    return torch.compile(flex_attention)  # not at import: that would import the compiler
-
-
 class MLP(nn.Module):
-    """SwiGLU (arXiv:2002.05202), or with the tanh GELU in place of Swish; its inner width may be another than
-    the config's."""
+    """SwiGLU (arXiv:2002.05202), or with the tanh GELU in place of Swish."""
 
-    def __init__(self, config: TextConfig, inner: int | None = None):
+    def __init__(self, width: int, inner: int, bias: bool = False, act: str = "silu"):
         super().__init__()
-        width, inner, bias = config.hidden_size, inner or config.intermediate_size, config.mlp_bias
-        self.swish = config.hidden_act == "silu"
+        self.swish = act == "silu"
         self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
@@ -277,7 +224,7 @@ class DecoderBlock(nn.Module):
             self.linear_attn = GatedDeltaRule(config)
             self.keeps = self.linear_attn.keeps
         self.post_attention_layernorm = rms_norm(config)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
     def forward(self, x: Tensor, layer_cache: dict[str, Tensor] | None, at: At) -> Tensor:
         normed = self.input_layernorm(x)
@@ -464,11 +411,3 @@ def attention_mask_for(
         real = attention_mask.bool()[:, None, :]  # (B, 1, S)
         mask = mask & (real | (keys == slots[..., None]))
     return mask[:, None]
-
-
-def additive(mask: Tensor, x: Tensor) -> Tensor:
-    """A bool mask as what is added to scores of x: SDPA makes that of a bool mask, too, but anew in every
-    block, and then autograd keeps T² numbers for each of them."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)

@@ -17,10 +17,74 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.config import PackedVisionConfig
-from models.language_model import apply_rope
+from models.config import MAX_LAYERS, MAX_WIDTH, check_choice, check_multiple, check_range, make_positive
+from models.language_model import MLP, apply_rope
+from models.vision_transformer import VisionMLP
 
 Grid = tuple[int, int]  # patches of an image: rows, columns
+
+
+@dataclass(frozen=True)
+class PackedVisionConfig:
+    """A vision transformer over images of their own grids: patches of several stand one after another."""
+
+    hidden_size: int = 1024
+    intermediate_size: int = 4096
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 16
+    num_channels: int = 3
+    patch_size: int = 16
+    merge_size: int = 2  # merge_size² patches, a square, become one position among the text
+    temporal_patch_size: int = 2  # pictures that one patch spans; a still is repeated
+    norm: str = "layer"
+    norm_eps: float = 1e-6
+    gated_mlp: bool = False
+    patch_bias: bool = True
+    channels_last: bool = False  # a patch's numbers are colour by colour of each pixel (SigLIP2)
+    table_side: int = 48  # of the square table of learned positions; 0: there is none
+    table_antialias: bool = False  # stretched as a picture is, edge on edge; else corner on corner
+    rope_theta: float = 10_000.0
+    rotary: bool = True  # queries and keys are rotated by row and column
+    last_norm: bool = False
+    window: int = 0  # patches a side; 0: every layer attends to the whole image
+    whole_layers: tuple[int, ...] = ()  # which do nevertheless
+    taps: tuple[int, ...] = ()  # layers whose output is taken, too, for the first layers of the text part
+    tokens_per_second: int = 4  # places in time that a video takes (Qwen2.5-VL); kept for saving
+    # Of the projector: its norm is over a whole block, or there is none; its inner width; its biases.
+    merger_norm: str = "patch"
+    merger_norm_eps: float = 1e-6
+    merger_width: int | None = None  # None: as wide as a block
+    merger_bias: bool = True
+
+    def __post_init__(self):
+        check_range(self, 1, MAX_WIDTH, "hidden_size", "intermediate_size", "tokens_per_second")
+        check_range(self, 1, MAX_LAYERS, "num_hidden_layers")
+        check_range(self, 1, self.hidden_size, "num_attention_heads")
+        check_range(self, 1, 16, "num_channels", "merge_size", "temporal_patch_size")
+        check_range(self, 1, 1_024, "patch_size")
+        check_range(self, 0, 4_096, "window")
+        check_range(self, 0, MAX_WIDTH, "table_side")
+        check_multiple(self, "hidden_size", "num_attention_heads")
+        if (dim := self.hidden_size // self.num_attention_heads) % 4:
+            raise ValueError(f"PackedVisionConfig: heads of {dim} numbers, expected a multiple of 4")
+        check_choice(self, "norm", "layer", "rms")
+        check_choice(self, "merger_norm", "patch", "block", "none")
+        if self.merger_width is not None:
+            check_range(self, 1, MAX_WIDTH, "merger_width")
+        make_positive(self, "norm_eps", "rope_theta")
+        check_multiple(self, "window", "merge_size")
+        if list(self.taps) != sorted({*self.taps}) or min(self.taps, default=0) < 0:
+            raise ValueError(f"PackedVisionConfig.taps: expected layers in ascending order, got {self.taps}")
+
+    def images(self, scale: int) -> str:
+        """As of `VisionConfig`; the scale is `merge_size`."""
+        side = self.patch_size * self.merge_size
+        return f"in patches of {self.patch_size} px, a token for each {side} x {side} px"
+
+    @property
+    def least_side(self) -> int:
+        """Pixels along a side of the smallest image, which takes one position."""
+        return self.patch_size * self.merge_size
 
 
 def norm_of(config: PackedVisionConfig) -> nn.Module:
@@ -61,35 +125,13 @@ class PackedAttention(nn.Module):
         return self.out_proj(torch.cat(out))
 
 
-class GatedMLP(nn.Module):
-    """SwiGLU (arXiv:2002.05202) with biases."""
-
-    def __init__(self, config: PackedVisionConfig):
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class PlainMLP(nn.Module):
-    def __init__(self, config: PackedVisionConfig):
-        super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
-
-
 class PackedBlock(nn.Module):
     def __init__(self, config: PackedVisionConfig):
         super().__init__()
         self.norm1, self.norm2 = norm_of(config), norm_of(config)
         self.self_attn = PackedAttention(config)
-        self.mlp = GatedMLP(config) if config.gated_mlp else PlainMLP(config)
+        sizes = config.hidden_size, config.intermediate_size
+        self.mlp = MLP(*sizes, bias=True) if config.gated_mlp else VisionMLP(*sizes)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: Sequence[int]) -> Tensor:
         x = x + self.self_attn(self.norm1(x), rope, lengths)

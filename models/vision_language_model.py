@@ -330,28 +330,6 @@ class VisionLanguageModel(nn.Module):
         out[:, real.cpu()] = torch.cat([own for own, _ in places or ()], 1)
         return to_device(out, self.device)
 
-    def generate(
-        self,
-        input_ids: Tensor,
-        pixel_values: Pixels | None = None,
-        pixel_attention_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        options: GenerationOptions | None = None,
-        **overrides,
-    ) -> Tensor:
-        """New token ids (B · N, T_new), stop tokens included, the pad id after a row's stop token.
-
-        Inputs are as in `forward`; padding may stand on either side, and every row gets what it gets alone.
-        Options are a `GenerationOptions` (None: its defaults), single fields of it, or both. A ValueError
-        says that they do not fit the inputs, the context or the memory, or that logits are not finite.
-        """
-        inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
-        return self.generate_stream(*inputs, options, **overrides).drain().token_ids
-
-    def generate_detailed(self, *inputs, **inputs_and_options) -> GenerationOutput:
-        """`generate`, with stop reasons, timings and sizes. Takes the same arguments."""
-        return self.generate_stream(*inputs, **inputs_and_options).drain()
-
     def generate_stream(
         self,
         input_ids: Tensor,
@@ -361,9 +339,23 @@ class VisionLanguageModel(nn.Module):
         options: GenerationOptions | None = None,
         **overrides,
     ) -> TokenStream:
-        """`generate`, token by token: iterate for (B · N,) ids, then read `.result`."""
+        """An answer, token by token: iterate for (B · N,) ids, then read `.result`.
+
+        Inputs are as in `forward`; padding may stand on either side, and every row gets what it gets alone.
+        Options are a `GenerationOptions` (None: its defaults), single fields of it, or both. A ValueError
+        says that they do not fit the inputs, the context or the memory, or that logits are not finite.
+        """
         inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
         return decoding.generate_stream(self, *inputs, self.generation_options(options, **overrides))
+
+    def generate_detailed(self, *inputs, **inputs_and_options) -> GenerationOutput:
+        """The whole answer, with stop reasons, timings and sizes. Takes what `generate_stream` takes."""
+        return self.generate_stream(*inputs, **inputs_and_options).drain()
+
+    def generate(self, *inputs, **inputs_and_options) -> Tensor:
+        """New token ids (B · N, T_new), stop tokens included, the pad id after a row's stop token. Takes the
+        arguments of `generate_stream`."""
+        return self.generate_detailed(*inputs, **inputs_and_options).token_ids
 
     def generation_options(self, options: GenerationOptions | None = None, **overrides) -> GenerationOptions:
         """Checked options, with this checkpoint's stop ids unless others are given."""

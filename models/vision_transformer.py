@@ -44,11 +44,11 @@ class VisionAttention(nn.Module):
 
 
 class VisionMLP(nn.Module):
-    def __init__(self, config: VisionConfig):
+    def __init__(self, width: int, inner: int, act: str = "gelu_pytorch_tanh"):
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.approximate = "tanh" if config.hidden_act == "gelu_pytorch_tanh" else "none"
+        self.fc1 = nn.Linear(width, inner)
+        self.fc2 = nn.Linear(inner, width)
+        self.approximate = "tanh" if act == "gelu_pytorch_tanh" else "none"
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(x), approximate=self.approximate))
@@ -62,7 +62,7 @@ class VisionBlock(nn.Module):
         self.self_attn = VisionAttention(config)
         self.layer_scale1 = nn.Parameter(torch.ones(width)) if scaled else None
         self.layer_norm2 = make_norm(config)
-        self.mlp = VisionMLP(config)
+        self.mlp = VisionMLP(width, config.intermediate_size, config.hidden_act)
         self.layer_scale2 = nn.Parameter(torch.ones(width)) if scaled else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
 from data.tokenizer_training import build_tokenizer
-from models.config import Gemma4VisionConfig
+from models.gemma4_vision import Gemma4VisionConfig
 from models.packed_vision_transformer import block_order, patches_of
 from tests.rows import WORDS
 from tests.tiny import randomize

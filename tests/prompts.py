@@ -10,15 +10,11 @@ import torch
 
 from data.tiles import Part, Parts
 from generation.kv_cache import Kept
-from models.config import (
-    Gemma4TextConfig,
-    Gemma4VisionConfig,
-    PackedVisionConfig,
-    TextConfig,
-    VisionConfig,
-    VLMConfig,
-)
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.gemma4_text import Gemma4TextConfig
+from models.gemma4_vision import Gemma4VisionConfig
 from models.language_model import ZeroCenteredRMSNorm
+from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel
 from tests.tiny import IMAGE_ID, PAD_ID, VOCAB, randomize
 

@@ -45,7 +45,12 @@ FLOORS = {
     ),
     "networks": (
         *("models.config", "models.language_model", "models.vision_transformer"),
-        *("models.losses", "models.initial_weights", "models.packed_vision_transformer"),
+        *(
+            "models.losses",
+            "models.initial_weights",
+            "models.packed_vision_transformer",
+            "models.packed_rows",
+        ),
         *("models.short_convolution", "models.gated_delta", "models.gemma4_text", "models.gemma4_vision"),
     ),
     "inputs": (

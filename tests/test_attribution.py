@@ -311,7 +311,7 @@ def test_the_answer_stays_and_the_sheet_is_written(cli, photo, tmp_path, monkeyp
     """A full disk leaves the earlier sheet as it was."""
     out, ask = tmp_path / "where.png", ("-q", "how many?", "--max-new-tokens", 4)
     _, plain, _ = cli(photo, photo, *ask, *how[-2:])
-    status, answer, err = cli(photo, photo, *ask, "--show-attention", out, *how)
+    status, answer, err = cli("where", photo, photo, *ask, "--out", out, *how)
     assert (status, answer) == (0, plain) and str(out) in err and err.count("\n") == 1
     with Image.open(out) as sheet:
         sheet.load()
@@ -322,5 +322,5 @@ def test_the_answer_stays_and_the_sheet_is_written(cli, photo, tmp_path, monkeyp
         raise OSError(28, "No space left on device", str(out))
 
     monkeypatch.setattr("os.replace", full)
-    assert cli(photo, *ask, "--show-attention", out)[0] == 2
+    assert cli("where", photo, *ask, "--out", out)[0] == 2
     assert out.read_bytes() == kept and list(tmp_path.iterdir()) == [out]

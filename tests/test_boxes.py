@@ -27,7 +27,7 @@ from inference import answer
 from inference.attribution import is_sheet
 from inference.boxes import draw_things
 from inference.checkpoint import OPEN_NOTE, open_checkpoint
-from inference.cli import BOX_FORMATS
+from inference.command import BOX_FORMATS
 from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.pages import EMBEDDED, make_service
 from web.boxes import overlay
@@ -60,7 +60,7 @@ def locating(tmp_path, monkeypatch):
 
 
 def run(*arguments: str) -> int:
-    return generate.main(["--compile", "off", "--max-new-tokens", "2", *arguments])
+    return generate.main([*arguments, "--compile", "off", "--max-new-tokens", "2"])
 
 
 def test_json_holds_pixels_of_the_image(locating, capsys):
@@ -97,7 +97,7 @@ def test_a_plain_question_says_pixels_to_people_and_programs(cli, as_json, monke
     kept = tmp_path / "kept.md"
     lines = [*where, f"/save {kept}", f"/save {kept.with_suffix('.jsonl')}"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
-    status, out, err = cli("--chat", wide, **plain)
+    status, out, err = cli("chat", wide, **plain)
     assert status == 0 and out.splitlines()[0] == line, err
     assert line in kept.read_text()
     rows = json.loads(kept.with_suffix(".jsonl").read_text())
@@ -105,7 +105,7 @@ def test_a_plain_question_says_pixels_to_people_and_programs(cli, as_json, monke
 
     asked, results = tmp_path / "asked.jsonl", tmp_path / "results.jsonl"
     asked.write_text("".join(json.dumps({"image": "wide.png", "question": one}) + "\n" for one in where))
-    assert cli("--batch", asked, "--out", results, **plain)[0] == 0
+    assert cli("batch", asked, "--out", results, **plain)[0] == 0
     located, coloured = map(json.loads, results.read_text().splitlines())
     assert located["answers"] == made["answers"] and located["boxes"] == made["boxes"]
     assert not coloured["boxes"] and coloured["answers"] == ["blue"]
@@ -183,9 +183,7 @@ def test_whatever_is_drawn_stays_in_the_image(box, size):
         (["--point", "star", "--box-format", "doctags"], "boxes"),
         (["--detect", "star", "--no-image"], "--no-image"),
         (["--detect", "star", "--num-answers", "2"], "--num-answers"),
-        (["--describe", "--chat"], "--chat"),
         (["--detect", " "], "--detect"),
-        (["--detect", "star", "--chat"], "--chat"),
         (["--detect", "star", "--show-boxes", "README.md"], ".png"),
         (["--detect", "star", "--show-boxes", str(IMAGE)], "example.png"),  # meant as the image
         (["--box-format", "qwen4"], "qwen3-vl"),
@@ -329,7 +327,7 @@ def test_a_family_says_pixels_in_batches_and_to_programs(of_family, tmp_path):
         json.dumps({"image": str(image), "question": "Where?", "schema": schema, "max_new_tokens": 200})
     )
     out = tmp_path / "out.jsonl"
-    assert run("--model", model, "--batch", str(tmp_path / "asked.jsonl"), "--out", str(out)) == 0
+    assert run("batch", "--model", model, str(tmp_path / "asked.jsonl"), "--out", str(out)) == 0
     (line,) = map(json.loads, out.read_text().splitlines())
     assert near(line["boxes"][0]["box"], CAR)
     assert near(json.loads(line["answers"][0])[0][key], CAR)

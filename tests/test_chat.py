@@ -1,4 +1,4 @@
-"""generate.py --chat fed through a pipe: answers, commands, and one sentence for every mistake."""
+"""generate.py chat fed through a pipe: answers, commands, and one sentence for every mistake."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import generate
 from data.row_schemas import RowSchema
 from generation import sampling
 from generation.options import NotFiniteError
 from inference.chat import COMMANDS
+from inference.command import DEFAULT_MODEL, ROOT
 from models.checkpoints.hub import for_terminal
 from tests.processors import draw_image
 
@@ -28,7 +28,7 @@ def talk(cli, monkeypatch):
 
     def run(*lines: str, arguments=("--no-image",), options=SHORT, **more):
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        status, out, err = cli("--chat", *arguments, *options, **more)
+        status, out, err = cli("chat", *arguments, *options, **more)
         # Not splitlines, which takes control characters of a random model's answers for line ends.
         return status, *([line.rstrip() for line in text.split("\n")[:-1]] for text in (out, err))
 
@@ -94,7 +94,7 @@ def test_a_model_of_single_questions_is_asked_each_alone(talk, one, photo, other
 
 def test_more_images_than_a_model_can_tell_apart_are_named_when_they_come(talk, photo, other, tmp_path):
     """Also where one of them stands in the conversation already, for a model that is shown that as well."""
-    shutil.copytree(generate.DEFAULT_MODEL, tmp_path / "one")
+    shutil.copytree(DEFAULT_MODEL, tmp_path / "one")
     says = tmp_path / "one" / "generation_config.json"
     says.write_text(json.dumps(json.loads(says.read_text()) | {"most_images": 1}))
     counted = {"model": tmp_path / "one"}
@@ -190,7 +190,7 @@ MISTAKES = {
     "/image x\0.png": "x",
     "/image data:image/png;base64," + "A" * 5000: "error: ",
     "/image missing.png": "missing.png",
-    f"/image {generate.ROOT / 'README.md'}": "README.md",
+    f"/image {ROOT / 'README.md'}": "README.md",
     "why " * 400: "context",
     "half a character \udcff": "Unicode",
 }
@@ -233,8 +233,8 @@ def test_ctrl_c_ends_what_comes_from_a_pipe(talk, monkeypatch):
 
 
 def test_what_is_wrong_at_the_start_ends_it(complaint, cli, monkeypatch, tmp_path):
-    assert "--json" in complaint("--chat", "--json")
+    assert "--json" in complaint("chat", "--json")
     monkeypatch.setattr(sys, "stdin", io.StringIO("how many?\n"))
-    assert "missing.png" in complaint("--chat", tmp_path / "missing.png")
+    assert "missing.png" in complaint("chat", tmp_path / "missing.png")
     monkeypatch.setattr(sys, "stdin", None)
-    assert cli("--chat", "--no-image") == (0, "", "")
+    assert cli("chat", "--no-image") == (0, "", "")

@@ -1,4 +1,4 @@
-"""generate.py --chat at a terminal, a real one (a pseudo-terminal): editing, completion, history, Ctrl-C."""
+"""generate.py chat at a terminal, a real one (a pseudo-terminal): editing, completion, history, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import generate
 from inference.checkpoint import open_checkpoint
+from inference.command import ROOT
 from tests.waiting import PATIENCE
 
 UP, CTRL_A, CTRL_C, CTRL_D = "\x1b[A", "\x01", "\x03", "\x04"
@@ -36,7 +36,7 @@ class Terminal:
             "XDG_STATE_HOME": str(state),
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, str(generate.ROOT / "generate.py"), "--chat", *map(str, arguments)]
+        command = [sys.executable, str(ROOT / "generate.py"), "chat", *map(str, arguments)]
         self._process = subprocess.Popen(
             [sys.executable, "-c", START, *command],
             stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment, start_new_session=True,

@@ -13,10 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import generate
 from generation import sampling
+from inference.ask import DEFAULT_QUESTION
 from inference.checkpoint import RequestError, pick_device
-from inference.cli import is_question
+from inference.command import DEFAULT_MODEL, ROOT
+from inference.positionals import is_question
 from models.checkpoints.hub import for_terminal
 from tests.hub_server import HubServer, point_client_at
 
@@ -30,12 +31,12 @@ FIELDS = (
 def test_no_arguments_show_the_example_image(cli):
     status, out, err = cli("--max-new-tokens", 4)
     assert status == 0 and out.strip()
-    assert err == f"generate.py: assets/example.png: {generate.DEFAULT_QUESTION}\n"
+    assert err == f"generate.py: assets/example.png: {DEFAULT_QUESTION}\n"
 
 
 def test_a_model_of_few_images_at_a_time_says_so_before_it_answers_about_more(cli, as_json, photo):
-    says = json.loads(Path(generate.DEFAULT_MODEL, "generation_config.json").read_text())
-    ask, model = ("-q", "How many?", "--max-new-tokens", 8), generate.DEFAULT_MODEL
+    says = json.loads(Path(DEFAULT_MODEL, "generation_config.json").read_text())
+    ask, model = ("-q", "How many?", "--max-new-tokens", 8), DEFAULT_MODEL
     known = [photo] * says["most_images"]
     assert [cli(*ask, *known, *more, model=model)[2].count("at a time") for more in ((), (photo,))] == [0, 1]
     assert as_json(*ask, *known, photo, model=model) and cli(*ask, *known, photo)[2] == ""  # says nothing
@@ -71,7 +72,7 @@ def test_a_model_of_questions_about_images_needs_one(cli, complaint, photo, sing
     assert cli(photo, "-q", "how many?", "--max-new-tokens", 1, model=single_folder)[0] == 0
     (tmp_path / "q.jsonl").write_text('{"question": "how many?"}\n')
     out = tmp_path / "a.jsonl"
-    cli("--batch", tmp_path / "q.jsonl", "--out", out, model=single_folder)
+    cli("batch", tmp_path / "q.jsonl", "--out", out, model=single_folder)
     assert "image" in json.loads(out.read_text())["error"]
 
 
@@ -121,8 +122,8 @@ def stdin_of(monkeypatch, content: bytes) -> None:
     "words",
     [
         "{photo} what is this", "{photo} what is this?", "{photo} -q what is this", "how many are there?",
-        "--chat {photo} what is this", "--batch {photo} what is this --out {out}",
-        "--batch {photo} -q what is this --out {out}",
+        "chat {photo} what is this", "batch {photo} what is this --out {out}",
+        "batch {photo} -q what is this --out {out}",
     ],
 )  # fmt: skip
 def test_a_question_without_quotes_is_called_that(complaint, photo, tmp_path, words):
@@ -146,25 +147,25 @@ def test_an_image_on_stdin(as_json, complaint, photo, monkeypatch):
     for content, reason in ((b"", "nothing"), (b"no image", "a file that starts with")):
         stdin_of(monkeypatch, content)
         assert reason in complaint("-", *ask)
-    assert "stdin" in complaint("-", "-", *ask) and "stdin" in complaint("--chat", "-")
+    assert "stdin" in complaint("-", "-", *ask) and "stdin" in complaint("chat", "-")
 
 
 def test_a_question_from_a_pipe(as_json, complaint, cli, photo, monkeypatch):
     """Where nobody writes one (cron, CI), the default one is asked; one that is given is asked anyway."""
     short = ("--max-new-tokens", 1)
-    for content, asked in ((b"how many?\n", "how many?"), (b" \n", generate.DEFAULT_QUESTION)):
+    for content, asked in ((b"how many?\n", "how many?"), (b" \n", DEFAULT_QUESTION)):
         stdin_of(monkeypatch, content)
         assert as_json(photo, *short)[0]["question"] == asked
     stdin_of(monkeypatch, b"how many?")
     assert as_json(photo, "why?", *short)[0]["question"] == "why?"
     stdin_of(monkeypatch, b"\xff\xfe")
     assert "UTF-8" in complaint(photo)
-    monkeypatch.setattr("inference.cli.STDIN_TIMEOUT", 0)
+    monkeypatch.setattr("inference.positionals.STDIN_TIMEOUT", 0)
     reading, writing = os.pipe()
     with os.fdopen(writing, "w"):  # open, and silent
         monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
         status, _, err = cli(photo, *short)
-    assert status == 0 and generate.DEFAULT_QUESTION in err
+    assert status == 0 and DEFAULT_QUESTION in err
 
 
 def test_several_questions(cli, as_json, photo):
@@ -293,7 +294,7 @@ def test_a_bug_is_not_hidden_and_ctrl_c_is_no_bug(cli, monkeypatch):
 @pytest.mark.slow
 def test_a_process_in_any_folder(model_folder, photo, tmp_path):
     """A chat from a pipe of bytes that are no text."""
-    command = [sys.executable, str(generate.ROOT / "generate.py"), "--chat", str(photo)]
+    command = [sys.executable, str(ROOT / "generate.py"), "chat", str(photo)]
     command += ["--max-new-tokens", "3", "--model", str(model_folder)]
     lines = b"\xff why?\nhow many?\n"
     done = subprocess.run(command, input=lines, capture_output=True, timeout=600, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""generate.py --batch: every line answered as alone, bad lines reported, a second run resumes."""
+"""generate.py batch: every line answered as alone, bad lines reported, a second run resumes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def batch(cli, tmp_path):
     """Run a batch over tmp_path/questions.jsonl into tmp_path/out.jsonl: stderr."""
 
     def run(*arguments, status=0, **options) -> str:
-        paths = ("--batch", tmp_path / "questions.jsonl", "--out", tmp_path / "out.jsonl")
+        paths = ("batch", tmp_path / "questions.jsonl", "--out", tmp_path / "out.jsonl")
         got, out, err = cli(*paths, "--max-new-tokens", 9, *arguments, **options)
         assert (got, out) == (status, ""), err
         return err
@@ -186,7 +186,7 @@ def test_odd_files(batch, complaint, tmp_path):
     (tmp_path / "questions.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert "2 answered" in batch()
     assert [record["line"] for record in read(tmp_path / "out.jsonl")] == [2, 4]
-    paths = ("--batch", tmp_path / "questions.jsonl", "--out", tmp_path / "other.jsonl")
+    paths = ("batch", tmp_path / "questions.jsonl", "--out", tmp_path / "other.jsonl")
     assert "bytes of cache" in complaint(*paths, "--batch-size", 10**12)
     assert "--no-cache" in complaint(*paths, "--no-cache")
 
@@ -195,12 +195,12 @@ def test_bad_files(complaint, tmp_path):
     questions, out = write(tmp_path / "questions.jsonl", [{"question": "what?"}]), tmp_path / "out.jsonl"
     absent = tmp_path / "absent" / "x.jsonl"
     for bad in ((questions, absent), (absent, out), (questions, tmp_path), (questions, questions)):
-        assert str(bad[0] if bad[0] == absent else bad[1]) in complaint("--batch", bad[0], "--out", bad[1])
-    assert "/dev/null" in complaint("--batch", "/dev/null", "--out", out)
+        assert str(bad[0] if bad[0] == absent else bad[1]) in complaint("batch", bad[0], "--out", bad[1])
+    assert "/dev/null" in complaint("batch", "/dev/null", "--out", out)
     assert not out.exists() and questions.read_text() == '{"question": "what?"}\n'
     with socket.socket(socket.AF_UNIX) as device:  # /dev/null would be replaced by a file of results
         device.bind(str(out))
-        assert "expected a file" in complaint("--batch", questions, "--out", out) and out.is_socket()
+        assert "expected a file" in complaint("batch", questions, "--out", out) and out.is_socket()
 
 
 def test_results_of_a_run_are_not_its_questions(batch, questions, tmp_path):

@@ -1,4 +1,4 @@
-"""generate.py --batch with folders, globs and names of images, and shards of any batch."""
+"""generate.py batch with folders, globs and names of images, and shards of any batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(cli):
     """Run a batch into a file: (its records, stderr)."""
 
     def run(*arguments, out="out.jsonl", status=(0,), **options) -> tuple[list[dict], str]:
-        got, printed, err = cli("--batch", *arguments, "--out", out, **options)
+        got, printed, err = cli("batch", *arguments, "--out", out, **options)
         assert got in status and printed == "", err
         return [json.loads(line) for line in Path(out).read_text().splitlines()], err
 
@@ -167,7 +167,7 @@ def test_a_folder_that_grew_is_gone_on_with_and_one_that_shrank_is_not(photos, r
     Path("out.jsonl").write_text(kept[: len(kept) * 2 // 3])  # as a kill leaves it
     again, _ = run("photos", *ASK)
     assert again == grown and Path("out.jsonl").read_text() == kept
-    arguments = ("--batch", "photos", "--out", "out.jsonl", "--max-new-tokens", 5)
+    arguments = ("batch", "photos", "--out", "out.jsonl", "--max-new-tokens", 5)
     assert "another" in complaint(*arguments, "-q", "why?")
     (photos / "aa.png").unlink()
     assert "aa.png" in complaint(*arguments, "-q", "how many?")
@@ -253,7 +253,7 @@ def test_things_are_located_in_each_image(photos, run, as_json, boxes_folder, co
             (record,) = [record for record in records if record["id"] == f"{name}#{number}"]
             for key in (*ALONE, "question", "boxes", "points", "malformed"):
                 assert record[key] == single[key], key
-    assert "--box-format" in complaint("--batch", "photos", *asked, "--out", "x.jsonl")
+    assert "--box-format" in complaint("batch", "photos", *asked, "--out", "x.jsonl")
     named = ("--point", "star", "--box-format", "qwen2.5-vl", "--max-new-tokens", 5)
     records, _ = run("photos", *named, out="named.jsonl")
     (single,) = as_json(photos / "b.png", *named)
@@ -264,16 +264,15 @@ def test_things_are_located_in_each_image(photos, run, as_json, boxes_folder, co
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ("--batch photos --out o", "-q"),
-        ("--batch photos/*.png --out o", "-q"),
-        ("--batch photos -q x", "--out"),
-        ("--batch x? --out o", "question only"),
-        ("--batch phots -q x --out o", "did you mean photos?"),
-        ("--batch photos/*.gif -q x --out o", "photos/*.gif"),
-        ("--batch questions.jsonl --describe --out o", "its lines"),
-        ("--batch photos -q x --out o --shard 9/8", "--shard"),
-        ("--batch photos -q x --out o --shard 1/2 --temperature 1", "--seed"),
-        ("photos --batch photos -q x --out o", "IMAGE"),
+        ("batch photos --out o", "-q"),
+        ("batch photos/*.png --out o", "-q"),
+        ("batch photos -q x", "--out"),
+        ("batch x? --out o", "question only"),
+        ("batch phots -q x --out o", "did you mean photos?"),
+        ("batch photos/*.gif -q x --out o", "photos/*.gif"),
+        ("batch questions.jsonl --describe --out o", "its lines"),
+        ("batch photos -q x --out o --shard 9/8", "--shard"),
+        ("batch photos -q x --out o --shard 1/2 --temperature 1", "--seed"),
     ],
 )
 def test_mistakes(photos, complaint, arguments, named):
@@ -285,12 +284,12 @@ def test_a_folder_without_images(tmp_path, complaint, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").write_text("")
-    assert "1 .txt" in complaint("--batch", "empty", *ASK, "--out", "o")
+    assert "1 .txt" in complaint("batch", "empty", *ASK, "--out", "o")
 
 
 def test_many_images_in_one_question_are_a_hint_and_very_many_an_error(photos, cli, complaint):
     names = [photos / name for name in NAMES]
     _, _, err = cli(*names, *ASK)
-    assert "--batch" in err and "6 images" in err
-    assert "--batch" not in cli(*names[:4], *ASK)[2]
-    assert "--batch" in complaint(*names * 50, *ASK)
+    assert "batch" in err and "6 images" in err
+    assert "batch" not in cli(*names[:4], *ASK)[2]
+    assert "batch" in complaint(*names * 50, *ASK)

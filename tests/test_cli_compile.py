@@ -32,7 +32,7 @@ def test_which_step_answers(as_json, cli, photo, compiler, monkeypatch, tmp_path
     assert eager["decode_step"].startswith("eager: ") and off["decode_step"] == "eager"
     (tmp_path / "in.jsonl").write_text(f'{{"image": "{photo}", "question": "how many?"}}\n')
     _, _, err = cli(
-        "--batch", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl", "--max-new-tokens", 8, "--stats"
+        "batch", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl", "--max-new-tokens", 8, "--stats"
     )
     assert "decode step: native C step" in err
     (now_there,) = as_json(*short)

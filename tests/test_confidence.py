@@ -145,7 +145,7 @@ def test_json_batches_and_stats_say_it(cli, as_json, photo, tmp_path):
     (made,) = as_json(photo, *ask)
     assert len(made["confidences"]) == 2 and all(0 < one < 1 for one in made["confidences"])
     (tmp_path / "q.jsonl").write_text(json.dumps({"image": str(photo), "question": ask[0]}) + "\n")
-    assert cli("--batch", tmp_path / "q.jsonl", "--out", tmp_path / "a.jsonl", *ask[1:])[0] == 0
+    assert cli("batch", tmp_path / "q.jsonl", "--out", tmp_path / "a.jsonl", *ask[1:])[0] == 0
     (line,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
     assert line["confidences"] == pytest.approx(made["confidences"], abs=1e-4)
     *_, err = cli(photo, *ask, "--stats")

@@ -832,7 +832,7 @@ def test_a_batch_and_its_lines(cli, tmp_path, photo):
     ]
     questions, out = tmp_path / "questions.jsonl", tmp_path / "out.jsonl"
     questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run = ["--batch", questions, "--out", out]
+    run = ["batch", questions, "--out", out]
     code, _, said = cli(*run, "--choices", "one,two", "--max-new-tokens", "60")
     assert code == 1, said
     first, second, third, fourth = (json.loads(line) for line in out.read_text().splitlines())

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-import generate
 from data.errors import ImageError, PromptError
 from data.processor import make_processor
 from generation import sampling
 from generation.decoding import GenerationOptions
 from generation.options import NotFiniteError
 from inference.checkpoint import RequestError, open_checkpoint
+from inference.command import DEFAULT_MODEL, EXAMPLE_IMAGE
 from inference.conversation import (
     PLACEHOLDER,
     TAIL,
@@ -94,10 +94,10 @@ def test_proposed_tokens_are_counted(conversation):
 
 def test_the_embedded_model_answers_as_from_text():
     """Its own tokens or the texts tokenized anew in the prompt: a trained model says the same."""
-    conversation = Conversation(open_checkpoint(generate.DEFAULT_MODEL, device="cpu"))
+    conversation = Conversation(open_checkpoint(DEFAULT_MODEL, device="cpu"))
     p, model = conversation.checkpoint.processor, conversation.checkpoint.model
     for number, question in enumerate(("What colour is the star?", "How many shapes are there?")):
-        images = [] if number else [generate.EXAMPLE_IMAGE]
+        images = [] if number else [EXAMPLE_IMAGE]
         answers = [turn.answer for turn in conversation.turns]
         messages = messages_of(p, None, conversation.turns, answers) + p.conversation(images, question)
         expected = p.decode(model.generate(**p.prepare(messages), max_new_tokens=12)[0]).strip()
@@ -105,7 +105,7 @@ def test_the_embedded_model_answers_as_from_text():
         assert result["answers"] == [expected] and result["stop_reasons"] == ["stop"]
         assert (result["tiles_encoded"] > 0, result["reused_tokens"] > 64) == (number == 0, number == 1)
     assert conversation.turns[0].answer == "blue"
-    assert conversation.turns[0].images[0].name == str(generate.EXAMPLE_IMAGE)
+    assert conversation.turns[0].images[0].name == str(EXAMPLE_IMAGE)
 
 
 @pytest.mark.parametrize("how", ["leaving the block", "the next question", "Ctrl-C", "Ctrl-C at once"])

@@ -284,7 +284,7 @@ def test_lines_of_a_batch_are_as_alone(cli, as_json, photo, tmp_path):
     sets = [["yes", "no"], ["0", "1", "2"], ["a circle", "a square", "a"], None]
     lines = [{"image": str(photo), "question": "what?", "choices": one, "max_new_tokens": 2} for one in sets]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert cli("--batch", tmp_path / "q.jsonl", "--out", tmp_path / "a.jsonl", "--batch-size", 3)[0] == 0
+    assert cli("batch", tmp_path / "q.jsonl", "--out", tmp_path / "a.jsonl", "--batch-size", 3)[0] == 0
     for choices, text in zip(sets, (tmp_path / "a.jsonl").read_text().splitlines(), strict=True):
         record, named = json.loads(text), ("--choices", json.dumps(choices)) if choices else ()
         (alone,) = as_json(photo, "what?", *named, "--max-new-tokens", 2)

@@ -20,8 +20,7 @@ from generation.threads import limit_threads
 from inference.checkpoint import speed_up
 from models import VisionConfig, VisionLanguageModel
 from models.checkpoints.save import stored_tensors
-from models.config import PackedVisionConfig
-from models.packed_vision_transformer import PackedVisionTransformer
+from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer
 from models.vision_transformer import VisionTransformer
 from tests import test_internvl, tiny
 from tests.qwen_checkpoints import KINDS, save_hf

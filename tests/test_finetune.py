@@ -113,7 +113,7 @@ def finish(process) -> None:
 def answers(folder: Path, model: str) -> list[str]:
     """What generate.py answers to the held-out rows."""
     out = folder / f"{Path(model).name}.jsonl"
-    made = ["--batch", str(folder / "heldout.jsonl"), "--out", str(out), "--model", str(folder / model)]
+    made = ["batch", str(folder / "heldout.jsonl"), "--out", str(out), "--model", str(folder / model)]
     assert generate.main([*made, "--dtype", "float32", "--device", "cpu", "--max-new-tokens", "8"]) == 0
     rows = sorted((json.loads(line) for line in out.read_text().splitlines()), key=lambda row: row["line"])
     return [row["answers"][0] for row in rows]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inference import cli
+from inference import flags
 from models import __version__
 from models.checkpoints.names import MODELS
 
@@ -25,25 +25,25 @@ ENTRY_POINTS = {
     "training.config": "--lora-rank",
 }
 SHAPES = ["--tasks", "shapes"]
-SHOW = ["--show-attention", "where.png"]
+WHERE = ["where", "assets/cup.png"]
 CONVERT = ["convert", "ocelli-shapes"]
 # (module of the entry point, arguments, what the sentence must name)
 REFUSED = [
     ("generate", ["--num-answer", "3"], "--num-answers"),
-    ("generate", ["--out", "x.jsonl"], "--batch"),
-    ("generate", ["--compile", "on", "--no-cache"], "--compile on cannot be combined with --no-cache"),
+    ("generate", ["--out", "x.jsonl"], "--out"),
+    ("generate", ["--compile", "on", "--no-cache"], "--no-cache cannot be combined with --compile on"),
     (
         "generate",
         ["--lookup", "on", "--no-cache"],
-        "--lookup on cannot be combined with --no-cache",
+        "--lookup on",
     ),
-    ("generate", ["-q", "how many?", "-q", " "], "an empty one"),
-    ("generate", ["--batch", "x.jsonl"], "--out"),
-    ("generate", ["--batch", "x.jsonl", "--out", "y.jsonl", "-q", "why?"], "-q"),
-    ("generate", [*SHOW, "-q", "how many?", "-q", "why?"], "-q"),
-    ("generate", ["--method", "occlusion"], "--show-attention"),
-    ("generate", ["--show-attention", "no/where.png"], "'no'"),
-    ("generate", ["--show-attention", "assets/cup.png"], "cup.png"),  # meant as the image
+    ("generate", ["-q", "how many?", "-q", " "], "-q"),
+    ("generate", ["batch", "x.jsonl"], "--out"),
+    ("generate", ["batch", "x.jsonl", "--out", "y.jsonl", "-q", "why?"], "-q"),
+    ("generate", [*WHERE, "-q", "how many?", "-q", "why?"], "question"),
+    ("generate", ["--method", "occlusion"], "--method"),
+    ("generate", [*WHERE, "why?", "--out", "no/where.png"], "'no'"),
+    ("generate", [*WHERE, "why?", "--out", "assets/cup.png"], "cup.png"),  # meant as the image
     ("generate", ["assets/cupp.png", "What is it?"], "assets/cup.png"),
     ("generate", ["--temperature", "-1"], "temperature"),
     ("generate", ["--max-new-tokens", "0"], "--max-new-tokens"),
@@ -53,10 +53,10 @@ REFUSED = [
     ("generate", ["--device", "toaster"], "toaster"),
     ("generate", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     ("generate", ["--model", "assets"], "config.json"),
-    ("generate", ["--chat", "nothing.png"], "nothing.png"),
+    ("generate", ["chat", "nothing.png"], "nothing.png"),
     ("generate", ["--model", "owner/nothing"], "owner/nothing"),
-    ("generate", ["--batch", "assets/question.jsonl", "--out", "OUT"], "assets/questions.jsonl"),
-    ("generate", ["--batch", "assets/questions.jsonl", "--out", "OUT", "--temperature", "x"], "temperature"),
+    ("generate", ["batch", "assets/question.jsonl", "--out", "OUT"], "assets/questions.jsonl"),
+    ("generate", ["batch", "assets/questions.jsonl", "--out", "OUT", "--temperature", "x"], "temperature"),
     ("app", ["--port", "99999"], "--port"),
     ("app", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     ("app", ["--any-modle"], "--any-model"),
@@ -136,11 +136,11 @@ def test_help_and_version_need_no_torch():
 
 
 def test_a_long_load_is_told(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "LOG_AFTER", 0.01)
-    with cli.log_if_slow("program", "the/model"):
+    monkeypatch.setattr(flags, "LOG_AFTER", 0.01)
+    with flags.log_if_slow("program", "the/model"):
         time.sleep(0.2)
     assert capsys.readouterr().err == "program: loading the/model\n"
-    monkeypatch.setattr(cli, "LOG_AFTER", 60)
-    with pytest.raises(OSError), cli.log_if_slow("program", "the/model"):
+    monkeypatch.setattr(flags, "LOG_AFTER", 60)
+    with pytest.raises(OSError), flags.log_if_slow("program", "the/model"):
         raise OSError
     assert capsys.readouterr().err == ""

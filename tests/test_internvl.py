@@ -33,7 +33,6 @@ from tests.processors import draw_image, seen, user
 from tests.prompts import loss_of
 from tests.rows import WORDS
 from tests.tiny import randomize
-from tools.convert import convert
 
 BAR = 1e-4
 SIDE, PATCH, VOCAB = 28, 7, 352  # pixels of a tile and a patch; 2 x 2 positions a tile
@@ -44,7 +43,13 @@ TEXTS = {
 # The layers of InternVL3.5 1B, 2B and 4B: width, inner width, layers, heads; 8 key heads of 128 everywhere.
 PUBLISHED = {"1B": (1024, 3072, 28, 16), "2B": (2048, 6144, 28, 16), "4B": (2560, 9728, 36, 32)}
 SIZES = ((30, 30), (90, 50), (40, 120))  # one tile, 2 x 4 and the image, 3 x 1 and the image
-OTHER_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}{{ '<IMG_CONTEXT>\n' }}"
+    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+PIXELS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 
 def tokenizer():
@@ -70,9 +75,9 @@ def hf_config(kind: str, **vision) -> InternVLConfig:
 
 def write_processor(folder: Path) -> None:
     tokenizer().save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(internvl.TEMPLATE)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
     sizes = {"size": {"height": SIDE, "width": SIDE}}
-    GotOcr2ImageProcessorPil(**internvl.CHAT_PIXELS, **sizes).save_pretrained(folder)
+    GotOcr2ImageProcessorPil(**PIXELS, **sizes).save_pretrained(folder)
     (folder / "processor_config.json").write_text('{"image_seq_length": 4}')
 
 
@@ -100,7 +105,7 @@ def reference(monkeypatch):
 
     def opened(folder: Path) -> InternVLProcessor:
         images = GotOcr2ImageProcessorPil.from_pretrained(folder)
-        return InternVLProcessor(images, tokenizer(), image_seq_length=4, chat_template=internvl.TEMPLATE)
+        return InternVLProcessor(images, tokenizer(), image_seq_length=4, chat_template=TEMPLATE)
 
     return opened
 
@@ -143,7 +148,7 @@ def test_prompts_logits_and_answers_are_theirs(both, batch, reference):
 )
 def test_pixels_are_theirs(side, count, most):
     rng = np.random.default_rng(side)
-    settings = {"size": {"height": side, "width": side}, "max_patches": most, **internvl.CHAT_PIXELS}
+    settings = {"size": {"height": side, "width": side}, "max_patches": most, **PIXELS}
     theirs, ours = GotOcr2ImageProcessorPil(**settings), internvl.InternVLImages(settings, 4)
     grids = set()
     for _ in range(count):
@@ -176,97 +181,6 @@ def test_transformers_opens_what_is_saved(both, tmp_path):
     assert described["image_processor_type"] == "GotOcr2ImageProcessor"
 
 
-# ---------------------------------------------------------------------------- the layout of InternVLChatModel
-def chat_name(name: str) -> str:
-    """transformers' name of a tensor -> InternVLChatModel's, by the rules of transformers' own conversion."""
-    if name.startswith("model.vision_tower."):
-        for theirs, chat in (
-            ("model.vision_tower", "vision_model"),
-            ("encoder.layer.", "encoder.layers."),
-            ("cls_token", "class_embedding"),
-            ("position_embeddings", "position_embedding"),
-            ("patch_embeddings.projection", "patch_embedding"),
-            ("lambda_", "ls"),
-            ("attention.projection_layer", "attn.proj"),
-            ("attention.", "attn."),
-            ("layernorm_before", "norm1"),
-            ("layernorm_after", "norm2"),
-        ):
-            name = name.replace(theirs, chat)
-        return name
-    name = name.replace("model.multi_modal_projector.layer_norm", "mlp1.0")
-    name = name.replace("model.multi_modal_projector.linear_1", "mlp1.1")
-    name = name.replace("model.multi_modal_projector.linear_2", "mlp1.3")
-    name = name.replace("model.language_model.", "language_model.model.")
-    return name.replace("lm_head.", "language_model.lm_head.") if name.startswith("lm_head") else name
-
-
-def as_chat(folder: Path, target: Path) -> Path:
-    """A checkpoint of transformers' layout in that of InternVLChatModel."""
-    target.mkdir()
-    config = json.loads((folder / "config.json").read_text())
-    vision, tensors = config["vision_config"], {}
-    for name, tensor in load_file(folder / "model.safetensors").items():  # text and head are called alike
-        tensors[name if name.startswith("language_model.") else chat_name(f"model.{name}")] = tensor
-    for name in [name for name in tensors if ".attn.q_proj." in name]:
-        parts = [tensors.pop(name.replace("q_proj", f"{one}_proj")) for one in "qkv"]
-        tensors[name.replace("q_proj", "qkv")] = torch.cat(parts)
-    save_file(tensors, target / "model.safetensors")
-    chat = {
-        "auto_map": {"AutoModel": "modeling_internvl_chat.InternVLChatModel"},
-        "model_type": "internvl_chat",
-        "img_context_token_id": config["image_token_id"],
-        "llm_config": config["text_config"],
-        "vision_config": {
-            **{name: vision[name] for name in internvl._VISION},
-            "image_size": SIDE,
-            "patch_size": PATCH,
-            "model_type": "intern_vit_6b",
-            "norm_type": vision["norm_type"],
-            "qkv_bias": vision["attention_bias"],
-            "qk_normalization": vision["use_qk_norm"],
-        },
-        "force_image_size": SIDE,
-        "dynamic_image_size": True,
-        "max_dynamic_patch": 12,
-        "min_dynamic_patch": 1,
-        "ps_version": "v2",
-        "use_thumbnail": True,
-    }
-    (target / "config.json").write_text(json.dumps(chat))
-    tokenizer().save_pretrained(target)
-    (target / "chat_template.jinja").write_text(OTHER_TEMPLATE)
-    return target
-
-
-@torch.no_grad()
-def test_the_other_layout_is_the_same_model(both, tmp_path):
-    _, folder, ours, processor = both
-    target = as_chat(folder, tmp_path / "chat")
-    stored = load_file(target / "model.safetensors")
-    assert stored.keys() > {"mlp1.0.weight", "vision_model.encoder.layers.1.attn.qkv.bias"}
-    other = VisionLanguageModel.from_pretrained(target)
-    assert other.config == ours.config
-    inputs = Processor.from_pretrained(target, other.config).prepare(CONVERSATIONS["ragged"])
-    expected = processor.prepare(CONVERSATIONS["ragged"])
-    assert all(torch.equal(inputs[name], expected[name]) for name in expected)
-    assert torch.equal(other(**inputs).logits, ours(**expected).logits)
-    saved = other.save_pretrained(tmp_path / "saved")
-    assert InternVLForConditionalGeneration.from_pretrained(saved)(**inputs).logits.isfinite().all()
-
-
-def test_conversions(both, tmp_path):
-    _, folder, *_ = both
-    chat, hub = as_chat(folder, tmp_path / "chat"), tmp_path / "hub"
-    (chat / "README.md").write_text("Call `model.chat(...)`, with trust_remote_code.")
-    convert(str(chat), hub, dtype="bfloat16", log=lambda line: None)
-    assert VisionLanguageModel.from_pretrained(hub, dtype="stored").dtype == torch.bfloat16
-    assert "trust_remote_code" not in (hub / "README.md").read_text()
-    assert Processor.from_pretrained(hub).images.settings  # read from config.json, there is no other file
-    with pytest.raises(CheckpointError):  # adapters name transformers' layers
-        convert(str(chat), tmp_path / "merged", adapter=folder, log=lambda line: None)
-
-
 def test_names_of_modules_and_of_files(both, tmp_path):
     """transformers writes names of its older versions, and opens those of its modules as well."""
     theirs, folder, ours, _ = both
@@ -291,8 +205,6 @@ def test_other_towers(vision, tmp_path):
     ours = VisionLanguageModel.from_pretrained(tmp_path / "hf")
     inputs = Processor.from_pretrained(tmp_path / "hf").prepare(CONVERSATIONS["two images"])
     assert (ours(**inputs).logits - theirs(**inputs).logits).abs().max() <= BAR
-    chat = VisionLanguageModel.from_pretrained(as_chat(tmp_path / "hf", tmp_path / "chat"))
-    assert torch.equal(chat(**inputs).logits, ours(**inputs).logits)
     saved = ours.save_pretrained(tmp_path / "saved")
     again = InternVLForConditionalGeneration.from_pretrained(saved)
     assert torch.equal(again(**inputs).logits, theirs(**inputs).logits)
@@ -300,8 +212,7 @@ def test_other_towers(vision, tmp_path):
 
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_published_shapes(size):
-    """Every tensor of transformers' model has its place in ours, and nothing else has one; so in the other
-    layout."""
+    """Every tensor of transformers' model has its place in ours, and nothing else has one."""
     width, inner, layers, heads = PUBLISHED[size]
     text = {"model_type": "qwen3", "hidden_size": width, "intermediate_size": inner, "vocab_size": 151_936}
     text |= {"num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": 8}
@@ -318,13 +229,6 @@ def test_published_shapes(size):
     assert internvl.positions(ours) == 256
     expected = expected_shapes(VisionLanguageModel, ours)
     check_shapes(expected, internvl.tensor_map(shapes), shapes, internvl.IGNORABLE, size)
-    chat = {chat_name(name): shape for name, shape in shapes.items() if "k_proj" not in name}
-    fused = {name: (3 * shape[0], *shape[1:]) for name, shape in chat.items() if ".attn.q_proj." in name}
-    for name, shape in fused.items():
-        del chat[name], chat[name.replace("q_proj", "v_proj")]
-        chat[name.replace("q_proj", "qkv")] = shape
-    chat |= {chat_name(name): shape for name, shape in shapes.items() if "language_model" in name}
-    check_shapes(expected, internvl.tensor_map(chat), chat, internvl.IGNORABLE, size)
     assert internvl.read_config(internvl.write(ours, "bfloat16"), {}, {}) == ours
 
 
@@ -336,9 +240,6 @@ def test_published_shapes(size):
         {"vision_config": {"use_mean_pooling": False}},
         {"vision_config": {"norm_type": "batch_norm"}},
         {"vision_config": {"use_qk_norm": True, "layer_norm_eps": 1e-5}},
-        {"model_type": "internvl_chat", "ps_version": "v1"},
-        {"model_type": "internvl_chat", "ps_version": "v2", "select_layer": -4},
-        {"model_type": "internvl_chat", "ps_version": "v2"},  # without a thumbnail, which is its default
         {"text_config": {"model_type": "internlm2"}},
     ],
 )

@@ -34,7 +34,7 @@ def exits_of_evaluations(folder, output) -> list[int | None]:
 
 
 def exits_of_a_batch(folder, output) -> list[int | None]:
-    command = ["--batch", str(write_rows(folder, 1, 3)), "--out", str(output)]
+    command = ["batch", str(write_rows(folder, 1, 3)), "--out", str(output)]
     process = FORK.Process(target=lambda: sys.exit(generate.main(command)))
     process.start()
     process.join(PATIENCE)

@@ -25,7 +25,7 @@ from data.packing import (
     segment_mask,
 )
 from data.tiles import Parts
-from models import language_model
+from models import language_model, packed_rows
 from tests import prompts
 from tests.prompts import IMAGE_ID, PER_TILE, SIDE, tile, tiny_vlm, words
 from training.rows import RowsLoss
@@ -252,16 +252,16 @@ def test_flex_attention_is_compiled_on_cuda_whatever_the_recipe_says(monkeypatch
     """Called as it is, it keeps all scores: slow, and several GiB."""
     compiled: list = []
     monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
-    language_model._compiled_flex_attention.cache_clear()
+    packed_rows._compiled_flex_attention.cache_clear()
     mask = block_mask(torch.ones(1, 8, dtype=torch.int64))
-    monkeypatch.setattr(language_model, "flex_attention", lambda q, k, v, **named: q)
+    monkeypatch.setattr(packed_rows, "flex_attention", lambda q, k, v, **named: q)
     cpu = torch.zeros(1, 2, 8, 4)
     with FakeTensorMode():
         cuda = torch.zeros(1, 2, 8, 4, device="cuda")
     for q in (cpu, cuda, cuda):
         language_model.attend(q, q, q, mask)
-    language_model._compiled_flex_attention.cache_clear()
-    assert compiled == [language_model.flex_attention]  # once, for the device that needs it
+    packed_rows._compiled_flex_attention.cache_clear()
+    assert compiled == [packed_rows.flex_attention]  # once, for the device that needs it
 
 
 def test_training_takes_the_models_loss():

@@ -19,7 +19,7 @@ from models import VisionLanguageModel
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.load import choose_family, expected_shapes, meta_init
 from models.checkpoints.weights import check_shapes
-from models.language_model import segment_places
+from models.packed_rows import segment_places
 from tests.qwen_checkpoints import CLASSES, image_settings, save_hf, tokenizer
 from tools.inspect import as_text, inspect
 

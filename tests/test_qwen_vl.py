@@ -26,7 +26,6 @@ from eval.__main__ import main as evaluate
 from families import qwen_vl
 from families.qwen_images import QwenImages
 from families.text import TEXT_KEYS
-from generation import draft
 from generation.fast.native.step import NativeStep
 from generation.fast.network import DECODER, PACKED_TOWER
 from generation.features import FeatureCache
@@ -41,8 +40,7 @@ from inference.checkpoint import CPU_PIXELS, open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints.load import expected_shapes, meta_init
 from models.checkpoints.weights import check_shapes
-from models.config import PackedVisionConfig
-from models.packed_vision_transformer import patches_of
+from models.packed_vision_transformer import PackedVisionConfig, patches_of
 from tests.invariants import fast_step, run_all
 from tests.processors import draw_image, seen, user
 from tests.qwen_checkpoints import CLASSES, hf_config, image_settings, save_hf
@@ -277,7 +275,7 @@ def test_another_budget_is_another_run(cli, tmp_path):
     draw_image(600, 400).save(tmp_path / "photo.png")
     (tmp_path / "rows.jsonl").write_text('{"image": "photo.png", "question": "how many", "answer": "two"}\n')
     few = ("--max-new-tokens", 2, "--compile", "off")
-    ask = ("--batch", tmp_path / "rows.jsonl", "--out", tmp_path / "out.jsonl", *few)
+    ask = ("batch", tmp_path / "rows.jsonl", "--out", tmp_path / "out.jsonl", *few)
     score = ["--data", tmp_path / "rows.jsonl", "--model", tmp_path / "model", "--output", tmp_path / "run"]
     for more, status in (
         (("--max-pixels", 30_000), 0),
@@ -299,7 +297,7 @@ def test_the_size_that_is_seen_is_said_once(cli, tmp_path, monkeypatch):
         _, _, said = cli(*ask, *few, *more, model=tmp_path / "model")
         assert said.count("seen at") == 1 and said.count("--max-pixels") == hints
     monkeypatch.setattr("sys.stdin", io.StringIO(f"/image {photo}\n"))
-    _, _, said = cli("--chat", "--no-image", *few, model=tmp_path / "model")
+    _, _, said = cli("chat", "--no-image", *few, model=tmp_path / "model")
     assert said.count("seen at") == 1
 
 
@@ -488,7 +486,7 @@ def test_the_answer_is_the_one_without_a_draft(large, kind):
         attends = layer.mixer == "attention"
         (layer.self_attn.o_proj if attends else layer.linear_attn.out_proj).weight *= 0.05
     step = fast_step(model, NativeStep) if kind == "native" else OneByOne(model.language_model)
-    right, tokens, taken = 0, 0, 0
+    right, tokens = 0, 0
     images = (draw_image(1000, 700), draw_image(500, 900, 1), draw_image(64, 64, 2))
     for shown in (images[:1], images[1:], images[::-1]):
         cut = [processor.cut(image) for image in shown]
@@ -499,24 +497,23 @@ def test_the_answer_is_the_one_without_a_draft(large, kind):
             options = {"max_new_tokens": 8, "stop_token_ids": (), "decode_step": step, "lookup": "off", **how}
             expected = model.generate(**full, **options)[0].tolist()
             session = Session(model, FeatureCache(model, 2**24))
-            stream, answer = drafted(session, full, short, 6, **options)
+            draft, answer = drafted(session, full, short, 6, **options)
             assert answer == expected
-            right += stream.drafted.accepted(answer)
-            tokens += len(stream.drafted.token_ids)
-            taken += stream.result.accepted_tokens
+            right += draft.accepted(answer)
+            tokens += len(draft.token_ids)
             again, answer = drafted(session, full, short, 6, **options)
-            assert answer == expected and again.drafted is None
+            assert answer == expected and not again.token_ids
         parts = model.parts_of_rows(short["pixel_values"])[0]
         small = sum(features.nbytes for features in model.encode_images(parts)) - 1  # cannot keep them
         session = Session(model, FeatureCache(model, small))
-        assert drafted(session, full, short, 6, **options)[0].drafted is None
-    assert 0 < taken < right < tokens
+        assert not drafted(session, full, short, 6, **options)[0].token_ids
+    assert 0 < right < tokens
 
 
 @pytest.mark.slow(but=1)
 def test_the_command_line_drafts(large, as_json, tmp_path, monkeypatch):
     _, _, folder = large
-    monkeypatch.setattr(draft, "LIMITS", ALWAYS)
+    monkeypatch.setattr("inference.draft.LIMITS", ALWAYS)
     draw_image(1000, 700).save(tmp_path / "photo.png")
     ask = (tmp_path / "photo.png", "-q", "how many red squares", "--max-new-tokens", 8)
     (expected,), (made,) = (as_json(*ask, *more, model=folder) for more in ((), ("--draft",)))

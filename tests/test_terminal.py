@@ -12,11 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 import generate
-from inference import cli
 from inference.answer import AnswerText, Reply
 from inference.boxes import Locator
 from inference.checkpoint import PixelText
-from inference.cli import log
+from inference.flags import log
 from inference.results import to_json
 from inference.terminal import GreyText, wrapped
 from models.checkpoints.hub import for_terminal
@@ -114,7 +113,7 @@ def test_a_chat_cuts_no_word_before_its_first_line_either(model_folder, monkeypa
     """What generate.py says itself: of the example in place of an image, of options without effect."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     shown = show()
-    assert generate.main(["--chat", "--model", str(model_folder), "--top-k", "3", "--seed", "1"]) == 0
+    assert generate.main(["chat", "--model", str(model_folder), "--top-k", "3", "--seed", "1"]) == 0
     lines = shown.getvalue().splitlines()
     assert len(lines) >= 4 and max(map(len, lines)) <= 40
 
@@ -126,12 +125,12 @@ def test_the_name_of_a_model_controls_no_terminal(model_folder, photo, tmp_path,
     shutil.copytree(model_folder, folder)
     path = folder / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"knows": HOSTILE, "most_images": 1}))
-    monkeypatch.setattr(cli, "LOG_AFTER", 0)
+    monkeypatch.setattr("inference.flags.LOG_AFTER", 0)
     shown = show(tty)
     more = ["--max-new-tokens", "2", "--model", str(folder)]
     assert generate.main([str(photo), str(photo), "-q", "how many?", "--stats", *more]) == 0
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"how many?\n/save {saved}\n"))
-    assert generate.main(["--chat", *more]) == 0
+    assert generate.main(["chat", *more]) == 0
     assert generate.main(["-q", "how many?", "--model", f"{folder}/none"]) == 2
     said = shown.getvalue() + saved.read_text()
     assert said.count("model") > 5 and not set(HOSTILE) & set(said)
@@ -151,7 +150,7 @@ WAYS = {
     "JSON": ("--json",),
     "figures": ("--stats",),
     "boxes": ("--box-format", "qwen3-vl", "--detect", "cup"),
-    "a chat": ("--chat",),
+    "a chat": ("chat",),
 }
 
 

@@ -536,27 +536,27 @@ def test_the_command_line_shows_thinking_apart(cli, as_json, opened, folders):
 
 
 def test_options_that_thinking_does_not_go_with(complaint, folders):
-    for more in (("--draft",), ("--show-attention", "x.png")):
-        complaint(*THINK, *more, model=folders["qwen"])
+    complaint(*THINK, "--draft", model=folders["qwen"])
+    complaint("where", *THINK, "--out", "x.png", model=folders["qwen"])
     complaint(*THINK[:5], "--think-tokens", 3, model=folders["qwen"])
 
 
 def test_a_chat_switches_it_and_a_batch_keeps_it_apart(cli, opened, folders, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTION}\n/think on\n{QUESTION}\n/think off\n/quit\n"))
     flags = ("--max-new-tokens", 6, "--no-image", "--compile", "off")
-    status, out, err = cli("--chat", *flags, "--think-tokens", 3, "--stats", model=folders["qwen"])
+    status, out, err = cli("chat", *flags, "--think-tokens", 3, "--stats", model=folders["qwen"])
     assert status == 0 and err.count("[thinking] ") == 1 and "[thinking]" not in out
     limit = 3 + len(opened["qwen"].processor.thinking.close_ids)
     assert 0 < int(re.search(r"(\d+) tokens of thinking", err)[1]) <= limit
     monkeypatch.setattr("sys.stdin", io.StringIO("/think on\n"))
-    status, _, err = cli("--chat", *flags, model=folders["plain"])
+    status, _, err = cli("chat", *flags, model=folders["plain"])
     assert status == 2 and "thinking" in err
     questions, results = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
     line = {"question": QUESTION, "image": None}
     questions.write_text(
         "".join(json.dumps(line | more) + "\n" for more in ({}, {"choices": ["one", "two"]}))
     )
-    batch = ("--batch", questions, "--out", results, *THINK[3:], "--compile", "off")
+    batch = ("batch", questions, "--out", results, *THINK[3:], "--compile", "off")
     status, _, err = cli(*batch, model=folders["qwen"])
     plain, chosen = map(json.loads, results.read_text().splitlines())
     assert (

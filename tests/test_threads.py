@@ -24,8 +24,8 @@ from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
 from generation.threads import Pass, Threads, limit_threads, quota
+from inference.ask import parser as ask_parser
 from inference.checkpoint import open_checkpoint
-from inference.cli import generate_parser
 from tests.test_fast_decode import make_model
 from tests.test_fast_tower import make_tower, tiles
 from tests.waiting import PATIENCE
@@ -335,7 +335,7 @@ print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 # ------------------------------------------------------------------------------------------ the entry points
 @pytest.mark.parametrize(
     "parser",
-    [generate_parser("", ROOT), serve.build_parser(), app.build_parser(), evaluate.build_parser()],
+    [ask_parser(""), serve.build_parser(), app.build_parser(), evaluate.build_parser()],
     ids=["generate", "serve", "app", "eval"],
 )
 def test_every_program_takes_threads(parser, capsys):

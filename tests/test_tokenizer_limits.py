@@ -16,6 +16,7 @@ import generate
 from data.errors import ProcessorError, PromptError
 from data.processor import Processor
 from data.tokenizer import private_tokenizer
+from inference.command import DEFAULT_MODEL, EXAMPLE_IMAGE
 from tests.processors import processor
 
 UNIGRAM = {"type": "Unigram", "unk_id": 0}
@@ -66,10 +67,10 @@ def test_what_only_a_text_shows_is_a_sentence(changes, with_spec):
 
 @pytest.mark.parametrize("text", ['{"model": ', "[]", "\udcff", '{"version": "1.0"}', "{}"])
 def test_a_broken_file_is_one_sentence_at_the_command_line(text, tmp_path, capsys):
-    folder = shutil.copytree(generate.DEFAULT_MODEL, tmp_path / "model")
+    folder = shutil.copytree(DEFAULT_MODEL, tmp_path / "model")
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").write_bytes(os.fsencode(text))
-    assert generate.main([str(generate.EXAMPLE_IMAGE), "what is it?", "--model", str(folder)]) == 2
+    assert generate.main([str(EXAMPLE_IMAGE), "what is it?", "--model", str(folder)]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "loading" not in line]
     assert line.startswith("generate.py: error: ") and "Traceback" not in line
 

@@ -1,5 +1,5 @@
 """train.py in one process: rows and shapes, what is refused, what ends a run, and everything that shows how a
-run goes: metrics, sample answers, the plot, the best model, trackers, the upload."""
+run goes: metrics, sample answers, the best model, trackers, the upload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 import types
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import datasets
@@ -44,7 +43,6 @@ from tests.runs import (
     write_rows,
 )
 from tests.waiting import PATIENCE
-from training import plot
 from training import rows as rows_module
 from training.config import TrainConfig, parse_arguments
 from training.distributed import is_out_of_memory
@@ -454,25 +452,6 @@ def test_a_tracker_without_login_or_package(tmp_path, monkeypatch):
             open_tracker(TrainConfig(output=str(tmp_path), tracker=name))
 
 
-# ------------------------------------------------------------------------------------------------ the plot
-def lines_of(svg: str) -> list[list[tuple[float, ...]]]:
-    found = ET.fromstring(svg).findall("{http://www.w3.org/2000/svg}polyline")
-    return [[tuple(map(float, point.split(","))) for point in one.get("points").split()] for one in found]
-
-
-def test_plot(watched, tmp_path):
-    assert plot.main([str(watched), str(tmp_path / "one.svg")]) == 0
-    drawn = (tmp_path / "one.svg").read_text()
-    assert drawn == (watched / "plot.svg").read_text()
-    assert [len(line) for line in lines_of(drawn)] == [4, 2, 2]  # loss, held-out loss, exact match
-    assert plot.main([str(tmp_path)]) == 2
-    rows = [{"step": step, "loss": 10.0 / step, "eval_accuracy": step / 1000} for step in range(1, 1001)]
-    loss, accuracy = lines_of(plot.draw([*rows, {"step": 1001, "loss": float("nan")}], "a <run>"))
-    assert 200 < len(loss) <= 300 and loss == sorted(loss)  # falls: y grows downwards
-    assert accuracy == sorted(accuracy, key=lambda p: (p[0], -p[1]))
-    assert lines_of(plot.draw([], "empty")) == []
-
-
 # ------------------------------------------------------------------------------------------------- the Hub
 @pytest.mark.slow
 def test_a_finished_run_is_pushed(base, tmp_path, monkeypatch, capsys):
@@ -614,6 +593,5 @@ def test_a_dataset_by_its_hub_id(base, tmp_path):
     card = ModelCard((tmp_path / "run" / "README.md").read_text()).data
     assert (card.language, card.datasets, card.base_model) == (["de"], ["owner/rows"], None)
     assert offline.stdout.split() == ["12"], offline.stderr
-    assert not [*tmp_path.rglob("*.arrow")]  # copies of what was downloaded
     seen = {name for _, _, rows in curve(tmp_path / "run") for row in rows for name, _ in row}
     assert seen == {"owner/rows", "streamed"}

@@ -19,7 +19,7 @@ from data.processor import Processor
 from data.tiles import Images
 from families import FAMILIES
 from families.idefics3 import IdeficsImages
-from families.internvl import CHAT_PIXELS, InternVLImages
+from families.internvl import InternVLImages
 from families.lfm2_images import Lfm2Images
 from families.qwen_images import QwenImages
 from models import VisionLanguageModel
@@ -84,7 +84,7 @@ def test_images_may_take_fewer_positions(opened, tmp_path):
 
 def test_images_of_tiles_may_take_fewer_positions():
     check_within(embedded(split=True).images, 4)
-    check_within(InternVLImages(CHAT_PIXELS | {"size": {"height": 32, "width": 32}, "max_patches": 9}, 4), 4)
+    check_within(InternVLImages({"size": {"height": 32, "width": 32}, "max_patches": 9}, 4), 4)
     with pytest.raises(ProcessorError):
         processor_of("nanovlm-current").images.within(1000)
 
@@ -99,7 +99,7 @@ def test_what_is_enlarged_stays_within_the_positions_too():
 def test_a_most_beyond_what_the_rule_can_do_is_what_it_can_do():
     """8192 tokens of SmolVLM, which cuts 4,096 pixels at most, and of 400 tiles."""
     side = {"size": {"height": 32, "width": 32}}
-    for rule in (IdeficsImages({}, 64), InternVLImages(CHAT_PIXELS | side | {"max_patches": 9}, 4)):
+    for rule in (IdeficsImages({}, 64), InternVLImages(side | {"max_patches": 9}, 4)):
         assert 1024 < rule.within(8192).plan(4000, 3900).positions <= 8192
 
 

@@ -38,8 +38,9 @@ from data.sources import open_datasets
 from data.video import Clip, is_video, open_video, open_visual
 from families import idefics3
 from families.idefics3 import IdeficsImages
+from families.idefics3_videos import SmolVideos, number_words
 from families.qwen_images import QwenImages
-from families.videos import QwenVideos, SmolVideos, number_words
+from families.qwen_videos import QwenVideos
 from generate import DEFAULT_MODEL
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
@@ -864,7 +865,7 @@ def test_the_command_line_is_asked_about_videos(tmp_path, cli, as_json, complain
     assert first["answers"] == still["answers"] and first["prompt_tokens"] == still["prompt_tokens"]
     assert "first frame" in cli(gif, *words, model=DEFAULT_MODEL)[2]
     save_rows(tmp_path / "questions.jsonl", [{"image": "clip.gif", "question": "how many"}])
-    out, batch = tmp_path / "answers.jsonl", ["--batch", tmp_path / "questions.jsonl", "--max-frames", 4]
+    out, batch = tmp_path / "answers.jsonl", ["batch", tmp_path / "questions.jsonl", "--max-frames", 4]
     status, _, err = cli(*batch, "--out", out, "--max-new-tokens", 3, **asked)
     assert status == 0, err
     (answer,) = map(json.loads, out.read_text().splitlines())

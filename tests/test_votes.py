@@ -83,12 +83,12 @@ def test_a_batch_picks_as_the_command_does(cli, as_json, photo, tmp_path):
     (made,) = as_json(photo, "how many?", *ask)
     questions, out = tmp_path / "questions.jsonl", tmp_path / "out.jsonl"
     questions.write_text(json.dumps({"image": str(photo), "question": "how many?"}) + "\n")
-    assert cli("--batch", questions, "--out", out, *ask)[0] == 0
+    assert cli("batch", questions, "--out", out, *ask)[0] == 0
     line = json.loads(out.read_text())
     assert line["picked"]["number"] == made["picked"]["number"]
     assert line["picked"]["answer"] == line["answers"][made["picked"]["number"]]
     # What was picked otherwise is another run.
-    assert cli("--batch", questions, "--out", out, *ask[:-1], "confidence")[0] == 2
+    assert cli("batch", questions, "--out", out, *ask[:-1], "confidence")[0] == 2
 
 
 # ------------------------------------------------------------------------------------------ evaluations

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from data.errors import ImageError, ProcessorError, PromptError
 from data.images import check_sides
-from inference.cli import MODEL, Parser, check_image_name, check_model, dtype, model, positive
+from inference.flags import MODEL, Parser, check_model, dtype, model, positive
+from inference.positionals import check_image_name
 from inference.results import to_json
 from messages import one_line
 from models.checkpoints.folder import check_replaceable

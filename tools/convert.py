@@ -58,8 +58,8 @@ from models.checkpoints.weights import (
     StoredTensorOf,
     stored_entries,
 )
-from models.config import PackedVisionConfig, VLMConfig
-from models.packed_vision_transformer import block_order, patches_of
+from models.config import VLMConfig
+from models.packed_vision_transformer import PackedVisionConfig, block_order, patches_of
 from models.vision_language_model import VisionLanguageModel
 from tools.adapter import put_in, read_adapter
 from tools.processor_conversion import as_idefics

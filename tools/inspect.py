@@ -21,7 +21,7 @@ from data.images import check_sides, load_image
 from data.processor import Processor
 from generation.fast.quantized import rounded_bytes
 from generation.kv_cache import Layout, bytes_per_row, numbers_per_token
-from generation.slots import snapshot_numbers
+from generation.states import snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
 from models.checkpoints.hub import CheckpointError, Origin, describe, read_json, snapshot
@@ -36,7 +36,8 @@ from models.checkpoints.weights import (
     module_of,
     read_headers,
 )
-from models.config import PackedVisionConfig, TextConfig, VisionConfig, VLMConfig
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel
 
 # Of a tower, in the text for people: --json has them.

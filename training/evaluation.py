@@ -1,7 +1,6 @@
-"""Looks at a run on a schedule: held-out scores, sample answers, a plot, and the best model so far.
+"""Looks at a run on a schedule: held-out scores, sample answers, and the best model so far.
 
 output/samples/step-…/    # answers with their images, see training/metrics.py
-output/plot.svg
 output/best/              # the best model in the Hub's layout, with best.json: its step and score
 
 Figures are printed and written with their number of rows and 95 % interval (`training.task.Score`).
@@ -24,7 +23,6 @@ from training.distributed import reshard
 from training.export import answering_model, save_model
 from training.metrics import SAMPLES, Metrics, read_metrics
 from training.optim import averaged
-from training.plot import write_plot
 from training.task import Answered, Score, Task
 
 BEST, SCORE = "best", "best.json"
@@ -108,11 +106,6 @@ class Evaluation:
         self.metrics.write_samples(step, answered)
         if best:
             self._keep_best(scores, step)
-        if self.ranks.is_first and self.metrics.path.exists():
-            try:
-                write_plot(self.output)
-            except OSError as error:
-                self.metrics.say(f"step {step}: the plot could not be written, the run goes on: {error}")
         return scores
 
     def _answers(self, step: int) -> tuple[dict[str, Score], list[Answered]]:

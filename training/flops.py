@@ -23,9 +23,9 @@ from torch import nn
 from data.packing import IGNORE_INDEX
 from families import FAMILIES
 from models.checkpoints.load import meta_init
-from models.config import PackedVisionConfig, TextConfig, VLMConfig
+from models.config import TextConfig, VLMConfig
 from models.gated_delta import CHUNK
-from models.packed_vision_transformer import image_windows
+from models.packed_vision_transformer import PackedVisionConfig, image_windows
 from models.vision_language_model import part_size
 from training.config import PEAKS
 from training.optim import part_of

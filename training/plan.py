@@ -21,20 +21,18 @@ from data.processor import Processor
 from data.sources import DatasetConfig, count_rows
 from data.tiles import Images
 from data.tokenizer import SPECIAL_TOKENS
-from families import FAMILIES, lfm2_vl
-from families.idefics3 import IdeficsImages
-from families.lfm2_images import Lfm2Images
-from families.qwen_images import QwenImages
-from families.text import checked
+from families import FAMILIES
+from families.keys import checked
 from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.hub import describe as describe_checkpoint
 from models.checkpoints.hub import snapshot
 from models.checkpoints.load import choose_family, meta_init
 from models.checkpoints.weights import PARTS as TABLE_PARTS
 from models.checkpoints.weights import module_of
-from models.config import Gemma4TextConfig, PackedVisionConfig, TextConfig, VLMConfig
+from models.config import TextConfig, VLMConfig
 from models.gated_delta import CHUNK
 from models.losses import chunk_positions
+from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel, part_size
 from training.config import PlanOptions, TrainConfig, dataset_entries
 from training.distributed import compute_dtype
@@ -347,9 +345,9 @@ def activation_bytes(
         "conv": convolution,
         "delta": _delta_bytes(text, residual, product, speaks),
     }
-    shared = 2 * norm + (1 + casts) * width * product * needs_inputs + swiglu
-    if isinstance(text, Gemma4TextConfig):  # norms after each part, and what a token has for each layer
-        shared += 3 * norm + 2 * text.per_layer_width * product + 2 * width * residual
+    shared = text.block_norms * norm + (1 + casts) * width * product * needs_inputs + swiglu
+    if text.block_norms > 2:  # after each part as well, of which what came out is kept
+        shared += 2 * width * residual
     each = [shared + mixers.get(text.mixer(layer), attention) for layer in range(text.num_hidden_layers)]
     return size + positions * (blocks(each, width) + norm)
 
@@ -489,8 +487,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "vision_config": {},  # as transformers has it by default
     },
 }  # fmt: skip
-LONGEST_EDGE = 2048  # pixels that SmolVLM's processor resizes an image's longer side to
-MAX_PIXELS = 2**24  # that Qwen3-VL's leaves an image
+_QWEN_IMAGES = {"patch_size": 16, "size": {"longest_edge": 2**24}}
+# Of those that see, the settings of their preprocessor_config.json that are not the defaults.
+IMAGES: dict[str, dict[str, Any]] = {
+    "HuggingFaceTB/SmolVLM-256M-Instruct": {
+        "size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}
+    },
+    "Qwen/Qwen3-VL-2B-Instruct": _QWEN_IMAGES,
+    "Qwen/Qwen3.5-0.8B": _QWEN_IMAGES,
+    "LiquidAI/LFM2.5-VL-450M": {},
+}  # fmt: skip
 SMOLLM2_TOKENS = 3  # of SmolVLM's special tokens, those that SmolLM2's tokenizers have
 
 
@@ -502,7 +508,9 @@ def network(config: TrainConfig) -> tuple[VLMConfig, Tiles]:
         images = sized(_images_of(config.init_from, shape), config)
     else:
         shape = _joined_shape(config)
-        images = sized(_tiles(shape, shape.vision.least_side), config)
+        side = {"longest_edge": shape.vision.least_side}
+        settings = {"size": side, "max_image_size": side, "do_image_splitting": False}
+        images = sized(FAMILIES[shape.family].image_rule(settings, shape), config)
     return shape, tuple(part_size(part.pixels) for part in images.plan(4000, 3000).parts)
 
 
@@ -536,20 +544,9 @@ def stored_shape(source: str) -> VLMConfig:
 
 def _images_of(source: str, shape: VLMConfig) -> Images:
     """How a checkpoint's processor cuts images."""
-    if source not in PUBLISHED:
-        return Processor.from_pretrained(snapshot(source), shape).images
-    if shape.family == lfm2_vl.NAME:
-        return Lfm2Images({})
-    if isinstance(shape.vision, PackedVisionConfig):
-        sizes = {"patch_size": shape.vision.patch_size, "merge_size": shape.vision.merge_size}
-        return QwenImages(sizes | {"size": {"longest_edge": MAX_PIXELS}})
-    return _tiles(shape, LONGEST_EDGE)
-
-
-def _tiles(shape: VLMConfig, longest: int) -> IdeficsImages:
-    """Of images whose longer side has so many pixels."""
-    side = {"max_image_size": {"longest_edge": shape.vision.least_side}}
-    return IdeficsImages(side, FAMILIES[shape.family].positions(shape)).resized(longest)
+    if source in IMAGES:
+        return FAMILIES[shape.family].image_rule(IMAGES[source], shape)
+    return Processor.from_pretrained(snapshot(source), shape).images
 
 
 def _rows_here(config: TrainConfig) -> int | None:

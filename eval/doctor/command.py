@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from eval.doctor.cases import Case, cases
 from eval.doctor.checks import CHECKS, FAULT, GOOD, OPTIONAL, REFUSED, ROUNDING, Finding, broken, run_check
 from eval.doctor.client import CannotAnswer, Client, ServerError
-from inference.cli import MODEL, Parser, check_model, model, positive
+from inference.flags import MODEL, Parser, check_model, model, positive
 from models.checkpoints.hub import for_terminal
 
 if TYPE_CHECKING:

@@ -180,11 +180,11 @@ PACKED_TOWER = Network(
         **{f"layers.*.norm{number}": NORMS for number in (1, 2)},
         "layers.*.self_attn": (f"{_PACKED}.PackedAttention",),
         **{f"layers.*.self_attn.{name}_proj": ONEDNN for name in ("q", "k", "v", "out")},
-        "layers.*.mlp": (f"{_PACKED}.GatedMLP", f"{_PACKED}.PlainMLP"),
+        "layers.*.mlp": ("models.language_model.MLP", "models.vision_transformer.VisionMLP"),
         **{f"layers.*.mlp.{name}": ONEDNN for name in ("fc1", "fc2", "gate_proj", "up_proj", "down_proj")},
     },
     tensors={"patch_embedding": ("weight", "bias")},
-    config="models.config.PackedVisionConfig",
+    config=f"{_PACKED}.PackedVisionConfig",
     fields=dict.fromkeys(
         (
             *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels"),

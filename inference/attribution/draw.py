@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from collections.abc import Sequence
 from functools import cache
@@ -76,18 +75,20 @@ def write_attribution(
     images: Sequence[Any],
     question: str,
     answer_ids: Sequence[int],
-    args: argparse.Namespace,
+    method: str,
+    path: Path,
+    system: str | None,
 ) -> None:
-    """Write the maps of an answer as generate.py's arguments say. Raises RequestError, OSError."""
+    """Write the maps of an answer, by one of METHODS, as an image. Raises RequestError, OSError."""
     words, about = answer_words(checkpoint, answer_ids), (checkpoint, images, question, answer_ids)
     if not words:
         raise RequestError("the answer has no word to draw a map for")
     found: AttentionMaps | OcclusionMaps
-    if args.method == "occlusion":
-        found = occlusion_maps(*about, args.system)
+    if method == "occlusion":
+        found = occlusion_maps(*about, system)
     else:
-        found = attention_maps(*about, args.system)
-    save_signed(draw_maps(found, words, question), args.show_attention)
+        found = attention_maps(*about, system)
+    save_signed(draw_maps(found, words, question), path)
 
 
 def save_signed(image: Image.Image, path: Path) -> None:

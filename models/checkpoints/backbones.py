@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from families.text import TEXT_FAMILIES, checked, first_id, section, text_config, token_ids, vision_config
+from families.keys import checked, first_id, section, token_ids
+from families.text import TEXT_FAMILIES, text_config, vision_config
 from models.checkpoints.hub import CheckpointError, locate, naming
 from models.checkpoints.load import (
     EMBEDDING,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES
-from families.text import section
+from families.keys import section
 from models.checkpoints.hub import (
     CheckpointError,
     CheckpointFiles,

@@ -24,7 +24,7 @@ from eval.results import RESULTS, table_text
 from eval.run import evaluate
 from eval.tasks import shapes_task
 from inference.checkpoint import open_checkpoint
-from inference.cli import Parser, positive
+from inference.flags import Parser, positive
 from models import VisionLanguageModel
 from models.checkpoints.hub import for_terminal
 from models.checkpoints.save import model_card

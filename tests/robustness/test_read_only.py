@@ -72,7 +72,7 @@ def test_commands_that_cannot_begin(tmp_path, locked):
     tiny_checkpoint(tmp_path / "tiny")
     write_training_rows(tmp_path / "rows.jsonl")
     for work, path in (
-        (lambda: generate.main(["--batch", str(rows), "--out", str(locked / "out.jsonl")]), "out.jsonl"),
+        (lambda: generate.main(["batch", str(rows), "--out", str(locked / "out.jsonl")]), "out.jsonl"),
         (lambda: evaluate(["--data", str(rows), "--output", str(locked / "out")]), ""),
         (lambda: train.main(training(tmp_path, locked / "run", steps=2)), ""),
     ):
@@ -114,7 +114,7 @@ def test_a_batch_on_a_full_disk(tmp_path):
     rows, out = write_rows(tmp_path, IMAGES, EACH), tmp_path / "out.jsonl"
 
     def work() -> int:
-        paths = ["--batch", str(rows), "--out", str(out), "--compile", "off"]
+        paths = ["batch", str(rows), "--out", str(out), "--compile", "off"]
         return generate.main([*paths, "--max-new-tokens", "32", "--batch-size", "4"])
 
     printed = refused(work, at_most(5_001), tmp_path / "log")

@@ -6,7 +6,7 @@
 `map`, `streaming`, `rewards` and `ranks` are training runs: on rows that can be indexed, on a stream, on
 rewards of a stream, and on a number of ranks that changes from one start to the next. What is logged, answers
 that are kept and weights must be those of a run that was never killed, to the bit; with `ranks`, samples
-exactly and losses within 1e-5. `evaluation` (`python -m eval`) and `batch` (`generate.py --batch`) must hold
+exactly and losses within 1e-5. `evaluation` (`python -m eval`) and `batch` (`generate.py batch`) must hold
 every question exactly once, with the answers of a run that was never killed. `saving` writes two checkpoints
 in turns over one folder, which must hold one of them.
 
@@ -190,14 +190,14 @@ def begun_saves(output: Path) -> set[tuple]:
 
 
 def kill_answers(command: str, folder: Path, kills: int, seed: int = 0, images: int = 30) -> Outcome:
-    """`python -m eval`, or `generate.py --batch`, on rows of images; progress is the lines of its results."""
+    """`python -m eval`, or `generate.py batch`, on rows of images; progress is the lines of its results."""
     rows = write_rows(folder, images, EACH)
     few, results = ["--compile", "off", "--batch-size", "4"], {"evaluation": "samples.jsonl", "batch": ""}
 
     def start(out: Path) -> Start:
         if command == "evaluation":
             return forked(lambda: evaluate(["--data", str(rows), "--output", str(out), *few]))
-        given = ["--batch", str(rows), "--out", str(out), "--max-new-tokens", "32"]
+        given = ["batch", str(rows), "--out", str(out), "--max-new-tokens", "32"]
         return forked(lambda: generate.main([*given, *few]))
 
     def answers(out: Path) -> list:

@@ -1,0 +1,152 @@
+"""What the command lines of all programs share. Without torch, so that a mistake is refused at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from inference.errors import check_text_only
+from inference.terminal import wrapped_lines
+from inference.thinking import THINK_TOKENS
+from messages import did_you_mean, one_line, printable
+from models import __version__
+from models.checkpoints.hub import check_has_config, describe, for_terminal, last_name, repository
+from models.checkpoints.names import table
+from models.config import check_device
+
+T = TypeVar("T")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+_DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+LOG_AFTER = 1.0  # seconds of loading
+MOST_THREADS = 512  # with more, OpenMP ends the process
+MODEL = "folder, GGUF file, repository on the Hub, or a short name such as smolvlm-256m (list: prints them)"
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses a wrong command line in one sentence with exit status 2, and has --version."""
+
+    def __init__(self, **options):
+        super().__init__(**options, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+        version = f"%(prog)s (Ocelli) {__version__}"
+        self.add_argument("--version", action="version", version=version, help="print the version and exit")
+
+    def error(self, message: str):
+        if found := re.match(r"unrecognized arguments: (?:.* )?(--?\w[^\s=]*)", message):
+            message = f"unknown option {found[1]}{did_you_mean(found[1], self._options())}"
+        self.exit(2, f"{self.prog}: error: {printable(message)} (--help lists the options)\n")
+
+    def _options(self) -> list[str]:
+        names = list(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                names += [name for parser in action.choices.values() for name in parser._options()]
+        return names
+
+
+def positive(text: str, most: int | None = None, least: int = 1) -> int:
+    """The type of an option that takes an integer of at least `least`, and at most `most`."""
+    if not text.strip().lstrip("+-").isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    if int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected at least {least}, got {text}")
+    if most is not None and int(text) > most:
+        raise argparse.ArgumentTypeError(f"expected at most {most}, got {text}")
+    return int(text)
+
+
+def option(read: Callable[[str], T]) -> Callable[[str], T]:
+    """A type of options: argparse shows the sentence of the error that `read` raises."""
+
+    def convert(text: str) -> T:
+        try:
+            return read(text)
+        except (OSError, ValueError) as error:
+            raise argparse.ArgumentTypeError(one_line(error)) from None
+
+    return convert
+
+
+@option
+def frames_a_second(text: str) -> float:
+    """A number above 0, up to 1000."""
+    if not 0 < float(text) <= 1000:
+        raise ValueError(f"expected more than 0 and at most 1000, got {text}")
+    return float(text)
+
+
+device = option(check_device)  # the name of a kind of device, with or without an index
+
+
+def dtype(text: str) -> str:
+    """The full name of a dtype."""
+    return _DTYPE_ALIASES.get(text, text)
+
+
+def add_machine(add: Callable[..., Any]) -> None:
+    """Options of `inference.checkpoint.open_checkpoint`, beside --device and --dtype."""
+    usual = "the variable OMP_NUM_THREADS, or one for each processor that this process may use"
+    number = partial(positive, most=MOST_THREADS)
+    add("--threads", type=number, metavar="N", help=f"maximum of CPU threads (default: {usual})")
+    about = "pixels that larger images are made to fit, for models that take images whole (Qwen-VL, Qwen3.5, "
+    about += "Gemma 4); default: 524288 on a CPU, elsewhere the checkpoint's own, which is never exceeded"
+    add("--max-pixels", type=partial(positive, least=1024), metavar="N", help=about)
+    second = "frames of a second of a video that are shown (default: as many as the checkpoint says)"
+    add("--fps", type=frames_a_second, metavar="N", help=second)
+    add("--max-frames", type=positive, metavar="N", help="most frames of a video (default: the checkpoint's)")
+
+
+def machine(args: argparse.Namespace) -> dict[str, Any]:
+    """How `inference.checkpoint.open_checkpoint` is to open a model, as those options say."""
+    names = ("device", "dtype", "threads", "max_pixels", "fps", "max_frames")
+    return {name: getattr(args, name) for name in names}
+
+
+def add_think(add: Callable[..., Any]) -> None:
+    """The options of `inference.thinking.Think`."""
+    first = "let the model think before it answers, if its chat template knows how (default: off)"
+    add("--think", action=argparse.BooleanOptionalAction, default=False, help=first)
+    most = f"maximum of tokens that it thinks, besides those of the answer (default {THINK_TOKENS})"
+    add("--think-tokens", type=positive, metavar="N", help=most)
+
+
+def model(name: str) -> str:
+    """The type of an option that names a model: a short name becomes its repository. "list" prints the short
+    names and ends the program."""
+    if name == "list" and not os.path.isdir(name):
+        print(table())
+        sys.exit(0)
+    return repository(name)
+
+
+def check_model(source: str, revision: str | None, text_only: bool = False) -> None:
+    """Refuse a model whose name is wrong or whose config.json cannot be reached, and one that needs an image
+    for `text_only` questions."""
+    check_has_config(source, revision)
+    if text_only:
+        check_text_only(describe(source, revision).generation_config)
+
+
+@contextmanager
+def log_if_slow(program: str, model: str) -> Iterator[None]:
+    """Says on stderr that this model is being loaded if the block takes more than a moment."""
+    text = f"{program}: loading {last_name(model)}"
+    timer = threading.Timer(LOG_AFTER, log, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def log(text: str) -> None:
+    """Lines on stderr; at a terminal no word of them is cut at its edge, and none controls it."""
+    text = for_terminal(text)
+    print(wrapped_lines(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)

@@ -1,0 +1,55 @@
+"""`generate.py where IMAGE QUESTION`: an answer, and where the model looked for each of its words."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from inference import command, flags, printing
+from inference.attribution import METHODS, wrong_sheet
+from inference.command import log
+from inference.positionals import STDIN
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = command.command_parser("where", "Draw where the model looked, for each word of its answer.")
+    command.add_images(parser)
+    drawn = "image to write: a heat map for each word of the answer (default where.png)"
+    parser.add_argument("--out", type=Path, metavar="OUT.png", default=Path("where.png"), help=drawn)
+    method = "attention (default): where the decoder attends; occlusion: where greying a place makes the "
+    method += "answer less likely"
+    parser.add_argument("--method", choices=METHODS, default=METHODS[0], help=method)
+    args = command.parse_words(parser, arguments)
+    sheet, shown = wrong_sheet(args.out), [name for name in args.images if name != STDIN]
+    command.refuse(
+        parser,
+        "--think: the words of an answer without it are drawn" * bool(args.think or args.think_tokens),
+        "expected an image and one question" * (not shown or len(args.questions) != 1),
+        sheet and f"--out: {sheet}",
+    )
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the question and write the map."""
+    flags.check_model(args.model, args.revision)
+    options = command.generation_options(args, confidence=False)
+    images, (question,) = command.open_images(args.images), args.questions
+    from inference.answer import ask_each
+    from inference.attribution import attention, draw
+
+    checkpoint, options = command.load(args, options)
+    command.log_sizes(args, args.images, images, checkpoint)
+    command.log_unused(args)
+    attention.check_attention(checkpoint)
+    # The map is made from the features that the answer was.
+    (reply,) = ask_each(checkpoint, images, args.questions, options, args.system, keep=True)
+    printing.say(checkpoint.pixels(reply.row, not args.grammar, None).each(piece for _, piece in reply))
+    result = reply.finish()
+    if args.stats:
+        flags.log(printing.stats_table(result, args.model))
+    draw.write_attribution(
+        checkpoint, images, question, result["token_ids"][0], args.method, args.out, args.system
+    )
+    log(f"{args.out}: where it looked, word by word")
+    return 0
