@@ -9,9 +9,9 @@ Where threads meet, all wait for the last one. On a processor that has other wor
 it comes a time slice late, 3 to 100 ms, which is longer than many a pass. Nobody says so beforehand: other
 work comes and goes, and a container may hide its quota. So C counts what a pass waits, and when that is too
 much, half of the threads leave it (`native/team.h`). Of PyTorch's operations it is too much when the calling
-thread had no processor for half of a pass. Then half of the threads work for PAUSE times as long as was lost.
-Small work takes few threads from the start. The results are the same with any number of threads: in C to the
-bit, in PyTorch's operations as far as its libraries hold to that.
+thread had no processor for half of a pass. Then half of the threads work for a pause, which is twice as long
+after each try of all that loses. Small work takes few threads from the start. The results are the same with
+any number of threads: in C to the bit, in PyTorch's operations as far as its libraries hold to that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weakref import WeakSet
 import torch
 
 STAKE = 2e-4  # seconds that threads may wait for one another in a pass, whatever that brings
-PAUSE = 10  # times as long as what was lost, until all threads are tried again
+LONGEST_PAUSE = 1.0  # seconds until all threads are tried again
 EACH = 2**20  # products of weights and activations that are worth a thread
 
 
@@ -108,7 +108,7 @@ class Threads:
 
     def __init__(self) -> None:
         self.most = 0  # threads that anything works on; 0: nobody has asked yet
-        self._fewer, self._until = 1, 0.0  # threads, until this time of `time.perf_counter`
+        self._fewer, self._until, self._pause = 1, 0.0, 0.0  # threads in a pause, its end, its seconds
         self._team = fork_safe_lock()  # one pass at a time has several threads
         self._forked = False
 
@@ -132,9 +132,13 @@ class Threads:
             torch.set_num_threads(threads)
         return threads
 
-    def _pause(self, threads: int, lost: float) -> None:
-        """So many threads lost so many seconds."""
-        self._fewer, self._until = threads // 2, time.perf_counter() + PAUSE * lost
+    def _end(self, threads: int, lost: float) -> None:
+        """A pass of several threads has ended, which lost so many seconds."""
+        if lost:
+            self._pause = min(2 * max(self._pause, lost), LONGEST_PAUSE)
+            self._fewer, self._until = threads // 2, time.perf_counter() + self._pause
+        elif threads == self.most:
+            self._pause /= 2
 
     def run(self, call: Callable[[Pass], None], products: float) -> None:
         """Make a pass in C over so many products of weights and activations."""
@@ -146,8 +150,8 @@ class Threads:
         finally:
             if together:
                 self._team.release()
-        if together and made.lost:
-            self._pause(threads, made.lost)
+        if together:
+            self._end(threads, made.lost)
 
     @contextmanager
     def eager(self) -> Iterator[None]:
@@ -159,8 +163,8 @@ class Threads:
         yield
         seconds = time.perf_counter() - began
         off = seconds - (time.thread_time() - own)  # this thread waited for others, or for a processor
-        if threads > 1 and off > seconds / 2:
-            self._pause(threads, off)
+        if threads > 1:
+            self._end(threads, off if off > seconds / 2 else 0.0)
 
     def begin_fork(self) -> None:
         """In the child of a fork OpenMP would wait for threads that are not there."""

@@ -113,7 +113,7 @@ LARGE = 100 * threads.EACH
 
 
 class Machine:
-    """Passes that take a second each, of which threads may lose some, on a clock that is made up."""
+    """Passes of 10 ms, in which several threads lose some, on a clock that is made up."""
 
     def __init__(self, monkeypatch, most: int):
         self.now, self.off, self.lost, self.counts = 100.0, 0.0, 0.0, list[int]()
@@ -124,27 +124,38 @@ class Machine:
 
     def work(self, made: Pass) -> None:
         self.counts.append(made.threads)
-        self.now += 1
-        made.lost = self.lost
+        made.lost = self.lost if made.threads > 1 else 0.0
+        self.now += 0.01 + made.lost
 
     def run(self, products: float = LARGE) -> int:
         self.shared.run(self.work, products)
         return self.counts[-1]
 
 
-def test_beside_other_work_half_of_the_threads_go_on_for_as_long_as_it_costs_little(monkeypatch):
+def test_beside_other_work_half_of_the_threads_go_on(monkeypatch):
     machine = Machine(monkeypatch, 4)
     assert machine.run() == 4
-    machine.lost = 0.4
-    assert [machine.run(), machine.run()] == [4, 2]
-    machine.lost = 0.0
-    assert machine.run() == 1 == torch.get_num_threads()
-    machine.now += threads.PAUSE * 0.4
-    assert machine.run() == 4 == torch.get_num_threads()
     machine.lost = 0.05
-    assert machine.run() == 4
-    machine.lost = 0.0  # and the pause ends within the next pass
-    assert [machine.run(), machine.run()] == [2, 4]
+    assert [machine.run(), machine.run(), machine.run()] == [4, 2, 1] and torch.get_num_threads() == 1
+    machine.now += 0.2
+    machine.lost = 0.0
+    assert machine.run() == 4 == torch.get_num_threads()
+
+
+def test_what_tries_cost_is_bounded_and_all_come_back(monkeypatch):
+    """Where others stay, all threads are tried about once a second."""
+    machine = Machine(monkeypatch, 2)
+    machine.lost = 0.03
+    while machine.now < 120:
+        machine.run()
+    assert machine.counts.count(2) < 30
+    machine.lost = 0.0
+    machine.now += threads.LONGEST_PAUSE
+    assert {machine.run() for _ in range(20)} == {2}
+    machine.lost = 0.001  # once, by chance
+    machine.run()
+    machine.lost = 0.0
+    assert machine.run() == 1 and machine.run() == 2
 
 
 def test_small_work_takes_few_threads(monkeypatch):
@@ -165,9 +176,9 @@ def test_pytorchs_own_passes_give_way_as_well(monkeypatch):
     for off, expected in ((0.0, 2), (0.4, 2), (0.6, 2), (0.0, 1), (0.9, 1)):
         with machine.shared.eager():
             assert torch.get_num_threads() == expected
-            machine.now += 1
-            machine.off += off
-    machine.now += threads.PAUSE
+            machine.now += 0.1
+            machine.off += 0.1 * off
+    machine.now += threads.LONGEST_PAUSE
     with torch.enable_grad(), machine.shared.eager():
         assert torch.get_num_threads() == 1, "training keeps what it has"
     with machine.shared.eager():
