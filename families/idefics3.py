@@ -35,7 +35,17 @@ from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer, image_setting
 from families import keys
 from families.idefics3_videos import SmolVideos
 from families.saving import write_config
-from families.text import text_config, text_family, vision_config, vlm_config, write_text, write_vision
+from families.text import (
+    TEXT_FAMILIES,
+    text_config,
+    text_family,
+    vision_config,
+    vlm_config,
+    write_text,
+    write_vision,
+)
+from models.checkpoints import gguf_config
+from models.checkpoints.gguf_config import SIGLIP
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
@@ -135,6 +145,29 @@ def write(config: VLMConfig, dtype: str) -> dict:
 
 def processor_classes(config: VLMConfig) -> tuple[str, str]:
     return "Idefics3Processor", "Idefics3ImageProcessor"
+
+
+def _read_gguf(tower: gguf_config.Tower) -> tuple[dict[str, Any], dict[str, Any]]:
+    vision, scale = tower.section(SIGLIP), gguf_config.number(tower.said, "projector.scale_factor", 64)
+    side, patch = (gguf_config.number(vision, name) for name in ("image_size", "patch_size"))
+    vision["hidden_act"] = "gelu_pytorch_tanh" if tower.said.get("clip.use_gelu") else "quick_gelu"
+    config = {"image_token_id": tower.id(IMAGE), "scale_factor": scale, "vision_config": vision}
+    return config, {
+        "image_seq_len": (side // patch // scale) ** 2,
+        "max_image_size": {"longest_edge": side},
+        "size": {"longest_edge": tower.said.get("preproc_image_size", 4 * side)},
+        "image_processor_type": "Idefics3ImageProcessor",
+    }
+
+
+GGUF = {
+    "idefics3": gguf_config.Layout(
+        NAME,
+        {kind: kind for kind in TEXT_FAMILIES},
+        _read_gguf,
+        fronts=lambda config: {"projector.proj.": "mm.model.fc."},
+    )
+}
 
 
 # -------------------------------------------------------------------------------------------------- images

@@ -25,6 +25,7 @@ from families import keys
 from families.idefics3 import positions
 from families.saving import SavedProcessor, write_config
 from families.text import VISION_KEYS, text_config, vision_config, vlm_config, write_text
+from models.checkpoints.gguf_config import Layout
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
@@ -34,6 +35,7 @@ from models.vision_transformer import MLPProjector, VisionTransformer
 NAME = "internvl"
 TITLE = "transformers InternVL3 / InternVL3.5 (repositories whose names end in -HF)"
 BOX_FORMS: dict[str, str] = {}
+GGUF: dict[str, Layout] = {}
 # What follows from the config, a tied head, and a token that only pre-training used.
 IGNORABLE = re.compile(r".*rotary_emb\.inv_freq|(language_model\.)?lm_head\.weight|.*\.mask_token")
 # How our tensors' names begin as transformers' modules have them, which adapters name and we write, and as in

@@ -33,6 +33,7 @@ from data.tokenizer import AnyTokenizer, folder_of, open_with
 from families import idefics3
 from families.keys import checked, expect, section
 from models.checkpoints import weights
+from models.checkpoints.gguf_config import Layout
 from models.checkpoints.hub import REPO_ID, CheckpointError
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.language_model import rope_frequencies
@@ -40,6 +41,7 @@ from models.language_model import rope_frequencies
 NAME = "nanovlm"
 TITLE = "nanoVLM (today's and v0.1)"
 BOX_FORMS: dict[str, str] = {}
+GGUF: dict[str, Layout] = {}
 INV_FREQ = "decoder.rotary_embd.inv_freq"
 HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
 # The frequencies are read by `read_config`, and a tied head is the embedding.
