@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.errors import BadRow, DatasetError
-from data.row_files import ParquetGroups, Stream, library
+from data.row_files import Stream, library
 from data.row_schemas import OF_BOXES
-from data.sources import DatasetConfig, Mixture, Source, leave_undecoded, open_datasets
+from data.sources import DatasetConfig, Mixture, Source, open_datasets
 
 logger = logging.getLogger(__name__)
 Entry = DatasetConfig | Mapping[str, Any]
@@ -34,9 +34,7 @@ class Share(NamedTuple):
 
     def of(self, rows: Any, path: str) -> Any:
         """These of the rows. Raises DatasetError for rows that cannot be divided."""
-        if isinstance(rows, ParquetGroups):
-            rows = _indexed(rows) if len(rows) else []
-        elif isinstance(rows, Stream):
+        if isinstance(rows, Stream):
             raise DatasetError(f"{path}: --holdout: expected rows that are not streamed; use --eval-data")
         features = getattr(rows, "features", None) or {}
         column = next((key for key, one in features.items() if isinstance(one, library().ClassLabel)), None)
@@ -55,17 +53,6 @@ class Share(NamedTuple):
         if isinstance(rows, list):
             return [rows[number] for number in wanted]
         return rows.select(wanted) if isinstance(rows, library().Dataset) else rows[wanted]
-
-
-def _indexed(rows: ParquetGroups) -> Any:
-    """The same rows as a dataset of the library's, which writes them to its cache and then finds each at
-    once, in whichever order they are read."""
-    whole, first = ParquetGroups(rows.files, rows.features), rows.groups[0]
-    group = int((whole.groups[:, :2] == first[:2]).all(axis=1).argmax())
-    begin = sum(whole.lengths[:group]) + int(first[2])
-    leave_undecoded(rows.features)
-    dataset = library().Dataset.from_parquet([*rows.files], features=rows.features)
-    return dataset.select(range(begin, begin + len(rows)))
 
 
 def open_both(

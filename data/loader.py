@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
 from multiprocessing.sharedctypes import RawValue
 from multiprocessing.util import Finalize
 from typing import Any
@@ -50,11 +49,6 @@ _PATIENCE = 50  # bad or filtered rows after which a shard reports them although
 _ALL_FILTERED = 100_000  # rows in succession below the minimum ratings after which a shard gives up
 _ESTIMATED_FROM = 1_000  # rows of an estimate of an epoch's length
 _COUNTED = 2_000  # rows up to which it is counted
-_WHOLE = 10_000  # rows of a file without parts, below which it does not matter how often they are read
-
-
-_STREAMS = "streams (files, cut by their sizes)"  # missing in runs of versions that cut them otherwise
-_OF_LENGTH = "streams (files and their sizes)"  # whose rows are counted; with the others in earlier runs
 
 
 @dataclass(frozen=True)
@@ -410,10 +404,7 @@ class Loader:
         self.shards = [n for n in range(config.num_shards) if n % config.batch_size // per_rank == rank]
         self.state = LoaderState(0, {}, set(), DropCount(config.max_drop_rate))
         for source in mixture.sources if rank == 0 else ():
-            with reading(_READING):
-                rows = source.rows
-                whole = isinstance(rows, Stream) and rows.num_files == 1 == rows.parts(0)
-            if whole and (source.num_rows or math.inf) > _WHOLE:
+            if isinstance(source.rows, Stream) and source.rows.num_parts == 1:
                 logger.warning(
                     "%s: one file without parts is read whole by each of the %d shards; split it, or write "
                     "it as Parquet of many row groups",
@@ -522,29 +513,20 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the merged states of all ranks, on any number of ranks and workers."""
-        order, saved, keys = self._order(), state["order"], (_STREAMS, _OF_LENGTH)
-        if any(order[key] and not {key, _STREAMS} & {*saved} for key in keys):
-            raise DatasetError(
-                "the saved run read its streams in the order of an earlier version, in which rows cannot be "
-                "found again: finish it with that version, or start again with --no-resume"
-            )
-        files = ([one for key in keys for one in of.get(key, [])] for of in (saved, order))
-        was, now = (sorted(of, key=str) for of in files)
-        if was != now:
-            raise DatasetError(
-                "the files of this run's streams are no longer those of the saved run, "
-                f"{_first_difference(was, now)}: its rows cannot be found again; put the files "
-                "back as they were, or start again with --no-resume"
-            )
-        for name, expected in ((name, order[name]) for name in order if name not in keys):
-            got = saved.get(name, [])
-            if got != expected and name == "lanes":
+        order, saved = self._order(), state["order"]
+        for name in dict.fromkeys((*order, *saved)):
+            expected, got = order.get(name), saved.get(name)
+            if got == expected or not (got or expected):
+                continue
+            if name == "lanes":
                 raise DatasetError(
                     f"batch_size: cannot change on resume here: the saved run read {got} shards, "
                     f"this one would read {expected}"
                 )
-            if got != expected:
-                raise DatasetError(f"the saved run's {name} was {got}, this one's is {expected}: keep it")
+            raise DatasetError(
+                f"{name}: expected {one_line(got, 200)}, as in the saved run, got {one_line(expected, 200)}; "
+                "put it back, or start again with --no-resume"
+            )
         if state["rows"] % self.config.batch_size:
             raise DatasetError(
                 f"batch_size: {self.config.batch_size} does not divide the {state['rows']} rows read"
@@ -570,23 +552,12 @@ class Loader:
             "datasets (name, rows, weight)": [
                 [source.name, source.num_rows, source.weight] for source in self.mixture.sources
             ],
-            _STREAMS: self._files(counted=False),
-            _OF_LENGTH: self._files(counted=True),
+            "streams (parts)": {
+                source.name: source.rows.identity()
+                for source in self.mixture.sources
+                if isinstance(source.rows, Stream)
+            },
         }
-
-    def _files(self, counted: bool) -> list[Any]:
-        """The files of the streams that know how many rows they have, or of the others."""
-        streams = [one for one in self.mixture.sources if isinstance(one.rows, Stream)]
-        return [[one.name, one.rows.sizes_of_files()] for one in streams if bool(one.rows.lengths) == counted]
-
-
-def _first_difference(saved: Sequence[Any], here: Sequence[Any]) -> str:
-    """In words, between the `streams` of two orders."""
-    was, now = next(pair for pair in zip_longest(saved, here, fillvalue=["none", []]) if pair[0] != pair[1])
-    if was[0] != now[0]:
-        return f"{was[0]} then and {now[0]} now"
-    one, other = next(pair for pair in zip_longest(was[1], now[1], fillvalue="no file") if pair[0] != pair[1])
-    return f"of {was[0]} {one} then and {other} now"
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

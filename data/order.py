@@ -1,4 +1,4 @@
-"""In which order the rows of a mixture are read: shuffled, dealt to shards, mixed by weight, resumable.
+"""The order in which the rows of a mixture are read: shuffled, dealt to shards, mixed by weight, resumable.
 
     reader = ShardReader(open_datasets([{"path": "rows.jsonl"}]), shard=0, num_shards=16, seed=0)
     while (read := reader.next()) is not None: ...
@@ -12,20 +12,17 @@ the row again.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import islice
 from typing import Any
 
 from data.errors import DatasetError
 from data.row_files import Stream
-from data.sources import Mixture
+from data.sources import Mixture, all_rows
 
 _MASK = (1 << 64) - 1
-# Row i of a part that is shared has turn i * _SPREAD, so that few rows go to all shards alike.
-_TURNS, _SPREAD = 1 << 32, 0x9E3779B1
 RowPosition = list[int]
 
 
@@ -113,17 +110,15 @@ class MapReader:
 class StreamReader:
     """A shard's rows of a stream, read in blocks of at most `block` rows, each block shuffled in memory.
 
-    In each epoch the files are shuffled and laid end to end, and every shard gets an equal piece. Where the
-    stream knows their `lengths`, that is a range of rows. Otherwise a file is as long as it has bytes, or as
-    any other where that is not known, and a piece is whole files, and of the files at its two ends whole
-    parts. Only a part that a border cuts is read by the shards on both sides of it, each of which keeps its
-    share of the rows. So a stream of F equal parts is read by S shards at most (F + S) / F times.
+    In each epoch the parts of the stream are shuffled and dealt to the shards in turn. Where there are fewer
+    parts than shards, several shards read the same part, and each keeps its share of the rows.
 
     A block ends when it holds `block_bytes` bytes as well, and never crosses the end of an epoch. The state
-    is where the block began and how many of its rows were taken: on resume the block is read once more.
+    is where the block began (epoch, number of the part in it, row of the part) and how many of its rows were
+    taken: on resume the block is read once more.
 
-    A stream may have fewer rows than shards. A shard without a row of its own then borrows another shard's, a
-    different one in each epoch. With `epochs` it reads nothing, so that every row is read equally often.
+    A shard may have no row in one epoch and some in the next. A stream without any row raises DatasetError,
+    unless there is a number of `epochs`.
     """
 
     def __init__(
@@ -140,53 +135,48 @@ class StreamReader:
         self.stream, self.key, self.shard, self.num_shards = stream, key, shard, num_shards
         self.epochs, self.block, self.name = epochs, block, name
         self.block_bytes = most_bytes(num_shards) if block_bytes is None else block_bytes
-        self._borders: tuple[int, list[int]] = (-1, [])  # an epoch, and the row at which each file begins
-        self.restore([0, 0, 0, 0, 0])
+        self.restore([0, 0, 0, 0])
 
     def state(self) -> list[int]:
-        return [*self.start, self.taken]
+        return [*self._start, self._taken]
 
     def restore(self, state: Sequence[int]) -> None:
-        """`start` is where the block begins: [epoch, index of the file in it, part of the file, row]."""
-        *self.start, self.taken = state
-        self._at: RowPosition = self.start  # where the next block begins
-        self._rest: Iterator[RowRead] | None = None  # of the epoch, from there on
-        self._rows: list[Any] | None = None  # of the block; None before it is read
+        *self._start, self._taken = state
+        self._following = self._blocks(*self._start)
+        self._block: list[Any] = []
+        if self._taken:
+            self._start, self._block = next(self._following)
+            for turn in range(self._taken):
+                self._give(turn)
 
     def next(self) -> RowRead | None:
         """The next row; None at the end."""
-        while self._rows is None or self.taken >= len(self._rows):
-            if (block := self._next_block()) is None:
+        if self._taken == len(self._block):
+            if (block := next(self._following, None)) is None:
                 return None
-            goes_on = self._rows is not None
-            self.start, self._rows = block
-            if goes_on:
-                self.taken = 0
-            for turn in range(min(self.taken, len(self._rows))):  # of a block that is read once more
-                self._give(self._rows, turn)
-        self.taken += 1
-        return self._give(self._rows, self.taken - 1)
+            (self._start, self._block), self._taken = block, 0
+        self._taken += 1
+        return self._give(self._taken - 1)
 
-    def _give(self, rows: list[Any], turn: int) -> RowRead:
-        """A row of the block, which nothing here holds any longer: rows are large."""
-        index = shuffled(turn, len(rows), key_of(self.key, *self.start, self.shard))
-        read, rows[index] = rows[index], None
+    def _give(self, turn: int) -> RowRead | None:
+        """A row of the block, which is held no longer: rows are large."""
+        index = shuffled(turn, len(self._block), key_of(self.key, *self._start, self.shard))
+        read, self._block[index] = self._block[index], None
         return read
 
-    def _next_block(self) -> tuple[RowPosition, list[RowRead]] | None:
-        """Where the next block begins, and its rows; None at the end."""
-        while self.epochs is None or self._at[0] < self.epochs:
-            if self._rest is None:
-                self._rest = self._rest_of_epoch(*self._at)
-            start = self._at
-            if block := self._read_block(self._rest):
-                *at, row = block[-1].position
-                self._at = [*at, row + 1]
-                return start, block
-            self._at, self._rest = [start[0] + 1, 0, 0, 0], None
-        return None
+    def _blocks(self, epoch: int, index: int, row: int) -> Iterator[tuple[list[int], list[Any]]]:
+        """Where each block begins, from a row of a part on, and its rows."""
+        while self.epochs is None or epoch < self.epochs:
+            rows, start, is_empty = self._rows(epoch, index, row), [epoch, index, row], not (index or row)
+            while block := self._read_block(rows):
+                *place, last = block[-1].position
+                yield start, block
+                start, is_empty = [*place, last + 1], False
+            if is_empty and self.epochs is None and next(all_rows(self.stream), self) is self:
+                raise DatasetError(f"{self.name}: its files have no row; check them, or turn streaming off")
+            epoch, index, row = epoch + 1, 0, 0
 
-    def _read_block(self, rows: Iterator[RowRead]) -> list[RowRead]:
+    def _read_block(self, rows: Iterator[RowRead]) -> list[Any]:
         block: list[RowRead] = []
         size = 0
         while len(block) < self.block and size < self.block_bytes and (read := next(rows, None)):
@@ -194,82 +184,32 @@ class StreamReader:
             size += size_of(read.row)
         return block
 
-    def _rest_of_epoch(self, epoch: int, index: int, part: int, row: int) -> Iterator[RowRead]:
-        own = self._rows_of(self.shard, epoch, index, part, row)
-        first = next(own, None)
-        if first is not None:
-            yield first
-            first = None
-            yield from own
-        elif self.epochs is None and not (index or part or row):
-            for other in range(self.num_shards):
-                theirs = self._rows_of((self.shard + epoch + other) % self.num_shards, epoch)
-                if (borrowed := next(theirs, None)) is not None:
-                    yield borrowed
-                    return
-            raise DatasetError(
-                f"{self.name}: its {self.stream.num_files} files have no row; check them, or turn streaming "
-                "off"
-            )
+    def _rows(self, epoch: int, index: int, row: int) -> Iterator[RowRead]:
+        """The shard's own rows of an epoch, from a row of a part on."""
+        parts, shards = self.stream.num_parts, self.num_shards
+        first, turn = self.shard % max(parts, 1), self.shard // max(parts, 1)
+        sharing = len(range(first, shards, max(parts, 1)))  # shards that read the same part
+        for i in range(first, parts, shards):
+            if i >= index:
+                for read in self._read(epoch, i, row if i == index else 0):
+                    if (read.position[-1] + epoch) % sharing == turn:
+                        yield read
 
-    def _rows_of(
-        self, shard: int, epoch: int, index: int = 0, part: int = 0, row: int = 0
-    ) -> Iterator[RowRead]:
-        """A shard's own rows of an epoch, from a position on."""
-        for i, p, turns in self._pieces(shard, epoch, index, part):
-            first = row if (i, p) == (index, part) else 0
-            first = max(first, turns.start) if self.stream.lengths else first
-            file = self._file(epoch, i)
-            for number, (in_file, held) in enumerate(self.stream.open(file, p, first), first):
-                turn = number if self.stream.lengths else number * _SPREAD % _TURNS
-                if turn in turns:
-                    yield self._read([epoch, i, p, number], file, in_file, held)
-                elif self.stream.lengths:
-                    break
-
-    def _pieces(self, shard: int, epoch: int, index: int, part: int) -> Iterator[tuple[int, int, range]]:
-        """(index of the file in this epoch, part of it, which of `_TURNS` rows in turn, or which of its rows
-        if their number is known) of all that a shard reads, from a file and a part of it on."""
-        stream, shards = self.stream, self.num_shards
-        if self._borders[0] != epoch:  # without lengths, shards times as long, for borders that are whole
-            sizes = stream.lengths or [size * shards for size in stream.sizes or [1] * stream.num_files]
-            of_epoch = (sizes[self._file(epoch, i)] for i in range(stream.num_files))
-            self._borders = epoch, list(accumulate(of_epoch, initial=0))
-        at = self._borders[1]
-        begin, end = (border * at[-1] // shards for border in (shard, shard + 1))
-        for i in range(max(index, bisect_right(at, begin) - 1), bisect_left(at, end)):
-            size, low, high = at[i + 1] - at[i], max(0, begin - at[i]), min(end, at[i + 1]) - at[i]
-            if stream.lengths:
-                yield i, 0, range(low, high)
-                continue
-            parts = stream.parts(self._file(epoch, i)) if size else 0
-            for p in range(low * parts // size, -(-high * parts // size)) if parts else ():
-                if (i, p) >= (index, part):
-                    share = (min(max(0, cut * parts - p * size), size) for cut in (low, high))
-                    yield i, p, range(*(cut * _TURNS // size for cut in share))
-
-    def _file(self, epoch: int, index: int) -> int:
-        return shuffled(index, self.stream.num_files, key_of(self.key, epoch))
-
-    def _read(self, position: RowPosition, file: int, in_file: int, row: Any) -> RowRead:
-        """Its number is unique in the stream; `Source.place` says where that is."""
-        return RowRead(position, in_file * self.stream.num_files + file, row)
+    def _read(self, epoch: int, index: int, row: int) -> Iterator[RowRead]:
+        """All rows of a part, from one on."""
+        part = shuffled(index, self.stream.num_parts, key_of(self.key, epoch))
+        for at, (number, held) in enumerate(self.stream.read(part, row), row):
+            yield RowRead([epoch, index, at], number, held)
 
     def reread(self, positions: Sequence[RowPosition]) -> list[RowRead]:
         """Reads each of their parts once, from front to back."""
-        wanted: dict[tuple[int, int, int], set[int]] = {}
-        for epoch, index, part, number in positions:
-            wanted.setdefault((epoch, index, part), set()).add(number)
-        found: dict[tuple[int, ...], RowRead] = {}
-        for (epoch, index, part), numbers in wanted.items():
-            first = min(numbers)
-            file = self._file(epoch, index)
-            rows = self.stream.open(file, part, first)
-            for number, (in_file, row) in zip(range(first, max(numbers) + 1), rows):
-                if number in numbers:
-                    at = [epoch, index, part, number]
-                    found[*at] = self._read(at, file, in_file, row)
-        if any(tuple(position) not in found for position in positions):
+        wanted, found = {(*position,) for position in positions}, dict[tuple[int, ...], RowRead]()
+        for epoch, index in {position[:2] for position in wanted}:
+            numbers = [row for *part, row in wanted if part == [epoch, index]]
+            for read in islice(self._read(epoch, index, min(numbers)), max(numbers) - min(numbers) + 1):
+                if (at := tuple(read.position)) in wanted:
+                    found[at] = read
+        if len(found) < len(wanted):
             raise DatasetError(f"{self.name}: rows that were read before are gone; start again: --no-resume")
         return [found[*position] for position in positions]
 
@@ -303,13 +243,12 @@ class ShardReader:
         self.readers: list[MapReader | StreamReader] = []
         streams = sum(isinstance(source.rows, Stream) for source in mixture.sources)
         for source in mixture.sources:
-            rows, key = source.rows, key_of(seed, source.name)
-            if isinstance(rows, Stream):
+            where = (key_of(seed, source.name), shard, num_shards, epochs)
+            if isinstance(source.rows, Stream):
                 share = most_bytes(num_shards * streams)
-                reader = StreamReader(rows, key, shard, num_shards, epochs, block, source.name, share)
-                self.readers.append(reader)
+                self.readers.append(StreamReader(source.rows, *where, block, source.name, share))
             else:
-                self.readers.append(MapReader(rows, key, shard, num_shards, epochs))
+                self.readers.append(MapReader(source.rows, *where))
         self._lead = [key_of(seed, shard, source.name) / 2**64 for source in mixture.sources]
         self.counts = [0] * len(self.readers)
         self._ended = [False] * len(self.readers)

@@ -5,10 +5,10 @@
         {"path": "my/rows.jsonl", "columns": {"question": "query"}},
     ])
 
-The `datasets` library opens the Hub, `save_to_disk` folders, CSV and image folders. JSON lines, tars and
-Parquet are read where they lie (`data.row_files`), files as COCO has them once (`data.coco`): the library
-first writes a copy of everything, turns texts that look like dates into dates, and cannot open a file with
-one broken line. Images stay bytes or paths.
+The `datasets` library opens the Hub, `save_to_disk` folders, Parquet, CSV and image folders. JSON lines and
+tars are read where they lie (`data.row_files`), files as COCO has them once (`data.coco`): the library turns
+texts that look like dates into dates, wants one type in a column, and cannot open a file with one broken
+line. Images stay bytes or paths.
 """
 
 from __future__ import annotations
@@ -32,14 +32,10 @@ from data.boxes import CATEGORIES, COORDINATES, NAMES, BoxRows
 from data.coco import coco_rows
 from data.errors import ADDRESS, DatasetError, check_rows_path
 from data.row_files import (
-    JsonLines,
-    JsonLinesStream,
-    LibraryStream,
-    ParquetGroups,
+    FileRows,
+    FileStream,
     RowsFile,
     Stream,
-    TarSamples,
-    TarStream,
     fsspec_module,
     library,
     reading,
@@ -74,10 +70,9 @@ _LOOKED_AT = 100  # rows that show what all rows are like
 
 
 def all_rows(rows: Stream) -> Iterator[Any]:
-    """The rows of a stream, one file after another."""
-    for file in range(rows.num_files):
-        for part in range(rows.parts(file)):
-            yield from (row for _, row in rows.open(file, part, 0))
+    """The rows of a stream, one part after another."""
+    for part in range(rows.num_parts):
+        yield from (row for _, row in rows.read(part))
 
 
 def first_rows(rows: Sequence[Any] | Stream) -> Iterator[Any]:
@@ -89,7 +84,7 @@ def first_rows(rows: Sequence[Any] | Stream) -> Iterator[Any]:
 
 def columns_of(rows: Sequence[Any] | Stream, name: str, first: Sequence[Any] | None = None) -> list[str]:
     """Names of the columns; [] if there is no row. `first`: what `first_rows` gives, where it is known."""
-    if known := getattr(rows, "column_names", None):
+    if known := getattr(rows, "features", None):
         return list(known)
     first = list(first_rows(rows)) if first is None else first
     columns = {column: None for row in first if isinstance(row, Mapping) for column in row}
@@ -125,7 +120,7 @@ def class_names(rows: Sequence[Any] | Stream, columns: Iterable[str]) -> dict[in
     """What numbers in the first of these columns that has a `ClassLabel` mean, or in COCO's rows; else {}."""
     if known := getattr(rows, "names", None):
         return known
-    features = getattr(getattr(rows, "dataset", rows), "features", None) or {}
+    features = getattr(rows, "features", None) or {}
     names = next(filter(None, (_class_names(features.get(column)) for column in columns)), ())
     return dict(enumerate(names))
 
@@ -175,7 +170,7 @@ def open_rows(
         if "[" in split:
             rows = rows.select(range(len(rows))[_part(split, len(rows), path)])
         if streaming:
-            rows = LibraryStream(rows.to_iterable_dataset(num_shards=max(1, min(_PARTS, len(rows)))))
+            rows = Stream(rows.to_iterable_dataset(num_shards=max(1, min(_PARTS, len(rows)))))
         return rows, local
     if local.is_dir():
         by_split = _files_by_split(local)
@@ -279,13 +274,10 @@ def _open_files(files: list[Path], path: str, split: str, streaming: bool) -> An
 
 
 def _our_rows(files: list[RowsFile], path: str, split: str, streaming: bool) -> Any:
-    tars = files[0].name.endswith(".tar")
     with reading(f"{path}: cannot be opened"):
         rows: Any = _json_whole(files[0]) if len(files) == 1 else None
-        if rows is None and streaming:
-            rows = (TarStream if tars else JsonLinesStream)(files)
-        elif rows is None:
-            rows = (TarSamples if tars else JsonLines)(files)
+        if rows is None:
+            rows = FileStream(files) if streaming else FileRows(files)
     if _name_of(split) == split:
         return rows
     if isinstance(rows, Stream):
@@ -324,13 +316,14 @@ def _load(builder: str, path: str, subset: str | None, split: str, streaming: bo
         found = (library().load_dataset_builder if "data_files" in options else _builder)(
             builder, subset, **options
         )
-        files = (found.config.data_files or {}).get(_name_of(split) or TRAIN, [])
-        here = all("://" not in str(file) for file in files)
-        if files and (here or not streaming) and isinstance(found, resolve_name(_PARQUET)):
-            known = None if found.info.features is None else found.info.features.copy()
+        files = [str(file) for of_split in (found.config.data_files or {}).values() for file in of_split]
+        here = all("://" not in file for file in files)
+        if files and isinstance(found, resolve_name(_PARQUET)) and (here or not streaming):
             places = files if here else library().DownloadManager().download(files)
-            rows = ParquetGroups(list(map(str, places)), known)
-            return rows[_part(split, len(rows), path)]
+            found.info.features = found.info.features or _features(places)
+            if streaming and "[" not in split:
+                wanted = found.config.data_files.get(split or TRAIN, ())
+                return FileStream([RowsFile.here(Path(file)) for file in wanted], found.info.features)
         # As `load_dataset` goes on, which would ask the Hub for all of this once more.
         if streaming:
             rows = found.as_streaming_dataset(split=split or TRAIN)
@@ -338,7 +331,14 @@ def _load(builder: str, path: str, subset: str | None, split: str, streaming: bo
             found.download_and_prepare()
             rows = found.as_dataset(split=split or TRAIN)
         leave_undecoded(rows.info.features)
-    return LibraryStream(rows) if streaming else rows
+    return Stream(rows) if streaming else rows
+
+
+def _features(files: Sequence[str]) -> Any:
+    """The columns of Parquet files together: in the first one alone a column may hold nothing but null."""
+    schemas = [resolve_name("pyarrow.parquet").read_schema(file) for file in files]
+    schema = resolve_name("pyarrow").unify_schemas(schemas, promote_options="permissive")
+    return library().Features.from_arrow_schema(schema)
 
 
 def _builder(path: str, subset: str | None, **options) -> Any:
@@ -481,10 +481,8 @@ class Source:
 
     def place(self, number: int) -> str:
         """Where somebody finds the row of a number: "NAME, row 3", "NAME, a.jsonl, the line at byte 70"."""
-        if not isinstance(self.rows, Stream):
-            return f"{self.name}, row {number}"
-        in_file, file = divmod(number, self.rows.num_files)
-        return f"{self.name}, {self.rows.place(file, in_file)}"
+        place = self.rows.place(number) if isinstance(self.rows, Stream) else f"row {number}"
+        return f"{self.name}, {place}"
 
 
 class Mixture:

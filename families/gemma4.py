@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -15,8 +16,7 @@ from families.gemma4_images import open_images
 from families.qwen_vl import positions
 from families.saving import write_config
 from families.text import both_dtypes, vlm_config, write_ids
-from models.checkpoints.gguf_config import Layout
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
 from models.gemma4_text import Gemma4LanguageModel, Gemma4TextConfig
@@ -27,7 +27,7 @@ __all__ = ["open_images", "positions"]
 NAME = "gemma4"
 TITLE = "transformers Gemma 4 (E2B, E4B)"
 BOX_FORMS: dict[str, str] = {}
-GGUF: dict[str, Layout] = {}
+GGUF: dict[str, Any] = {}
 # What hears, and keys of layers that read those of others.
 IGNORABLE = re.compile(
     r"model\.(audio_tower|embed_audio)\..*|lm_head\.weight"

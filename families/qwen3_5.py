@@ -17,8 +17,7 @@ from families.qwen_images import image_rule, open_images
 from families.qwen_vl import build, grid, places, positions
 from families.saving import write_config
 from families.text import text_config, vlm_config, write_text
-from models.checkpoints.gguf_config import Layout
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf
 from models.config import VLMConfig
 
@@ -27,7 +26,7 @@ __all__ = ["build", "grid", "image_rule", "open_images", "places", "positions"]
 NAME = "qwen3_5"
 TITLE = "transformers Qwen3.5"
 BOX_FORMS = {NAME: "qwen3-vl"}
-GGUF: dict[str, Layout] = {}
+GGUF: dict[str, Any] = {}
 IGNORABLE = re.compile(qwen_vl.IGNORABLE.pattern + r"|(model\.)?mtp\..*")
 _MARKERS = {"video_token_id": 248_057, "vision_start_token_id": 248_053, "vision_end_token_id": 248_054}
 # Defaults are those of transformers' Qwen3_5TextConfig and Qwen3NextConfig.

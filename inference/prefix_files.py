@@ -48,8 +48,9 @@ from generation.slots import is_finite
 from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
 from inference.kept_weights import code_digest, write_whole
-from models.checkpoints.hub import state_of
-from models.checkpoints.weights import file_header, memory_of
+from models.checkpoints.files import state_of
+from models.checkpoints.save import file_header
+from models.checkpoints.weights import memory_of
 
 FOLDER_BYTES = 8 * 2**30  # of a folder: 180 images of 17 tiles for SmolVLM-256M in float32
 WAITING_BYTES = 2**29  # of blocks that are not written yet; what comes on top is kept another time

@@ -7,6 +7,7 @@ import random
 
 from data.loader import Loader, LoaderConfig
 from data.processor import Processor
+from data.row_files import Stream
 from data.sources import DatasetConfig, Mixture, Source, open_source
 from tests.processors import draw_image, embedded
 
@@ -33,29 +34,26 @@ def rows(count: int, every: int = 5, longest: int = 24) -> list[dict]:
     ]
 
 
-class ListStream:
-    """Lists as the files of a stream, each in `parts` parts, or one of known length for 0; `read` counts
-    rows read."""
+class ListStream(Stream):
+    """Lists as the files of a stream, each in `parts` parts; `rows_read` counts rows read."""
 
     def __init__(self, *files: list, parts: int = 1):
-        self.lengths, self.sizes = () if parts else [len(rows) for rows in files], ()
-        parts = parts or 1
-        self.files, self.num_files, self.of_each, self.read = files, len(files), parts, 0
+        self.files, self.of_each, self.rows_read = files, parts, 0
+        self.num_parts, self.features = len(files) * parts, None
 
-    def parts(self, file: int) -> int:
-        return self.of_each
-
-    def open(self, file: int, part: int, start: int):
+    def read(self, part: int, start: int = 0):
+        file, part = divmod(part, self.of_each)
         rows = self.files[file]
         begin, end = (len(rows) * number // self.of_each for number in (part, part + 1))
         for number, row in enumerate(rows[begin + start : end], begin + start):
-            self.read += 1
-            yield number, row
+            self.rows_read += 1
+            yield number * len(self.files) + file, row
 
-    def place(self, file: int, number: int) -> str:
-        return f"list {file}, row {number}"
+    def place(self, number: int) -> str:
+        row, file = divmod(number, len(self.files))
+        return f"list {file}, row {row}"
 
-    def sizes_of_files(self) -> list:
+    def identity(self) -> list:
         return [len(rows) for rows in self.files]
 
 

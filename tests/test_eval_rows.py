@@ -110,9 +110,9 @@ def test_of_a_few_questions_about_rows_of_the_hub_few_rows_are_read(monkeypatch)
 
     monkeypatch.setattr("eval.tasks.open_rows", open_rows)
     few = data_task(DataConfig("owner/rows", limit=7), EXACT)
-    seen = stream.read
+    seen = stream.rows_read
     every = data_task(DataConfig("owner/rows"), EXACT)
-    assert len(every.samples) == 500 and stream.read == seen < 350  # the first ones are looked at, too
+    assert len(every.samples) == 500 and stream.rows_read == seen < 350  # the first ones are looked at, too
     assert few.samples and [sample.prompt for sample in few.samples] == [f"What is {i}?" for i in range(7)]
     assert [sample.images()[0] for sample in few.samples] == [row["image"] for row in rows[:7]]
 

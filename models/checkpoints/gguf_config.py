@@ -1,8 +1,8 @@
 """Metadata of GGUF files as the Hub's files: config.json, and the settings of images.
 
 A model that sees is two files: its text part, and its tower with the projector (`mmproj`). The families have
-the layouts of their own (`Layout`). Mistakes are ValueErrors; what a config.json may hold is checked where one
-is read.
+the layouts of their own (`Layout`). Mistakes are ValueErrors; what a config.json may hold is checked where
+one is read.
 """
 
 from __future__ import annotations

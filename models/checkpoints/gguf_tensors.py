@@ -33,23 +33,24 @@ _INSIDE = {
 
 
 class Arranged(NamedTuple):
-    """Tensors of GGUF files that are one of the Hub's, and the function that makes it of them; None: it is the
-    tensor of that name as it lies."""
+    """Tensors of GGUF files that are one of the Hub's, and the function that makes it of them; None: it is
+    the tensor of that name as it lies."""
 
     names: tuple[str, ...]
     join: Callable[..., Tensor] | None = None
 
 
 def arranged(family: Any, layout: Layout, config: Any, llama: bool) -> dict[str, Arranged]:
-    """Every tensor of a model of this config (`VLMConfig`), by its name in the Hub's layout. `llama`: its text
-    part is a Llama, of which llama.cpp rotates neighbours."""
+    """Every tensor of a model of this config (`VLMConfig`), by its name in the Hub's layout. `llama`: its
+    text part is a Llama, of which llama.cpp rotates neighbours."""
     with torch.device("meta"):
         modules = dict(zip(("vision_model", "projector", "language_model"), family.build(config)))
-    fronts, place = {**layout.fronts(config), **_FRONTS}, family.tensor_map((), config)
+    own, place = layout.fronts(config), family.tensor_map((), config)
+    fronts = {**own, **_FRONTS, **own}  # its own come first
     heads = {"q": config.text.num_attention_heads, "k": config.text.num_key_value_heads}
     found: dict[str, Arranged] = {}
     for part, module in modules.items():
-        inside = {**layout.inside.get(part, {}), **_INSIDE}
+        inside = _INSIDE | layout.inside.get(part, {})
         for name, _ in module.named_parameters(part, remove_duplicate=False):
             hubs, theirs = place(name).name, rename(name, fronts, inside)
             names = dict.fromkeys((*(found[hubs].names if hubs in found else ()), theirs))
