@@ -11,24 +11,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from families import keys
+from families.qwen_gguf import GGUF
 from families.qwen_images import image_rule, open_images
 from families.saving import write_config
 from families.text import text_config, vlm_config, write_text
-from models.checkpoints import gguf_config
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
 from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer, PatchMergers
 
-__all__ = ["image_rule", "open_images"]
+__all__ = ["GGUF", "image_rule", "open_images"]
 
 NAME = "qwen_vl"
 TITLE = "transformers Qwen2.5-VL / Qwen3-VL"
@@ -244,59 +243,3 @@ def places(
             at, place = end, place + end - at
     together = torch.cat(parts, dim=1)
     return together, int(together.max()) + 1 - len(ids)
-
-
-# llama.cpp's keys of a tower -> ours.
-_GGUF_TOWER = {
-    "patch_size": "patch_size", "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
-    "block_count": "depth", "attention.head_count": "num_heads", "spatial_merge_size": "spatial_merge_size",
-}  # fmt: skip
-_GGUF_MARKERS = {
-    "image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>",
-    "vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>",
-}  # fmt: skip
-
-
-def _read_gguf(kind: str, pixels: tuple[int, int], tower: gguf_config.Tower) -> tuple[dict, dict]:
-    """`pixels`: least and most of an image in the published models, where a file does not say."""
-    said, vision = tower.said, tower.section(_GGUF_TOWER)
-    depth = gguf_config.number(vision, "depth", gguf_config.MOST_LAYERS)
-    if kind == "qwen3_vl":
-        deep = said.get("is_deepstack_layers", [])
-        if not isinstance(deep, list) or len(deep) > depth:
-            raise ValueError(f"is_deepstack_layers: expected a value each layer, got {str(deep)[:80]}")
-        vision["deepstack_visual_indexes"] = [layer for layer, taken in enumerate(deep) if taken]
-        vision["num_position_embeddings"] = gguf_config.rows(tower.tensors, "v.position_embd.weight")
-    else:  # windows of 112 pixels: llama.cpp knows no others
-        every = gguf_config.number(said, "n_wa_pattern", gguf_config.MOST_LAYERS)
-        vision |= {"fullatt_block_indexes": [*range(every - 1, depth, every)], "window_size": 112}
-    config = {name: tower.id(token) for name, token in _GGUF_MARKERS.items()}
-    least, most = (said.get(f"image_{end}_pixels", number) for end, number in zip(("min", "max"), pixels))
-    return config | {"vision_config": vision}, {
-        "size": {"shortest_edge": least, "longest_edge": most},
-        "patch_size": vision.get("patch_size"),
-        "merge_size": vision.get("spatial_merge_size", 2),
-        "temporal_patch_size": 2,
-        "image_processor_type": "Qwen2VLImageProcessor",
-    }
-
-
-def _gguf_fronts(config: VLMConfig) -> dict[str, str]:
-    deep = {f"projector.deep.{at}.": f"v.deepstack.{layer}." for at, layer in enumerate(config.vision.taps)}
-    merger = {"norm.": "v.post_ln.", "fc1.": "mm.0.", "fc2.": "mm.2."}
-    return deep | {f"projector.merger.{ours}": theirs for ours, theirs in merger.items()}
-
-
-# The kernel of patches is a tensor for each of two frames there.
-_FRAMES = {"vision_model.patch_embedding.weight": (lambda *both: torch.stack(both, 2), (".1",))}
-_FUSED = {"vision_model": {f".self_attn.{one}_proj.": ".attn_qkv." for one in "qkv"}}
-GGUF = {
-    "qwen2.5vl_merger": gguf_config.Layout(
-        "qwen2_5_vl", {"qwen2vl": "qwen2"}, partial(_read_gguf, "qwen2_5_vl", (3136, 12_845_056)),
-        fronts=_gguf_fronts, joins=_FRAMES,
-    ),
-    "qwen3vl_merger": gguf_config.Layout(
-        "qwen3_vl", {"qwen3vl": "qwen3"}, partial(_read_gguf, "qwen3_vl", (65_536, 16_777_216)),
-        fronts=_gguf_fronts, inside=_FUSED, joins=_FRAMES,
-    ),
-}  # fmt: skip
