@@ -82,7 +82,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     heads, width = keys.number(values, "num_attention_heads"), values["hidden_size"]
     tower = keys.checked(Gemma4VisionConfig, **values)
     keys.expect(vision, {"head_dim": width // heads, "num_key_value_heads": heads})
-    parts = {"family": NAME, "vision": tower, "scale_factor": 1}
+    parts: dict[str, Any] = {"family": NAME, "vision": tower, "scale_factor": 1}
     return vlm_config(config, generation, 258_880, True, _read_text(text), _MARKERS, **parts)
 
 
@@ -135,20 +135,16 @@ _NAMES = {
     "language_model.lm_head.": "lm_head.",
     "language_model.": "model.language_model.",
 }
-_IN_TOWER = re.compile(r"(layers\.\d+\.)([qkvo]_proj|[qk]_norm|gate_proj|up_proj|down_proj)\.")
+_IN_TOWER = {f".{name}.": f".self_attn.{name}." for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+_IN_TOWER |= {f".{name}.": f".self_attn.{name}." for name in ("q_norm", "k_norm")}
+_IN_TOWER |= {f".{name}_proj.": f".mlp.{name}_proj." for name in ("gate", "up", "down")}
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
     """Where each of our tensors lies."""
-
-    def stored_tensor(name: str) -> StoredTensor:
-        theirs = rename(name, _NAMES)
-        if name.startswith("vision_model."):
-            part = "self_attn" if re.search(r"\.[qkvo]_", name) else "mlp"
-            theirs = _IN_TOWER.sub(rf"\1{part}.\2.", theirs)
-        return StoredTensor(theirs)
-
-    return stored_tensor
+    return lambda name: StoredTensor(
+        rename(name, _NAMES, _IN_TOWER if name.startswith("vision_model.") else {})
+    )
 
 
 def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, Gemma4LanguageModel]:

@@ -65,7 +65,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     defaults = {} if config.get("text_config") is not None else {"rms_norm_eps": 1e-5}
     decoder = text_config(text, defaults)
     vision = vision_config(keys.section(config, "vision_config"), {})
-    parts = {"family": NAME, "vision": vision, "scale_factor": config.get("scale_factor", 2)}
+    parts: dict[str, Any] = {"family": NAME, "vision": vision, "scale_factor": config.get("scale_factor", 2)}
     return vlm_config(config, generation, 128_257, False, decoder, **parts)
 
 
@@ -94,7 +94,11 @@ def write(config: VLMConfig, dtype: str) -> dict:
     if problem:
         raise CheckpointError(f"the model cannot be saved in the transformers Idefics3 layout: {problem}")
     vision = {"model_type": "idefics3_vision", **write_vision(config.vision), "attention_dropout": 0.0}
-    more = {"pad_token_id": config.pad_token_id, "scale_factor": config.scale_factor, "use_cache": True}
+    more: dict[str, Any] = {
+        "pad_token_id": config.pad_token_id,
+        "scale_factor": config.scale_factor,
+        "use_cache": True,
+    }
     described = write_text(config, dtype)
     return write_config(config, dtype, "Idefics3ForConditionalGeneration", NAME, described, vision, **more)
 

@@ -111,7 +111,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     if not folded.is_integer():
         raise CheckpointError(f"config.json: expected downsample_ratio to be 1, 1/2, 1/4, …, got {ratio!r}")
     decoder = text_config({"model_type": "qwen2"} | text, {})
-    parts = {"family": NAME, "vision": vision, "scale_factor": int(folded)}
+    parts: dict[str, Any] = {"family": NAME, "vision": vision, "scale_factor": int(folded)}
     return vlm_config(config, generation, 151_667, True, decoder, **parts)
 
 
@@ -137,7 +137,11 @@ def write(config: VLMConfig, dtype: str) -> dict:
     """config.json in transformers' layout, in which nothing is left to a reader's defaults."""
     vision = {name: getattr(config.vision, name) for name in VISION_KEYS}
     vision |= {"model_type": "internvl_vision", **keys.write(config.vision, _OWN), **_PLAIN_VISION}
-    more = {**_PLAIN, "downsample_ratio": 1 / config.scale_factor, "image_seq_length": positions(config)}
+    more: dict[str, Any] = {
+        **_PLAIN,
+        "downsample_ratio": 1 / config.scale_factor,
+        "image_seq_length": positions(config),
+    }
     described = write_text(config, dtype)
     return write_config(config, dtype, "InternVLForConditionalGeneration", NAME, described, vision, **more)
 

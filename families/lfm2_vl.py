@@ -86,7 +86,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         last_norm=True,
         merger_norm_eps=1e-5,
     )
-    parts = {"family": NAME, "vision": tower, "scale_factor": 1}
+    parts: dict[str, Any] = {"family": NAME, "vision": tower, "scale_factor": 1}
     tied = config.get("tie_embedding", True)
     return vlm_config(config, generation, 396, tied, _read_text(text), **parts)
 
@@ -144,12 +144,10 @@ def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -
     nested = any(".vision_tower.vision_model." in name for name in stored_names)
 
     def stored_tensor(name: str) -> StoredTensor:
-        theirs = rename(name, _NAMES)
-        for ours, other in (_IN_TOWER if name.startswith("vision_model.") else _IN_TEXT).items():
-            theirs = theirs.replace(ours, other)
-        if nested:
-            theirs = theirs.replace(".vision_tower.", ".vision_tower.vision_model.")
-        return StoredTensor(theirs)
+        theirs = rename(name, _NAMES, _IN_TOWER if name.startswith("vision_model.") else _IN_TEXT)
+        return StoredTensor(
+            theirs.replace("vision_tower.", "vision_tower.vision_model.") if nested else theirs
+        )
 
     return stored_tensor
 
@@ -176,7 +174,7 @@ def write(config: VLMConfig, dtype: str) -> dict:
         **_PLAIN_VISION,
         **keys.write(config.vision, _VISION),
     }
-    more = {**_PLAIN, **keys.write(config.vision, _PROJECTOR)}
+    more: dict[str, Any] = {**_PLAIN, **keys.write(config.vision, _PROJECTOR)}
     return write_config(config, dtype, "Lfm2VlForConditionalGeneration", NAME, text, vision, **more)
 
 

@@ -76,7 +76,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         **keys.read(text, _DELTA),
     )
     vision = qwen_vl.vision_config(keys.section(config, "vision_config"), NAME)
-    parts = {"family": NAME, "vision": vision, "scale_factor": 1}
+    parts: dict[str, Any] = {"family": NAME, "vision": vision, "scale_factor": 1}
     return vlm_config(config, generation, 248_056, False, decoder, _MARKERS, **parts)
 
 

@@ -85,7 +85,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     )
     tied = config.get("tie_word_embeddings") or (kind == "qwen2_5_vl" and text.get("tie_word_embeddings"))
     vision = vision_config(keys.section(config, "vision_config"), kind)
-    parts = {"family": NAME, "vision": vision, "scale_factor": 1}
+    parts: dict[str, Any] = {"family": NAME, "vision": vision, "scale_factor": 1}
     config = {**config, "tie_word_embeddings": tied}
     return vlm_config(config, generation, 151_655, False, decoder, _MARKERS, **parts)
 

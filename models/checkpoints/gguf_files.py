@@ -60,7 +60,7 @@ def _translated(*parts: tuple[str, int, int, int, int, int]) -> tempfile.Tempora
         with naming(place):
             headers.append(read_header(Path(place)))
     with naming(parts[0][0]):
-        files = hub_files(*headers, layouts)
+        files = hub_files(headers[0], headers[1], layouts)
     folder = tempfile.TemporaryDirectory(prefix="ocelli-gguf-")
     for name, content in files.items():
         written = content if isinstance(content, str) else json.dumps(content)

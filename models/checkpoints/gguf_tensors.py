@@ -50,7 +50,7 @@ def arranged(family: Any, layout: Layout, config: Any, llama: bool) -> dict[str,
     heads = {"q": config.text.num_attention_heads, "k": config.text.num_key_value_heads}
     found: dict[str, Arranged] = {}
     for part, module in modules.items():
-        inside = _INSIDE | layout.inside.get(part, {})
+        inside = {**_INSIDE, **layout.inside.get(part, {})}
         for name, _ in module.named_parameters(part, remove_duplicate=False):
             hubs, theirs = place(name).name, rename(name, fronts, inside)
             names = dict.fromkeys((*(found[hubs].names if hubs in found else ()), theirs))
