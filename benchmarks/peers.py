@@ -51,6 +51,7 @@ from generation.fast.native.build import NoCompiler, find_compiler
 from generation.features import FeatureCache
 from generation.kv_cache import CachePosition
 from generation.session import Session
+from inference.draft import Draft
 from models.checkpoints.gguf import Place
 from models.checkpoints.load import meta_init
 from models.checkpoints.save import written
@@ -129,12 +130,11 @@ class Ours:
             max_new_tokens=DRAFT_TOKENS, stop_token_ids=(), decode_step=self.step
         )
         start = now(self.device)
-        session = Session(self.model, FeatureCache(self.model), slots=2)
-        stream = session.draft_stream(inputs, whole, options)
-        times = [now(self.device) - start for _ in stream.draft()]
+        session = Session(self.model, FeatureCache(self.model))
+        times = [now(self.device) - start for _ in Draft(session, inputs, whole, options)]
         if not times:
             return {}
-        next(iter(stream))
+        next(iter(session.generate_stream(**inputs, options=options)))
         return {"draft": times[0], "with_draft": now(self.device) - start}
 
     @torch.no_grad()

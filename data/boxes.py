@@ -1,11 +1,10 @@
-"""Boxes and points in the text of answers, in the four forms that models write them in, and rows with boxes
-as questions and answers in these forms.
+"""Boxes and points in the text of answers, in the four forms that models write them in.
 
     form = processor.form((640, 480))                         # the model's own, or COORDINATES["qwen3-vl"]
     text = form.write([Box("star", (10, 20, 60, 80))], (640, 480))  # [{"bbox_2d": [16, 42, 94, 167], ...}]
     found = form.read(text, (640, 480))
     found.boxes, found.points, found.malformed
-    Pixels(form, (640, 480), lines=True).put(text)            # "star: box 10 20 60 80", for a person
+    lines_of(found)                                           # "star: box 10 20 60 80", for a person
 
 | form | a box | a point | step |
 |---|---|---|---|
@@ -20,15 +19,6 @@ upper left corner, (width, height) its lower right one, and a box is (x1, y1, x2
 Reading takes no notice of what stands around coordinates (sentences, code fences). What has the marks of
 coordinates and is none (broken JSON, a wrong count, NaN, corners swapped, a place outside of the image, a
 list that was cut off) is `Malformed` with the reason, and never a box. What is complete beside it counts.
-
-| columns of rows | known from |
-|---|---|
-| `ref`, `bbox` | RefCOCO: what is meant, and its box; no box (null or []) is a thing that is not there |
-| `objects` of `bbox` and `category` | COCO; LVIS calls them `bboxes` and `classes` |
-
-A box of a row is [x, y, width, height], or with `corners` [x1, y1, x2, y2]. Names may be numbers of a
-`ClassLabel` of the `datasets` library. Columns `width` and `height`, as COCO's, are the size of the image
-that the boxes were drawn on; they are brought to the one that is there, which may be a smaller copy.
 """
 
 from __future__ import annotations
@@ -38,13 +28,10 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
-
-from data.errors import BadRow, ImageError
-from data.images import ImageLimits, describe, measure, open_undecoded
 
 Size: TypeAlias = tuple[int, int]  # width, height
 Corners: TypeAlias = tuple[float, float, float, float]  # x1, y1, x2, y2
@@ -139,15 +126,6 @@ class CoordinateForm(ABC):
     @abstractmethod
     def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]: ...
 
-    def cut(self, text: str, lines: bool, last: bool) -> tuple[list[tuple[int, int]], int]:
-        """Where in a text that may go on (unless it is the `last`) stands what `Pixels` writes otherwise, and
-        up to where it is certain that nothing else does. Nothing where the notation names its own unit."""
-        return [], len(text)
-
-    def scaled(self, text: str, size: Size, back: bool = False) -> str:
-        """A text with its JSON lists of the model's numbers as whole pixels, or `back`."""
-        return text
-
     def _sayable(self, things: Sequence[Box | Point], size: Size) -> bool:
         """Whether there is anything to say; ValueError for what is not in the image or not in this form."""
         for thing in things:
@@ -159,7 +137,7 @@ class CoordinateForm(ABC):
 
 def _checked(numbers: Any, count: int, width: float, height: float) -> list[float]:
     """`count` numbers x, y (and x, y again) within width and height. Raises _Bad."""
-    if not _is_list(numbers) or len(numbers) != count:
+    if not is_list(numbers) or len(numbers) != count:
         raise _Bad(f"expected {count} numbers")
     if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
         raise _Bad("expected numbers")
@@ -176,7 +154,7 @@ def _checked(numbers: Any, count: int, width: float, height: float) -> list[floa
     return values
 
 
-def _scaled(values: Sequence[float], scale_x: float, scale_y: float) -> tuple[Any, ...]:
+def scaled(values: Sequence[float], scale_x: float, scale_y: float) -> tuple[Any, ...]:
     return tuple(value * (scale_y if at % 2 else scale_x) for at, value in enumerate(values))
 
 
@@ -188,6 +166,15 @@ def _thing(label: str, numbers: Sequence[float], raw: Sequence[float]) -> Box | 
 
 def _numbers(thing: Box | Point) -> tuple[float, ...]:
     return thing.box if isinstance(thing, Box) else thing.point
+
+
+def centre(box: Box) -> Point:
+    x1, y1, x2, y2 = box.box
+    return Point(box.label, ((x1 + x2) / 2, (y1 + y2) / 2))
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
 
 
 def _shown(text: str) -> str:
@@ -203,16 +190,12 @@ _ITEM = rf"{_BLANK}(?:{_STRING}|{_NUMBER}|true|false|null|NaN|-?Infinity|([{{\[]
 _ITEMS = {"[": re.compile(_ITEM), "{": re.compile(rf"{_BLANK}{_STRING}{_BLANK}:{_ITEM}")}
 _MARKS = re.compile(rf"{_BLANK}([,}}\]])")
 _ENDED_BY = {"[": "]", "{": "}"}
-_LABELS = ("label", "text_content")  # the second is a text that was read
+LABELS = ("label", "text_content")  # the second is a text that was read
 _LIST_BEGINS = re.compile(r"\[\s*\Z")
-_OBJECT = re.compile(r'\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+")*+\}')  # around no other
-_OBJECT_BEGINS = re.compile(r'\{\s*(?:"([^"]*)("?))?')
-_AROUND = re.compile(r"(?:`{1,3}\w*\s*)?(?:\[\s*)?\Z")  # a list begins, perhaps in a code fence
-_HELD = 2_000  # letters that are waited for: an object is not so long
 
 
 @dataclass(frozen=True)
-class _Json(CoordinateForm):
+class JsonForm(CoordinateForm):
     """Objects with coordinates under a key, in a list or alone, wherever in the text.
 
     keys: key -> how many numbers stand under it.
@@ -237,14 +220,14 @@ class _Json(CoordinateForm):
         scale = width / size[0], height / size[1]
         of_count = {count: key for key, count in self.keys.items()}
         objects = [
-            [(of_count[len(numbers)], self._rounded(_scaled(numbers, *scale))), ("label", thing.label)]
+            [(of_count[len(numbers)], self.rounded(scaled(numbers, *scale))), ("label", thing.label)]
             for thing in things
             for numbers in [_numbers(thing)]
         ]
         ordered = [dict(reversed(one) if self.label_first else one) for one in objects]
         return json.dumps(ordered, ensure_ascii=False)
 
-    def _rounded(self, numbers: Sequence[float]) -> Sequence[float]:
+    def rounded(self, numbers: Sequence[float]) -> Sequence[float]:
         return [round(one, self.decimals or None) for one in numbers]
 
     def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]:
@@ -270,82 +253,17 @@ class _Json(CoordinateForm):
         if in_list and not broken and text[end:].lstrip(" \t\r\n,")[:1] != "]":
             yield Malformed(_shown(text[-_SHOWN:]), "a list that was cut off")
 
-    def cut(self, text: str, lines: bool, last: bool) -> tuple[list[tuple[int, int]], int]:
-        return self._objects(text, last) if lines else ([], len(text) if last else self._certain(text))
-
-    def _objects(self, text: str, last: bool) -> tuple[list[tuple[int, int]], int]:
-        """Where a thing stands by itself or in a list; what is within other JSON stays JSON."""
-        spans, at, names = list[tuple[int, int]](), 0, (*self.keys, *_LABELS)
-        while (at := text.find("{", at)) >= 0:
-            begun, whole = _OBJECT_BEGINS.match(text, at), _OBJECT.match(text, at, at + _HELD)
-            assert begun is not None, "it begins with a brace"
-            name, closed = begun[1] or "", bool(begun[2])
-            may_be = name in names if closed else any(one.startswith(name) for one in names)
-            said = whole[0] if whole else text[at : at + _HELD]
-            is_thing = may_be and any(f'"{key}"' in said for key in self.keys)
-            if whole and is_thing:
-                spans.append(whole.span())
-                at = whole.end()
-                continue
-            goes_on = not whole and may_be and len(text) - at < _HELD and (closed or begun.end() == len(text))
-            if goes_on and not last:
-                break
-            if goes_on and is_thing and "{" not in text[at + 1 :]:
-                spans.append((at, len(text)))  # it was cut off
-                break
-            at += 1
-        certain = len(text) if last or at < 0 else at
-        if not last:
-            around = _AROUND.search(text, spans[-1][1] if spans else 0, certain)
-            assert around is not None, "nothing may stand around"
-            certain = around.start()
-        return spans, certain
-
-    def _lists(self) -> re.Pattern[str]:
-        """Numbers under one of the keys, also where all this stands in a text of JSON."""
-        return re.compile(rf'"(?:{"|".join(self.keys)})\\*"\s*(?::\s*(?:(\[[^\[\]]*)(\])?)?)?')
-
-    def _certain(self, text: str) -> int:
-        """Up to where a text does not end within numbers, or the key before them."""
-        begun = [match for match in self._lists().finditer(text) if match.end() == len(text) and not match[2]]
-        at = begun[0].start() if begun else max(text.rfind('"'), 0)
-        name = text[at:].replace("\\", "")
-        opened = bool(begun) or any(f'"{key}"'.startswith(name) for key in self.keys)
-        return at if opened and len(text) - at < _HELD else len(text)
-
-    def scaled(self, text: str, size: Size, back: bool = False) -> str:
-        shown, canvas = size, self.canvas or size
-        shown, canvas = (canvas, shown) if back else (shown, canvas)
-
-        def rescaled(match: re.Match[str]) -> str:
-            numbers = _numbers_of(f"{match[1]}]") if match[2] else []
-            values = _scaled(numbers, shown[0] / canvas[0], shown[1] / canvas[1])
-            written = self._rounded(values) if back else [*map(round, values)]
-            return match[0].replace(f"{match[1]}]", json.dumps(written)) if numbers else match[0]
-
-        return self._lists().sub(rescaled, text)
-
     def _read(self, one: Mapping[str, Any], key: str, size: Size) -> Box | Point | Malformed:
-        label = next((one[name] for name in _LABELS if name in one), "")
+        label = next((one[name] for name in LABELS if name in one), "")
         width, height = self.canvas or size
         try:
             if not isinstance(label, str):
                 raise _Bad("expected a label as text")
             values = _checked(one[key], self.keys[key], width, height)
-            return _thing(label, _scaled(values, size[0] / width, size[1] / height), one[key])
+            return _thing(label, scaled(values, size[0] / width, size[1] / height), one[key])
         except _Bad as error:
             written = json.JSONEncoder(ensure_ascii=False).iterencode(one)  # of which the beginning is shown
             return Malformed(_shown("".join(islice(written, 4 * _SHOWN))), str(error))
-
-
-def _numbers_of(text: str) -> list[float]:
-    """The numbers of a list in JSON, [] where it holds anything else."""
-    try:
-        values = json.loads(text)
-    except ValueError:
-        return []
-    real = all(type(one) in (int, float) and abs(one) < 1e9 for one in values)
-    return values if real else []
 
 
 def _objects_in(text: str) -> Iterator[tuple[int, int]]:
@@ -415,7 +333,7 @@ class _DocTags(CoordinateForm):
             return ABSENT
         written = []
         for thing in things:
-            shares = _scaled(_numbers(thing), _STEPS / size[0], _STEPS / size[1])
+            shares = scaled(_numbers(thing), _STEPS / size[0], _STEPS / size[1])
             tokens = "".join(f"<loc_{min(_STEPS - 1, round(share))}>" for share in shares)
             written.append(f"<text>{tokens}{html.escape(thing.label, quote=False)}</text>")
         return "\n".join(written)
@@ -429,7 +347,7 @@ class _DocTags(CoordinateForm):
             try:
                 values = _checked(numbers, 4, _STEPS, _STEPS)
                 label = html.unescape(element["label"]).strip() or element["tag"] or ""
-                yield _thing(label, _scaled(values, size[0] / _STEPS, size[1] / _STEPS), numbers)
+                yield _thing(label, scaled(values, size[0] / _STEPS, size[1] / _STEPS), numbers)
             except _Bad as error:
                 yield Malformed(_shown(element[0]), str(error))
         yield from self._broken(text[end:])
@@ -438,59 +356,6 @@ class _DocTags(CoordinateForm):
         """What begins like a token and is none."""
         if (at := text.find("<loc_")) >= 0:
             yield Malformed(_shown(text[at:]), "a location token that is broken or cut off")
-
-
-# ------------------------------------------------------------------------------------------- for readers
-class Pixels:
-    """The text of an answer in pixels of its image, piece by piece: `put` each, then `finish`.
-
-    lines: for a person, each box or point is a line, `star: box 10 20 60 80`. Otherwise JSON stays JSON, and
-        its lists hold whole pixels. Cut into any pieces, a text becomes the same.
-    after: what has been shown before.
-    """
-
-    def __init__(self, form: CoordinateForm, size: Size, lines: bool, after: str = ""):
-        self._form, self._size, self._lines = form, size, lines
-        self._held, self._end = "", after[-1:]  # not shown yet; how what is shown ends
-        self._in_list = False  # a thing was the last that was shown
-        self._depth = 0  # open braces of other JSON
-        self._json = Pixels(form, size, lines=False) if lines else None  # whatever is no thing by itself
-
-    def put(self, piece: str) -> str:
-        """What can be shown with this piece."""
-        return self._take(piece, last=False)
-
-    def finish(self) -> str:
-        """What is left."""
-        return self._take("", last=True)
-
-    def _take(self, piece: str, last: bool) -> str:
-        text = self._held + piece
-        spans, certain = self._form.cut(text, self._lines, last)
-        self._held = text[certain:]
-        if self._json is None:
-            return self._form.scaled(text[:certain], self._size)
-        at, shown = 0, list[str]()
-        for begin, end in spans:
-            if self._depth + text.count("{", at, begin) > text.count("}", at, begin):
-                continue  # within other JSON
-            before = _AROUND.split(text[at:begin])[0]
-            shown += [self._between(before), self._json.finish()]
-            line = "\n".join(lines_of(self._form.read(text[begin:end], self._size)))
-            self._end = "".join(shown)[-1:] or self._end
-            shown.append(line if self._end in ("", "\n") else f"\n{line}")
-            at, self._in_list = end, True
-        shown += [self._between(text[at:certain]), self._json.finish() if last else ""]
-        self._end = "".join(shown)[-1:] or self._end
-        return "".join(shown)
-
-    def _between(self, text: str) -> str:
-        """Text that is no thing, without what separates things from one another."""
-        assert self._json is not None, "of lines"
-        self._depth += text.count("{") - text.count("}")
-        if self._in_list and (text := text.lstrip(" \t\r\n,;.]`")):
-            self._in_list, text = False, f"\n{text}"
-        return self._json.put(text)
 
 
 def lines_of(found: Located) -> list[str]:
@@ -511,7 +376,7 @@ _KEYS = {"bbox_2d": 4, "point_2d": 2}
 COORDINATES: dict[str, CoordinateForm] = {
     form.name: form
     for form in (
-        _Json(
+        JsonForm(
             "qwen3-vl",
             'Locate every instance that belongs to the following categories: "{thing}". '
             "Report bbox coordinates in JSON format.",
@@ -519,7 +384,7 @@ COORDINATES: dict[str, CoordinateForm] = {
             *(_KEYS, (1000, 1000)),
             describe="Locate every object in the image. Report bbox coordinates and names in JSON format.",
         ),
-        _Json(
+        JsonForm(
             "qwen2.5-vl",
             "Outline the position of each {thing} and output all the coordinates in JSON format.",
             "Point to each {thing} and output all the point coordinates in JSON format, "
@@ -529,7 +394,7 @@ COORDINATES: dict[str, CoordinateForm] = {
             "format.",
         ),
         # Of examples/satellite-vlm in Liquid AI's cookbook, which says that its models were trained on it.
-        _Json(
+        JsonForm(
             "lfm2.5-vl",
             "Inspect the image and detect the {thing}. Provide result as a valid JSON: "
             '[{"label": str, "bbox": [x1,y1,x2,y2]}, ...]. Coordinates must be normalized to 0-1.',
@@ -559,176 +424,3 @@ def form_of(said: Any, name: str | None = None) -> CoordinateForm | None:
     if wanted not in COORDINATES:
         raise ValueError(f"unknown form of coordinates {wanted!r}; expected {', '.join(COORDINATES)}")
     return COORDINATES[wanted].asking(said if wanted == said.get("form") else {})
-
-
-# ------------------------------------------------------------------------------------------ rows of boxes
-BAD_BOX = "bad box"
-CATEGORIES = ("objects", "ref")  # columns whose names may be numbers
-SIZES = ("width", "height")  # columns
-_SLACK = 1.0  # pixels by which annotations may leave their image, and are cut
-_BOXES, NAMES = ("bbox", "bboxes"), ("category", "categories", "classes", "label", "labels", "category_id")
-
-
-FormFor: TypeAlias = Callable[[Size, str], CoordinateForm | None]  # `Processor.form`
-Groups: TypeAlias = dict[str, list[Box]]
-
-
-def by_name(size: Size, name: str) -> CoordinateForm | None:
-    """The form of that name, for a model that is not known."""
-    return form_of(None, name)
-
-
-@dataclass(frozen=True)
-class BoxRows:
-    """How the boxes of a dataset are read and asked for.
-
-    form: a name in COORDINATES; "" is the model's, and qwen3-vl for one that names none.
-    corners: boxes are x1, y1, x2, y2.
-    detect, point: what is asked, with {thing} in it; "" are the form's own words.
-    points: asked for is a point in each box.
-    names: of categories that are numbers.
-    """
-
-    form: str = ""
-    corners: bool = False
-    detect: str = ""
-    point: str = ""
-    points: bool = False
-    names: Mapping[int, str] = field(default_factory=dict)
-
-    def coordinates(self, size: Size, form_for: FormFor) -> CoordinateForm:
-        """The form for an image of `size`. Raises BadRow where the model takes no such image."""
-        try:
-            form = form_for(size, self.form) or COORDINATES["qwen3-vl"]
-        except ImageError as error:
-            raise BadRow("broken image", str(error)) from error
-        return form.asking({"detect": self.detect, "point": self.point})
-
-    def turns(
-        self, row: Mapping[str, Any], image: Any, form_for: FormFor
-    ) -> tuple[list[Mapping[str, Any]], Any]:
-        """A user's and an assistant's message for each thing that a row (with our column names) is about, and
-        the image to show. Raises BadRow."""
-        groups, size, image = self.read(row, image)
-        messages: list[Mapping[str, Any]] = []
-        for fields, said in self.asked(groups, size, form_for):
-            messages += [
-                {"role": "user", "content": fields["question"], "asked": fields},
-                {"role": "assistant", "content": said},
-            ]
-        return messages, image
-
-    def asked(self, groups: Groups, size: Size, form_for: FormFor) -> Iterator[tuple[dict[str, Any], str]]:
-        """For each name with its boxes in an image of `size`: the question and what scores its answers
-        ({question, thing, size, form, boxes: their corners}), and the right answer. Raises BadRow."""
-        form = self.coordinates(size, form_for)
-        kind = "point" if self.points else "detect"
-        for thing, boxes in groups.items():
-            fields = {"question": form.question(kind, thing), "thing": thing, "size": size, "form": form}
-            things = [centre(box) for box in boxes] if kind == "point" else boxes
-            yield fields | {"boxes": [box.box for box in boxes]}, form.write(things, size)
-
-    def read(self, row: Mapping[str, Any], image: Any) -> tuple[Groups, Size, Any]:
-        """See `groups`; the size of the row's image, and what to open as it. Raises BadRow."""
-        try:
-            size, image = measure(image)
-            return self.groups(row, size, image), size, image
-        except (ImageError, OSError) as error:
-            raise BadRow("broken image", str(error)) from error
-
-    def groups(self, row: Mapping[str, Any], size: Size, image: Any = None) -> Groups:
-        """Name -> its boxes in an image of `size`, none where it is not there. The `image` itself shows how
-        its EXIF turns it, where boxes were drawn on it unturned. Raises BadRow."""
-        found: Groups = {}
-        drawn_on, orientation = _drawn_on(row, size, image)
-        for name, numbers in _pairs(row):
-            name = self.names.get(name, name) if type(name) is int else name
-            if not isinstance(name, str) or not name.strip():
-                raise BadRow(BAD_BOX, f"expected the name of a thing, got {name!r:.80}")
-            boxes = found.setdefault(name.strip(), [])
-            if numbers is not None:
-                box = self._corners(numbers, drawn_on)
-                boxes.append(Box(name.strip(), _moved(box, drawn_on, orientation, size)))
-        if not found:
-            raise BadRow(BAD_BOX, "expected at least one object, got none")
-        return found
-
-    def _corners(self, numbers: Any, size: Size) -> Corners:
-        if not (_is_list(numbers) and len(numbers) == 4 and all(isinstance(n, int | float) for n in numbers)):
-            raise BadRow(BAD_BOX, f"expected four numbers, got {numbers!r:.80}")
-        x1, y1, x2, y2 = map(float, numbers)
-        if not self.corners:
-            x2, y2 = x1 + x2, y1 + y2
-        cut = (max(0.0, x1), max(0.0, y1), min(float(size[0]), x2), min(float(size[1]), y2))
-        near = all(abs(a - b) <= _SLACK for a, b in zip(cut, (x1, y1, x2, y2), strict=True))  # false for NaN
-        if not near or cut[0] > cut[2] or cut[1] > cut[3]:
-            kind = "x1, y1, x2, y2" if self.corners else "x, y, width, height"
-            raise BadRow(BAD_BOX, f"expected {kind} within {size[0]} x {size[1]} pixels, got {list(numbers)}")
-        return cut
-
-
-def _drawn_on(row: Mapping[str, Any], size: Size, image: Any) -> tuple[Size, int]:
-    """The size of the image that a row's boxes were drawn on, and the EXIF orientation by which it has been
-    turned since, 1 for none. Raises BadRow where the image of `size` is no copy of it."""
-    width, height = (row.get(key) for key in SIZES)
-    if not (width and height):  # unknown, which some programs write as 0
-        return size, 1
-    if not all(type(one) in (int, float) and 0 < one < math.inf for one in (width, height)):
-        raise BadRow(BAD_BOX, f"expected width and height in pixels, got {width!r:.40} and {height!r:.40}")
-    orientation, copy = 1, size
-    if abs(width * size[0] - height * size[1]) < abs(width * size[1] - height * size[0]):
-        orientation = 1 if image is None else open_undecoded(image, ImageLimits(), describe(image))[1]
-        copy = size[::-1] if orientation > 4 else size
-    # Both sides by the same factor, each rounded to a whole pixel, up or down.
-    if not (
-        width * (copy[1] - 1) < height * (copy[0] + 1) and height * (copy[0] - 1) < width * (copy[1] + 1)
-    ):
-        got = f"{width} x {height} pixels, and its image has {size[0]} x {size[1]}"
-        raise BadRow(BAD_BOX, f"expected width and height of the image, or of a copy of it, got {got}")
-    return (width, height), orientation
-
-
-def _moved(box: Corners, drawn_on: Size, orientation: int, size: Size) -> Corners:
-    """A box of an image of the size `drawn_on` in a copy of `size`, turned by an EXIF orientation."""
-    width, height = drawn_on
-    x1, y1, x2, y2 = box
-    if orientation > 4:
-        (x1, x2), (y1, y2), (width, height) = (y1, y2), (x1, x2), (height, width)
-        if orientation in (6, 7):
-            x1, x2 = width - x2, width - x1
-        if orientation in (7, 8):
-            y1, y2 = height - y2, height - y1
-    x, y = size[0] / width, size[1] / height
-    return x1 * x, y1 * y, x2 * x, y2 * y
-
-
-def centre(box: Box) -> Point:
-    x1, y1, x2, y2 = box.box
-    return Point(box.label, ((x1 + x2) / 2, (y1 + y2) / 2))
-
-
-def _pairs(row: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """(name, numbers or None) of each object of a row."""
-    if "bbox" in row:
-        name, boxes = row.get("ref"), row["bbox"]
-        name = name[0] if _is_list(name) and name else name
-        if boxes is None or (_is_list(boxes) and not boxes):
-            return [(name, None)]
-        return [(name, one) for one in (boxes if _is_list(boxes) and _is_list(boxes[0]) else [boxes])]
-    objects = row.get("objects")
-    if isinstance(objects, Mapping):
-        names, boxes = (_first(objects, keys) for keys in (NAMES, _BOXES))
-        if not (_is_list(names) and _is_list(boxes) and len(names) == len(boxes)):
-            raise BadRow(BAD_BOX, "objects: expected as many names as boxes")
-        return list(zip(names, boxes, strict=True))
-    if _is_list(objects) and all(isinstance(one, Mapping) for one in objects or ()):
-        return [(_first(one, NAMES), _first(one, _BOXES)) for one in objects or ()]
-    raise BadRow(BAD_BOX, f"objects: expected boxes and their names, got {type(objects).__name__}")
-
-
-def _first(values: Mapping[str, Any], keys: Sequence[str]) -> Any:
-    return next((values[key] for key in keys if values.get(key) is not None), None)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from data.boxes import SIZES
+from data.box_rows import SIZES
 from data.errors import DatasetError
 
 _KEPT = ("image_id", "category_id", "bbox", "iscrowd", "caption")  # of an annotation

@@ -316,8 +316,9 @@ class Shard:
 
 
 def asked(conversation: list[dict[str, Any]], row: Mapping[str, Any]) -> dict[str, Any]:
-    """What scores answers to the last question of a conversation: the row's columns without images, of boxes
-    what `data.boxes.BoxRows.asked` says, `question` and `target`. What comes after its answer is cut off."""
+    """The fields that score answers to the last question of a conversation: the row's columns without images
+    (of boxes those of `data.box_rows.BoxRows.asked`), `question` and `target`. The conversation is cut off
+    after that question's answer."""
     while conversation[-1]["role"] != "assistant":
         conversation.pop()
     if conversation[-1].get("tool_calls"):

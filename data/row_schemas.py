@@ -6,7 +6,7 @@
 | `conversations` of {"from", "value"}, `image` | LLaVA, ShareGPT; `<image>` in a text takes the next image |
 | `prompt` and `completion`, `images` | TRL; messages as above, or the user's and the assistant's text |
 | `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
-| `ref` and `bbox`, or `objects`, with an image; `width`, `height` | RefCOCO, COCO, LVIS; see `data.boxes` |
+| `ref` and `bbox`, or `objects`, with an image; `width`, `height` | RefCOCO, COCO, LVIS: `data.box_rows` |
 | `question`, `answer`, `image` or `images` | everything else |
 | `chosen`, `rejected`, after a `prompt`, `question` or conversation, or whole | TRL; see `find_pairs` |
 
@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.boxes import SIZES, BoxRows, FormFor, by_name
+from data.box_rows import SIZES, BoxRows, FormFor, by_name
 from data.chat import THOUGHTS, GivenText
 from data.errors import BadRow, DatasetError
 from data.tools import Tool, ToolCall

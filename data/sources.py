@@ -28,7 +28,8 @@ from pkgutil import resolve_name
 from typing import Any, get_type_hints
 from urllib.parse import urlsplit
 
-from data.boxes import CATEGORIES, COORDINATES, NAMES, BoxRows
+from data.box_rows import CATEGORIES, NAMES, BoxRows
+from data.boxes import COORDINATES
 from data.coco import coco_rows
 from data.errors import ADDRESS, DatasetError, check_rows_path
 from data.row_files import (
@@ -406,7 +407,7 @@ class DatasetConfig:
         allow_text_only: the first rows need not have an image.
         revision: branch, tag or commit on the Hub.
         language: codes such as "de, fr", for the model card.
-        boxes: how rows with boxes are read, e.g. {form: qwen3-vl, corners: true}; see `data.boxes.BoxRows`.
+        boxes: how rows with boxes are read, e.g. {form: qwen3-vl, corners: true}: `data.box_rows.BoxRows`.
     """
 
     path: str

@@ -364,7 +364,7 @@ def asked_of(answer: str, fields: Fields) -> Asked:
 
 
 def boxes(form: str = "qwen3-vl", points: bool = False, corners: bool = False) -> Metric:
-    """`corners` is how rows give boxes; see `data.boxes`."""
+    """`corners` is how rows give boxes; see `data.box_rows`."""
 
     def summarise(samples: Sequence[Scored]) -> dict[str, float]:
         found = figures([asked_of(one.answer, one.fields) for one in samples], points)

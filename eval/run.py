@@ -31,7 +31,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from data.boxes import BoxRows, FormFor, by_name
+from data.box_rows import BoxRows, FormFor, by_name
 from data.errors import DatasetError
 from data.held_out import warn_if_alike
 from data.images import image_size

@@ -15,7 +15,7 @@ Rows of your own are a Hub id, a folder, JSON lines or Parquet:
 
 Rows of conversations (`messages`; `texts` of user and assistant) work, too: each turn is a question, and what
 the assistant says is its answer. With the metric `boxes`, rows have `ref` and `bbox`, or `objects`, and an
-image (see `data.boxes`): each thing is a question in the words of the model's form. All other columns go
+image (see `data.box_rows`): each thing is a question in the words of the model's form. All other columns go
 to the metric, and to the prompt by their names.
 """
 
@@ -35,7 +35,7 @@ from pkgutil import resolve_name
 from string import Formatter, ascii_uppercase
 from typing import Any
 
-from data.boxes import CATEGORIES, SIZES, BoxRows, FormFor, by_name
+from data.box_rows import CATEGORIES, SIZES, BoxRows, FormFor, by_name
 from data.errors import ADDRESS, BadRow, DatasetError
 from data.held_out import Share
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS

@@ -24,7 +24,7 @@ from torch import Tensor
 from generation import kv_cache as kv
 from generation.confidence import TokenLogprobs
 from generation.kv_cache import CachePosition, KVCache
-from generation.memory import check_caches_fit
+from generation.memory import check_fits
 from generation.options import GenerationOptions as GenerationOptions
 from generation.prompts import Prompt, compact, prompt_lengths
 from generation.protocol import Decoder, Pixels, VisionLanguage
@@ -32,6 +32,8 @@ from generation.sampling import Chosen, Decision, Row, choose, make_seeds
 from generation.score import Ids, decide, look_ahead
 from generation.speculation import Speculation
 from generation.steps import DecodeStep, FunctionStep, Step, uncached_step
+
+ASK_FROM = 64 * 2**20  # bytes of a cache that are taken without asking how much memory there is
 
 
 @dataclass(frozen=True)
@@ -214,10 +216,12 @@ def generate_stream(
     lengths = prompt_lengths(model.config, input_ids, attention_mask, options.max_new_tokens)
     if options.use_cache:
         rows, answers, longest = len(lengths), options.num_return_sequences, max(lengths)
-        caches = [(rows * answers, longest + options.max_new_tokens - 1)]
+        room = longest + options.max_new_tokens - 1
+        needed = kv.bytes_for(model.language_model, rows * answers, room)
         if answers > 1:  # the prompts' own cache exists beside it while it is copied
-            caches.append((rows, longest))
-        check_caches_fit(model.language_model, caches)
+            needed += kv.bytes_for(model.language_model, rows, longest)
+        if needed > ASK_FROM:
+            check_fits(f"{rows * answers} x {room}", needed, model.device)
 
     def encode(parts: Pixels) -> Sequence[Tensor]:
         return encode_once(model, parts) if len(parts) > 1 else model.encode_images(parts)
@@ -272,7 +276,7 @@ def _generate(
     row_lengths = tuple(length for length in lengths for _ in range(answers))
     most = longest + options.max_new_tokens - 1
     position = CachePosition(kv_cache, row_lengths, model.device, most, offsets)
-    speculation = Speculation(step, model.config)
+    speculation = Speculation(step, model)
     rows = new_rows(prompt_ids, options)
     if len(rows) == 1 and kv_cache:
         speculation.begin(rows[0])

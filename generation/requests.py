@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -15,8 +14,6 @@ from generation.options import MAX_SEED, GenerationOptions
 from generation.protocol import Pixels
 from generation.sampling import Decision, Row
 
-SHARE_FROM = 32  # positions of text that are worth sharing; an image always is
-
 
 @dataclass(frozen=True, eq=False)
 class Request:
@@ -27,8 +24,6 @@ class Request:
     pixel_attention_mask: (n, H, W) or (1, n, H, W), or None.
     options: of one answer; for several, make a request for each with a seed of its own (`each_answer`).
     key: comes back with the output.
-    draft: a prompt that is short because it has the whole image alone: its answer may come first, as a draft
-        of this one's (see `generation.draft`), if another slot is free.
     """
 
     input_ids: Tensor
@@ -36,7 +31,6 @@ class Request:
     pixel_attention_mask: Tensor | None = None
     options: GenerationOptions = field(default_factory=GenerationOptions)
     key: Any = None
-    draft: Request | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +44,12 @@ class LazyRequest:
 class NewTokens(NamedTuple):
     """What a step adds to an answer, its stop token included: one token, or several that were proposed.
     `logprobs` has an entry for each if they were asked for, and is None if not. `reused_tokens` as in
-    `RequestOutput`. `draft`: they are of the answer's draft, which ends when others come."""
+    `RequestOutput`."""
 
     key: Any
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
     reused_tokens: int
-    draft: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,8 +93,6 @@ class SlotRow(Row):
     features: of its images' parts from `part` on, as far as they are encoded; (positions, D) each.
     embeds: (1, n, D) of positions that wait to be computed, from `start` on; at `stops` that pauses.
     told: tokens that were reported.
-    draft: the row whose answer comes first, as this one's draft; it is `of` this one.
-    left: of a draft, `parts_left` after it; it ends at the time `until`, once that is known.
     """
 
     key: Any
@@ -114,19 +105,10 @@ class SlotRow(Row):
     start: int = 0
     stops: list[int] = field(default_factory=list)
     told: int = 0
-    draft: SlotRow | None = None
-    of: SlotRow | None = None
-    left: float = 0
-    until: float = math.inf
 
     def __post_init__(self):
         super().__post_init__()
         self.length = len(self.prompt)  # positions
-
-    @property
-    def waits(self) -> bool:
-        """Whether its draft has its turn before it."""
-        return self.draft is not None and not self.draft.stop_reason
 
     @property
     def position(self) -> int:
@@ -142,10 +124,6 @@ class SlotRow(Row):
     def decodes(self) -> bool:
         """Whether the next step chooses a token for it."""
         return 0 < self.launched < self.options.max_new_tokens and not self.stop_reason
-
-    def worth_sharing(self, start: int, end: int) -> bool:
-        """Whether getting positions start … end - 1 for free is worth an arrangement."""
-        return end - start >= SHARE_FROM or bool((self.prompt.keys[start:end] < 0).any())
 
     @property
     def missing(self) -> int:

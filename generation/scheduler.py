@@ -28,7 +28,6 @@ stops is computed once more in vain, inside its own slot.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,13 +39,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from generation import draft
 from generation import kv_cache as kv
 from generation.decoding import step_of
-from generation.draft import parts_left
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, embed_after, first_part, read_prompt
-from generation.memory import available_bytes
 from generation.options import (
     CacheMemoryError,
     GenerationOptions,
@@ -59,7 +55,7 @@ from generation.protocol import VisionLanguage
 from generation.requests import LazyRequest, NewTokens, Request, RequestOutput, SlotRow, Stats
 from generation.sampling import Chosen, Row, choose, recordable
 from generation.score import Ids, decide, look_ahead
-from generation.slots import CacheBudget, SlotCache
+from generation.slots import SlotCache
 from generation.speculation import Speculation
 from generation.steps import DecodeStep
 
@@ -112,14 +108,13 @@ class Scheduler:
             check_integer("prefill_chunk", prefill_chunk, low=1)
         self.model, self.slots, self._chunk = model, slots, prefill_chunk
         self._decode_step, self._step = decode_step, step_of(decode_step, model.language_model)
-        self.speculation = Speculation(self._step, model.config)
+        self.speculation = Speculation(self._step, model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
-        self.prefixes = prefixes
         self._limits = LIMITS.get(model.device.type, LIMITS["cpu"])
         self.lag = LAG if model.device.type == "cuda" else 0
-        self.budget = CacheBudget(model.language_model, slots, lambda: available_bytes(model.device))
+        self._cache = SlotCache(model.language_model, slots, prefixes)
+        self.budget = self._cache.budget
         self.budget.check(self.budget.positions)
-        self._cache = SlotCache(model.language_model, self.budget)
         # Of each slot: the token to be fed; its position, the row's seed, how many numbers it has drawn, the
         # offset of its rotary places, and the token that a recorded step has chosen, or BAD.
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
@@ -129,6 +124,15 @@ class Scheduler:
         self._spared = 0  # see SPARE_FROM
         self.stats = Stats()
         self.reset()
+
+    @property
+    def prefixes(self) -> PrefixStore | None:
+        """Kept prefixes of this model; see `__init__`."""
+        return self._cache.prefixes
+
+    @prefixes.setter
+    def prefixes(self, store: PrefixStore | None) -> None:
+        self._cache.prefixes = store
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -201,66 +205,29 @@ class Scheduler:
         with self._timed("prepare"):
             ready = request.prepare() if isinstance(request, LazyRequest) else request
             prompt, options = self._read(ready, ready.options)
-            short = self._read(ready.draft, ready.options)[0] if ready.draft else None
-        self.enter(request.key, prompt, options, short)
+        self.enter(request.key, prompt, options)
 
-    def enter(
-        self, key: Any, prompt: KeyedPrompt, options: GenerationOptions, short: KeyedPrompt | None = None
-    ) -> SlotRow:
+    def enter(self, key: Any, prompt: KeyedPrompt, options: GenerationOptions) -> SlotRow:
         """`add` of a prompt that was read, for options that were looked at. Returns its row, which says how
         its answer grows."""
         row = SlotRow(options, prompt.input_ids, key=key, prompt=prompt)
-        new = [row]
-        if short is not None and self.free > 1 and (left := self._left(prompt, short)):
-            if not options.greedy:
-                row.first_seed()  # one for draft and answer
-            plain = replace(options, confidence=False, logprobs=None, lookup="off")
-            row.draft = SlotRow(plain, short.input_ids, row.seed, key=key, prompt=short, of=row)
-            row.draft.left, new = left, [row.draft, row]
-        for one in new:
-            self.speculation.begin(one)
+        self.speculation.begin(row)
         self._view = self._replay = None  # they would keep the old buffers beside the grown ones
-        while True:
-            try:
-                self._cache.reserve(row.room)
-                break
-            except CacheMemoryError:
-                # Prefixes lie in the host's memory; who asks now comes before who may ask again.
-                if self.model.device.type != "cpu" or not self.prefixes or not self.prefixes.give_back():
-                    raise
-        self._entered += new
+        self._cache.reserve(row.room)
+        self._entered.append(row)
         self._spared = self._spared + 1 if self._cache.spare(self._room) else 0
         if self._spared >= SPARE_FROM:
             self.give_back()
         return row
 
-    def _left(self, prompt: KeyedPrompt, short: KeyedPrompt) -> float:
-        """`parts_left` after a draft from the short prompt."""
-        return parts_left(self.model, self._features, prompt, short, self.reusable(prompt))
-
     def reusable(self, prompt: KeyedPrompt) -> int:
         """How many positions of a prompt a slot holds, never all."""
-        return max(self._cache.ready(prompt.keys, len(prompt) - 1)) if self._cache.capacity else 0
+        return max(self._cache.find(prompt).ready) if self._cache.capacity else 0
 
     def take_over(self, other: Scheduler, prompt: KeyedPrompt) -> None:
         """Hold what another scheduler of this model holds of a prompt, as far as memory allows both."""
-        if length := other.reusable(prompt):
-            with suppress(CacheMemoryError):
-                source = other._cache.ready(prompt.keys, len(prompt) - 1).index(length)
-                self._cache.take_over(other._cache, source, length)
-
-    def end_draft(self, row: SlotRow) -> None:
-        """End the draft of a row, whose answer is next."""
-        assert row.draft is not None, "it has one"
-        if row.draft in self._entered:
-            self._entered.remove(row.draft)
-            row.draft.stop_reason = "cancelled"
-        elif not row.draft.stop_reason:
-            self._collect(0)
-        if not row.draft.stop_reason:
-            self._leave_unasked(row.draft)
-        row.draft.constraint = None
-        self.speculation.begin(row, row.draft.tokens)
+        with suppress(CacheMemoryError):
+            self._cache.take_over(other._cache, prompt)
 
     def compute_by(self, decode_step: DecodeStep | None, prefill_chunk: int | None) -> None:
         """Go on with another step, and prompts in chunks of so many positions."""
@@ -268,7 +235,7 @@ class Scheduler:
         if decode_step is not self._decode_step:
             self._decode_step, self._replay = decode_step, None
             self._step = step_of(decode_step, self.model.language_model)
-            self.speculation = Speculation(self._step, self.model.config)
+            self.speculation = Speculation(self._step, self.model)
 
     def counts(self) -> dict[str, float]:
         """What was done so far: seconds of each kind, decode steps, tiles encoded, tokens proposed and
@@ -308,20 +275,16 @@ class Scheduler:
         """Give up the request with this key; nothing more comes of it. False if it has ended."""
         self._collect(0)  # what is under way for its slot must not meet the next request there
         found = [row for row in {*self._entered, *self._rows} if row is not None and row.key == key]
-        for row in found:  # it, and its draft
+        for row in found:
             if row in self._entered:  # also where an interrupt has left it in its slot as well
                 self._entered.remove(row)
             if row in self._rows:
-                self._leave_unasked(row)
+                # A partly prefilled prompt has no logits yet, so its cache is checked for NaN.
+                self._leave(row, kept=row.launched > 0 or self._cache.is_finite(row.slot))
             row.stop_reason = row.stop_reason or "cancelled"
         self._events = [event for event in self._events if not (found and event.key == key)]
         self.stats.cancelled += bool(found)
         return bool(found)
-
-    def _leave_unasked(self, row: SlotRow) -> None:
-        """Have a row leave that could go on."""
-        # Of a part of a prompt no logits have been seen that would tell.
-        self._leave(row, kept=row.launched > 0 or self._cache.is_finite(row.slot))
 
     def _take_events(self) -> list[NewTokens | RequestOutput]:
         events, self._events = self._events, []
@@ -345,10 +308,8 @@ class Scheduler:
         first token."""
         fresh: list[tuple[list[SlotRow], Tensor]] = []
         while self._entered or self._waiting:
-            for row in [row for row in self._entered if not row.waits]:
-                if None not in self._rows or not self._place(row):
-                    break
-                self._entered.remove(row)
+            while self._entered and None in self._rows and self._place(self._entered[0]):
+                self._entered.popleft()
             if not self._waiting:  # what has entered waits for the tokens of rows at their limit
                 break
             if self._chunk is None:
@@ -358,9 +319,7 @@ class Scheduler:
             else:
                 head = self._waiting[0]
                 self._waiting.rotate(-1)
-                encoded = self._encode(head, 1)
-                # A draft may have ended by what its tiles took.
-                passes = [] if encoded or head not in self._waiting else [self._chunk_of(head)]
+                passes = [] if self._encode(head, 1) else [self._chunk_of(head)]
             for rows, lengths in passes:
                 with self._timed("prefill"):
                     logits = self._prefill(rows, lengths)
@@ -380,29 +339,17 @@ class Scheduler:
                 self._collect(self._lag)
 
     def _place(self, row: SlotRow) -> bool:
-        """Choose a free slot for a prompt and copy there what it shares with another one; False if it waits
-        to share what is still to be computed."""
-        last = row.length - 1  # always computed, because its logits are not kept
-        common = [min(shared, last) for shared in self._cache.in_common(row.prompt.keys)]
-        ready = self._cache.ready(row.prompt.keys, last)
-        others = (self._cache.coming(other.ahead, common[other.slot]) for other in self._waiting)
+        """Give a prompt a free slot, with what it shares with others; False if it waits to share what is
+        still to be computed."""
+        found, worth = self._cache.find(row.prompt), row.prompt.worth_sharing
+        others = (self._cache.coming(other.ahead, found.common[other.slot]) for other in self._waiting)
         coming = max(others, default=0)
-        if row.worth_sharing(max(ready), coming):
-            kept = self.prefixes.match(row.prompt.keys, row.prompt.items) if self.prefixes else 0
-            if row.worth_sharing(kept, coming):
-                return False
-        source = max(range(self.slots), key=ready.__getitem__)
+        if worth(max(found.ready), coming) and worth(found.stored.end, coming):
+            return False
         free = [slot for slot, other in enumerate(self._rows) if other is None]
-        slot = max(free, key=ready.__getitem__)
-        if not row.worth_sharing(ready[slot], ready[source]):
-            source = slot
-        shared = source == slot or row.worth_sharing(0, ready[source])  # in its own slot it costs nothing
-        row.reused = row.start = ready[source] if shared else 0
-        self._cache.assign(slot, row.prompt.keys, source, row.reused)
-        if self.prefixes is not None:
-            row.reused = row.start = self.prefixes.extend(self._cache, slot, row.prompt, row.reused)
+        row.slot, row.reused = self._cache.take(row.prompt, found, free)
         row.part, _ = first_part(row.prompt, row.reused)
-        row.slot, self._rows[slot], row.stops = slot, row, self._cache.stops(row.prompt)
+        row.start, self._rows[row.slot], row.stops = row.reused, row, self._cache.stops(row.prompt)
         self._waiting.append(row)
         return True
 
@@ -412,7 +359,6 @@ class Scheduler:
         prompt, encoded = row.prompt, 0
         if row.embeds is not None:
             return 0
-        began = time.perf_counter()
         with self._timed("vision"):
             while (first := row.part + len(row.features)) < len(prompt.items) and encoded != most:
                 assert prompt.parts is not None, "a prompt with items has parts"
@@ -424,21 +370,7 @@ class Scheduler:
                 row.embeds = embed_after(self.model, prompt, row.reused, row.features)
                 row.prompt, row.features = replace(prompt, parts=None), []
         self.stats.tiles_encoded += encoded
-        if row.of is not None:
-            if self.model.device.type != "cpu":
-                torch.accelerator.synchronize(self.model.device)
-            self._time_draft(row, encoded, time.perf_counter() - began)
         return encoded
-
-    def _time_draft(self, row: SlotRow, encoded: int, seconds: float) -> None:
-        """A draft's tiles took so long: from here on its time is bounded, and where the others would take no
-        time to read in, there is none."""
-        if not encoded and row.until < math.inf:
-            return  # a tile that equals one before it
-        rest = row.left * seconds / max(encoded, 1)  # 0: another one was quicker
-        row.until = time.perf_counter() + draft.LIMITS.share * rest
-        if row.of is not None and (not encoded or rest < draft.LIMITS.least_wait):
-            self.end_draft(row.of)
 
     def _groups(self) -> list[list[SlotRow]]:
         """The prompts that wait and are encoded, neighbours of similar length together."""
@@ -679,20 +611,12 @@ class Scheduler:
         """Say what is new of a row, whose slot is free at its end."""
         if row.error is not None:
             self._leave(row, kept=False)
-            if row.of is None:
-                self._events.append(self._failed(row.key, row.error))
-            else:  # the answer tells of it
-                self.end_draft(row.of)
+            self._events.append(self._failed(row.key, row.error))
             return
         reports = None if row.options.logprobs is None else row.reports[row.told :]
-        new_ids, is_draft = row.tokens[row.told :], row.of is not None
-        self._events.append(NewTokens(row.key, new_ids, reports, row.reused, is_draft))
+        self._events.append(NewTokens(row.key, row.tokens[row.told :], reports, row.reused))
         row.told = len(row.tokens)
-        if row.of is not None:
-            if row.stop_reason or time.perf_counter() > row.until:
-                self._leave(row)
-                self.end_draft(row.of)
-        elif row.stop_reason:
+        if row.stop_reason:
             self._leave(row)
             self.stats.completed += 1
             self.stats.new_tokens += len(row.tokens)
@@ -708,13 +632,10 @@ class Scheduler:
         self._rows[row.slot], row.stop_reason = None, row.stop_reason or "cancelled"
         if row in self._waiting:
             self._waiting.remove(row)
-        if not kept:
-            self._cache.clear(row.slot)
-        elif row.tokens and self._cache.filled[row.slot] == row.length:
-            self._cache.append(row.slot, torch.tensor(row.tokens[:-1], dtype=torch.int64))
-        if kept and self.prefixes is not None:
-            keys, states = self._cache.keys(row.slot), self._cache.snapshots[row.slot]
-            self.prefixes.save(keys, row.prompt.items, self._cache.kv_cache, row.slot, states)
+        if kept:
+            self._cache.put(row.slot, row.prompt, row.tokens)
+        else:
+            self._cache.drop(row.slot)
 
     def _failed(self, key: Any, error: Exception) -> RequestOutput:
         self.stats.failed += 1

@@ -13,22 +13,19 @@ history rewinds by itself, and a second question about an image starts after the
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 from threading import RLock
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.decoding import GenerationOutput, TokenStream, fields_of, pad_id
-from generation.draft import Draft, DraftStream
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, read_prompt
-from generation.memory import check_caches_fit
+from generation.memory import check_fits
 from generation.options import CacheMemoryError, GenerationOptions, with_overrides
 from generation.prefix_store import PrefixStore
 from generation.protocol import Pixels, VisionLanguage
@@ -69,10 +66,9 @@ class Session:
         model: a `VisionLanguageModel` in eval mode.
         feature_cache: of this model, possibly shared with other sessions; None keeps no features.
         prefixes: of this model, possibly shared: prompts of other sessions and earlier processes.
-        slots: 2 where drafts are to leave what is kept alone. Several answers to one prompt take as many, for
-            as long as they are made.
 
-    `reuse` is about the last prompt, from its first token on.
+    Several answers to one prompt take as many slots, for as long as they are made. `reuse` is about the last
+    prompt, from its first token on.
     """
 
     def __init__(
@@ -80,13 +76,12 @@ class Session:
         model: VisionLanguage,
         feature_cache: FeatureCache | None = None,
         prefixes: PrefixStore | None = None,
-        slots: int = 1,
     ):
         if feature_cache is not None and feature_cache.model is not model:
             raise ValueError("feature_cache: expected one of the session's own model, got another model's")
         self.model = model
         self.feature_cache = FeatureCache(model, 0) if feature_cache is None else feature_cache
-        self._prefixes, self._slots = prefixes, slots
+        self._prefixes = prefixes
         self._lock = RLock()  # held while anything here changes
         self._scheduler: Scheduler | None = None
         self.reset()
@@ -145,35 +140,15 @@ class Session:
         self._check(prompt, options)
         return TokenStream(self._locked(self._answer(prompt, options)))
 
-    def draft_stream(
-        self, inputs: Mapping[str, Any], short_inputs: Mapping[str, Any] | None, options: GenerationOptions
-    ) -> DraftStream:
-        """`generate_stream(**inputs, options=options)`, with a draft before it where one helps (see
-        `generation.draft`).
-
-        Args:
-            short_inputs: the prompt with a small picture of each image; None where there is none.
-
-        Raises ValueError for what a session refuses.
-        """
-        options = with_overrides(options, {}, self.model.config.eos_token_ids)
-        prompt = read_prompt(self.model, **inputs, max_new_tokens=options.max_new_tokens)
-        draft, short = Draft(), None
-        if short_inputs is not None and options.num_return_sequences == 1:
-            short = read_prompt(self.model, **short_inputs, max_new_tokens=options.max_new_tokens)
-        self._check(prompt, options, short)
-        return DraftStream(self._locked(self._answer(prompt, options, draft, short)), draft)
-
-    def _check(
-        self, prompt: KeyedPrompt, options: GenerationOptions, short: KeyedPrompt | None = None
-    ) -> None:
+    def _check(self, prompt: KeyedPrompt, options: GenerationOptions) -> None:
         """Refuse what cannot be answered."""
         if not options.use_cache:
             raise ValueError("a session is a kept cache: for use_cache=False, call the model's generate")
         room = kv.round_up(len(prompt) + options.max_new_tokens - 1, kv.STEP)
         positions = min(room, self.model.config.text.max_position_embeddings)
-        slots = max(self._slots, options.num_return_sequences, 1 + (short is not None))
-        check_caches_fit(self.model.language_model, [(slots, positions)], existing=self.kv_cache_bytes)
+        needed = kv.bytes_for(self.model.language_model, options.num_return_sequences, positions)
+        sizes = f"{options.num_return_sequences} x {positions}"
+        check_fits(sizes, needed, self.model.device, self.kv_cache_bytes)
 
     def _locked(
         self, steps: Generator[Tensor, None, SessionOutput]
@@ -194,7 +169,7 @@ class Session:
     def _ready(self, slots: int, options: GenerationOptions, prompt: KeyedPrompt) -> Scheduler:
         """The scheduler, with so many slots and what the options say of how it computes."""
         self._end_answer()
-        slots, step = max(self._slots, slots), options.decode_step
+        step = options.decode_step
         make = partial(Scheduler, self.model, slots, step, self.feature_cache, prefixes=self._prefixes)
         if self._scheduler is None:
             self._scheduler = make()
@@ -210,27 +185,16 @@ class Session:
         return self._scheduler
 
     def _answer(
-        self,
-        prompt: KeyedPrompt,
-        options: GenerationOptions,
-        draft: Draft | None = None,
-        short: KeyedPrompt | None = None,
+        self, prompt: KeyedPrompt, options: GenerationOptions
     ) -> Generator[Tensor, None, SessionOutput]:
-        """Yield (N,) ids: first those of a draft, if there is one, then those of the answers."""
-        short = short if draft is not None and draft.wanted else None
-        slots = max(options.num_return_sequences, 1 + (short is not None))
-        scheduler = self._ready(slots, options, prompt)
+        """Yield (N,) ids of the answers."""
+        scheduler = self._ready(options.num_return_sequences, options, prompt)
         self.reuse, tiles = None, len(prompt.items)
-        answers = enumerate(each_answer(options))
-        rows = [scheduler.enter(number, prompt, own, short) for number, own in answers]
-        self._rows, length, short = rows, len(prompt), None
+        rows = [scheduler.enter(number, prompt, own) for number, own in enumerate(each_answer(options))]
+        self._rows, length = rows, len(prompt)
         del prompt
         try:
             before = scheduler.counts()
-            if draft is not None:
-                yield from self._draft(scheduler, rows, draft)
-                if draft.token_ids:  # what it took is no part of the answer
-                    before = scheduler.counts()
             pad, count = pad_id(self.model, options), 0
             while True:
                 while not all(row.stop_reason or len(row.tokens) > count for row in rows):
@@ -267,22 +231,3 @@ class Session:
                 "this answer was unfinished when its session began another one or was reset: "
                 "it cannot be resumed"
             )
-
-    def _draft(
-        self, scheduler: Scheduler, rows: list[SlotRow], draft: Draft
-    ) -> Generator[Tensor, None, None]:
-        """Yield (1,) ids of the draft of a row, if it has one."""
-        (row,) = rows
-        while row.draft is not None and not row.draft.stop_reason:
-            if not draft.wanted:
-                scheduler.end_draft(row)
-                break
-            began = time.perf_counter()
-            scheduler.step()
-            draft.seconds += time.perf_counter() - began
-            for token_id in row.draft.tokens[len(draft.token_ids) :]:
-                draft.token_ids.append(token_id)
-                draft.first_token_seconds = draft.first_token_seconds or draft.seconds
-                yield torch.tensor([token_id])
-                self._check_current(rows)
-        draft.over = True

@@ -1,6 +1,6 @@
-"""Tokens that are proposed and verified together: prompt lookup, what a constraint forces, a draft.
+"""Tokens that are proposed and verified together: prompt lookup, what a constraint forces.
 
-    speculation = Speculation(step, model.config)
+    speculation = Speculation(step, model)
     speculation.begin(row)                             # its proposer, as its options say
     ...                                                # in place of a step, where there are proposals:
     if any(proposals := speculation.propose(rows)):
@@ -24,13 +24,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from generation.kv_cache import STATE_WINDOW
-from generation.protocol import Constraint, Proposer
+from generation.kv_cache import STATE_WINDOW, has_states
+from generation.protocol import Constraint, Proposer, VisionLanguage
 from generation.sampling import Chosen, Row, choose
 from generation.steps import Step
 
 MOST = 8  # ids looked up at a time
-MOST_DRAFTED = 16  # drafted ids that are verified in one pass
 SIZES = (3, 2)  # of the n-grams that are looked up, the longest first
 
 
@@ -88,28 +87,6 @@ class _PromptLookup(Proposer):
                     self._after[tuple(self._ids[-size:])] = len(self._ids)
             self._ids.append(token_id)
             self._since_image = 0 if token_id == self._image_token_id else self._since_image + 1
-
-
-class Drafted(Proposer):
-    """Proposes a draft for as long as the answer agrees with it, and then what `after` proposes."""
-
-    def __init__(self, drafted: list[int], after: Proposer | None):
-        self._drafted, self._after = drafted, after
-        self._answer: list[int] = []
-        self._agrees = True
-
-    def propose(self, new_ids: list[int]) -> list[int]:
-        self._answer += new_ids
-        if self._agrees:
-            place = len(self._answer)
-            if place < len(self._drafted) and self._drafted[:place] == self._answer:
-                return self._drafted[place : place + MOST_DRAFTED]
-            self._agrees, new_ids = False, self._answer
-        return [] if self._after is None else self._after.propose(new_ids)
-
-    def observe(self, proposed: int) -> None:
-        if self._after is not None and not self._agrees:
-            self._after.observe(proposed)
 
 
 class _PassCosts:
@@ -205,29 +182,24 @@ class Speculation:
     proposed: ids that were verified; accepted: those among them that answers hold and that saved a pass.
     """
 
-    def __init__(self, step: Step, config):
+    def __init__(self, step: Step, model: VisionLanguage):
         self.costs, self.proposed, self.accepted = _PassCosts(), 0, 0
-        self._step, self._image_token_id = step, config.image_token_id
-        self._most = STATE_WINDOW // 2 if step.states else None  # a state takes back no more
+        self._step, self._image_token_id = step, model.config.image_token_id
+        # A state takes back no more.
+        self._most = STATE_WINDOW // 2 if has_states(model.language_model.cache_layout) else None
 
-    def begin(self, row: Row, drafted: Sequence[int] = ()) -> None:
+    def begin(self, row: Row) -> None:
         """Give a row its proposer: what its constraint forces, and as its options say what is looked up,
-        "auto" only where answers stay the same to the bit. A draft is offered where either is true."""
+        "auto" only where answers stay the same to the bit."""
         options, step = row.options, self._step
         if not step.chunks:
             return
         proposer: Proposer | None = None
         if options.lookup == "on" or (options.lookup == "auto" and step.same_bits):
-            # A draft that was wrong somewhere may be right after that: it is looked up like a prompt.
-            known = row.prompt_ids
-            if drafted:
-                known = torch.cat((known.cpu(), torch.tensor(drafted, dtype=known.dtype)))
-            proposer = _PromptLookup(known, self._image_token_id)
+            proposer = _PromptLookup(row.prompt_ids, self._image_token_id)
             proposer = proposer if options.lookup == "on" else _WhilePaying(proposer, self.costs)
         if row.constraint is not None:
             proposer = ForcedTokens(row.constraint, proposer)
-        if drafted and (step.same_bits or options.lookup == "on"):
-            proposer = Drafted(list(drafted), proposer)
         row.proposer = proposer
 
     def propose(self, rows: Sequence[Row]) -> list[list[int]]:

@@ -7,7 +7,7 @@ print(reply.finish()["decode_tokens_per_second"])
 
 `ask_each` asks several questions about the same images, which are encoded and prefilled once. Answers may be
 drafted from small pictures while the images are still to be encoded: see `Reply.draft` and
-`generation.draft`. What a model thinks before its answer (`inference.thinking`) is no part of it: see
+`inference.draft`. What a model thinks before its answer (`inference.thinking`) is no part of it: see
 `Reply.hear`.
 """
 
@@ -24,7 +24,6 @@ from data.processor import EncodedConversation, Processor
 from data.thinking import Span, Thinking
 from data.tiles import Visual
 from generation.decoding import GenerationOutput, TokenStream
-from generation.draft import DraftStream
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.requests import Request, each_answer
 from generation.sampling import Decision
@@ -33,6 +32,7 @@ from generation.session import Session
 from inference.calls import CallPiece, begun
 from inference.checkpoint import Checkpoint, RequestError
 from inference.decide import decided
+from inference.draft import Draft, with_seed
 from inference.errors import ContextFullError
 from inference.grammar import Form
 from inference.results import logprobs_of
@@ -59,9 +59,13 @@ def ask(
     began = time.perf_counter()
     checkpoint.check_images(len(images))
     row = encode(checkpoint, images, question, system, isinstance(options.constraint, Think))
-    short = encode(checkpoint, small, question, system) if small else None
-    stream = start(checkpoint, row, options, session, small is not None, short)
-    return Reply(checkpoint, row, stream, options, time.perf_counter() - began, short)
+    short, draft = encode(checkpoint, small, question, system) if small else None, None
+    options = options if small is None else with_seed(options)
+    stream = start(checkpoint, row, options, session)
+    if small is not None:
+        assert session is not None, "drafts need a session"
+        draft = draft_of(checkpoint, row, short, options, session)
+    return Reply(checkpoint, row, stream, options, time.perf_counter() - began, short, draft)
 
 
 def ask_each(
@@ -82,7 +86,7 @@ def ask_each(
     keep = options.use_cache and (keep or options.lookup == "on")  # of several answers too
     session = None
     if keep or draft:
-        session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes, slots=1 + draft)
+        session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes)
     small = wholes(checkpoint.processor, images) if draft else None
     for question in questions:
         yield ask(checkpoint, images, question, options, system, session, small)
@@ -112,31 +116,39 @@ def start(
     row: EncodedConversation,
     options: GenerationOptions,
     session: Session | None = None,
-    draft: bool = False,
-    short: EncodedConversation | None = None,
 ) -> TokenStream:
-    """The token stream of a prompt's answers; a RequestError if they do not fit the context. With a `draft`,
-    which needs a session, it is a `DraftStream`, whose draft answers the `short` prompt if there is one."""
+    """The token stream of a prompt's answers; a RequestError if they do not fit the context."""
     step = checkpoint.decode_step if options.use_cache else None
     options = for_choices(options, checkpoint.context - len(row.input_ids))
     if isinstance(options.constraint, Think):
         options = for_prompt(checkpoint, row, options)
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
-
-    def inputs(row: EncodedConversation) -> dict[str, Any]:
-        return checkpoint.processor.collate([replace(row, parts=None)]) | {"pixel_values": row.parts}
-
     try:
-        if draft:
-            assert session is not None, "drafts need a session"
-            alone = None if short is None else inputs(short)
-            return session.draft_stream(inputs(row), alone, options)
         generate_stream = (checkpoint.model if session is None else session).generate_stream
-        return generate_stream(**inputs(row), options=options)
+        return generate_stream(**inputs_of(checkpoint, row), options=options)
     except CacheMemoryError:
         raise
     except ValueError as error:
         raise RequestError(error) from error
+
+
+def inputs_of(checkpoint: Checkpoint, row: EncodedConversation) -> dict[str, Any]:
+    """What `generate` takes, of one prompt."""
+    return checkpoint.processor.collate([replace(row, parts=None)]) | {"pixel_values": row.parts}
+
+
+def draft_of(
+    checkpoint: Checkpoint,
+    row: EncodedConversation,
+    short: EncodedConversation | None,
+    options: GenerationOptions,
+    session: Session,
+) -> Draft:
+    """The draft of an answer with these options (`with_seed`); without a `short` prompt it has no token."""
+    options = for_choices(options, checkpoint.context - len(row.input_ids))
+    options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=checkpoint.decode_step)
+    small = None if short is None else inputs_of(checkpoint, short)
+    return Draft(session, inputs_of(checkpoint, row), small, options)
 
 
 def for_choices(options: GenerationOptions, room: int) -> GenerationOptions:
@@ -164,7 +176,8 @@ class Reply:
 
     Iterating may be interrupted and continued; `finish` makes what is left. `prepare` is the time that the
     prompt took, `ids` are the answers' tokens so far, with those of their thinking. `hear` is called with
-    (number of the answer, next piece of what is thought before it). `short`: the prompt of its draft.
+    (number of the answer, next piece of what is thought before it). `short`: the prompt of its draft;
+    `drafted`: that, None where none was asked for.
     """
 
     checkpoint: Checkpoint
@@ -173,6 +186,7 @@ class Reply:
     options: GenerationOptions
     prepare: float
     short: EncodedConversation | None = None
+    drafted: Draft | None = None
     hear: Callable[[int, str], None] = lambda number, piece: None
 
     def __post_init__(self) -> None:
@@ -191,6 +205,8 @@ class Reply:
         texts = [AnswerText(self.checkpoint, self.options) for _ in self.ids]
         stops = self.checkpoint.stop_token_ids
         self._times = self._times or [time.perf_counter()]
+        if self.drafted is not None:
+            self.drafted.over = True
         for column in self.stream:
             self._times.append(time.perf_counter())
             for ids, token_id in zip(self.ids, column.tolist()):
@@ -209,11 +225,11 @@ class Reply:
     def draft(self) -> Iterator[str]:
         """The pieces of the draft's text, if this is iterated first: "" for a token that completes none; no
         pieces where no draft helps, or the answer has begun."""
-        if isinstance(self.stream, DraftStream):
+        if self.drafted is not None and not self.drafted.over:
             self._times = self._times or [time.perf_counter()]
             text = AnswerText(self.checkpoint, self.options)
-            for ids in self.stream.draft():
-                yield text.put(int(ids))
+            for token_id in self.drafted:
+                yield text.put(token_id)
             yield text.finish()
 
     def after_draft(self, grey: GreyText, always: bool = False) -> Iterator[tuple[int, str]]:
@@ -258,16 +274,19 @@ class Reply:
         own_ids, logprobs = answers["token_ids"], output.logprobs if output else []
         logprobs = [one[len(one) - len(own) :] for one, own in zip(logprobs, own_ids)]
         drafted: dict[str, Any] = {}
-        if isinstance(self.stream, DraftStream):
-            self.stream.end_draft()
-            made = self.stream.drafted
-            drafted["draft"] = made and {
-                "text": answer_text(checkpoint, made.token_ids, self.options),
-                "tokens": len(made.token_ids),
-                "accepted": made.accepted(ids[0]),
-                "first_token_seconds": made.first_token_seconds,
-                "draft_seconds": made.seconds,
-            }
+        if (made := self.drafted) is not None:
+            made.over = True
+            drafted["draft"] = (
+                {
+                    "text": answer_text(checkpoint, made.token_ids, self.options),
+                    "tokens": len(made.token_ids),
+                    "accepted": made.accepted(ids[0]),
+                    "first_token_seconds": made.first_token_seconds,
+                    "draft_seconds": made.seconds,
+                }
+                if made.token_ids
+                else None
+            )
         return {
             **answers,
             "confidences": output.confidences if output else [],

@@ -81,7 +81,7 @@ class Chat:
         draft: bool = False,
         think_tokens: int | None = None,
     ):
-        self.conversation = Conversation(checkpoint, system, slots=2 if draft else 1)
+        self.conversation = Conversation(checkpoint, system)
         self.options = options
         self._most = think_tokens or THINK_TOKENS
         self.conversation.remember = not checkpoint.single_turn

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from data.boxes import CoordinateForm, Pixels, form_of
+from data.boxes import CoordinateForm, form_of
 from data.processor import EncodedConversation, Processor
 from data.tiles import Sizes
 from generation.fast.cuda.graph import GraphStep
@@ -43,6 +43,7 @@ from inference.errors import RequestError as RequestError
 from inference.grammar import Form, Latest, ToolUse, choices_of, plain_call, plain_form, tool_grammar
 from inference.kept_weights import KeptWeights
 from inference.markup import MARKUPS, Markup
+from inference.pixels import Pixels
 from models.checkpoints.files import Opened
 from models.checkpoints.load import meta_init, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
@@ -291,7 +292,7 @@ def _key(use: ToolUse) -> str:
 
 
 class PixelText:
-    """The text of an answer with its coordinates in pixels of an image of these sizes (`data.boxes.Pixels`):
+    """The text of an answer with its coordinates in pixels of an image of these sizes (`inference.pixels`):
     `put` each piece, then `finish`. For a model without a form nothing changes, and without sizes lines end
     with a note if there are coordinates.
 

@@ -25,8 +25,9 @@ from data.processor import EncodedConversation, Processor
 from data.tiles import Sizes, Visual
 from generation.decoding import GenerationOptions, TokenStream
 from generation.session import Session
-from inference.answer import Reply, answers_of, for_choices, start, wholes
+from inference.answer import Reply, answers_of, draft_of, for_choices, start, wholes
 from inference.checkpoint import Checkpoint, PixelText, RequestError
+from inference.draft import Draft, with_seed
 from inference.errors import ContextFullError as ContextFullError
 from inference.thinking import Think
 
@@ -56,16 +57,16 @@ class Turn:
 
 
 class Conversation:
-    """See the module's docstring. `system` stands before everything. `slots`: of the session, 2 for drafts.
+    """See the module's docstring. `system` stands before everything.
 
     turns: those so far, without an answer that is still being made.
     remember: whether earlier turns stand before the next question; may be changed between turns, as `system`.
     """
 
-    def __init__(self, checkpoint: Checkpoint, system: str | None = None, slots: int = 1):
+    def __init__(self, checkpoint: Checkpoint, system: str | None = None):
         self.checkpoint, self.system, self.remember = checkpoint, system, True
         # Features are for what the key-value cache loses, as when a turn is undone.
-        self.session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes, slots)
+        self.session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes)
         self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
 
@@ -103,11 +104,14 @@ class Conversation:
         checkpoint, before = self.checkpoint, self.before
         tiled = tuple(visual for image in images for visual in self.visuals(image))
         asked = next_turn(checkpoint, self.system, before, tiled, question, options)
-        draft, short = draft and not isinstance(options.constraint, Think), None
-        if draft and tiled:
-            short = encode_short(checkpoint, self.system, before, tiled, question)
-        stream = start(checkpoint, asked.row, asked.options, self.session, draft, short)
-        self._pending = TurnReply(self, asked, began, stream, short)
+        short, drafted, draft = None, None, draft and not isinstance(options.constraint, Think)
+        if draft:
+            short = encode_short(checkpoint, self.system, before, tiled, question) if tiled else None
+            asked = replace(asked, options=with_seed(asked.options))
+        stream = start(checkpoint, asked.row, asked.options, self.session)
+        if draft:
+            drafted = draft_of(checkpoint, asked.row, short, asked.options, self.session)
+        self._pending = TurnReply(self, asked, began, stream, short, drafted)
         return self._pending
 
     def undo(self) -> Turn:
@@ -147,12 +151,15 @@ class TurnReply(Reply):
         began: float,
         stream: TokenStream,
         short: EncodedConversation | None,
+        drafted: Draft | None,
     ):
         self.turn, self.kept = asked.turn, False
         self._conversation, self._asked = conversation, asked.without_tiles()
         self._result: dict[str, Any] | None = None
         prepare = time.perf_counter() - began
-        super().__init__(conversation.checkpoint, self._asked.row, stream, asked.options, prepare, short)
+        super().__init__(
+            conversation.checkpoint, self._asked.row, stream, asked.options, prepare, short, drafted
+        )
 
     def pixels(self, lines: bool = True) -> PixelText:
         """See `Checkpoint.pixels`."""

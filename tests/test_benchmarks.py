@@ -18,7 +18,7 @@ import serve
 from benchmarks import common, gpu, latency, peers, throughput, training
 from benchmarks.common import SHAPES, build_ours, parameters, prompt, prompt_tokens
 from benchmarks.peers import build_transformers
-from generation import draft
+from inference import draft
 from models.checkpoints.save import written
 from tests.test_serve import running
 

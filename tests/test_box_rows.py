@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.boxes import BAD_BOX, COORDINATES, BoxRows
+from data.box_rows import BAD_BOX, BoxRows
+from data.boxes import COORDINATES
 from data.errors import BadRow, DatasetError
 from data.images import load_image
 from data.loader import Loader, LoaderConfig, asked

@@ -44,6 +44,7 @@ from generation.scheduler import Scheduler
 from generation.session import Session
 from generation.slots import SlotCache
 from generation.speculation import Speculation
+from inference.draft import Draft
 from inference.prefix_files import PrefixFolder
 from tests.invariants import MODELS, TOLERANCE, assert_close, collate, session_holds
 from tests.prompts import NO_STOP, TILE_BYTES, ImageBlock, inputs_of, length_of, packed, tiny_vlm, words
@@ -131,8 +132,8 @@ def guessing(answers: dict[tuple[int, ...], list[int]], seed: int) -> Iterator[N
     """Have `Guesses` propose for rows whose prompts these are."""
     begin = Speculation.begin
 
-    def begin_guessing(self: Speculation, row: Row, drafted: Sequence[int] = ()) -> None:
-        begin(self, row, drafted)
+    def begin_guessing(self: Speculation, row: Row) -> None:
+        begin(self, row)
         answer = answers.get(tuple(row.prompt_ids.tolist()))
         if answer is not None and self._step.chunks:
             row.proposer = Guesses(answer, seed)
@@ -198,7 +199,7 @@ class Conversation:
         """A file of a kept prefix is lost, or has another bit."""
         if self.store is not None:
             self.files.flush()
-            self.store.clear()
+            self.store.drop()
             if files := sorted(self.folder.glob("*.safetensors")):
                 file = self.draw.choice(files)
                 if self.draw.random() < 0.5:
@@ -238,16 +239,14 @@ class Conversation:
         interrupt = draw.randrange(8000) if draw.random() < 0.3 else None
         drafted = answers == 1 and draw.random() < 0.2
         columns, stream, cut = list[Tensor](), None, draw.choice((None, None, draw.randint(1, 9)))
-        always = patch("generation.draft.LIMITS", ALWAYS)
+        always = patch("inference.draft.LIMITS", ALWAYS)
         with always, guessing(known, draw.randrange(99)), interrupted(interrupt, "/generation/", "/models/"):
             if drafted:
                 short, most = given_to(model, [ImageBlock(9), 5]), draw.randrange(5)
-                stream = self.session.draft_stream(inputs, short, GenerationOptions(**options))
-                for number, _ in enumerate(stream.draft()):
+                for number, _ in enumerate(Draft(self.session, inputs, short, GenerationOptions(**options))):
                     if number == most:
                         break
-            else:
-                stream = self.session.generate_stream(**inputs, **options, num_return_sequences=answers)
+            stream = self.session.generate_stream(**inputs, **options, num_return_sequences=answers)
             for column in stream:
                 columns.append(column)
                 if len(columns) == cut:
@@ -259,7 +258,7 @@ class Conversation:
             for row, report in zip(rows, reports):
                 assert_right(model, self.history, row, report)
             self.history += rows[0]
-            ahead = drafted or (guesses and result is None)  # it may hold more than it gave
+            ahead = guesses and result is None  # it may hold more than it gave
             if interrupt is None and not ahead:
                 session_holds(self.session, model, given_to(model, self.history), 1e-4)  # no logits yet
         kinds = {"guesses": guesses, "interrupt": interrupt, "draft": drafted, "fork": answers > 1}
@@ -365,7 +364,7 @@ def assert_slots_hold(model, cache: SlotCache) -> None:
     for slot, filled in enumerate(cache.filled):
         ids = cache.keys(slot)
         for end in {filled, filled // 16 * 16, *cache.snapshots[slot]}:
-            if not 0 < cache.ready(ids, end)[slot] == end:
+            if not 0 < cache.resumed(slot, end) == end:
                 continue
             x = model.language_model.embed_tokens(torch.cat((ids[:end], torch.tensor([7])))[None])
             expected, _ = model.language_model(x)
@@ -373,7 +372,7 @@ def assert_slots_hold(model, cache: SlotCache) -> None:
             other.kv_cache = kv.fork(cache.kv_cache, cache.capacity, 1, cache.capacity + 1)
             other.filled, other._states_at = list(cache.filled), list(cache._states_at)
             other.snapshots, other._keys = list(map(dict, cache.snapshots)), cache._keys.clone()
-            other.assign(slot, ids[:end], slot, end)
+            other._hold(slot, ids[:end], other, slot, end)
             row = kv.view(other.kv_cache, end + 1, slot, 1)
             got, _ = model.language_model(x[:, -1:], kv_cache=row, start_pos=end)
             assert_close(got, expected[:, -1:], f"slot {slot}, position {end} of {filled}")
@@ -393,7 +392,7 @@ def test_ctrl_c_at_any_line_that_changes_slots_leaves_them_true(kind):
     """While rows come, share, leave and are moved to the front."""
     model, start = model_of(kind), words(1, 45)
     prompts = [(words(2, 40), 2), (start, 6), ([*start[:40], *words(4, 9)], 4)]
-    changing = ("assign", "_follow", "move", "restore", "_kept", "append", "compute", "copy")
+    changing = ("take", "_hold", "move", "restore", "_keep", "put", "compute", "copy")
     line, over = 0, False
     while not over:
         scheduler = Scheduler(model, 3, prefill_chunk=24)

@@ -9,9 +9,10 @@ import time
 import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from data.boxes import COORDINATES, Box, Located, Pixels, Point
+from data.boxes import COORDINATES, Box, Located, Point
 from data.processor import Processor, coordinates_of
 from families.qwen_images import QwenImages
+from inference.pixels import Pixels, rescaled
 from tests import qwen_checkpoints
 
 
@@ -308,4 +309,4 @@ def test_what_a_client_sends_back_is_what_the_model_wrote(name):
     form, size = COORDINATES[name], (1920, 1080)
     things = [Box("a", (12, 40, 1900, 800))]
     written = form.write(things, size)
-    assert form.scaled(form.scaled(written, size), size, back=True) == written
+    assert rescaled(form, rescaled(form, written, size), size, back=True) == written

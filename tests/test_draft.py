@@ -19,20 +19,16 @@ import pytest
 import torch
 
 from data.processor import Processor
-from generation import draft as draft_module
-from generation.draft import DraftLimits, DraftStream
 from generation.fast.native.step import NativeStep
 from generation.features import FeatureCache
-from generation.options import CacheMemoryError, GenerationOptions
-from generation.requests import NewTokens, Request
-from generation.scheduler import Scheduler
+from generation.options import GenerationOptions
 from generation.session import Session
-from generation.speculation import MOST_DRAFTED
 from generation.steps import DecodeStep, Step
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
+from inference.draft import Draft, DraftLimits
 from inference.terminal import ERASE, GREY, GreyText
-from tests.invariants import collate, fast_step
+from tests.invariants import fast_step
 from tests.pages import make_service
 from tests.processors import KINDS, draw_image, processor
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, record, tiny_vlm, words
@@ -65,7 +61,7 @@ def checkpoint(model_folder):
 @pytest.fixture
 def always(monkeypatch):
     """Drafts are made however small the model."""
-    monkeypatch.setattr(draft_module, "LIMITS", ALWAYS)
+    monkeypatch.setattr("inference.draft.LIMITS", ALWAYS)
 
 
 # ------------------------------------------------------------------------------------------- the answer
@@ -101,14 +97,14 @@ def prompts(seed: int, tiles: int, question: int = 4) -> tuple[dict, dict]:
 
 def drafted(
     session: Session, full: dict, short: dict | None, most: int, limits: DraftLimits = ALWAYS, **options
-) -> tuple[DraftStream, list[int]]:
-    """A stream at its end, after a draft of at most so many tokens, and the answer's ids."""
-    with patch.object(draft_module, "LIMITS", limits):
-        stream = session.draft_stream(full, short, GenerationOptions(**options))
-        for number, _ in enumerate(stream.draft(), 1):
+) -> tuple[Draft, list[int]]:
+    """A draft of at most so many tokens, and then the answer's ids."""
+    with patch("inference.draft.LIMITS", limits):
+        draft = Draft(session, full, short, GenerationOptions(**options))
+        for number, _ in enumerate(draft, 1):
             if number == most:
                 break
-        return stream, [int(ids) for ids in stream]
+        return draft, [int(ids) for ids in session.generate_stream(**full, **options)]
 
 
 def check(vlm, seeds: Iterable[int], step: DecodeStep | None, sampling: dict) -> Counter[str]:
@@ -125,14 +121,9 @@ def check(vlm, seeds: Iterable[int], step: DecodeStep | None, sampling: dict) ->
         if seed % 3 == 0:
             session = new_session(vlm)
         most = chance.randint(1, 30)
-        stream, answer = drafted(session, full, short, most, **options, stop_token_ids=stops)
-        assert answer == expected == stream.result.rows()[0], f"question {seed}: {expected}, {answer}"
-        ids, right = stream.drafted.token_ids, stream.drafted.accepted(answer)
-        # Neither the prefill's token nor the last saves a pass, nor the one after a chunk that is all right.
-        saved = max(0, min(right, len(answer) - 1) - 1)
-        saved -= saved // (MOST_DRAFTED + 1)
-        verified = step is not None and step.same_bits
-        assert stream.result.accepted_tokens == saved * verified, f"question {seed}"
+        draft, answer = drafted(session, full, short, most, **options, stop_token_ids=stops)
+        assert answer == expected, f"question {seed}: {expected}, {answer}"
+        ids, right = draft.token_ids, draft.accepted(answer)
         kinds["questions"] += 1
         kinds["wrong at once"] += right == 0
         kinds["wrong later"] += 0 < right < min(len(ids), len(answer))
@@ -165,54 +156,23 @@ def test_the_answer_is_the_one_without_a_draft(kind):
 def test_the_whole_image_is_encoded_once_and_before_the_others(vlm, monkeypatch):
     passes, images = record(monkeypatch, vlm)
     full, short = prompts(2, 9)
-    stream = new_session(vlm).draft_stream(full, short, GenerationOptions(**SHORT))
-    first = next(iter(stream.draft()))
-    assert first.shape == (1,) and images == [1] and passes == [short["input_ids"].shape[1]]
-    assert stream.drafted.seconds > 0
-    output = stream.drain()  # ends the draft
-    assert images == [1, 8] and output.prefilled in passes and list(stream.draft()) == []
-    assert (output.tiles_encoded, output.tiles_reused, len(stream.drafted.token_ids)) == (8, 1, 1)
+    session = new_session(vlm)
+    draft = Draft(session, full, short, GenerationOptions(**SHORT))
+    next(iter(draft))
+    assert images == [1] and passes == [short["input_ids"].shape[1]] and draft.seconds > 0
+    output = session.generate_detailed(**full, **SHORT)
+    assert images == [1, 8] and output.prefilled in passes
+    assert (output.tiles_encoded, output.tiles_reused, len(draft.token_ids)) == (8, 1, 1)
 
 
 def test_a_draft_takes_its_share_of_the_time_and_no_more(vlm):
     full, short = prompts(2, 17)
     for share, tokens in ((0.0, 1), (1e9, 60)):
         limits = DraftLimits(share=share, least_wait=0, most_prompt=1)
-        stream, _ = drafted(new_session(vlm), full, short, 10**6, limits, **NO_STOP, max_new_tokens=60)
-        assert len(stream.drafted.token_ids) == tokens, share
+        draft, _ = drafted(new_session(vlm), full, short, 10**6, limits, **NO_STOP, max_new_tokens=60)
+        assert len(draft.token_ids) == tokens, share
     limits = DraftLimits(least_wait=3600, most_prompt=1)
-    assert drafted(new_session(vlm), full, short, 1, limits, **SHORT)[0].drafted is None
-
-
-@pytest.mark.parametrize("chunk", [None, 16])
-@pytest.mark.parametrize("how", SAMPLINGS[:2], ids=str)
-def test_answers_of_a_scheduler_have_drafts_too(how, chunk, always):
-    """Each before its answer, which takes from it what is right; the others go on meanwhile."""
-    vlm = hasty_vlm()
-    step, cases = OneByOne(vlm.language_model), [prompts(seed, 5 + seed) for seed in range(3)]
-    options = GenerationOptions(**how, max_new_tokens=12, **NO_STOP)
-    requests = [
-        Request(
-            full["input_ids"][0],
-            full["pixel_values"],
-            options=options,
-            key=key,
-            draft=Request(short["input_ids"][0], short["pixel_values"]),
-        )
-        for key, (full, short) in enumerate(cases)
-    ]
-    scheduler = Scheduler(vlm, 4, step, FeatureCache(vlm, 2**20), chunk)
-    answers, drafts, queue = {key: [] for key in range(3)}, {key: [] for key in range(3)}, list(requests)
-    while queue or not scheduler.idle:
-        while queue and scheduler.free > 1:
-            scheduler.add(queue.pop(0))
-        for event in scheduler.step():
-            if isinstance(event, NewTokens):
-                assert not (event.draft and answers[event.key])
-                (drafts if event.draft else answers)[event.key] += event.token_ids
-    for key, (full, _) in enumerate(cases):
-        assert answers[key] == vlm.generate(**full, options=options)[0].tolist() and drafts[key]
-    assert scheduler.speculation.proposed > 0
+    assert not drafted(new_session(vlm), full, short, 1, limits, **SHORT)[0].token_ids
 
 
 # ------------------------------------------------------------------------------- where no draft can help
@@ -246,46 +206,8 @@ NO_DRAFT = {
 @pytest.mark.parametrize("case", NO_DRAFT)
 def test_there_is_no_draft_where_it_cannot_help(vlm, case):
     session, full, short = NO_DRAFT[case](vlm, new_session(vlm), *prompts(3, 6))
-    stream, answer = drafted(session, full, short, 9, **SHORT)
-    assert stream.drafted is None and answer == vlm.generate(**full, **SHORT)[0].tolist()
-
-
-def test_nothing_is_taken_from_a_draft_where_that_could_show(vlm):
-    """Several positions at once are rounded otherwise than single ones, unless a step says they are not;
-    whoever has tokens looked up in any case takes them from the draft as well."""
-    full, short = prompts(1, 5)
-    answer = Session(vlm).generate(**full, **SHORT)[0].tolist()
-    for step, lookup, offered in (
-        (None, "auto", False),
-        (None, "on", True),
-        (OneByOne(vlm.language_model), "off", True),
-        (lambda *inputs: OneByOne(vlm.language_model)(*inputs), "on", False),
-    ):
-        options = SHORT | {"decode_step": step, "lookup": lookup}
-        stream, got = drafted(new_session(vlm), full, short, 9, **options)
-        assert got == answer and stream.drafted is not None
-        assert (stream.result.proposed_tokens > 0) == offered
-
-
-# --------------------------------------------------------------------------------------------- refusals
-def test_what_is_wrong_is_refused_before_any_work(vlm, monkeypatch):
-    passes, images = record(monkeypatch, vlm)
-    full, short = prompts(3, 6)
-    for inputs, alone, options, field in (
-        (collate([full, full]), short, {}, "one prompt"),
-        (full, short, {"use_cache": False}, "use_cache"),
-        (full, short, {"max_new_tokens": 10_000}, "context"),
-    ):
-        with pytest.raises(ValueError, match=field):
-            new_session(vlm).draft_stream(inputs, alone, GenerationOptions(**SHORT | options))
-    monkeypatch.setattr("generation.memory.available_bytes", lambda device: 0)
-    with pytest.raises(CacheMemoryError):
-        new_session(vlm).draft_stream(full, short, GenerationOptions(**SHORT))
-    assert not passes and not images
-
-
-def interrupted(*_):
-    raise KeyboardInterrupt
+    draft, answer = drafted(session, full, short, 9, **SHORT)
+    assert not draft.token_ids and answer == vlm.generate(**full, **SHORT)[0].tolist()
 
 
 # ---------------------------------------------------------------------------------------- short prompts

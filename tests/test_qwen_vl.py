@@ -26,7 +26,6 @@ from eval.__main__ import main as evaluate
 from families import qwen_vl
 from families.qwen_images import QwenImages
 from families.text import TEXT_KEYS
-from generation import draft
 from generation.fast.native.step import NativeStep
 from generation.fast.network import DECODER, PACKED_TOWER
 from generation.features import FeatureCache
@@ -487,7 +486,7 @@ def test_the_answer_is_the_one_without_a_draft(large, kind):
         attends = layer.mixer == "attention"
         (layer.self_attn.o_proj if attends else layer.linear_attn.out_proj).weight *= 0.05
     step = fast_step(model, NativeStep) if kind == "native" else OneByOne(model.language_model)
-    right, tokens, taken = 0, 0, 0
+    right, tokens = 0, 0
     images = (draw_image(1000, 700), draw_image(500, 900, 1), draw_image(64, 64, 2))
     for shown in (images[:1], images[1:], images[::-1]):
         cut = [processor.cut(image) for image in shown]
@@ -498,24 +497,23 @@ def test_the_answer_is_the_one_without_a_draft(large, kind):
             options = {"max_new_tokens": 8, "stop_token_ids": (), "decode_step": step, "lookup": "off", **how}
             expected = model.generate(**full, **options)[0].tolist()
             session = Session(model, FeatureCache(model, 2**24))
-            stream, answer = drafted(session, full, short, 6, **options)
+            draft, answer = drafted(session, full, short, 6, **options)
             assert answer == expected
-            right += stream.drafted.accepted(answer)
-            tokens += len(stream.drafted.token_ids)
-            taken += stream.result.accepted_tokens
+            right += draft.accepted(answer)
+            tokens += len(draft.token_ids)
             again, answer = drafted(session, full, short, 6, **options)
-            assert answer == expected and again.drafted is None
+            assert answer == expected and not again.token_ids
         parts = model.parts_of_rows(short["pixel_values"])[0]
         small = sum(features.nbytes for features in model.encode_images(parts)) - 1  # cannot keep them
         session = Session(model, FeatureCache(model, small))
-        assert drafted(session, full, short, 6, **options)[0].drafted is None
-    assert 0 < taken < right < tokens
+        assert not drafted(session, full, short, 6, **options)[0].token_ids
+    assert 0 < right < tokens
 
 
 @pytest.mark.slow(but=1)
 def test_the_command_line_drafts(large, as_json, tmp_path, monkeypatch):
     _, _, folder = large
-    monkeypatch.setattr(draft, "LIMITS", ALWAYS)
+    monkeypatch.setattr("inference.draft.LIMITS", ALWAYS)
     draw_image(1000, 700).save(tmp_path / "photo.png")
     ask = (tmp_path / "photo.png", "-q", "how many red squares", "--max-new-tokens", 8)
     (expected,), (made,) = (as_json(*ask, *more, model=folder) for more in ((), ("--draft",)))

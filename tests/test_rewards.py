@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from data.boxes import COORDINATES, Box, BoxRows, Point, by_name
+from data.box_rows import BoxRows, by_name
+from data.boxes import COORDINATES, Box, Point
 from training.rewards import Rewards
 
 ROW = {"target": "Three.", "level": 2}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data.boxes import BoxRows
+from data.box_rows import BoxRows
 from data.errors import BadRow
 from data.packing import IGNORE_INDEX, SampleEncoder
 from data.processor import Processor

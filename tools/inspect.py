@@ -21,7 +21,7 @@ from data.images import check_sides, load_image
 from data.processor import Processor
 from generation.fast.quantized import rounded_bytes
 from generation.kv_cache import Layout, bytes_per_row, numbers_per_token
-from generation.slots import snapshot_numbers
+from generation.states import snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
 from models.checkpoints.files import CheckpointError, Opened, other_weights

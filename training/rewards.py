@@ -19,8 +19,8 @@ Options stand beside the weight: {"number": {"weight": 0.5, "tolerance": 0.1}}.
 
 A reward is called with the answers to one question, as texts, and with that question's row: its columns by
 name, without images, and `target`, the answer that the row holds (`accept`: others that are as good). A row
-of boxes has what `data.boxes.BoxRows.asked` says. It returns a number for each answer, or None for each where
-it cannot score the row, which leaves it out of the sum. One's own is named `module:function` or
+of boxes has what `data.box_rows.BoxRows.asked` says. It returns a number for each answer, or None for each
+where it cannot score the row, which leaves it out of the sum. One's own is named `module:function` or
 `FILE.py:function`, and gets options by name.
 """
 

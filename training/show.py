@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from data.boxes import SIZES
+from data.box_rows import SIZES
 from data.held_out import open_both
 from data.loader import LoaderConfig, look
 from data.packing import IGNORE_INDEX, Sample

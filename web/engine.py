@@ -52,8 +52,10 @@ from inference.calls import CallPiece, begun
 from inference.checkpoint import Checkpoint, spoken_form
 from inference.conversation import ContextFullError
 from inference.decide import decided
+from inference.draft import of_draft, parts_left, seconds_for, with_seed
 from inference.errors import RequestError, user_errors
 from inference.grammar import Form, ToolUse
+from inference.pixels import rescaled
 from inference.prefix_files import own_folder, with_prefixes
 from inference.thinking import Think, held_to
 from inference.trial import SECONDS
@@ -69,7 +71,7 @@ REST_AFTER = 60.0  # seconds without a request, after which memory is given back
 FORGETTING = 0.9  # weight of the seconds that requests took so far, after each one more
 logger = logging.getLogger(__name__)
 END = object()  # of an iterator
-DRAFT = -1  # in place of the number of an answer: a piece of the draft
+DRAFT = -1  # in place of the number of an answer: of its draft
 
 
 OF_STRANGERS = ImageLimits(10 * 2**20, 24_000_000, allow_urls=False, allow_paths=False, max_seconds=20)
@@ -112,7 +114,7 @@ class EngineLimits:
 class Prepared(NamedTuple):
     """What a request is to a model.
 
-    draft: a shorter prompt, whose answer may come first, as pieces of answer DRAFT (see `generation.draft`).
+    draft: a shorter prompt, whose answer may come first, as pieces of answer DRAFT (see `inference.draft`).
     then: other work in the models' thread after the (one) answer with these ids, step by step between those
         of other answers; what it yields comes out of the ticket as `Piece.made`.
     """
@@ -209,6 +211,8 @@ class Ticket:
         self.then: Callable[[list[int]], Iterator[Any]] | None = None  # see `Prepared`
         # Of the models' thread: what is to be scheduled, and the texts of answers that have not ended.
         self.requests: list[Request] = []
+        self.draft: tuple[Request, float] | None = None  # before them, with its `parts_left`, until it ends
+        self.draft_end: float | None = None  # once its first token is there
         self.texts: dict[int, _Text] = {}
         self.decoding = set[Popen[bytes]]()  # see `web.videos.RUNNING`
         self.started: float | None = None
@@ -637,13 +641,15 @@ class Engine:
             raise ContextFullError(f"expected a prompt of fewer than {checkpoint.context} tokens, got {got}")
         limit = min(options.max_new_tokens, room)
         options = replace(options, logprobs=request.logprobs, lookup=self.limits.lookup)
+        options = options if short is None else with_seed(options)
         requests = requests_for(checkpoint, row, limit, options)
         numbers, stop = range(len(requests)), request.stop
         ticket.texts = {number: _Text(checkpoint, options, stop) for number in numbers}
         if short is not None:
-            (draft,) = requests_for(checkpoint, short, limit, options)
-            requests[0] = replace(requests[0], draft=draft)
-            ticket.texts[DRAFT] = _Text(checkpoint, options, request.stop)
+            (draft,) = requests_for(checkpoint, short, limit, of_draft(options))
+            if left := parts_left(checkpoint.model, checkpoint.features, vars(requests[0]), vars(draft)):
+                ticket.draft = replace(draft, key=(ticket, DRAFT)), left
+                ticket.texts[DRAFT] = _Text(checkpoint, options, request.stop)
         ticket.requests = [replace(one, key=(ticket, number)) for number, one in enumerate(requests)]
 
     def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
@@ -663,6 +669,7 @@ class Engine:
             stats.prompt_tokens += ticket.prompt_tokens if ticket.started is not None else 0
             stats.cached_tokens += ticket.cached_tokens
         ticket.requests, ticket.checkpoint, ticket.form, ticket.then = [], None, None, None
+        ticket.draft = None
         ticket.put(error)
 
     # -------------------------------------------------------------------------------- the models' thread
@@ -746,17 +753,21 @@ class Engine:
                 if ticket.then is not None and self._following(checkpoint) >= self.limits.slots:
                     continue
                 self._leave_ready(ticket, started=True)
-                for request in ticket.requests:
+                for request in ticket.requests if ticket.draft is None else ticket.draft[:1]:
                     scheduler.add(request)
             except Exception as error:
                 self._leave_ready(ticket)
                 if (known := self._schedulers.get(id(checkpoint.model))) is not None:
                     for request in ticket.requests:
                         known[1].cancel(request.key)
-                if not isinstance(error, (*user_errors(), ValueError, OSError)):
-                    traceback.print_exception(error)
-                theirs = isinstance(error, ValueError) and not isinstance(error, user_errors())
-                self._end(ticket, RequestError(str(error)) if theirs else error)
+                self._refuse(ticket, error)
+
+    def _refuse(self, ticket: Ticket, error: Exception) -> None:
+        """A ticket's requests cannot begin."""
+        if not isinstance(error, (*user_errors(), ValueError, OSError)):
+            traceback.print_exception(error)
+        theirs = isinstance(error, ValueError) and not isinstance(error, user_errors())
+        self._end(ticket, RequestError(str(error)) if theirs else error)
 
     def _following(self, checkpoint: Checkpoint) -> int:
         """How many have begun with this model whose answer is followed, or will be, by other work."""
@@ -798,7 +809,7 @@ class Engine:
         checkpoint, scheduler = self._schedulers.pop(key)
         checkpoint.features.clear()
         if scheduler.prefixes is not None:
-            scheduler.prefixes.clear()
+            scheduler.prefixes.drop()
         return checkpoint
 
     def _leave_ready(self, ticket: Ticket, started: bool = False) -> None:
@@ -824,8 +835,8 @@ class Engine:
 
     def _deliver(self, scheduler: Scheduler, event: NewTokens | RequestOutput) -> None:
         ticket, number = event.key
-        if isinstance(event, NewTokens) and event.draft:
-            ticket.put(ticket.texts[DRAFT].put(DRAFT, event.token_ids))
+        if number == DRAFT:
+            self._deliver_draft(scheduler, ticket, event)
             return
         text = ticket.texts.get(number)
         if text is None:  # it has ended at a stop string
@@ -860,6 +871,26 @@ class Engine:
             self._later.append((ticket, ticket.then(event.token_ids)))
         elif not ticket.texts:
             self._end(ticket)
+
+    def _deliver_draft(self, scheduler: Scheduler, ticket: Ticket, event: NewTokens | RequestOutput) -> None:
+        """More of a draft, or its end: then the answer gets its slot."""
+        if ticket.draft is None or ticket.started is None:
+            return
+        if isinstance(event, NewTokens):
+            now = time.monotonic()
+            if ticket.draft_end is None:
+                ticket.draft_end = ticket.started + seconds_for(now - ticket.started, ticket.draft[1])
+            if ticket.draft_end > ticket.started:
+                ticket.put(ticket.texts[DRAFT].put(DRAFT, event.token_ids))
+            if now <= ticket.draft_end:
+                return
+        ticket.draft = None
+        scheduler.cancel(event.key)
+        try:
+            for request in ticket.requests:
+                scheduler.add(request)
+        except Exception as error:
+            self._refuse(ticket, error)
 
     def _show(self, ticket: Ticket, piece: Piece) -> None:
         ticket.completion_tokens += len(piece.token_ids)
@@ -938,7 +969,7 @@ def prepare_messages(
                     spoken_form(processor.coordinates, processor.images.plan(*size).sizes) if size else None
                 )
             if message.role == "assistant" and form is not None and size is not None:
-                parts = [(kind, form.scaled(str(text), size, back=True)) for kind, text in parts]
+                parts = [(kind, rescaled(form, str(text), size, back=True)) for kind, text in parts]
             content = [{"type": kind, kind: value} for kind, value in parts]
             about = {"tool_calls": message.calls, "tool_call_id": message.call_id, "name": message.name}
             about |= {"role": message.role, "reasoning_content": message.thoughts}

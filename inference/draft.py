@@ -1,0 +1,132 @@
+"""A first answer from a small picture of each image, while the images are still to be encoded.
+
+    draft = Draft(session, inputs, short_inputs, options)
+    for token_id in draft:                            # as soon as the small picture is encoded
+        ...
+    for ids in session.generate_stream(**inputs, options=options):    # then the answer
+
+The two are ordinary requests to the same weights, one after the other. An image that is cut into tiles is
+among them once more, as a whole: the short prompt has that tile only. Where images are never cut, it has the
+same picture of fewer pixels. A tile that the draft has encoded is not encoded again.
+
+A draft is made where it can help: of an answer whose small picture is not encoded yet, nor is the rest, and
+whose prompt is much shorter with the small picture alone. It ends when it has taken a small share of the time
+that the rest will take, which is estimated from the time that its own first token took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from generation.features import FeatureCache, digests_of
+from generation.options import GenerationOptions
+from generation.protocol import VisionLanguage
+from generation.sampling import make_seeds
+from generation.session import Session
+
+
+@dataclass(frozen=True)
+class DraftLimits:
+    """When a draft is made, and when it ends.
+
+    share: of the time that the other parts are expected to take; the first token is made in any case.
+    least_wait: seconds that the other parts are expected to take at least: less is no time to read in.
+    most_prompt: length of the short prompt, as a share of the full one's.
+    """
+
+    share: float = 0.025
+    least_wait: float = 0.3
+    most_prompt: float = 1 / 3
+
+
+LIMITS = DraftLimits()
+
+
+class Draft:
+    """The ids of a draft: iterate once, before the answer. None come where no draft helps.
+
+    token_ids: those so far. first_token_seconds, seconds: of work until the first one, and for all of them.
+    over: set by whoever begins the answer, after which no more are made.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        inputs: Mapping[str, Any],
+        short_inputs: Mapping[str, Any] | None,
+        options: GenerationOptions,
+    ):
+        self.token_ids: list[int] = []
+        self.first_token_seconds = self.seconds = 0.0
+        self.over = short_inputs is None or options.num_return_sequences > 1
+        self._session, self._short, self._options = session, short_inputs or {}, of_draft(options)
+        self._left = 0.0
+        if not self.over:
+            self._left = parts_left(session.model, session.feature_cache, inputs, self._short)
+
+    def __iter__(self) -> Iterator[int]:
+        if self.over or not self._left:
+            return
+        most, began = 0.0, time.perf_counter()
+        for ids in self._session.generate_stream(**self._short, options=self._options):
+            self.seconds += time.perf_counter() - began
+            if not self.token_ids:
+                most = seconds_for(self.seconds, self._left)
+                self.first_token_seconds = self.seconds
+            if not most:
+                break
+            self.token_ids.append(int(ids))
+            yield self.token_ids[-1]
+            if self.over or self.seconds >= most:
+                break
+            began = time.perf_counter()
+        self.over = True
+
+    def accepted(self, answer: Sequence[int]) -> int:
+        """With how many of its tokens this answer begins."""
+        most = min(len(self.token_ids), len(answer))
+        return next((n for n in range(most) if self.token_ids[n] != answer[n]), most)
+
+
+def of_draft(options: GenerationOptions) -> GenerationOptions:
+    """Options of a draft of an answer with these."""
+    return replace(options, confidence=False, logprobs=None, lookup="off")
+
+
+def with_seed(options: GenerationOptions) -> GenerationOptions:
+    """Options with one seed for draft and answer: the one that the answer would draw with."""
+    drawn = not options.greedy and options.seed is None
+    return replace(options, seed=make_seeds(None, 1, 1)[0]) if drawn else options
+
+
+def seconds_for(first: float, left: float) -> float:
+    """Seconds that a draft may take whose first token took `first`, with `parts_left`; 0 for no draft."""
+    rest = left * first
+    return first + LIMITS.share * rest if rest >= LIMITS.least_wait else 0.0
+
+
+def parts_left(
+    model: VisionLanguage, features: FeatureCache, inputs: Mapping[str, Any], short: Mapping[str, Any]
+) -> float:
+    """What is to be encoded after a draft, over what is to be encoded for it, by positions. 0 where a draft
+    does not help, or its pictures would be encoded twice."""
+    full, small = _positions(model, inputs), _positions(model, short)
+    too_long = short["input_ids"].shape[-1] > LIMITS.most_prompt * inputs["input_ids"].shape[-1]
+    position_bytes = model.config.feature_width * model.language_model.norm.weight.itemsize
+    first = features.missing([*small])
+    if too_long or not first or sum(small.values()) * position_bytes > features.max_bytes:
+        return 0.0
+    rest = features.missing([*full]) - first
+    return sum(full[digest] for digest in rest) / sum(small[digest] for digest in first)
+
+
+def _positions(model: VisionLanguage, inputs: Mapping[str, Any]) -> dict[bytes, int]:
+    """Of each part of the images, by its digest."""
+    pixels = inputs.get("pixel_values")
+    if pixels is None or not pixels.numel():
+        return {}
+    parts, _ = model.parts_of_rows(pixels, inputs.get("pixel_attention_mask"))
+    return dict(zip(digests_of(parts), model.positions(parts)))
