@@ -61,7 +61,7 @@ _INSIDE = {
 }
 _LEADING = ("vision_model.class_token", "vision_model.position_embedding.weight")
 # Keys of config.json and of its vision_config whose other values would need code that is not here.
-_PLAIN = {
+_PLAIN: dict[str, Any] = {
     "vision_feature_layer": -1, "vision_feature_select_strategy": "default", "projector_hidden_act": "gelu",
 }  # fmt: skip
 _PLAIN_VISION = {"use_absolute_position_embeddings": True, "use_mean_pooling": True}
