@@ -78,8 +78,7 @@ class IdeficsImages(TiledImages):
         check_tiles(self.tile_size, self.longest_side, tile_positions)
 
     def transformers(self, tokenizer: Any, chat_template: str) -> Any:
-        from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-        from transformers.models.idefics3.processing_idefics3 import Idefics3Processor  # takes seconds
+        from transformers.models.idefics3 import Idefics3ImageProcessorPil, Idefics3Processor  # takes seconds
 
         pictures, seen = Idefics3ImageProcessorPil(**self.settings), self.tile_positions
         return Idefics3Processor(pictures, tokenizer, image_seq_len=seen, chat_template=chat_template)
