@@ -27,8 +27,9 @@ __all__ = ["open_images", "positions"]
 NAME = "gemma4"
 TITLE = "transformers Gemma 4 (E2B, E4B)"
 BOX_FORMS: dict[str, str] = {}
+PROCESSORS = {NAME: ("Gemma4Processor", "Gemma4ImageProcessor")}
 GGUF: dict[str, Any] = {}
-# What hears, and keys of layers that read those of others.
+# The audio tower, and keys of layers that read those of others.
 IGNORABLE = re.compile(
     r"model\.(audio_tower|embed_audio)\..*|lm_head\.weight"
     r"|model\.language_model\.layers\.\d+\.self_attn\.(k|v)_(proj|norm)\..*"
@@ -63,7 +64,7 @@ _VISION = keys.same(
 }
 _TURNS = {"rope_theta": keys.Key("rope_theta", 100.0)}  # in the tower's rope_parameters
 _MARKERS = {"video_token_id": 258_884, "audio_token_id": 258_881}  # where a config.json has none
-# Keys whose other values would need code that is not here.
+# Keys of which other values need code that is not here.
 _PLAIN_TEXT = {"attention_k_eq_v": False, "enable_moe_block": False, "attention_bias": False}
 _PLAIN_VISION = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 
@@ -118,7 +119,8 @@ def _read_text(stored: Mapping) -> Gemma4TextConfig:
 
 
 def _full_head_dim(known: dict, kinds: list[str], head_dim: int) -> int:
-    """What published checkpoints say once, transformers 5.23 writes for each layer that differs."""
+    """The width of heads with full attention: published checkpoints have it once, transformers 5.23 writes
+    it for each layer that differs."""
     if "per_layer_config" not in known:
         return known.get("global_head_dim", 512)
     of_layers = keys.section(known, "per_layer_config")
@@ -141,7 +143,7 @@ _IN_TOWER |= {f".{name}_proj.": f".mlp.{name}_proj." for name in ("gate", "up", 
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
-    """Where each of our tensors lies."""
+    """The place of each of our tensors."""
     return lambda name: StoredTensor(
         rename(name, _NAMES, _IN_TOWER if name.startswith("vision_model.") else {})
     )
@@ -187,7 +189,3 @@ def write(config: VLMConfig, dtype: str) -> dict:
     }
     architecture, without = "Gemma4ForConditionalGeneration", {"audio_config": None}
     return write_config(config, dtype, architecture, NAME, described, seen, _MARKERS, **without)
-
-
-def processor_classes(config: VLMConfig) -> tuple[str, str]:
-    return "Gemma4Processor", "Gemma4ImageProcessor"

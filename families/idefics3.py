@@ -38,6 +38,7 @@ __all__ = ["IdeficsImages", "image_rule", "new_images", "open_images", "position
 NAME = "idefics3"
 TITLE = "transformers Idefics3 / SmolVLM / SmolVLM2"
 BOX_FORMS: dict[str, str] = {}
+PROCESSORS = {NAME: ("Idefics3Processor", "Idefics3ImageProcessor")}
 # Buffers that old transformers versions stored follow from the config, and a tied head is the embedding.
 IGNORABLE = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)|lm_head\.weight")
 # Our tensor names -> theirs, the longer prefix first.
@@ -70,7 +71,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
-    """Where each of our tensors lies; some old checkpoints leave the leading `model.` out."""
+    """The place of each of our tensors; some old checkpoints leave the leading `model.` out."""
     bare = any(name.startswith(("text_model.", "vision_model.")) for name in stored_names)
     return lambda name: StoredTensor(rename(name, NAMES).removeprefix("model." if bare else ""))
 
@@ -101,10 +102,6 @@ def write(config: VLMConfig, dtype: str) -> dict:
     }
     described = write_text(config, dtype)
     return write_config(config, dtype, "Idefics3ForConditionalGeneration", NAME, described, vision, **more)
-
-
-def processor_classes(config: VLMConfig) -> tuple[str, str]:
-    return "Idefics3Processor", "Idefics3ImageProcessor"
 
 
 def _read_gguf(tower: gguf_config.Tower) -> tuple[dict[str, Any], dict[str, Any]]:

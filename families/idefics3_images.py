@@ -59,8 +59,8 @@ def positions(config: VLMConfig, *size: int) -> int:
 
 
 class IdeficsImages(TiledImages):
-    """How a transformers Idefics3Processor cuts images and writes them into a prompt. `settings` are what
-    preprocessor_config.json has, `tile_positions` is its `image_seq_len`."""
+    """The rule of transformers' Idefics3Processor. `settings` are those of preprocessor_config.json,
+    `tile_positions` is its `image_seq_len`."""
 
     image_token = IMAGE
     uncut = (0, 0)

@@ -30,6 +30,7 @@ __all__ = ["image_rule", "open_images", "positions"]
 NAME = "lfm2_vl"
 TITLE = "transformers LFM2-VL / LFM2.5-VL"
 BOX_FORMS = {kind: "lfm2.5-vl" for kind in ("lfm2_vl", "lfm2-vl")}
+PROCESSORS = {NAME: ("Lfm2VlProcessor", "Lfm2VlImageProcessor")}
 IGNORABLE = re.compile(r"(model\.)?vision_tower\.(vision_model\.)?head\..*|lm_head\.weight")  # its pooling
 # Defaults are those of transformers' Lfm2Config and Siglip2VisionConfig.
 _TEXT: dict[str, Any] = {
@@ -62,7 +63,7 @@ _PROJECTOR = {
         lambda kind: kind == "block",
     ),
 }
-_PLAIN = {"projector_hidden_act": "gelu"}  # whose other values would need code that is not here
+_PLAIN = {"projector_hidden_act": "gelu"}  # other values need code that is not here
 _PLAIN_VISION = {"hidden_act": "gelu_pytorch_tanh"}
 
 
@@ -140,7 +141,7 @@ _IN_TEXT = {
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
-    """Where each of our tensors lies."""
+    """The place of each of our tensors."""
     nested = any(".vision_tower.vision_model." in name for name in stored_names)
 
     def stored_tensor(name: str) -> StoredTensor:
@@ -176,10 +177,6 @@ def write(config: VLMConfig, dtype: str) -> dict:
     }
     more: dict[str, Any] = {**_PLAIN, **keys.write(config.vision, _PROJECTOR)}
     return write_config(config, dtype, "Lfm2VlForConditionalGeneration", NAME, text, vision, **more)
-
-
-def processor_classes(config: VLMConfig) -> tuple[str, str]:
-    return "Lfm2VlProcessor", "Lfm2VlImageProcessor"
 
 
 _TILES = {

@@ -47,7 +47,7 @@ HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
 IGNORABLE = re.compile(re.escape(INV_FREQ) + "|" + re.escape(HEAD))
 # The same network. It is saved in transformers' layout; nanoVLM's own is written by `tools.convert`.
 build, positions, write = idefics3.build, idefics3.positions, idefics3.write
-processor_classes = idefics3.processor_classes
+PROCESSORS = idefics3.PROCESSORS
 
 # Keys of config.json -> (section, field, default) of ours.
 FIELDS: dict[str, tuple[str, str, Any]] = {
@@ -126,7 +126,7 @@ def _image_token_id(config: Mapping, vocab_size: int) -> int:
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> weights.StoredTensorOf:
-    """Where each of our tensors lies. A tied checkpoint stores only the head."""
+    """The place of each of our tensors. A tied checkpoint stores only the head."""
 
     def stored_tensor(name: str) -> weights.StoredTensor:
         theirs = weights.rename(name, _PREFIXES, _INSIDE)
@@ -158,7 +158,7 @@ def _with_stored_theta(text: TextConfig, entries: Mapping[str, weights.Entry]) -
 
 # -------------------------------------------------------------------------------------------------- images
 class NanoVLMImages(TiledImages):
-    """How a nanoVLM checkpoint (its config.json as a dict) cuts images and writes them into a prompt."""
+    """The rule of a nanoVLM checkpoint, by its config.json."""
 
     string_content = flat = whole_first = True
 

@@ -45,12 +45,12 @@ from inference.kept_weights import KeptWeights
 from inference.markup import MARKUPS, Markup
 from inference.pixels import Pixels
 from models.checkpoints.files import Opened
-from models.checkpoints.load import meta_init, put_parameter
+from models.checkpoints.load import meta_init, prepare_device, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
 from models.checkpoints.sources import one_version
 from models.config import check_device
 from models.packed_vision_transformer import PatchMergers
-from models.vision_language_model import VisionLanguageModel, prepare_device
+from models.vision_language_model import VisionLanguageModel
 from models.vision_transformer import ModalityProjector
 
 if TYPE_CHECKING:

@@ -69,7 +69,7 @@ def choose(names: Iterable[str], wanted: str = "", text: str = "") -> tuple[str,
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """What a file's name says of the model, and of its precision, in capitals."""
+    """The model and the precision, in capitals, in a file's name."""
     found = _PRECISION.fullmatch(name.removesuffix(SUFFIX))
     assert found is not None, "every name matches"
     return found[1].lower(), (found[2] or "").upper()
