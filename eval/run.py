@@ -34,7 +34,7 @@ from tqdm import tqdm
 from data.box_rows import BoxRows, FormFor, by_name
 from data.errors import DatasetError
 from data.held_out import warn_if_alike
-from data.images import image_size
+from data.image_sizes import image_size
 from data.processor import EncodedConversation, Processor
 from data.sources import DatasetConfig
 from data.tiles import Visual

@@ -183,7 +183,7 @@ def generation_options(args: argparse.Namespace, confidence: bool) -> Generation
 def open_images(names: list[str]) -> list[Any]:
     """Images and videos by their names, as far as they are read without a model; "-" is stdin."""
     from data.images import ImageLimits
-    from data.video import open_visual
+    from data.visuals import open_visual
 
     positionals.check_together(names, log)
     piped = positionals.read_stdin_image(ImageLimits().max_bytes) if positionals.STDIN in names else b""

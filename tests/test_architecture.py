@@ -56,7 +56,11 @@ FLOORS = {
     "inputs": (
         "data.errors",
         "data.images",
+        "data.image_kinds",
+        "data.image_sizes",
+        "data.pixels",
         "data.video",
+        "data.visuals",
         "data.tiles",
         "data.tokenizer",
         "data.chat",

@@ -42,7 +42,7 @@ from data.images import ImageLimits, describe, load_image
 from data.processor import EncodedConversation
 from data.tiles import Sizes
 from data.tools import Tool
-from data.video import HEAD, container_of
+from data.visuals import HEAD, container_of
 from generation.decoding import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
@@ -59,6 +59,7 @@ from inference.pixels import rescaled
 from inference.prefix_files import own_folder, with_prefixes
 from inference.thinking import Think, held_to
 from inference.trial import SECONDS
+from web.images import VisitorLimits
 from web.models import GUEST, Models
 from web.videos import RUNNING, open_apart
 
@@ -74,7 +75,7 @@ END = object()  # of an iterator
 DRAFT = -1  # in place of the number of an answer: of its draft
 
 
-OF_STRANGERS = ImageLimits(10 * 2**20, 24_000_000, allow_urls=False, allow_paths=False, max_seconds=20)
+OF_STRANGERS = VisitorLimits(10 * 2**20, 24_000_000, allow_urls=False, allow_paths=False, max_seconds=20)
 
 
 class QueueFull(RequestError):
