@@ -13,7 +13,7 @@ from generation import threads
 from generation.fast import tower
 from generation.fast.native import build, panels, step
 from generation.fast.native.step import library_parts, load_step
-from inference.checkpoint import fast_step
+from inference.fast import fast_step
 from tests.test_fast_decode import make_model, needs_compiler  # noqa: F401  (for every test here)
 
 
