@@ -232,6 +232,7 @@ def cached_model(cache: Path, repo: str, config: dict, weights: bool = True) -> 
         (folder / WEIGHTS).write_bytes(b"")
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
@@ -350,6 +351,7 @@ def body(folder: Path, change: Callable[[bytes], bytes]) -> Fault:
     return answer
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("code", "count"), [(500, 2), (500, 10**6), (401, 10**6)])
 @pytest.mark.parametrize(("name", "method"), [(WEIGHTS, "GET"), ("config.json", "HEAD")])
 def test_an_error(faulty, local, code, count, name, method):
@@ -360,6 +362,7 @@ def test_an_error(faulty, local, code, count, name, method):
         assert name in str(error) or str(code) in str(error) or "reach" in str(error)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("ask", "of", "method"),
     [
