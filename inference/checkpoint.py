@@ -44,6 +44,7 @@ from inference.grammar import Form, Latest, ToolUse, choices_of, plain_call, pla
 from inference.kept_weights import KeptWeights
 from inference.markup import MARKUPS, Markup
 from inference.pixels import Pixels
+from inference.thoughts import Thinking
 from models.checkpoints.hub import snapshot
 from models.checkpoints.load import meta_init, one_version, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
@@ -177,7 +178,7 @@ class Checkpoint:
         if (choices := choices_of(plain)) is not None:
             if (form := self._choices.get(plain)) is None:
                 size = self.model.config.text.vocab_size
-                form = choices_form(self.processor, size, self.stop_token_ids, choices)
+                form = choices_form(self.processor, self.thinking, size, self.stop_token_ids, choices)
                 self._choices.put(plain, form, len(plain))
             return replace(form, write=write)
         return Form(as_it_stands if plain == grammar else self._constraints(plain), write)
@@ -242,6 +243,12 @@ class Checkpoint:
     @property
     def _markup(self) -> Markup:
         return MARKUPS[self.processor.chat.marks.markup]
+
+    @cached_property
+    def thinking(self) -> Thinking | None:
+        """How the model thinks before it answers; None where it does not."""
+        marks = self.processor.thinking
+        return None if marks is None else Thinking(self.processor.tokenizer, marks)
 
     @cached_property
     def marks(self) -> dict[str, int]:
