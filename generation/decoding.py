@@ -24,7 +24,7 @@ from torch import Tensor
 from generation import kv_cache as kv
 from generation.confidence import TokenLogprobs
 from generation.kv_cache import CachePosition, KVCache
-from generation.memory import check_caches_fit
+from generation.memory import check_fits
 from generation.options import GenerationOptions as GenerationOptions
 from generation.prompts import Prompt, compact, prompt_lengths
 from generation.protocol import Decoder, Pixels, VisionLanguage
@@ -32,6 +32,8 @@ from generation.sampling import Chosen, Decision, Row, choose, make_seeds
 from generation.score import Ids, decide, look_ahead
 from generation.speculation import Speculation
 from generation.steps import DecodeStep, FunctionStep, Step, uncached_step
+
+ASK_FROM = 64 * 2**20  # bytes of a cache that are taken without asking how much memory there is
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,6 @@ def _decode_proposed(
         read = len(row.tokens)
         (proposed,) = speculation.propose([row])
         kv_cache, start_pos = position.advance(1 + len(proposed))
-        began = time.perf_counter()
         if proposed:
             assert isinstance(start_pos, int) and isinstance(position.offset, int), "a single row"
             ids = [[row.tokens[-1], *proposed]]
@@ -160,7 +161,7 @@ def _decode_proposed(
         else:
             token = torch.tensor([[row.tokens[-1]]], device=logits.device)
             logits = step(token, kv_cache, start_pos, position.offset)
-        speculation.observe([row], [proposed], time.perf_counter() - began)
+        speculation.observe([row], [proposed])
 
 
 def step_of(decode_step: DecodeStep | None, language_model: Decoder) -> Step:
@@ -214,10 +215,12 @@ def generate_stream(
     lengths = prompt_lengths(model.config, input_ids, attention_mask, options.max_new_tokens)
     if options.use_cache:
         rows, answers, longest = len(lengths), options.num_return_sequences, max(lengths)
-        caches = [(rows * answers, longest + options.max_new_tokens - 1)]
+        room = longest + options.max_new_tokens - 1
+        needed = kv.bytes_for(model.language_model, rows * answers, room)
         if answers > 1:  # the prompts' own cache exists beside it while it is copied
-            caches.append((rows, longest))
-        check_caches_fit(model.language_model, caches)
+            needed += kv.bytes_for(model.language_model, rows, longest)
+        if needed > ASK_FROM:
+            check_fits(f"{rows * answers} x {room}", needed, model.device)
 
     def encode(parts: Pixels) -> Sequence[Tensor]:
         return encode_once(model, parts) if len(parts) > 1 else model.encode_images(parts)
@@ -272,7 +275,7 @@ def _generate(
     row_lengths = tuple(length for length in lengths for _ in range(answers))
     most = longest + options.max_new_tokens - 1
     position = CachePosition(kv_cache, row_lengths, model.device, most, offsets)
-    speculation = Speculation(step, model.config)
+    speculation = Speculation(step, model)
     rows = new_rows(prompt_ids, options)
     if len(rows) == 1 and kv_cache:
         speculation.begin(rows[0])

@@ -31,9 +31,10 @@ from data.errors import expanded, replacing
 from data.tiles import Visual
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
-from inference.checkpoint import Checkpoint, PixelText, RequestError
+from inference.checkpoint import Checkpoint, RequestError
 from inference.command import log_other_model, seen_at
 from inference.conversation import Conversation
+from inference.coordinates import PixelText
 from inference.errors import user_errors, user_message
 from inference.flags import log
 from inference.positionals import check_image_name, is_image_name
@@ -41,8 +42,7 @@ from inference.printing import Aside, shown, stats_table
 from inference.results import to_json
 from inference.terminal import GreyText
 from inference.thinking import THINK_TOKENS, form_of, think_first
-from messages import did_you_mean
-from models.checkpoints.hub import for_terminal
+from messages import did_you_mean, for_terminal
 
 COMMANDS = {
     "/image": ("PATH", "show an image (or its URL) with the next question"),

@@ -25,9 +25,10 @@ from generation.fast.tower import FastTower
 from generation.prompts import Prompt
 from generation.steps import Step
 from generation.threads import choose
-from inference.checkpoint import fast_step, has_fast_bfloat16, open_checkpoint, speed_up
+from inference.checkpoint import has_fast_bfloat16, open_checkpoint
+from inference.fast import fast_step, speed_up
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import read_tensor
 from tests.prompts import keys, tiny_vlm
 from tests.qwen_checkpoints import save_hf

@@ -35,13 +35,13 @@ from data.loader import Loader, LoaderConfig
 from data.packing import SampleEncoder, pack
 from data.processor import Processor
 from data.sources import open_datasets
-from data.video import Clip, is_video, open_video, open_visual
+from data.video import Clip
+from data.visuals import is_video, open_video, open_visual
 from families import idefics3
 from families.idefics3 import IdeficsImages
 from families.idefics3_videos import SmolVideos, number_words
 from families.qwen_images import QwenImages
 from families.qwen_videos import QwenVideos
-from generate import DEFAULT_MODEL
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
 from generation.session import Session
@@ -49,6 +49,7 @@ from inference.answer import answer_text, ask_each, requests_for
 from inference.answer import encode as encode_question
 from inference.batch import open_scheduler
 from inference.checkpoint import open_checkpoint
+from inference.command import DEFAULT_MODEL
 from inference.conversation import Conversation
 from inference.trial import start_process
 from models import VisionLanguageModel

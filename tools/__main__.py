@@ -20,13 +20,14 @@ from functools import partial
 from pathlib import Path
 
 from data.errors import ImageError, ProcessorError, PromptError
-from data.images import check_sides
+from data.images import ImageLimits, check_size
 from inference.flags import MODEL, Parser, check_model, dtype, model, positive
 from inference.positionals import check_image_name
 from inference.results import to_json
-from messages import one_line
+from messages import for_terminal, one_line
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.folder import check_replaceable
-from models.checkpoints.hub import CheckpointError, check_repo_id, for_terminal
+from models.checkpoints.hub import check_repo_id
 
 QUESTION = "What is in the picture?"
 _SIZE = re.compile(r"(\d{1,9})[xX](\d{1,9})")
@@ -82,7 +83,7 @@ def inspect(settings: argparse.Namespace) -> None:
     pixels: tuple[int, int] | None = None
     if match := _SIZE.fullmatch(settings.image or ""):
         pixels = (int(match[1]), int(match[2]))
-        check_sides(*pixels)
+        check_size(*pixels, ImageLimits(), f"an image of {settings.image}")
     elif settings.image is not None:
         check_image_name(settings.image)
     check_model(settings.source, settings.revision)

@@ -24,9 +24,8 @@ from data.tokenizer import SPECIAL_TOKENS
 from families import FAMILIES
 from families.keys import checked
 from models.checkpoints.backbones import read_text_config, read_vision_config
-from models.checkpoints.hub import describe as describe_checkpoint
-from models.checkpoints.hub import snapshot
 from models.checkpoints.load import choose_family, meta_init
+from models.checkpoints.sources import open_files, snapshot
 from models.checkpoints.weights import PARTS as TABLE_PARTS
 from models.checkpoints.weights import module_of
 from models.config import TextConfig, VLMConfig
@@ -533,7 +532,7 @@ def _joined_shape(config: TrainConfig) -> VLMConfig:
 
 
 def config_of(source: str) -> dict[str, Any]:
-    return PUBLISHED.get(source) or describe_checkpoint(source).config
+    return PUBLISHED.get(source) or open_files(source).config
 
 
 def stored_shape(source: str) -> VLMConfig:
@@ -552,5 +551,5 @@ def _images_of(source: str, shape: VLMConfig) -> Images:
 def _rows_here(config: TrainConfig) -> int | None:
     """Rows of the data, if all of it lies on this machine."""
     entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.data)]
-    counts = [count_rows(entry.path, entry.subset, entry.split) for entry in entries]
+    counts = [None if one.streaming else count_rows(one.path, one.subset, one.split) for one in entries]
     return None if None in counts else round(sum(count or 0 for count in counts) * (1 - config.holdout))
