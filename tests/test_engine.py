@@ -19,7 +19,7 @@ from data.errors import ImageError
 from generation import kv_cache as kv
 from generation.options import GenerationOptions
 from generation.scheduler import Scheduler
-from inference.answer import AnswerText, ask, encode, wholes
+from inference.answer import AnswerText, ask
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.constraint import Constraints
@@ -27,11 +27,9 @@ from inference.forms import Forms
 from inference.grammar import Latest, choice_grammar, pattern_grammar
 from inference.prefix_files import PrefixFolder
 from tests.documents import ROOT
-from tests.test_draft import ALWAYS
 from tests.waiting import PATIENCE, wait_for
 from web import engine as engine_module
 from web.engine import (
-    DRAFT,
     Engine,
     EngineLimits,
     EngineRequest,
@@ -566,30 +564,6 @@ def test_maps_of_an_answer_are_made_from_what_the_slots_encoded(engine, models, 
 
     models.open(FOLDER).features.clear()
     assert asyncio.run(made()) == [(True, 0)]
-
-
-@pytest.mark.parametrize("slots", [1, 4])
-def test_a_draft_comes_before_an_answer_that_it_does_not_change(model_folder, photo, slots, monkeypatch):
-    """In the slot that the answer gets after it."""
-    monkeypatch.setattr("inference.draft.LIMITS", ALWAYS)  # however small the model
-    models = Models([str(model_folder)], device="cpu")
-    checkpoint, options = models.open(models.default), GenerationOptions(max_new_tokens=12)
-    tiled = checkpoint.processor.cut(str(photo))
-
-    def prepare(checkpoint) -> Prepared:
-        short = encode(checkpoint, wholes(checkpoint.processor, [tiled]), "how many?")
-        return Prepared(encode(checkpoint, [tiled], "how many?"), options, short)
-
-    async def run() -> list:
-        return [piece async for piece in engine.submit(EngineRequest(models.default, prepare))]
-
-    engine = Engine(models, EngineLimits(slots=slots, prefill_chunk=16))
-    pieces = asyncio.run(run())
-    engine.close()
-    numbers = [piece.answer for piece in pieces]
-    assert numbers == sorted(numbers) and DRAFT in numbers and len(tiled.parts) > 1
-    ids = [one for piece in pieces for one in piece.token_ids if piece.answer == 0]
-    assert ids == ask(checkpoint, [photo], "how many?", options).finish()["token_ids"][0]
 
 
 async def _answers_of(engine: Engine, **more) -> list[str]:
