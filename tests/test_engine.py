@@ -14,7 +14,7 @@ from functools import partial
 
 import pytest
 
-from data.chat import Message
+from data.conversation import Message
 from data.errors import ImageError
 from generation import kv_cache as kv
 from generation.options import GenerationOptions

@@ -10,10 +10,11 @@ import torch
 from PIL import Image
 
 import serve
-from data.chat import SMOLVLM_CHAT_TEMPLATE, Message, in_order
+from data.conversation import Message, in_order
 from data.errors import ProcessorError
 from data.packing import SampleEncoder
 from data.processor import Processor
+from data.templates import SMOLVLM_CHAT_TEMPLATE
 from generation.options import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from data.chat import read_conversation
+from data.conversation import read_conversation
 from data.errors import PromptError
 from data.packing import SampleEncoder
 from inference.answer import encode as encode_question

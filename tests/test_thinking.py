@@ -16,7 +16,8 @@ import pytest
 import torch
 from transformers.cli.serving.utils import parse_assistant_message
 
-from data.chat import ChatEncoder, Message
+from data.chat import ChatEncoder
+from data.conversation import Message
 from data.errors import ThinkingError
 from eval.__main__ import main as eval_main
 from eval.metrics import find_metric
@@ -143,10 +144,10 @@ class Scripted(Step):
 def saying(checkpoint: Checkpoint, *texts: str) -> Checkpoint:
     """The checkpoint with a mouth that says `texts` one after another, as long as they are what is taken: the
     first as its thinking, the next from the end of that on. At the end of each it would end its turn."""
-    stop, end = ids_of(checkpoint, "<|im_end|>")[0], checkpoint.processor.thinking.end
+    stop, end = ids_of(checkpoint, "<|im_end|>")[0], checkpoint.thinking.end
 
     def say(fed: list[int]) -> int:
-        _, ended, answer = checkpoint.processor.thinking.text(fed).partition(end)
+        _, ended, answer = checkpoint.thinking.text(fed).partition(end)
         number = 1 if ended else 0
         said = ids_of(checkpoint, texts[number])
         if ended:
@@ -209,7 +210,7 @@ def test_a_model_without_thinking_refuses_it_in_a_sentence(opened, folders, comp
     with pytest.raises(ThinkingError):
         ask(opened["plain"], [], QUESTION, GenerationOptions(constraint=Think()))
     assert "--think" in complaint("--no-image", "-q", QUESTION, "--think", model=folders["plain"])
-    assert opened["plain"].processor.thinking is None
+    assert opened["plain"].thinking is None
 
 
 # ----------------------------------------------------------------------------------------- token by token
@@ -220,7 +221,7 @@ def test_pieces_joined_are_the_whole_however_markers_are_cut(opened):
     for name, number in itertools.product(("qwen", "lfm2"), range(150)):
         checkpoint = opened[name]
         thinking, words = (
-            checkpoint.processor.thinking,
+            checkpoint.thinking,
             ["two", " circles", "<", "</", "think", ">", "\n", "é", " "],
         )
         thought, answer = ("".join(rng.choices(words, k=rng.randint(0, 9))) for _ in range(2))
@@ -310,7 +311,7 @@ UNASKED = {  # of a model that thinks where nobody asked for it: what was though
 @pytest.mark.parametrize("said", UNASKED)
 def test_thoughts_that_nobody_asked_for_are_in_no_answer(checkpoint, said):
     """Nor is their end, in a stream either: only what it has said before cannot be taken back."""
-    thinking = checkpoint.processor.thinking
+    thinking = checkpoint.thinking
     ids = ids_of(checkpoint, said.replace("BEGIN", thinking.begin).replace("END", thinking.end))
     thought, answer = UNASKED[said]
     result = answers_of(checkpoint, encode(checkpoint, [], QUESTION), [ids], GenerationOptions())
@@ -333,14 +334,14 @@ def test_thoughts_that_nobody_asked_for_are_in_no_answer(checkpoint, said):
 )
 def test_a_special_token_begins_a_block_after_words_too(opened, said, thought, answer):
     checkpoint = opened["gemma4"]
-    thinking = checkpoint.processor.thinking
+    thinking = checkpoint.thinking
     ids = ids_of(checkpoint, said.replace("BEGIN", thinking.begin).replace("END", thinking.end))
     result = answers_of(checkpoint, encode(checkpoint, [], QUESTION), [ids], GenerationOptions())
     assert result["answers"] == [answer] and result.get("thinking", [""]) == [thought]
     text = AnswerText(checkpoint)
     streamed = "".join(map(text.put, ids)) + text.finish()
     assert streamed.endswith(answer) and "hmm" not in streamed and "thought" not in streamed
-    assert opened["qwen"].processor.thinking.begin_id is None
+    assert opened["qwen"].thinking.begin_id is None
 
 
 def test_a_whole_answer_of_the_server_takes_back_what_was_thought(opened):
@@ -386,7 +387,7 @@ def test_thinking_ends_in_time_and_an_answer_in_its_form_follows(checkpoint, bud
         options = held_to(options, checkpoint.forms.constraint(grammar[form]))
     row = encode(checkpoint, [], QUESTION, think=True)
     bound, generator = for_prompt(checkpoint, row, options), torch.Generator().manual_seed(budget)
-    thinking, ended = checkpoint.processor.thinking, 0
+    thinking, ended = checkpoint.thinking, 0
     size = checkpoint.model.config.text.vocab_size
 
     def logits_of(count: int) -> torch.Tensor:
@@ -419,7 +420,7 @@ def test_an_answer_is_the_same_alone_in_company_and_by_the_compiled_step(checkpo
     """And takes both limits' tokens at most; where it was cut is said."""
     options = GenerationOptions(max_new_tokens=9, constraint=Think(14), seed=3, temperature=0.9)
     alone = ask(checkpoint, [], QUESTION, options).finish()
-    assert 0 < alone["thinking_tokens"][0] <= 14 + len(checkpoint.processor.thinking.close_ids)
+    assert 0 < alone["thinking_tokens"][0] <= 14 + len(checkpoint.thinking.close_ids)
     assert len(alone["token_ids"][0]) == 9 or alone["stop_reasons"] == ["stop"]
     reply, heard = ask(checkpoint, [], QUESTION, options), list[str]()
     reply.hear = lambda number, piece: heard.append(piece)
@@ -458,7 +459,7 @@ def test_a_model_that_ends_its_thinking_by_itself_answers_at_once(opened):
 def test_the_context_leaves_the_thinking_what_the_answer_leaves(checkpoint):
     """In Python, where it would be refused otherwise, and in a conversation."""
     room = checkpoint.context - len(encode(checkpoint, [], QUESTION, think=True).input_ids)
-    closing = len(checkpoint.processor.thinking.close_ids)
+    closing = len(checkpoint.thinking.close_ids)
     for answer in (room // 4, room - closing - 3, room):
         options = GenerationOptions(max_new_tokens=answer, constraint=Think(10**6))
         bound = for_prompt(checkpoint, encode(checkpoint, [], QUESTION, think=True), options)
@@ -511,7 +512,7 @@ def test_an_empty_answer_after_thinking_is_as_likely_as_its_end(checkpoint):
         logits = torch.zeros(1, checkpoint.model.config.text.vocab_size)
         logits[0, checkpoint.stop_token_ids[0]] = 1
         choose([one], logits).read()
-    assert one.tokens == [*checkpoint.processor.thinking.close_ids, checkpoint.stop_token_ids[0]]
+    assert one.tokens == [*checkpoint.thinking.close_ids, checkpoint.stop_token_ids[0]]
     assert one.confidence < 0.5
 
 
@@ -553,7 +554,7 @@ def test_a_chat_switches_it_and_a_batch_keeps_it_apart(cli, opened, folders, tmp
     flags = ("--max-new-tokens", 6, "--no-image", "--compile", "off")
     status, out, err = cli("chat", *flags, "--think-tokens", 3, "--stats", model=folders["qwen"])
     assert status == 0 and err.count("[thinking] ") == 1 and "[thinking]" not in out
-    limit = 3 + len(opened["qwen"].processor.thinking.close_ids)
+    limit = 3 + len(opened["qwen"].thinking.close_ids)
     assert 0 < int(re.search(r"(\d+) tokens of thinking", err)[1]) <= limit
     monkeypatch.setattr("sys.stdin", io.StringIO("/think on\n"))
     status, _, err = cli("chat", *flags, model=folders["plain"])

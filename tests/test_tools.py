@@ -19,7 +19,8 @@ import torch
 from pydantic import BaseModel
 from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS as RESPONSE_TEMPLATES
 
-from data.chat import ChatEncoder, Message
+from data.chat import ChatEncoder
+from data.conversation import Message
 from data.errors import PromptError
 from data.tools import GEMMA, PLAIN, Tool, ToolCall
 from inference.calls import CallReader, whole_calls

@@ -27,7 +27,7 @@ from transformers.video_utils import VideoMetadata, read_video_pyav
 
 import serve
 from data import video
-from data.chat import Message
+from data.conversation import Message
 from data.errors import ImageError, ProcessorError
 from data.images import ImageLimits, load_image
 from data.loader import Loader, LoaderConfig
