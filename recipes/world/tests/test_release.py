@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from huggingface_hub import ModelCard
 
 from eval.card import read_results
