@@ -20,7 +20,7 @@ from models.checkpoints import CheckpointError
 from models.checkpoints.files import EMBEDDED
 from models.checkpoints.names import KNOWN, MODELS
 from models.checkpoints.sizes import measure
-from models.checkpoints.sources import check_has_config, open_files, resolve_source, snapshot
+from models.checkpoints.sources import check_has_config, open_files, resolve_source
 from tests import tiny
 from tests.hub_server import HubServer, etag, point_client_at
 from tests.processors import draw_image
@@ -38,6 +38,10 @@ def locate(name: str | Path) -> tuple[Path, ...]:
     opened = open_files(name)
     assert opened.config == {}
     return opened.weights
+
+
+def snapshot(name: str) -> Path:
+    return open_files(name).processor_folder
 
 
 def complaint(ask: Callable, *args, **options) -> str:

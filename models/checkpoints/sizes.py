@@ -8,15 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints.files import INDEX, PROCESSOR_FILES, CheckpointError, Opened, naming
+from models.checkpoints.files import PROCESSOR_FILES, CheckpointError, Opened, naming
 from models.checkpoints.gguf import choose
 from models.checkpoints.gguf_files import GgufFiles
 from models.checkpoints.gguf_weights import gguf_entries
 from models.checkpoints.hub import Repository, client, fetched, one_sentence, patience
+from models.checkpoints.missing import INDEX
 from models.checkpoints.sources import holds_gguf, open_files
 from models.checkpoints.weights import Shape, stored_entries
 
+PARTS = ("vision", "projector", "embeddings", "blocks", "head")  # of a VisionLanguageModel
 MAX_JSON, MAX_TOKENIZER = 8 * 2**20, 32 * 2**20  # bytes of a repository that a visitor may name
+
+
+def module_of(name: str) -> str:
+    """The one of PARTS that a parameter of a `VisionLanguageModel` belongs to."""
+    owner, _, rest = name.partition(".")
+    if owner != "language_model":
+        return {"vision_model": "vision", "projector": "projector"}[owner]
+    return {"embed_tokens": "embeddings", "lm_head": "head"}.get(rest.partition(".")[0], "blocks")
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from models.checkpoints.files import (
-    EMBEDDED,
-    INDEX,
-    WEIGHTS,
-    CheckpointError,
-    Files,
-    Folder,
-    Opened,
-    is_checkpoint,
-    state_of,
-)
+from models.checkpoints.files import EMBEDDED, CheckpointError, Files, Folder, Opened, state_of
 from models.checkpoints.gguf import SUFFIX
 from models.checkpoints.gguf_files import GgufFiles
 from models.checkpoints.hub import Repository
+from models.checkpoints.missing import INDEX, WEIGHTS, is_checkpoint
 from models.checkpoints.names import MODELS, refuse_slip
 
 T = TypeVar("T")
@@ -90,11 +81,6 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
     return path
 
 
-def snapshot(source: str | Path, revision: str | None = None) -> Path:
-    """A local folder that holds all files of a processor: the one named, or that of the client's cache."""
-    return open_files(source, revision).processor_folder
-
-
 def check_has_config(source: str | Path, revision: str | None = None) -> None:
     """Raise CheckpointError unless there is a config.json, or GGUF files whose headers tell as much. The Hub
     is asked only where its cache has none, and for what GGUF files there are."""
@@ -128,10 +114,6 @@ _READ_BELOW = ("*/tokenizer*", "*/*.jinja", ".cache/huggingface/download/*.incom
 _TRIES, _PAUSE = 5, 0.5  # seconds
 
 
-class BeingWrittenError(CheckpointError):
-    """A folder changed each time it was read."""
-
-
 def one_version(source: str | Path, revision: str | None, read: Callable[[Opened], T]) -> T:
     """The result of `read`, all of it from files that did not change meanwhile.
 
@@ -154,7 +136,7 @@ def one_version(source: str | Path, revision: str | None, read: Callable[[Opened
                 return result
             del result  # so that two models are never held at once
         time.sleep(_PAUSE)
-    raise BeingWrittenError(
+    raise CheckpointError(
         f"{source} changed each time it was read: wait until the process that saves to it has finished, and "
         f"try again"
     )
