@@ -24,7 +24,7 @@ from generation.features import FeatureCache
 from generation.memory import give_back
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
-from generation.threads import choose, watch
+from generation.threads import limit_threads
 from inference.coordinates import PixelText
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
@@ -32,11 +32,11 @@ from inference.fast import speed_up
 from inference.forms import Forms
 from inference.kept_weights import KeptWeights
 from models.checkpoints.files import Opened
-from models.checkpoints.load import meta_init, put_parameter
+from models.checkpoints.load import meta_init, prepare_device, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
 from models.checkpoints.sources import one_version
 from models.config import check_device
-from models.vision_language_model import VisionLanguageModel, prepare_device
+from models.vision_language_model import VisionLanguageModel
 
 # Pixels of images that are taken whole, on a CPU: with so many Qwen3-VL-2B computes about 3 TFLOP for a 4:3
 # photograph, as SmolVLM-256M for its 13 tiles. Checkpoints' own budgets are up to 16 million.
@@ -211,11 +211,11 @@ def open_checkpoint(
     `VisionLanguageModel.from_pretrained`, or on a CPU and on CUDA int8 (compiled C rounds activations as
     well) and int4 (with a C compiler: the language model's matrices have four bits, all others int8). A CPU
     without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32. `threads` is for all
-    that this process computes: see `generation.threads.choose`. `max_pixels` is that of
+    that this process computes: see `generation.threads.limit_threads`. `max_pixels` is that of
     `Processor.from_pretrained`, by default CPU_PIXELS on a CPU; `fps` and `max_frames` are those of
     `Processor.choose_frames`.
     """
-    choose(threads)
+    limit_threads(threads)
     chosen, began = pick_device(device), time.perf_counter()
     pixels = pixel_budget(chosen, max_pixels)
     if chosen.type not in PACKED.get(dtype, chosen.type):
@@ -241,9 +241,6 @@ def open_checkpoint(
         pack(model, name)
     processor.choose_frames(fps, max_frames)
     give_back()
-    if chosen.type == "cpu":
-        for blocks in (model.language_model.layers, model.vision_model.layers):
-            watch(blocks)
     return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
 
 

@@ -26,6 +26,7 @@ from data.visuals import open_video
 from families import FAMILIES
 from families.idefics3 import IdeficsImages
 from generation.options import SamplingParams, adjusted_scores
+from models.checkpoints.files import Opened
 from models.checkpoints.save import public_name, transformers_processor, written
 from models.checkpoints.sources import open_files
 from models.config import VLMConfig

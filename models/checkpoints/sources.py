@@ -20,7 +20,7 @@ from models.checkpoints.files import EMBEDDED, CheckpointError, Files, Folder, O
 from models.checkpoints.gguf import SUFFIX
 from models.checkpoints.gguf_files import GgufFiles
 from models.checkpoints.hub import Repository
-from models.checkpoints.missing import INDEX, WEIGHTS, is_checkpoint
+from models.checkpoints.missing import INDEX, WEIGHTS
 from models.checkpoints.names import MODELS, refuse_slip
 
 T = TypeVar("T")
@@ -37,11 +37,13 @@ def _opened(place: str, source: str | Path, revision: str | None) -> Opened:
     wanted = _without_quantization(str(source))[1]
     if os.path.isfile(place):
         above, name = os.path.split(place)
-        return Opened(GgufFiles(Folder(above or ".", source), source, os.listdir(above or "."), wanted, name))
+        beside = os.listdir(above or ".")
+        return Opened(GgufFiles(Folder(above or ".", source), source, beside, wanted, name), open_files)
     files: Files = Folder(place, source) if os.path.isdir(place) else Repository(place, revision)
     asked = isinstance(files, Folder) or wanted or "gguf" in place.lower()
     names = [name for name in files.names() if "/" not in name] if asked else []
-    return Opened(GgufFiles(files, source, names, wanted) if wanted or holds_gguf(names) else files)
+    files = GgufFiles(files, source, names, wanted) if wanted or holds_gguf(names) else files
+    return Opened(files, open_files)
 
 
 def repository(name: str) -> str:
@@ -66,7 +68,9 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
     text, wanted = _without_quantization(repository(source) if isinstance(source, str) else str(source))
     path = os.path.expanduser(text)
     embedded = EMBEDDED / text.removeprefix(EMBEDDED.name + "/")
-    is_embedded = isinstance(source, str) and embedded.parent == EMBEDDED and is_checkpoint(embedded)
+    is_embedded = (
+        isinstance(source, str) and embedded.parent == EMBEDDED and os.path.isfile(embedded / "config.json")
+    )
     if os.path.isdir(path) or is_embedded:
         if revision is not None:
             raise CheckpointError(
