@@ -40,8 +40,8 @@ def locate(name: str | Path) -> tuple[Path, ...]:
     return opened.weights
 
 
-def snapshot(name: str) -> Path:
-    return open_files(name).processor_folder
+def snapshot(name: str, revision: str | None = None) -> Path:
+    return open_files(name, revision).processor_folder
 
 
 def complaint(ask: Callable, *args, **options) -> str:
