@@ -30,6 +30,7 @@ from inference.errors import check_text_only
 from inference.fast import EAGER, Fast, speed_up
 from inference.forms import Forms
 from inference.kept_weights import KeptWeights
+from inference.thoughts import Thinking
 from models.checkpoints.files import Opened
 from models.checkpoints.load import meta_init, prepare_device, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
@@ -123,10 +124,16 @@ class Checkpoint:
         return self.model.generation_config.get("json", True) is not False
 
     @cached_property
+    def thinking(self) -> Thinking | None:
+        """How the model thinks before it answers; None where it does not."""
+        marks = self.processor.thinking
+        return None if marks is None else Thinking(self.processor.tokenizer, marks)
+
+    @cached_property
     def forms(self) -> Forms:
         """What holds its answers to a grammar or to tools."""
         size = self.model.config.text.vocab_size
-        return Forms(self.processor, size, self.stop_token_ids, self.writes_json)
+        return Forms(self.processor, self.thinking, size, self.stop_token_ids, self.writes_json)
 
     def pixels(self, row: EncodedConversation, lines: bool = True, form: str | None = None) -> PixelText:
         """What makes pixels of the coordinates in an answer to this prompt: lines for a person, or JSON. They

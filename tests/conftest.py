@@ -132,11 +132,3 @@ def complaint(cli):
         return err
 
     return run
-
-
-@pytest.fixture(scope="module")
-def uploads(tmp_path_factory):
-    """Where all pages of this module put what is uploaded: Gradio knows one place in a process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
-        yield

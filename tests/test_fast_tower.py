@@ -126,6 +126,7 @@ def test_it_equals_the_eager_tower(shape, precision):
     check(native(pixels), tower(pixels), precision)
 
 
+@pytest.mark.slow(but=3)
 @torch.no_grad()
 @pytest.mark.parametrize("side", [33, 38, 39])
 @pytest.mark.parametrize("kind", ["idefics3", "internvl"])
@@ -183,6 +184,7 @@ def test_images_of_their_own_sizes(kind, precision):
             native([given[1][:2]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_grows_as_the_image_does(kind):
     native = in_c(packed_tower(kind, 3), "float32")
@@ -196,6 +198,7 @@ def test_memory_grows_as_the_image_does(kind):
     assert taken[2] - taken[1] <= 2.02 * (taken[1] - taken[0])
 
 
+@pytest.mark.slow(but=1)
 @torch.inference_mode()
 @pytest.mark.parametrize("precision", ("float32", "bfloat16"))
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import app
 import serve
 from eval import __main__ as evaluate
 from generation import kv_cache as kv
@@ -196,6 +195,7 @@ def leaving(stake: float):
     return run_pass
 
 
+@pytest.mark.slow(but=2)
 @torch.no_grad()
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
@@ -347,8 +347,8 @@ print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 # ------------------------------------------------------------------------------------------ the entry points
 @pytest.mark.parametrize(
     "parser",
-    [ask_parser(""), serve.build_parser(), app.build_parser(), evaluate.build_parser()],
-    ids=["generate", "serve", "app", "eval"],
+    [ask_parser(""), serve.build_parser(), evaluate.build_parser()],
+    ids=["generate", "serve", "eval"],
 )
 def test_every_program_takes_threads(parser, capsys):
     assert parser.parse_args(["--threads", "3"]).threads == 3
