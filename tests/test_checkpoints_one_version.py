@@ -67,6 +67,7 @@ def same(model: VisionLanguageModel, folder: Path) -> bool:
     return model.generation_config == other.generation_config and all(torch.equal(*pair) for pair in pairs)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("write", "at"),
     [(exchanged, "fill"), (renamed_over, "stored_entries"), (written_where_it_lies, "fill"),

@@ -116,6 +116,7 @@ def answer(model: VisionLanguageModel, step=None) -> tuple[torch.Tensor, torch.T
     return features, model.generate(**given, **options)
 
 
+@pytest.mark.slow(but=5)
 @pytest.mark.parametrize("change", [*OF_DECODER, *OF_TOWER], ids=lambda change: change.__name__)
 def test_a_strange_network_answers_as_pytorch_does(change):
     model = copy.deepcopy(tiny_vlm())
