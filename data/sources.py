@@ -122,7 +122,7 @@ def known_columns(
 
 
 def class_names(rows: Sequence[Any] | Stream, columns: Iterable[str]) -> dict[int, str]:
-    """What numbers in the first of these columns that has a `ClassLabel` mean, or in COCO's rows; else {}."""
+    """Names of numbers in the first of these columns that has a `ClassLabel`, or in COCO's rows; else {}."""
     if known := getattr(rows, "names", None):
         return known
     features = getattr(rows, "features", None) or {}
