@@ -19,18 +19,17 @@ from data.errors import ImageError
 from generation import kv_cache as kv
 from generation.options import GenerationOptions
 from generation.scheduler import Scheduler
-from inference.answer import AnswerText, ask, encode, wholes
+from inference.answer import AnswerText, ask
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.constraint import Constraints
+from inference.forms import Forms
 from inference.grammar import Latest, choice_grammar, pattern_grammar
 from inference.prefix_files import PrefixFolder
 from tests.documents import ROOT
-from tests.test_draft import ALWAYS
 from tests.waiting import PATIENCE, wait_for
 from web import engine as engine_module
 from web.engine import (
-    DRAFT,
     Engine,
     EngineLimits,
     EngineRequest,
@@ -278,7 +277,7 @@ def test_who_sends_many_new_forms_leaves_places_and_turns_to_others(models, chec
     """Each may take a second, one after the other: a new form of another client waits for one of them, and
     those that are too many are refused instead of filling the queue. The same form again is not one more."""
     engine, go_on, order = Engine(models, EngineLimits(slots=2, max_queue=40)), threading.Event(), []
-    compiled = type(checkpoint).constraint
+    compiled = Forms.constraint
 
     def constraint(self, grammar: str):
         assert go_on.wait(PATIENCE)
@@ -295,7 +294,7 @@ def test_who_sends_many_new_forms_leaves_places_and_turns_to_others(models, chec
         assert told[-1] == ["yes"] and list(dict.fromkeys(order)).index(choice_grammar(["yes"])) <= 2
         assert 1 <= sum(refused) <= 5 and not any(refused[: engine_module.SLOW_EACH]) and not refused[-2]
 
-    monkeypatch.setattr(type(checkpoint), "constraint", constraint)
+    monkeypatch.setattr(Forms, "constraint", constraint)
     try:
         asyncio.run(asyncio.wait_for(asked(), PATIENCE))
     finally:
@@ -307,7 +306,7 @@ def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(models,
     is answered. Who leaves, waiting or not, leaves nothing behind."""
     known, slow = choice_grammar(["yes", "no"]), [choice_grammar([one]) for one in ("slow", "slower")]
     engine, go_on, compiling = Engine(models, EngineLimits(slots=2)), threading.Event(), threading.Event()
-    compiled = type(checkpoint).constraint
+    compiled = Forms.constraint
 
     def constraint(self, grammar: str):
         if grammar in slow:
@@ -327,7 +326,7 @@ def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(models,
         go_on.set()
         return [told[0], await answers(held[0])]
 
-    monkeypatch.setattr(type(checkpoint), "constraint", constraint)
+    monkeypatch.setattr(Forms, "constraint", constraint)
     try:
         plain, last = asyncio.run(asyncio.wait_for(asked(), PATIENCE))
         assert plain == ask(checkpoint, [IMAGES[0]], QUESTIONS[0], GenerationOptions()).finish()["answers"]
@@ -565,30 +564,6 @@ def test_maps_of_an_answer_are_made_from_what_the_slots_encoded(engine, models, 
 
     models.open(FOLDER).features.clear()
     assert asyncio.run(made()) == [(True, 0)]
-
-
-@pytest.mark.parametrize("slots", [1, 4])
-def test_a_draft_comes_before_an_answer_that_it_does_not_change(model_folder, photo, slots, monkeypatch):
-    """In the slot that the answer gets after it."""
-    monkeypatch.setattr("inference.draft.LIMITS", ALWAYS)  # however small the model
-    models = Models([str(model_folder)], device="cpu")
-    checkpoint, options = models.open(models.default), GenerationOptions(max_new_tokens=12)
-    tiled = checkpoint.processor.cut(str(photo))
-
-    def prepare(checkpoint) -> Prepared:
-        short = encode(checkpoint, wholes(checkpoint.processor, [tiled]), "how many?")
-        return Prepared(encode(checkpoint, [tiled], "how many?"), options, short)
-
-    async def run() -> list:
-        return [piece async for piece in engine.submit(EngineRequest(models.default, prepare))]
-
-    engine = Engine(models, EngineLimits(slots=slots, prefill_chunk=16))
-    pieces = asyncio.run(run())
-    engine.close()
-    numbers = [piece.answer for piece in pieces]
-    assert numbers == sorted(numbers) and DRAFT in numbers and len(tiled.parts) > 1
-    ids = [one for piece in pieces for one in piece.token_ids if piece.answer == 0]
-    assert ids == ask(checkpoint, [photo], "how many?", options).finish()["token_ids"][0]
 
 
 async def _answers_of(engine: Engine, **more) -> list[str]:

@@ -24,8 +24,9 @@ from generation.fast.quantized import PackedLinear, pack, quantize_rows
 from generation.fast.tower import FastTower
 from generation.prompts import Prompt
 from generation.steps import Step
-from generation.threads import choose
-from inference.checkpoint import fast_step, has_fast_bfloat16, open_checkpoint, speed_up
+from generation.threads import limit_threads
+from inference.checkpoint import has_fast_bfloat16, open_checkpoint
+from inference.fast import fast_step, speed_up
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import read_tensor
@@ -133,10 +134,10 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision, parts):
     for company in ([0, 1], [3, 2, 1], [4, 5, 6, 7], [8, 0, 1, 2, 3], list(range(8)), list(range(9))):
         assert torch.equal(logits(company), alone[company]), f"{len(company)} rows"
     try:
-        choose(3)
+        limit_threads(3)
         assert torch.equal(logits([0]), alone[[0]])
     finally:
-        choose(1)
+        limit_threads(1)
 
 
 @torch.no_grad()

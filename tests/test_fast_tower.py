@@ -16,8 +16,8 @@ from torch import nn
 from generation.fast.native import build
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower, OneDNNLinear, fast_tower
-from generation.threads import choose
-from inference.checkpoint import speed_up
+from generation.threads import limit_threads
+from inference.fast import speed_up
 from models import VisionConfig, VisionLanguageModel
 from models.checkpoints.save import stored_tensors
 from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer
@@ -173,10 +173,10 @@ def test_images_of_their_own_sizes(kind, precision):
         size = 2 * expected.std()
         check(features / size, expected / size, precision)
         for threads, pictures in ((1, given), (2, given[::-1])):
-            choose(threads)
+            limit_threads(threads)
             alone = [native([picture]) for picture in pictures]
             assert torch.cat(alone[:: 1 if threads == 1 else -1]).equal(features)
-        choose(1)
+        limit_threads(1)
         with pytest.raises(ValueError):
             native([given[1][:, 1:]])
         with pytest.raises(ValueError):
@@ -265,12 +265,12 @@ def test_a_tile_is_the_same_in_any_company(precision):
     expected = native(pixels)
     try:
         for count in (1, 2, 3):
-            choose(count)
+            limit_threads(count)
             assert native(pixels).equal(expected)
             for i in range(3):
                 assert native(pixels[i : i + 1]).equal(expected[i : i + 1])
     finally:
-        choose(1)
+        limit_threads(1)
 
 
 @pytest.mark.parametrize("kind", ("tiles", *KINDS))

@@ -18,7 +18,7 @@ from models.checkpoints.names import MODELS
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = {
     "generate": "--max-new-tokens",
-    "app": "--any-model",
+    "app": "--drain",
     "serve": "--drain",
     "eval.__main__": "--tasks",
     "tools.__main__": "convert",
@@ -57,9 +57,8 @@ REFUSED = [
     ("generate", ["--model", "owner/nothing"], "owner/nothing"),
     ("generate", ["batch", "assets/question.jsonl", "--out", "OUT"], "assets/questions.jsonl"),
     ("generate", ["batch", "assets/questions.jsonl", "--out", "OUT", "--temperature", "x"], "temperature"),
-    ("app", ["--port", "99999"], "--port"),
-    ("app", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
-    ("app", ["--any-modle"], "--any-model"),
+    ("serve", ["--port", "99999"], "--port"),
+    ("app", ["--drian"], "--drain"),
     ("serve", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     ("serve", ["--drian", "3"], "--drain"),
     ("serve", ["--queue", "0"], "--queue"),

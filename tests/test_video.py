@@ -25,7 +25,6 @@ import torch
 from PIL import Image
 from transformers.video_utils import VideoMetadata, read_video_pyav
 
-import app
 import serve
 from data import video
 from data.chat import Message
@@ -57,7 +56,6 @@ from models.packed_vision_transformer import patches_of
 from tests import tiny
 from tests.clips import clip_of, noise, write_animation, write_clip
 from tests.evaluations import save_rows
-from tests.pages import EXAMPLE, make_service
 from tests.processors import draw_image
 from tests.qwen_checkpoints import KINDS, TEMPLATE, image_settings, save_hf, tokenizer
 from tests.runs import metrics, run, tiny_checkpoint
@@ -65,9 +63,7 @@ from tests.test_serve import refused, running
 from tests.waiting import PATIENCE, wait_for
 from training.rows import RowsLoss
 from web import engine, videos
-from web import service as page
 from web.models import Models
-from web.service import OF_VISITORS, AskRequest, Visitor
 from web.videos import open_apart
 
 CLIPS = int(os.environ.get("OCELLI_CLIPS", 5))  # of each kind; the long run has 200
@@ -772,73 +768,12 @@ def test_a_video_that_takes_long_holds_up_its_own_client_alone(tmp_path, monkeyp
         assert {one.result().status_code for one in waiting} == {200}
 
 
-@pytest.mark.parametrize("program", [serve, app])
-def test_servers_show_as_many_frames_as_they_are_told(tmp_path, program):
+def test_servers_show_as_many_frames_as_they_are_told(tmp_path):
     save_hf("qwen3_vl", tmp_path / "model")
-    told = program.build_parser().parse_args(["--fps", "0.5", "--max-frames", "6"])
+    told = serve.build_parser().parse_args(["--fps", "0.5", "--max-frames", "6"])
     models = Models([str(tmp_path / "model")], device="cpu", fps=told.fps, max_frames=told.max_frames)
     videos = models.open(models.default).processor.images.videos
     assert (videos.fps, videos.most) == (0.5, 6)
-
-
-def test_a_page_is_shown_videos(tmp_path):
-    save_hf("qwen3_vl", tmp_path / "model")
-    gif = write_animation(tmp_path / "clip.gif", noise(6, 64, 48), 250)
-    service = make_service(tmp_path / "model")
-    try:
-        path = service.take_in(str(gif))
-        service.models.open(service.models.default)
-        checkpoint = service.models.held(service.models.default)
-        (visual,) = service.tiled(checkpoint, path)
-        assert len(visual.times) == 2 and service.tiled(checkpoint, path)[0] is visual
-        request = AskRequest((path,), "how many", service.models.default, max_new_tokens=4)
-        (*_, view) = asyncio.run(all_views(service, request))
-        assert view.log[-1].stop_reasons and not view.failed
-        (tmp_path / "broken.gif").write_bytes(b"GIF89a and no more")
-        with pytest.raises(ImageError):
-            service.take_in(str(tmp_path / "broken.gif"))
-        assert not (tmp_path / "broken.gif").exists()
-    finally:
-        service.close()
-
-
-def test_a_page_decodes_a_video_where_no_other_visitor_waits_for_it(tmp_path, monkeypatch):
-    begun, released = threading.Event(), threading.Event()
-
-    @contextmanager
-    def held(data, limits, name):
-        begun.set()
-        assert released.wait(PATIENCE)
-        with open_apart(data, limits, name) as clip:
-            yield clip
-
-    async def both() -> tuple:
-        """The last view of the first visitor, and of another who asked meanwhile."""
-        first = asyncio.create_task(all_views(service, request))
-        assert await asyncio.to_thread(begun.wait, PATIENCE)
-        image = AskRequest((EXAMPLE,), "how many", service.models.default, max_new_tokens=2)
-        async with asyncio.timeout(PATIENCE / 2):
-            (*_, other) = await all_views(service, image)
-        assert not first.done()
-        released.set()
-        return (await first)[-1], other
-
-    monkeypatch.setattr(page, "open_apart", held)
-    (tmp_path / "endless.gif").write_bytes(endless())
-    service = make_service(image=replace(OF_VISITORS, max_seconds=0.5))
-    try:
-        path = service.take_in(str(tmp_path / "endless.gif"))
-        request = AskRequest((path,), "how many", service.models.default)
-        view, other = asyncio.run(both())
-        assert view.failed and view.returned is request and "endless.gif" in view.notice
-        assert other.log[-1].stop_reasons and not other.failed
-    finally:
-        released.set()
-        service.close()
-
-
-async def all_views(service, request: AskRequest) -> list:
-    return [view async for view in service.ask(Visitor(), request)]
 
 
 # ------------------------------------------------------------------------------------------- the command line

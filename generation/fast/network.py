@@ -16,8 +16,6 @@ from typing import Any
 
 from torch import nn
 
-from generation.threads import HOOKS
-
 _PANELS, _QUANTIZED = "generation.fast.native.panels", "generation.fast.quantized"
 LINEAR = (nn.Linear, f"{_QUANTIZED}.PackedLinear", f"{_PANELS}.PanelLinear")
 EMBEDDING = (nn.Embedding, f"{_QUANTIZED}.PackedEmbedding", f"{_PANELS}.PanelEmbedding")
@@ -57,7 +55,7 @@ class Network:
             path = re.sub(r"\.\d+", ".*", name)
             if not is_one_of(kind, self.modules.get(path, ())):
                 yield f"{where} is a {full_name(kind)}"
-            if not HOOKS.issuperset((*module._forward_hooks.values(), *module._forward_pre_hooks.values())):
+            if module._forward_hooks or module._forward_pre_hooks:
                 yield f"{where} has hooks"
             tensors = {**module._parameters, **module._buffers}
             weighted = any(is_one_of(base, WEIGHTED) for base in kind.__mro__)

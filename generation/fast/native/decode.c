@@ -21,13 +21,13 @@ typedef struct {
     Matrix mix;
     int64_t taps;
     const float *convolution, *conv_bias; /* (taps, D), the last tap is the token's own; (D,) or NULL */
-    cached *inputs; /* (B, S, D) */
+    cached *conv; /* (B, S, D): what was convolved */
     /* Where there is a value norm, the gated delta rule: `mix` gives what is convolved, of C numbers, z gates and b and
      * a rates and decays of each head; see models/gated_delta.py, also for what the cache holds. */
     Matrix z, b, a;
-    const float *a_scale, *a_bias; /* (H_d,): -e^A_log, dt_bias */
-    const float *value_norm;       /* (D_v,) */
-    float *state, *recent, *past;  /* (B, H_d, 2, D_k * D_v), (B, H_d, RING, D_k + D_v + 1), (B, RING, C) */
+    const float *a_scale, *a_bias;   /* (H_d,): -e^A_log, dt_bias */
+    const float *value_norm;         /* (D_v,) */
+    float *state, *recent, *inputs;  /* (B, H_d, 2, D_k * D_v), (B, H_d, RING, D_k + D_v + 1), (B, RING, C) */
 } Layer;
 
 typedef struct {
@@ -240,7 +240,7 @@ static void convolve(const Model *m, const Layer *layer, const Scratch *s, const
     int64_t width = m->width, last = layer->taps - 1;
     for (int64_t i = write; i < written; i++) {
         const float *gate = s->triple + 3 * i * width, *value = gate + 2 * width;
-        cached *slot = layer->inputs + (t->row[i] * capacity + t->position[i]) * width;
+        cached *slot = layer->conv + (t->row[i] * capacity + t->position[i]) * width;
         for (int64_t j = 0; j < width; j++) slot[j] = TO_CACHED(gate[j] * value[j]);
     }
     for (int64_t i = from; i < to; i++) {
@@ -253,7 +253,7 @@ static void convolve(const Model *m, const Layer *layer, const Scratch *s, const
                 const float *before = gate - 3 * back * width, *its = before + 2 * width;
                 for (int64_t j = 0; j < width; j++) y[j] += CACHED_VALUE(TO_CACHED(before[j] * its[j])) * tap[j];
             } else {
-                const cached *slot = layer->inputs + (t->row[i] * capacity + t->position[i] - back) * width;
+                const cached *slot = layer->conv + (t->row[i] * capacity + t->position[i] - back) * width;
                 for (int64_t j = 0; j < width; j++) y[j] += CACHED_VALUE(slot[j]) * tap[j];
             }
         }
@@ -270,7 +270,7 @@ static void convolve_channels(const Layer *layer, const Scratch *s, const Tokens
     const float *tap = layer->convolution + (layer->taps - 1) * wide + channel, *before[WINDOW];
     for (int64_t back = 0; back < taps; back++)
         before[back] = i - back >= first ? s->triple + (i - back) * wide + channel
-                                         : layer->past + (t->row[i] * RING + (at - back) % RING) * wide + channel;
+                                         : layer->inputs + (t->row[i] * RING + (at - back) % RING) * wide + channel;
     for (; j + LANES <= count; j += LANES) {
         vec sum = load_f32(before[0] + j) * load_f32(tap + j);
         for (int64_t back = 1; back < taps; back++)
@@ -330,7 +330,7 @@ static void apply_delta(const Model *m, const Layer *layer, const Scratch *s, co
     int64_t from[3] = {head * kd, keys + head * kd, 2 * keys + head * each * vd}, count[3] = {kd, kd, each * vd};
     for (int64_t i = larger(first, end - RING); i < end; i++)
         for (int part = 0; part < 3; part++)
-            memcpy(layer->past + (row * RING + t->position[i] % RING) * wide + from[part], s->triple + i * wide + from[part],
+            memcpy(layer->inputs + (row * RING + t->position[i] % RING) * wide + from[part], s->triple + i * wide + from[part],
                    count[part] * sizeof(float));
 }
 

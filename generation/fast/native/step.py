@@ -20,18 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from generation.fast.native.build import (
-    Pass,
     is_sound,
     library_file,
     library_parts,
     load_library,
-    make_pass,
 )
 from generation.fast.native.panels import BITS, Matrix, PanelWeight, to_panels, unreadable
 from generation.fast.network import DECODER
-from generation.kv_cache import KVCache, attended_numbers, geometry, packed_strides
+from generation.kv_cache import KVCache, geometry, packed_strides
 from generation.steps import Step
-from generation.threads import CROWD, Paces, Turns
+from generation.threads import Pass, fork_safe_lock, run_pass
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
@@ -176,13 +174,9 @@ class NativeStep(Step):
             axis=None if self._axis is None else self._axis.data_ptr(),
             layer=self._layers,
         )
-        # Of a position in a cache, the bytes that a token reads, as a share of those of the weights.
-        weights = {tensor.data_ptr(): tensor.nbytes for tensor in self._kept}
-        cached = attended_numbers(language_model.cache_layout) * language_model.cache_dtype.itemsize
-        self._position_share = cached / sum(weights.values())
+        self._products = sum(one.numel() * (8 if one.dtype == torch.int32 else 1) for one in {*self._kept})
         self._scratch = torch.empty(0)
-        self._turns = Turns()  # for the cache's addresses and the scratch memory
-        self._paces = Paces(CROWD)
+        self._lock = fork_safe_lock()  # for the cache's addresses and the scratch memory
 
     def _describe_attention(self, slot: _Layer, attention) -> None:
         for name in ("q", "k", "v", "o"):
@@ -315,7 +309,7 @@ class NativeStep(Step):
         rows = [row for row, length in enumerate(lengths) for _ in range(length)]
         positions = _positions(lengths, starts)
         axes = 1 if places is None else len(places) // len(rows)
-        with self._turns:
+        with self._lock:
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
                 for name, own in layer.items():
@@ -342,9 +336,8 @@ class NativeStep(Step):
                 if isinstance(given, Tensor):
                     part.deep = given.shape[1] // self._description.width - 1
                 to = logits[done:].data_ptr()
-                # Weights are read once, and the cache of each row.
-                each = 1 + sum(at) * len({*part_rows}) / part.count * self._position_share
-                make_pass(self._paces, part.count, partial(self._pass, library, part, head_stride, to), each)
+                call = partial(self._pass, library, part, head_stride, to)
+                run_pass(call, part.count * self._products)
                 done += len(here)
 
     def _pass(self, library: ctypes.CDLL, part: _Tokens, capacity: int, logits: int, made: Pass) -> None:
