@@ -31,6 +31,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.image_sizes import measure
 from data.images import describe
+from data.labels import check_written
 from data.processor import Processor
 from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
 from data.tiles import Parts, Visual, plan_image
@@ -116,7 +117,7 @@ class SampleEncoder:
         processor, name = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
         with _counted_as(BAD_CONVERSATION, PromptError), _counted_as(BROKEN_IMAGE, ImageError):
             messages = processor.messages(conversation, name)
-            processor.chat.check_written(messages, tools, name)
+            check_written(messages, tools, processor.chat.marks, processor.chat.thoughts_key, name)
         sources = [source for message in messages for source in message.images]
         visuals, sources = self._plans(sources)
         with _counted_as(TOO_MANY_TILES, PromptError):

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from data.box_rows import SIZES, BoxRows, FormFor, by_name
-from data.chat import THOUGHTS, GivenText
+from data.conversation import THOUGHTS, GivenText
 from data.errors import BadRow, DatasetError
 from data.tools import Tool, ToolCall
 from messages import one_line

@@ -16,7 +16,7 @@ from PIL import Image
 
 import generate
 from data.boxes import COORDINATES, Box, Point, form_of
-from data.chat import Message
+from data.conversation import Message
 from data.processor import Processor
 from generation.options import GenerationOptions
 from inference import answer

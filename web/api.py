@@ -44,7 +44,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from data import chat
+from data import conversation
 from data.errors import ImageError
 from data.image_sizes import image_size
 from data.images import ImageLimits, NamedBytes, read_bytes
@@ -423,7 +423,9 @@ async def chunks_of(
         yield chunk
 
 
-async def opened(request: Request, api: Api, asked: ChatRequest, record: Record) -> list[chat.Message]:
+async def opened(
+    request: Request, api: Api, asked: ChatRequest, record: Record
+) -> list[conversation.Message]:
     """The conversation with its images and videos as bytes. Raises Refused and ImageError."""
     parts = [part for message in asked.messages for part in message.content or ()]
     shown = [(part.type.removesuffix("_url"), part.shown.url) for part in parts if part.shown is not None]
@@ -440,7 +442,7 @@ async def opened(request: Request, api: Api, asked: ChatRequest, record: Record)
         raise errors.exceptions[0] from None
     images = (task.result() for task in opening)
     return [
-        chat.Message(
+        conversation.Message(
             "system" if message.role == "developer" else message.role,
             tuple(
                 ("text", part.text) if part.shown is None else (part.type.removesuffix("_url"), next(images))
@@ -450,7 +452,7 @@ async def opened(request: Request, api: Api, asked: ChatRequest, record: Record)
             message.tool_call_id or "",
             (message.role == "assistant" and message.reasoning_content) or "",
             (message.role == "tool" and message.name) or "",
-            isinstance(message.content, chat.GivenText),
+            isinstance(message.content, conversation.GivenText),
         )
         for message in asked.messages
     ]

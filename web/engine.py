@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 from torch import OutOfMemoryError
 
-from data.chat import GivenText, Message
+from data.conversation import GivenText, Message
 from data.images import ImageLimits, describe, load_image
 from data.processor import EncodedConversation
 from data.tiles import Sizes
