@@ -38,7 +38,12 @@ EVERYTHING_BELOW = {"models", "families", "generation", "data", "shapes", "train
 # Families stand on parts of two folders, and the rest of both stands on families: floors of their own.
 FLOORS = {
     "files": (
-        *("models.checkpoints.files", "models.checkpoints.names", "models.checkpoints.hub"),
+        *(
+            "models.checkpoints.missing",
+            "models.checkpoints.files",
+            "models.checkpoints.names",
+            "models.checkpoints.hub",
+        ),
         *("models.checkpoints.weights", "models.checkpoints.folder"),
         *("models.checkpoints.gguf", "models.checkpoints.gguf_config"),
         *("models.checkpoints.gguf_tokenizer", "models.checkpoints.gguf_tensors"),

@@ -22,7 +22,8 @@ from generation.options import NotFiniteError, SamplingParams
 from generation.requests import Request
 from generation.session import Session
 from generation.steps import Step
-from inference.fast import Fast, fast_step
+from inference.checkpoint import Fast
+from inference.fast import fast_step
 from models.checkpoints.load import meta_init
 from models.language_model import LanguageModel
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, stops_for, tape_graphs

@@ -31,10 +31,9 @@ from generation.scheduler import Scheduler
 from generation.score import decide
 from generation.steps import Step
 from inference.answer import AnswerText, answer_text, answers_of, ask, encode, requests_for
-from inference.checkpoint import Checkpoint, open_checkpoint
+from inference.checkpoint import Checkpoint, Fast, open_checkpoint
 from inference.conversation import Conversation
 from inference.errors import ContextFullError
-from inference.fast import Fast
 from inference.grammar import choice_grammar, json_grammar
 from inference.thinking import Think, for_prompt, held_to
 from messages import for_terminal
