@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from data.errors import ImageError, ProcessorError, PromptError
+from data.errors import ProcessorError, PromptError
 from data.video import Clip
 
 Cell: TypeAlias = tuple[int, int, int, int]  # top, left, bottom, right
@@ -472,33 +472,6 @@ def reading_settings(settings: Mapping[str, Any]) -> Iterator[None]:
         yield
     except (KeyError, ValueError, TypeError, ArithmeticError) as error:
         raise PromptError(f"image settings: {type(error).__name__}: {error}") from error
-
-
-def plan_image(images: Images, width: int, height: int, name: str, most: int) -> Visual:
-    """`Images.plan`; an ImageError for more than `most` parts."""
-    return _of_parts(images.plan(width, height), name, most)
-
-
-def _of_parts(planned: Visual, name: str, most: int) -> Visual:
-    if (count := len(planned.parts)) > most:
-        raise ImageError(
-            f"{name}: expected at most {most} tiles, got {count} of {' x '.join(map(str, planned.size))} "
-            "pixels; shrink the image or raise ImageLimits.max_tiles"
-        )
-    return planned
-
-
-def cut_image(images: Images, image: Image.Image, name: str, most: int) -> Visual:
-    """An RGB image in at most `most` parts, counted before they are made; see `plan_image`."""
-    planned, visual = plan_image(images, *image.size, name, most), images.cut(image)
-    assert (visual.parts.shape, visual.grid) == (planned.parts.shape, planned.grid), "plans are kept to"
-    return replace(visual, name=name)
-
-
-def cut_video(videos: Videos, clip: Clip, most: int) -> Visual:
-    """A video in at most `most` parts, counted before a frame is decoded."""
-    _of_parts(videos.plan(clip), clip.name, most)
-    return replace(videos.cut(clip), name=clip.name)
 
 
 def resized(pixels: Tensor, width: int, height: int, mode: str) -> Tensor:

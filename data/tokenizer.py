@@ -29,19 +29,6 @@ IMAGE = "<image>"
 FAKE = "<fake_token_around_image>"
 GLOBAL = "<global-img>"
 END = "<end_of_utterance>"
-MAX_GRID = 6  # <row_1_col_1> ... <row_6_col_6>: as many tiles a side as Idefics3 can name
-
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    END,
-    FAKE,
-    IMAGE,
-    GLOBAL,
-    *(f"<row_{r}_col_{c}>" for r in range(1, MAX_GRID + 1) for c in range(1, MAX_GRID + 1)),
-)
-
 
 # ----------------------------------------------------------------------------------------- files of a folder
 MOST_IDS = 4_194_304  # as many as a config may say there are
@@ -181,7 +168,7 @@ def open_tokenizer(opened: Opened) -> AnyTokenizer:
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     kind = model.get("model_type")  # of smolvlm transformers takes tokenizer.json as it is
     plain = named in _PLAIN or (named in _GPT2 and kind == "smolvlm")
-    defaults = {} if plain else dict.fromkeys(("unk_token", "bos_token", "eos_token"), SPECIAL_TOKENS[0])
+    defaults = {} if plain else dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
     known = spec and (plain or named in _GPT2) and kind in _MODELS and not _CHANGING & config.keys()
     roles = _roles(folder, defaults | config, spec) if known else None
     if roles is None:

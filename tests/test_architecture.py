@@ -62,6 +62,7 @@ FLOORS = {
         "data.pixels",
         "data.video",
         "data.visuals",
+        "data.frames",
         "data.tiles",
         "data.tokenizer",
         "data.chat",
