@@ -154,7 +154,6 @@ def _decode_proposed(
         read = len(row.tokens)
         (proposed,) = speculation.propose([row])
         kv_cache, start_pos = position.advance(1 + len(proposed))
-        began = time.perf_counter()
         if proposed:
             assert isinstance(start_pos, int) and isinstance(position.offset, int), "a single row"
             ids = [[row.tokens[-1], *proposed]]
@@ -162,7 +161,7 @@ def _decode_proposed(
         else:
             token = torch.tensor([[row.tokens[-1]]], device=logits.device)
             logits = step(token, kv_cache, start_pos, position.offset)
-        speculation.observe([row], [proposed], time.perf_counter() - began)
+        speculation.observe([row], [proposed])
 
 
 def step_of(decode_step: DecodeStep | None, language_model: Decoder) -> Step:

@@ -31,9 +31,10 @@ from data.errors import expanded, replacing
 from data.tiles import Visual
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
-from inference.checkpoint import Checkpoint, PixelText, RequestError
+from inference.checkpoint import Checkpoint, RequestError
 from inference.command import log_other_model, seen_at
 from inference.conversation import Conversation
+from inference.coordinates import PixelText
 from inference.errors import user_errors, user_message
 from inference.flags import log
 from inference.positionals import check_image_name, is_image_name

@@ -49,7 +49,7 @@ from data.image_sizes import image_size
 from data.images import ImageLimits, NamedBytes, read_bytes
 from inference.boxes import located
 from inference.calls import CallPiece, whole_calls
-from inference.checkpoint import PixelText
+from inference.coordinates import PixelText
 from inference.votes import pick
 from messages import printable
 from models import __version__

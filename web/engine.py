@@ -49,8 +49,9 @@ from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
 from generation.scheduler import Scheduler
 from inference.answer import AnswerText, requests_for
 from inference.calls import CallPiece, begun
-from inference.checkpoint import Checkpoint, spoken_form
+from inference.checkpoint import Checkpoint
 from inference.conversation import ContextFullError
+from inference.coordinates import spoken_form
 from inference.decide import decided
 from inference.draft import of_draft, parts_left, seconds_for, with_seed
 from inference.errors import RequestError, user_errors
@@ -531,7 +532,7 @@ class Engine:
             return
         checkpoint, request = opening.result(), ticket.request
         if request.grammar is not None:
-            ticket.form = checkpoint.kept_constraint(request.grammar)
+            ticket.form = checkpoint.forms.kept_constraint(request.grammar)
         with self._lock:
             if ticket not in self._tickets:
                 return  # nobody waited so long
@@ -610,7 +611,7 @@ class Engine:
     def _compile(self, ticket: Ticket) -> None:
         """A grammar, in a thread of its own, because it may take a second: only others that are new wait."""
         if ticket.request.grammar is not None and ticket.checkpoint is not None:
-            ticket.form = ticket.checkpoint.constraint(ticket.request.grammar)
+            ticket.form = ticket.checkpoint.forms.constraint(ticket.request.grammar)
 
     def _compiled(self, ticket: Ticket, goes_on: bool) -> None:
         self._forming = False

@@ -36,8 +36,9 @@ from data.visuals import HEAD, is_video
 from generation.kv_cache import bytes_per_position
 from generation.options import GenerationOptions
 from inference.answer import split
-from inference.checkpoint import Checkpoint, PixelText, RequestError, other_model, too_many_images
+from inference.checkpoint import Checkpoint, RequestError, other_model, too_many_images
 from inference.conversation import NextTurn, Turn, encode_short, next_turn
+from inference.coordinates import PixelText
 from inference.thinking import THINK_TOKENS, Think
 from models.checkpoints.files import Origin
 from models.checkpoints.names import PHOTOGRAPHS
