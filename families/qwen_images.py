@@ -16,8 +16,6 @@ from PIL import Image
 from data.chat import Message, chat_template
 from data.errors import ImageError
 from data.tiles import (
-    CLIP_PIXELS,
-    MOST_PIXELS,
     Cell,
     Parts,
     Videos,
@@ -30,6 +28,7 @@ from data.tiles import (
 from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families.keys import number, section
 from families.qwen_videos import QwenVideos, fit
+from families.resizing import CLIP_PIXELS, MOST_PIXELS
 from families.saving import SavedProcessor
 from models.checkpoints.files import Opened
 from models.config import VLMConfig

@@ -64,6 +64,7 @@ FLOORS = {
         "data.visuals",
         "data.frames",
         "data.tiles",
+        "data.part_tensors",
         "data.tokenizer",
         "data.chat",
         "data.thinking",
