@@ -66,6 +66,7 @@ FLOORS = {
         "data.tiles",
         "data.part_tensors",
         "data.tokenizer",
+        "data.transformers_tokenizer",
         "data.chat",
         "data.thinking",
         "data.tools",
