@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from data.chat import IMAGES_FIRST, SMOLVLM_CHAT_TEMPLATE
 from data.processor import Processor
+from data.templates import IMAGES_FIRST, SMOLVLM_CHAT_TEMPLATE
 from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer
 from families import NEW
 from models.config import VLMConfig

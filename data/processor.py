@@ -26,18 +26,12 @@ from PIL import Image
 from torch import Tensor
 
 from data.boxes import CoordinateForm, form_of
-from data.chat import (
-    ChatEncoder,
-    Message,
-    check_question,
-    check_text,
-    read_conversation,
-    read_image_order,
-)
+from data.chat import ChatEncoder, read_image_order
+from data.conversation import Message, check_question, check_text, read_conversation
 from data.errors import ImageError, ProcessorError, PromptError
 from data.frames import check_video, few_images, shown_as
 from data.images import ImageLimits, describe, load_image
-from data.thinking import Thinking
+from data.thinking import ThinkingMarks
 from data.tiles import Images, Parts, Sizes, Visual
 from data.tokenizer import (
     AnyTokenizer,
@@ -113,8 +107,8 @@ class EncodedConversation:
 class Processor:
     """See the module's docstring. Built by `from_pretrained` or `data.new_processor.make_processor`.
 
+    image_order: see `data.conversation.in_order`; None for a model that learnt images anywhere.
     config: the model's, whose context bounds what is tokenized of a prompt.
-    image_order: of `data.chat.in_order`, where the model learnt one only.
     coordinates: how the model writes boxes (`coordinates_of`).
     generation_config: what the checkpoint's file of that name says.
     """
@@ -209,8 +203,8 @@ class Processor:
         raise TypeError(f"Processor cannot be called: {_INSTEAD['__call__']}")
 
     @property
-    def thinking(self) -> Thinking | None:
-        """How its model thinks before it answers."""
+    def thinking(self) -> ThinkingMarks | None:
+        """The markers of what its model thinks before it answers; None where it does not."""
         return self.chat.thinking
 
     @cached_property
