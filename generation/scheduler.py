@@ -40,7 +40,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.decoding import step_of
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, embed_after, first_part, read_prompt
 from generation.memory import available_bytes
@@ -58,7 +57,7 @@ from generation.sampling import Chosen, Row, choose, recordable
 from generation.score import Ids, decide, look_ahead
 from generation.slots import CacheBudget, SlotCache
 from generation.speculation import Speculation
-from generation.steps import DecodeStep
+from generation.steps import DecodeStep, step_of
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run
 PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no more than this ...
@@ -627,7 +626,7 @@ class Scheduler:
             self._leave(row, kept=False)
             self._events.append(self._failed(row.key, row.error))
             return
-        reports = None if row.options.logprobs is None else row.reports[row.told :]
+        reports = None if row.options.logprobs is None else row.report.tokens[row.told :]
         self._events.append(NewTokens(row.key, row.tokens[row.told :], reports, row.reused))
         row.told = len(row.tokens)
         if row.stop_reason:
@@ -636,7 +635,7 @@ class Scheduler:
             self.stats.new_tokens += len(row.tokens)
             confidence = row.confidence if row.options.confidence else None
             counts = row.stop_reason, row.length, row.reused
-            reports = None if row.options.logprobs is None else row.reports
+            reports = None if row.options.logprobs is None else row.report.tokens
             self._events.append(
                 RequestOutput(row.key, row.tokens, *counts, confidence, row.decision, reports)
             )

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from generation.kv_cache import STATE_WINDOW
+from generation.options import GenerationOptions
 from generation.protocol import Constraint, Proposer
 from generation.sampling import Chosen, Row, choose
 from generation.steps import Step
@@ -176,6 +177,12 @@ class _WhilePaying(Proposer):
         self._wrong = self._wrong * self.FORGETTING + (accepted < self._proposed)
 
 
+def looks_up(options: GenerationOptions, step: Step) -> bool:
+    """Whether tokens of an answer with these options are looked up: "auto" where answers stay the same to the
+    bit."""
+    return options.lookup == "on" or (options.lookup == "auto" and step.same_bits)
+
+
 class Speculation:
     """The proposals of rows that one step decodes together.
 
@@ -188,13 +195,12 @@ class Speculation:
         self._most = STATE_WINDOW // 2 if step.states else None  # a state takes back no more
 
     def begin(self, row: Row) -> None:
-        """Give a row its proposer: what its constraint forces, and as its options say what is looked up,
-        "auto" only where answers stay the same to the bit."""
+        """Give a row its proposer: of what its constraint forces, and of what is looked up."""
         options, step = row.options, self._step
         if not step.chunks:
             return
         proposer: Proposer | None = None
-        if options.lookup == "on" or (options.lookup == "auto" and step.same_bits):
+        if looks_up(options, step):
             proposer = _PromptLookup(row.prompt_ids, self._image_token_id)
             proposer = proposer if options.lookup == "on" else _WhilePaying(proposer, self.costs)
         if row.constraint is not None:
@@ -204,7 +210,15 @@ class Speculation:
     def propose(self, rows: Sequence[Row]) -> list[list[int]]:
         """Ids that may follow in each row, none for most."""
         self.costs.rows = len(rows)
-        return [row.propose()[: self._most] for row in rows]
+        return [self._ids_for(row)[: self._most] for row in rows]
+
+    def _ids_for(self, row: Row) -> list[int]:
+        if (proposer := row.proposer) is None:
+            return []
+        # The last token is never fed back, so that of n to come at most n - 1 are worth a proposal.
+        worth = row.options.max_new_tokens - len(row.tokens) - 1
+        new_ids, proposer.given = row.tokens[proposer.given :], len(row.tokens)
+        return proposer.propose(new_ids)[:worth]
 
     def observe(self, rows: Sequence[Row], proposals: Sequence[Sequence[int]], seconds: float) -> None:
         """The pass over these, and each row's last token, took so long."""

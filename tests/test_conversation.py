@@ -9,8 +9,7 @@ import pytest
 from data.errors import ImageError, PromptError
 from data.processor import make_processor
 from generation import sampling
-from generation.decoding import GenerationOptions
-from generation.options import NotFiniteError
+from generation.options import GenerationOptions, NotFiniteError
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.command import DEFAULT_MODEL, EXAMPLE_IMAGE
 from inference.conversation import (

@@ -15,10 +15,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generation import kv_cache as kv
-from generation.decoding import GenerationOptions
 from generation.fast.cuda import graph
 from generation.fast.cuda.graph import Graphs, GraphStep, bucket_of
-from generation.options import NotFiniteError, SamplingParams
+from generation.options import GenerationOptions, NotFiniteError, SamplingParams
 from generation.requests import Request
 from generation.session import Session
 from generation.steps import Step

@@ -12,7 +12,7 @@ import gradio as gr
 from PIL import Image
 
 from data.errors import ImageError
-from generation.decoding import GenerationOptions
+from generation.options import GenerationOptions
 from inference.answer import answer_text, encode
 from inference.attribution import METHODS
 from inference.attribution.attention import AttentionMaps, attention_steps
