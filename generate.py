@@ -42,7 +42,7 @@ from importlib import import_module
 from inference import ask
 from inference.command import log
 from inference.errors import user_errors, user_message
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 
 COMMANDS = ("chat", "batch", "where")  # beside `ask`, which needs no name
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Collection, Iterable
 
 LONGEST = 2_000  # characters of a message
+CONTROL = frozenset((*range(32), *range(127, 160))) - {*b"\n\t"}  # could do anything to a terminal
 ALIKE = 0.75  # of two names (difflib's ratio), one of which may be a slip for the other
 
 
@@ -18,6 +19,12 @@ def printable(message: object, most: int = LONGEST, end: int = 0) -> str:
 
     # Cut before as well: a message may quote megabytes.
     return cut("".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut(str(message))))
+
+
+def for_terminal(text: str) -> str:
+    """A text that somebody else wrote, such as a model's answer, without control characters: whoever prints
+    one passes it through here. Line breaks and tabs are text."""
+    return text.translate(dict.fromkeys(CONTROL))
 
 
 def one_line(said: object, most: int = LONGEST) -> str:

@@ -44,8 +44,8 @@ from inference.checkpoint import pick_device
 from inference.flags import log_if_slow
 from inference.locks import only_writer
 from messages import counted, one_line
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.folder import check_replaceable
-from models.checkpoints.hub import CheckpointError
 from models.checkpoints.save import written
 from shapes.training import ShapesTask
 from training.distributed import (

@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, cached_property, lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Template, TemplateError, ext, nodes
@@ -29,9 +28,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from data.errors import PromptError, PromptTooLong, ThinkingError
 from data.thinking import MARKERS, Thinking
-from data.tokenizer import AnyTokenizer, naming_file, no_panic, private_tokenizer, read_object
+from data.tokenizer import AnyTokenizer, no_panic, private_tokenizer
 from data.tools import Tool, ToolCall, call_text, list_of, marks_of
 from messages import one_line
+from models.checkpoints.files import Opened, naming
 
 ROLES = ("system", "user", "assistant", "tool")
 IMAGE_ORDERS = ("first", "last")
@@ -209,10 +209,10 @@ def check_text(text: Any, label: str) -> str:
     return text
 
 
-def read_image_order(folder: Path) -> str | None:
+def read_image_order(opened: Opened) -> str | None:
     """Where the images of a message stood in a checkpoint's training, "first" or "last", if its
     generation_config.json says so: such a model answers with less sense where they stand elsewhere."""
-    order = read_object(folder / "generation_config.json").get("image_order")
+    order = opened.generation_config.get("image_order")
     if order not in (None, *IMAGE_ORDERS):
         wanted = " or ".join(IMAGE_ORDERS)
         raise PromptError(f"generation_config.json: image_order: expected {wanted}, got {str(order)[:80]!r}")
@@ -220,26 +220,26 @@ def read_image_order(folder: Path) -> str | None:
 
 
 # --------------------------------------------------------------------------------------- a folder's template
-def chat_template(folder: Path) -> str | None:
+def chat_template(opened: Opened) -> str | None:
     """The chat template that transformers 5.23 takes for a processor: processor_config.json's, that of
     chat_template.json, then `tokenizer_template`."""
     for name in ("processor_config.json", "chat_template.json"):
-        if (written := read_object(folder / name).get("chat_template")) is not None:
+        if (written := opened.json(name).get("chat_template")) is not None:
             return _default(written)
-    return tokenizer_template(folder)
+    return tokenizer_template(opened)
 
 
-def tokenizer_template(folder: Path) -> str | None:
+def tokenizer_template(opened: Opened) -> str | None:
     """The chat template of a tokenizer: chat_template.jinja, with those of other names in a folder beside it,
     or what tokenizer_config.json has."""
-    files = {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
-    if (folder / "chat_template.jinja").is_file():
-        files["default"] = folder / "chat_template.jinja"
+    files = {path.stem: path for path in opened.folder.glob("additional_chat_templates/*.jinja")}
+    if (path := opened.file("chat_template.jinja")) is not None:
+        files["default"] = path
     written = {}
     for name, path in files.items():
-        with naming_file(path):
+        with naming(path):
             written[name] = path.read_text(encoding="utf-8")
-    return _default(written or read_object(folder / "tokenizer_config.json").get("chat_template"))
+    return _default(written or opened.json("tokenizer_config.json").get("chat_template"))
 
 
 def _default(written: Any) -> str | None:

@@ -43,15 +43,15 @@ from data.tiles import Images, Parts, Sizes, Visual, cut_image, cut_video
 from data.tokenizer import (
     AnyTokenizer,
     FolderTokenizer,
-    folder_of,
     no_panic,
-    read_object,
     turn_ends,
 )
 from data.tools import Tool
 from data.video import Clip, clip_of, open_video, open_visual
 from families import FAMILIES, NEW
 from messages import one_line, unknown_arguments
+from models.checkpoints.files import CheckpointError, Opened
+from models.checkpoints.sources import open_files
 from models.config import VLMConfig
 
 # What people bring from transformers' processors, and what to use here instead.
@@ -149,14 +149,14 @@ class Processor:
     @classmethod
     def from_pretrained(
         cls,
-        source: str | Path,
+        source: str | Path | Opened,
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         revision: str | None = None,
         max_pixels: int | None = None,
         **unknown,
     ) -> Processor:
-        """The processor of a checkpoint: a folder, or a repository on the Hub at a `revision`.
+        """The processor of a checkpoint: a folder, a repository on the Hub at a `revision`, or opened files.
 
         With the model's `config`, tile size, tokens per tile and placeholder id must fit it. Of a model that
         takes images whole (Qwen-VL), larger images are made to fit `max_pixels`, or the checkpoint's own
@@ -168,24 +168,30 @@ class Processor:
             raise TypeError(unknown_arguments(unknown, known))
         if max_pixels is not None and (not isinstance(max_pixels, int) or max_pixels < LEAST_PIXELS):
             raise ProcessorError(f"max_pixels: expected at least {LEAST_PIXELS}, got {max_pixels!r}")
-        folder = folder_of(source, revision)
+        try:
+            opened = source if isinstance(source, Opened) else open_files(source, revision)
+            folder = opened.processor_folder
+        except CheckpointError as error:
+            raise ProcessorError(error) from error
         try:
             with no_panic():
-                described = read_object(folder / "config.json")
+                described = opened.json("config.json")
                 # A folder without a model is what transformers' Idefics3Processor writes.
                 family = next((one for one in FAMILIES.values() if one.recognises(described)), NEW)
-                images, tokenizer, template = family.open_images(folder, described)
+                images, tokenizer, template = family.open_images(opened)
                 if max_pixels is not None and images.budget is not None:
                     images.budget = min(images.budget, max_pixels)
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
-                generation = read_object(folder / "generation_config.json")
+                generation = opened.generation_config
                 most = generation.get("most_images")
                 few = isinstance(most, int) and most < FRAMES_AS_IMAGES and images.videos is None
                 learnt = {"few_images": few, "coordinates": coordinates_of(described, generation)}
-                return cls(images, tokenizer, template, config, limits, read_image_order(folder), **learnt)
+                return cls(images, tokenizer, template, config, limits, read_image_order(opened), **learnt)
         except ProcessorError:
             raise
+        except CheckpointError as error:  # which names the file
+            raise ProcessorError(error) from error
         except PromptError as error:
             raise ProcessorError(f"{folder}: {error}") from error
         except Exception as error:  # transformers and tokenizers raise anything, even bare Exception

@@ -1,6 +1,6 @@
 """The tokenizer of a checkpoint, opened without transformers, which takes seconds to import.
 
-    tokenizer = open_tokenizer(Path("checkpoints/ocelli-shapes"))
+    tokenizer = open_tokenizer(open_files("checkpoints/ocelli-shapes"))
 
 A tokenizer.json says by itself how text is read. Other folders are opened by transformers: those without one,
 with a class that builds its own rules or a key not known here, or with tokens that only another file names.
@@ -20,8 +20,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from data.errors import ProcessorError, PromptError
 from messages import one_line
-from models.checkpoints import hub
-from models.checkpoints.hub import CheckpointError, snapshot
+from models.checkpoints.files import Opened, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,36 +47,17 @@ SPECIAL_TOKENS = (
 MOST_IDS = 4_194_304  # as many as a config may say there are
 
 
-def folder_of(source: str | Path, revision: str | None = None) -> Path:
-    """A folder here, or one in the Hub client's cache with a repository's tokenizer and processor files, or
-    one that was made of a GGUF file."""
-    try:
-        return snapshot(source, revision)
-    except CheckpointError as error:
-        raise ProcessorError(error) from error
-
-
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, {} where there is no file; PromptError if there is none in it."""
-    with naming_file(path):
-        return hub.read_object(path) if path.is_file() else {}
+    """The JSON object in a file, {} where there is no file."""
+    return read_json(path) if path.is_file() else {}
 
 
-def image_settings(folder: Path) -> dict[str, Any]:
+def image_settings(opened: Opened) -> dict[str, Any]:
     """Those of the image processor, in today's layout or the older; PromptError where no file has them."""
-    stored = read_object(folder / "processor_config.json").get("image_processor")
-    if not (stored := stored or read_object(folder / "preprocessor_config.json")):
+    stored = opened.json("processor_config.json").get("image_processor")
+    if not (stored := stored or opened.json("preprocessor_config.json")):
         raise PromptError("expected image settings (preprocessor_config.json), found none")
     return stored
-
-
-@contextmanager
-def naming_file(path: Path) -> Iterator[None]:
-    """What is wrong with a file, with its name."""
-    try:
-        yield
-    except ValueError as error:
-        raise PromptError(f"{path.name}: {error}") from None
 
 
 @contextmanager
@@ -193,10 +173,11 @@ def turn_ends(tokenizer: AnyTokenizer) -> tuple[int, ...]:
     return tuple(sorted(stops))
 
 
-def open_tokenizer(folder: Path) -> AnyTokenizer:
-    """The tokenizer of a folder."""
-    config, model = read_object(folder / "tokenizer_config.json"), read_object(folder / "config.json")
-    spec = read_object(folder / "tokenizer.json")
+def open_tokenizer(opened: Opened) -> AnyTokenizer:
+    """The tokenizer of a checkpoint."""
+    folder = opened.processor_folder
+    config, model = opened.json("tokenizer_config.json"), opened.json("config.json")
+    spec = opened.json("tokenizer.json")
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     kind = model.get("model_type")  # of smolvlm transformers takes tokenizer.json as it is
     plain = named in _PLAIN or (named in _GPT2 and kind == "smolvlm")
@@ -217,10 +198,10 @@ def open_tokenizer(folder: Path) -> AnyTokenizer:
     return FolderTokenizer(folder, backend, {role: roles[role] for role in order})
 
 
-def open_with(folder: Path, tokens: Sequence[str]) -> AnyTokenizer:
-    """The tokenizer of a checkpoint folder, which must have these special tokens: transformers would add
+def open_with(opened: Opened, tokens: Sequence[str]) -> AnyTokenizer:
+    """The tokenizer of a checkpoint, which must have these special tokens: transformers would add
     them, with ids that the model has no embeddings for."""
-    tokenizer = open_tokenizer(folder)
+    tokenizer = open_tokenizer(opened)
     if absent := [token for token in tokens if token not in tokenizer.get_added_vocab()]:
         raise PromptError(f"tokenizer: expected special tokens for images, {', '.join(absent)} are absent")
     return tokenizer

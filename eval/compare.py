@@ -18,7 +18,7 @@ from eval.statistics import compare_paired
 from eval.tasks import TaskError
 from inference.flags import Parser
 from inference.results import to_json
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 
 _CHANCE = 0.05  # a smaller p-value is taken for a difference of the models
 _MAY_DIFFER = ("prompt", "system", "max_new_tokens", "samples_sha256", "data", "decoding")

@@ -90,8 +90,8 @@ from inference.grammar import choice_grammar
 from inference.locks import only_writer
 from inference.thinking import THINK_TOKENS, budget_of, held_to, think_first, thinking_end
 from inference.votes import pick
-from messages import counted, one_line
-from models.checkpoints.hub import for_terminal, last_name
+from messages import counted, for_terminal, one_line
+from models.checkpoints.sources import last_name
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
 from training.distributed import Ranks

@@ -15,7 +15,7 @@ from families.gemma4_images import open_images
 from families.qwen_vl import positions
 from families.saving import write_config
 from families.text import both_dtypes, vlm_config, write_ids
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
 from models.gemma4_text import Gemma4LanguageModel, Gemma4TextConfig

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from data.chat import chat_template
 from data.errors import ProcessorError
 from data.tiles import Visual, check_numbers
-from data.tokenizer import AnyTokenizer, image_settings, open_with, read_object
+from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families.qwen_images import QwenImages
 from families.saving import SavedProcessor
+from models.checkpoints.files import Opened
 
 # What a tokenizer_config.json calls the placeholder and what stands around it, and what they mostly are.
 _TOKENS = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
@@ -72,11 +72,11 @@ class Gemma4Images(QwenImages):
         return f"{self.tokens['boi_token']}{self.image_token * visual.positions}{self.tokens['eoi_token']}"
 
 
-def open_images(folder: Path, config: Mapping) -> tuple[Gemma4Images, AnyTokenizer, str | None]:
-    """The image rule, tokenizer and chat template of a checkpoint folder."""
-    said = read_object(folder / "tokenizer_config.json")
+def open_images(opened: Opened) -> tuple[Gemma4Images, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint."""
+    said = opened.json("tokenizer_config.json")
     more = said.get("extra_special_tokens")  # or a list of tokens without names
     said = said | (more if isinstance(more, dict) else {})
     tokens = {name: str(said.get(name) or default) for name, default in _TOKENS.items()}
-    tokenizer = open_with(folder, (*tokens.values(),))
-    return Gemma4Images(image_settings(folder), tokens), tokenizer, chat_template(folder)
+    tokenizer = open_with(opened, (*tokens.values(),))
+    return Gemma4Images(image_settings(opened), tokens), tokenizer, chat_template(opened)

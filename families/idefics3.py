@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -31,12 +30,12 @@ from data.tiles import (
     shape_within,
     tiles_of,
 )
-from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer, image_settings, open_with, read_object
+from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer, image_settings, open_with
 from families import keys
 from families.idefics3_videos import SmolVideos
 from families.saving import write_config
 from families.text import text_config, text_family, vision_config, vlm_config, write_text, write_vision
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
@@ -234,17 +233,17 @@ def new_images(
     return IdeficsImages(settings, image_seq_len)
 
 
-def open_images(folder: Path, config: Mapping) -> tuple[IdeficsImages, AnyTokenizer, str | None]:
-    """The image rule, tokenizer and chat template of a checkpoint folder, in today's layout or the older."""
-    if not any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
+def open_images(opened: Opened) -> tuple[IdeficsImages, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint, in today's layout or the older."""
+    if not any(map(opened.file, ("processor_config.json", "preprocessor_config.json"))):
         raise PromptError("expected processor_config.json or preprocessor_config.json, found neither")
-    tokenizer = open_with(folder, (IMAGE, FAKE))
+    tokenizer = open_with(opened, (IMAGE, FAKE))
     tokenizer.add_special_tokens(SPECIAL)
-    seen = read_object(folder / "processor_config.json").get("image_seq_len", 169)
-    images = IdeficsImages(image_settings(folder), seen)
-    video = read_object(folder / "processor_config.json").get("video_processor")
-    video = video or read_object(folder / "video_preprocessor_config.json") or images.settings
+    seen = opened.json("processor_config.json").get("image_seq_len", 169)
+    images = IdeficsImages(image_settings(opened), seen)
+    video = opened.json("processor_config.json").get("video_processor")
+    video = video or opened.json("video_preprocessor_config.json") or images.settings
     sampling = {"max_frames": video.get("num_frames"), "fps": video.get("fps")}
     if None not in (sampling | (video.get("video_sampling") or {})).values():  # which SmolVLM2 has
         images.videos = SmolVideos(video, images.known, images.values, images.tile_size, seen)
-    return images, tokenizer, chat_template(folder)
+    return images, tokenizer, chat_template(opened)

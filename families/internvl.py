@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -25,7 +24,7 @@ from families import keys
 from families.idefics3 import positions
 from families.saving import SavedProcessor, write_config
 from families.text import VISION_KEYS, text_config, vision_config, vlm_config, write_text
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel
@@ -192,8 +191,8 @@ class InternVLImages(tiles.TiledImages):
         return START + IMAGE * visual.positions + END
 
 
-def open_images(folder: Path, config: Mapping) -> tuple[InternVLImages, AnyTokenizer, str | None]:
-    """The image rule, tokenizer and chat template of a checkpoint folder."""
-    tokenizer = open_with(folder, (START, END, IMAGE))
-    tile_positions = positions(read_config(config, {}, {}))
-    return InternVLImages(image_settings(folder), tile_positions), tokenizer, chat_template(folder)
+def open_images(opened: Opened) -> tuple[InternVLImages, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint."""
+    tokenizer = open_with(opened, (START, END, IMAGE))
+    tile_positions = positions(read_config(opened.config, {}, {}))
+    return InternVLImages(image_settings(opened), tile_positions), tokenizer, chat_template(opened)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 
 T = TypeVar("T")
 

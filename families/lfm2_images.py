@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +17,10 @@ from PIL import Image
 from data import tiles
 from data.chat import chat_template
 from data.errors import ProcessorError
-from data.tokenizer import IMAGE, AnyTokenizer, image_settings, open_with, read_object
+from data.tokenizer import IMAGE, AnyTokenizer, image_settings, open_with
 from families.qwen_videos import fit
 from families.saving import SavedProcessor
+from models.checkpoints.files import Opened
 from models.config import VLMConfig
 
 START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
@@ -143,9 +143,9 @@ def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> Lfm2Images:
     return Lfm2Images(settings)
 
 
-def open_images(folder: Path, config: Mapping) -> tuple[Lfm2Images, AnyTokenizer, str | None]:
-    """The image rule, tokenizer and chat template of a checkpoint folder. Those of 2025 have the settings of
+def open_images(opened: Opened) -> tuple[Lfm2Images, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint. Those of 2025 have the settings of
     tiles at the top of processor_config.json, and a Siglip2ImageProcessor that knows none of them."""
-    tokenizer = open_with(folder, (IMAGE, START, END, THUMBNAIL))
-    settings = read_object(folder / "processor_config.json") | image_settings(folder)
-    return Lfm2Images(settings), tokenizer, chat_template(folder)
+    tokenizer = open_with(opened, (IMAGE, START, END, THUMBNAIL))
+    settings = opened.json("processor_config.json") | image_settings(opened)
+    return Lfm2Images(settings), tokenizer, chat_template(opened)

@@ -19,7 +19,6 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,11 +28,13 @@ from PIL import Image
 from data.chat import CHATML_TEMPLATE, V01_IMAGE, V01_TEMPLATE, Message, tokenizer_template
 from data.errors import ProcessorError, PromptError
 from data.tiles import Parts, TiledImages, Visual, check_tiles, pixels_of, tiles_of
-from data.tokenizer import AnyTokenizer, folder_of, open_with
+from data.tokenizer import AnyTokenizer, open_with
 from families import idefics3
 from families.keys import checked, expect, section
 from models.checkpoints import weights
-from models.checkpoints.hub import REPO_ID, CheckpointError
+from models.checkpoints.files import CheckpointError, Opened
+from models.checkpoints.names import REPO_ID
+from models.checkpoints.sources import open_files
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.language_model import rope_frequencies
 
@@ -230,20 +231,23 @@ class NanoVLMImages(TiledImages):
         return (f"<image: {index}>" if count > 1 else "") + cells
 
 
-def open_images(folder: Path, config: Mapping) -> tuple[NanoVLMImages, AnyTokenizer, str]:
+def open_images(opened: Opened) -> tuple[NanoVLMImages, AnyTokenizer, str]:
     """The image rules, tokenizer and chat template. `lm_tokenizer` names a folder of the checkpoint or of the
     Hub. Absent extra tokens are added in the config's order, which gives them the ids of training."""
+    config = opened.config
     named = str(config.get("lm_tokenizer", ""))
     if not REPO_ID.fullmatch(named):
         raise PromptError(f"config.json: expected lm_tokenizer to name a folder or repository, got {named!r}")
-    place = folder if (folder / "tokenizer.json").is_file() else folder / named
-    if not place.is_dir():
-        place = folder_of(named)
-    tokenizer = open_with(place, ())
+    inside = opened.folder / named
+    if opened.file("tokenizer.json") is not None:
+        words = opened
+    else:
+        words = open_files(inside if inside.is_dir() else named)
+    tokenizer = open_with(words, ())
     extra = config.get("vlm_extra_tokens") or {"image_token": V01_IMAGE}
     absent = [token for token in extra.values() if token not in tokenizer.get_vocab()]
     if absent:
         tokenizer.add_special_tokens({"additional_special_tokens": absent}, False)
-    template = config.get("lm_chat_template") or tokenizer_template(place) or CHATML_TEMPLATE
+    template = config.get("lm_chat_template") or tokenizer_template(words) or CHATML_TEMPLATE
     images = NanoVLMImages(config, tokenizer)
     return images, tokenizer, V01_TEMPLATE if images.in_front else template

@@ -17,7 +17,7 @@ from families.qwen_images import image_rule, open_images
 from families.qwen_vl import build, grid, places, positions
 from families.saving import write_config
 from families.text import text_config, vlm_config, write_text
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf
 from models.config import VLMConfig
 

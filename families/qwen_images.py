@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -28,10 +27,11 @@ from data.tiles import (
     pixels_of,
     reading_settings,
 )
-from data.tokenizer import AnyTokenizer, image_settings, open_with, read_object
+from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families.keys import number, section
 from families.qwen_videos import QwenVideos, fit
 from families.saving import SavedProcessor
+from models.checkpoints.files import Opened
 from models.config import VLMConfig
 
 IMAGE = "<|image_pad|>"
@@ -146,14 +146,16 @@ def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> QwenImages:
     return QwenImages(settings)
 
 
-def open_images(folder: Path, config: Mapping) -> tuple[QwenImages, AnyTokenizer, str | None]:
-    """The image rule, tokenizer and chat template of a checkpoint folder."""
-    tokenizer = open_with(folder, (IMAGE,))
-    video = read_object(folder / "processor_config.json").get("video_processor")
-    video = video or read_object(folder / "video_preprocessor_config.json")
-    images = QwenImages(image_settings(folder), video)
+def open_images(opened: Opened) -> tuple[QwenImages, AnyTokenizer, str | None]:
+    """The image rule, tokenizer and chat template of a checkpoint."""
+    tokenizer = open_with(opened, (IMAGE,))
+    video = opened.json("processor_config.json").get("video_processor")
+    video = video or opened.json("video_preprocessor_config.json")
+    images = QwenImages(image_settings(opened), video)
     second = None
-    if config.get("model_type") == "qwen2_5_vl":
-        second = number({"tokens_per_second": 4} | section(config, "vision_config"), "tokens_per_second")
+    if opened.config.get("model_type") == "qwen2_5_vl":
+        second = number(
+            {"tokens_per_second": 4} | section(opened.config, "vision_config"), "tokens_per_second"
+        )
     images.videos = QwenVideos(video or images.settings, images.known, images, second)
-    return images, tokenizer, chat_template(folder)
+    return images, tokenizer, chat_template(opened)

@@ -20,7 +20,7 @@ from families import keys
 from families.qwen_images import image_rule, open_images
 from families.saving import write_config
 from families.text import text_config, vlm_config, write_text
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, part_of_qkv, rename
 from models.config import VLMConfig
 from models.language_model import LanguageModel

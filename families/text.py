@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from families.keys import checked, expect, first_id, present, section, token_ids
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.config import RopeScaling, TextConfig, VisionConfig, VLMConfig
 
 # The fields of a TextConfig that a config.json has keys for. What else there is belongs to a family's code.

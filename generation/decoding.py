@@ -31,7 +31,7 @@ from torch import Tensor
 from generation import kv_cache as kv
 from generation.features import FeatureCache, digests_of
 from generation.kv_cache import CachePosition, KVCache
-from generation.memory import check_caches_fit
+from generation.memory import check_fits
 from generation.options import GenerationOptions
 from generation.output import GenerationOutput, Stopwatch, TokenStream, column_of, fields_of, pad_id
 from generation.prompts import Prompt, compact, prompt_lengths
@@ -39,6 +39,8 @@ from generation.protocol import Pixels, VisionLanguage
 from generation.sampling import Chosen, Row, choose, new_rows
 from generation.score import choose_answers
 from generation.steps import Step, step_of, uncached_step
+
+ASK_FROM = 64 * 2**20  # bytes of a cache that are taken without asking how much memory there is
 
 
 def prefill(step: Step, prompt: Prompt, kv_cache: KVCache, chunk: int | None = None) -> Tensor:
@@ -98,10 +100,12 @@ def generate_stream(
     lengths = prompt_lengths(model.config, input_ids, attention_mask, options.max_new_tokens)
     if options.use_cache:
         rows, answers, longest = len(lengths), options.num_return_sequences, max(lengths)
-        caches = [(rows * answers, longest + options.max_new_tokens - 1)]
+        room = longest + options.max_new_tokens - 1
+        needed = kv.bytes_for(model.language_model, rows * answers, room)
         if answers > 1:  # the prompts' own cache exists beside it while it is copied
-            caches.append((rows, longest))
-        check_caches_fit(model.language_model, caches)
+            needed += kv.bytes_for(model.language_model, rows, longest)
+        if needed > ASK_FROM:
+            check_fits(f"{rows * answers} x {room}", needed, model.device)
     own_ids = list(input_ids)
     if attention_mask is not None:
         own_ids = [ids[real] for ids, real in zip(input_ids, attention_mask.bool())]

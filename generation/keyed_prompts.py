@@ -24,6 +24,8 @@ from generation.kv_cache import to_device
 from generation.prompts import prompt_lengths
 from generation.protocol import Pixels, VisionLanguage
 
+SHARE_FROM = 32  # positions of text that are worth sharing; an image always is
+
 
 class Item(NamedTuple):
     """A part of an image in a prompt: what it is known by, and how many positions it takes."""
@@ -51,6 +53,10 @@ class KeyedPrompt:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def worth_sharing(self, start: int, end: int) -> bool:
+        """Whether getting positions start … end - 1 for free is worth an arrangement."""
+        return end - start >= SHARE_FROM or bool((self.keys[start:end] < 0).any())
 
     @property
     def digests(self) -> list[bytes]:

@@ -13,7 +13,7 @@ or (B,) where rows differ. A layer writes its tokens at `start_pos`, in place, a
 slots 0 … p alone. So slots from `start_pos` on may hold garbage: each is written before a query looks at it.
 
 **Going back** is a smaller `start_pos`, and costs nothing. A state goes back within its last `STATE_WINDOW`
-slots; from further back it has to be copied from where it was kept (`generation/slots.py`).
+slots; from further back it has to be copied from where it was kept (`generation/states.py`).
 
 **Padding** is not in the cache: all prompts begin at slot 0 (`generation.prompts.compact`).
 """
@@ -108,6 +108,12 @@ def bytes_per_row(layout: Layout) -> int:
 def bytes_per_position(language_model: Any) -> int:
     """Bytes of what this model keeps of one slot of one row."""
     return numbers_per_token(language_model.cache_layout) * language_model.cache_dtype.itemsize
+
+
+def bytes_for(language_model: Any, rows: int, positions: int) -> int:
+    """Bytes of a cache of so many rows with so many slots each."""
+    each = positions * bytes_per_position(language_model) + bytes_per_row(language_model.cache_layout)
+    return rows * each
 
 
 def size_in_bytes(kv_cache: KVCache) -> int:
@@ -247,11 +253,6 @@ class CachePosition:
         if self._view is None or geometry(self._view).capacity < self.longest:
             self._view = view(self.kv_cache, view_length(self.longest, self.kv_cache))
         return self._view, start_pos
-
-    def rewind(self, count: int) -> None:
-        """Give back each row's last `count` positions."""
-        self.longest -= count
-        self.start_pos = self.start_pos - count
 
 
 def view_length(longest: int, kv_cache: KVCache) -> int:

@@ -8,7 +8,6 @@ promised the same bytes twice.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -18,9 +17,7 @@ from weakref import WeakSet
 import psutil
 import torch
 
-from generation.kv_cache import bytes_per_position, bytes_per_row
 from generation.options import CacheMemoryError
-from generation.protocol import Decoder
 from generation.threads import cgroups
 
 SPARE = 0.1  # share of the free memory that is left to activations
@@ -61,20 +58,17 @@ def promised_bytes() -> int:
     return sum(keeper.unused_bytes for keeper in keepers)
 
 
-def check_caches_fit(language_model: Decoder, caches: Sequence[tuple[int, int]], existing: int = 0) -> None:
-    """Raise CacheMemoryError if these caches do not fit the memory of the model's device together.
+def check_fits(sizes: str, needed: int, device: torch.device, existing: int = 0) -> None:
+    """Raise CacheMemoryError if a cache of `needed` bytes does not fit the memory of a device.
 
     Args:
-        caches: (rows, positions) of each.
-        existing: bytes of a cache that exists already and becomes one of them.
+        sizes: rows x positions of it.
+        existing: bytes of a cache that exists already and becomes part of it.
     """
-    needed = sum(rows * positions for rows, positions in caches) * bytes_per_position(language_model)
-    needed += sum(rows for rows, _ in caches) * bytes_per_row(language_model.cache_layout)
-    available = available_bytes(language_model.norm.weight.device)
+    available = available_bytes(device)
     if existing < needed and available is not None and needed > available + existing:
-        shapes = " and ".join(f"{rows} x {positions}" for rows, positions in caches)
         raise CacheMemoryError(
-            f"{shapes} positions need {needed} bytes of cache, but only {available + existing} are "
+            f"{sizes} positions need {needed} bytes of cache, but only {available + existing} are "
             "available: ask for fewer or shorter answers"
         )
 

@@ -1,10 +1,10 @@
 """Kept prefixes: keys and values that any later prompt that begins alike takes over, from memory or files.
 
     store = PrefixStore(model, max_bytes=2**30)
-    matched = store.match(prompt.keys, prompt.items)           # positions from the front
-    end = store.load(prompt.keys, prompt.items, kv_cache, row, start=0, end=matched)
-    ...                                                          # compute the positions from `end` on
-    store.save(prompt.keys, prompt.items, kv_cache, row)
+    found = store.find(prompt.keys, prompt.items, len(prompt) - 1)     # found.end positions from the front
+    end, states = store.take(found, kv_cache, row, start=0)
+    ...                                                      # compute the positions from `end` on
+    store.put(prompt.keys, prompt.items, kv_cache, row)
 
 A prompt is cut into blocks. A block ends with each part of an image, as that is encoded whole or not at all,
 and after `TEXT_BLOCK` positions of text. Its name is the SHA-256 of the name of the block before it, of its
@@ -15,8 +15,8 @@ all positions up to the block's end, and two prompts share the blocks whose name
 A block is written once and then only read, by any number of threads. The block used longest ago goes first,
 and a block never before those that follow it, which could not be found without it.
 
-A model with states goes on only where one was kept (`SlotCache.snapshots`): such a snapshot is a block
-without positions of its own, named by all that is before it, and what is found ends there.
+A model with states goes on only where a snapshot of them was kept: that is a block without positions of its
+own (`start` is `end`), named by all that is before it, and what is found ends there.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import takewhile
 from threading import Lock
-from typing import Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from generation.keyed_prompts import Item, KeyedPrompt
+from generation.keyed_prompts import Item
 from generation.kv_cache import (
     STATE_WINDOW,
+    Geometry,
     KVCache,
-    Layout,
     by_slot,
     bytes_per_position,
     geometry,
@@ -47,20 +48,27 @@ from generation.kv_cache import (
 from generation.memory import available_bytes
 from generation.options import check_integer
 from generation.protocol import VisionLanguage
-from generation.slots import SlotCache, is_finite, snapshot_numbers
+from generation.states import snapshot_numbers
 
 PREFIX_BYTES = 2**30  # in memory: 23 images of 17 tiles for SmolVLM-256M in float32
 LOOK_EVERY = 1.0
 TEXT_BLOCK = 32  # positions of text that are worth a block of their own
-FORMAT = b"ocelli prefix 2"  # another one where blocks are cut, named or laid out otherwise
+FORMAT = b"ocelli prefix 3"  # another one where blocks are cut, named or laid out otherwise
 
 
-@dataclass(frozen=True)
-class Block:
-    """Positions start … end - 1 of a prompt; `name` (32 bytes) stands for all that it holds up to `end`."""
+class Block(NamedTuple):
+    """Positions start … end - 1 of a prompt, or the states at `end`; `name` (32 bytes) stands for all that
+    comes before `end`."""
 
     name: bytes
     start: int
+    end: int
+
+
+class Prefix(NamedTuple):
+    """Blocks that hold the first `end` positions of a prompt."""
+
+    blocks: list[Block]
     end: int
 
 
@@ -69,11 +77,9 @@ class PrefixFiles(Protocol):
 
     def holds(self, name: bytes) -> bool: ...
 
-    def read(
-        self, blocks: Sequence[tuple[bytes, tuple[int, ...]]], dtype: torch.dtype, pin: bool
-    ) -> Iterator[Tensor | None]:
-        """Blocks by name and shape, in order, in memory of their own (pinned, where a GPU is to read it);
-        None for one that is not there, or not as it was written."""
+    def read(self, blocks: Sequence[tuple[bytes, int, torch.dtype]], pin: bool) -> Iterator[Tensor | None]:
+        """Blocks by name, how many numbers they have, and of which dtype, in order, in memory of their own
+        (pinned, where a GPU is to read it); None for one that is not there, or not as it was written."""
 
     def keep(
         self, blocks: Sequence[tuple[bytes, Tensor | None]], ready: Callable[[], object] | None = None
@@ -85,13 +91,14 @@ class PrefixFiles(Protocol):
         """Wait until that is done, and take nothing more."""
 
 
-def cut(keys: Tensor, items: Sequence[Item], root: bytes) -> list[Block]:
+def cut(keys: Tensor, items: Sequence[Item], root: bytes, states: bool = False) -> list[Block]:
     """The whole blocks of a prompt, from its front.
 
     Args:
-        keys: (L,) of `prefix.KeyedPrompt`, possibly with ids of an answer after them.
+        keys: (L,) of `KeyedPrompt`, possibly with ids of an answer after them.
         items: the parts of the prompt's images.
         root: what the first block follows.
+        states: also the blocks of snapshots, one wherever a window ends.
     """
     raw = keys.contiguous().view(torch.uint8).numpy().data  # 8 bytes a key
     blocks: list[Block] = []
@@ -105,10 +112,14 @@ def cut(keys: Tensor, items: Sequence[Item], root: bytes) -> list[Block]:
                 digest, left = next(rest)
                 shown.append(digest)
             left -= 1
-        if text == TEXT_BLOCK or (key < 0 and not left):
-            name = hashlib.sha256(b"".join((name, raw[8 * start : 8 * end], *shown))).digest()
-            blocks.append(Block(name, start, end))
-            start, text, shown = end, 0, shown[-1:] if left else []
+        whole, snapshot = text == TEXT_BLOCK or (key < 0 and not left), states and end % STATE_WINDOW == 0
+        if whole or snapshot:
+            known = hashlib.sha256(b"".join((name, raw[8 * start : 8 * end], *shown))).digest()
+            if snapshot:
+                blocks.append(Block(hashlib.sha256(b"state" + known).digest(), end, end))
+            if whole:
+                blocks.append(Block(known, start, end))
+                name, start, text, shown = known, end, 0, shown[-1:] if left else []
     return blocks
 
 
@@ -116,7 +127,7 @@ class PrefixStore:
     """See the module's docstring.
 
     Args:
-        model: whose keys and values these are. Call `clear` when its weights change.
+        model: whose keys and values these are. Call `drop` when its weights change.
         max_bytes: of blocks in memory. Where less is free, what was used longest ago makes room.
         files: blocks outlive the process there.
         identity: all that the numbers depend on besides the prompt; needed with files, as others write there.
@@ -133,9 +144,12 @@ class PrefixStore:
         if files is not None and not identity:
             raise ValueError("identity: expected what the weights and the arithmetic are, with files")
         self.model, self.max_bytes, self.size_in_bytes = model, max_bytes, 0
+        self._layout = model.language_model.cache_layout
+        self._states = has_states(self._layout)
         self._most, self._next_look = max_bytes, 0.0  # see `_look`
         self._files, self._root = files, hashlib.sha256(FORMAT + identity).digest()
-        # As `_flat` has them; the last is the one used last.
+        # Of a block in one dimension: what it has for each tensor of a cache, one after another. The last
+        # block is the one used last.
         self._blocks: OrderedDict[bytes, Tensor] = OrderedDict()
         self._lock = Lock()
 
@@ -143,110 +157,66 @@ class PrefixStore:
         """Blocks in memory."""
         return len(self._blocks)
 
-    def clear(self) -> None:
-        """Forget what is in memory."""
-        with self._lock:
-            self._shrink(0)
+    def find(self, keys: Tensor, items: Sequence[Item], most: int) -> Prefix:
+        """What is held of a prompt from its front, `most` positions at most."""
+        chain = self._cut(keys, items)
+        held = list(takewhile(self._holds, (block for block in chain if block.start < block.end)))
+        end = min(held[-1].end, most) if held else 0
+        if self._states:
+            kept = (block for block in reversed(chain) if block.start == block.end <= end)
+            snapshot = next(filter(self._holds, kept), Block(b"", 0, 0))
+            end = snapshot.end
+            held = [*(block for block in held if block.start < end), snapshot]
+        return Prefix(held if end else [], end)
 
-    def give_back(self) -> bool:
-        """Let go of the quarter of what is in memory that was used longest ago; False where nothing is."""
-        with self._lock:
-            return self._shrink(self.size_in_bytes * 3 // 4)
+    def _holds(self, block: Block) -> bool:
+        return block.name in self._blocks or bool(self._files and self._files.holds(block.name))
 
-    def match(self, keys: Tensor, items: Sequence[Item]) -> int:
-        """How many positions of a prompt, from its front, `load` may be asked for; see `cut`."""
-        end = 0
-        for block in self._cut(keys, items):
-            if not self._holds(block.name):
-                break
-            end = block.end
-        if not has_states(self._layout):
-            return end
-        names = self._names_of_states(keys[: min(end, len(keys) - 1)], items)
-        return next((at for at in reversed(names) if self._holds(names[at])), 0)
-
-    def _holds(self, name: bytes) -> bool:
-        return name in self._blocks or bool(self._files and self._files.holds(name))
-
-    def _names_of_states(self, keys: Tensor, items: Sequence[Item]) -> dict[int, bytes]:
-        """Of snapshots at all positions where there may be one, each after all that is before it."""
-        window, names = STATE_WINDOW, dict[int, bytes]()
-        raw = keys.contiguous().view(torch.uint8).numpy().data  # 8 bytes a key
-        name, shown, rest = hashlib.sha256(b"state" + self._root), (keys < 0).cumsum(0).tolist(), iter(items)
-        begun = 0  # positions of the parts that have begun
-        for end in range(window, len(keys) + 1, window):
-            name.update(raw[8 * (end - window) : 8 * end])
-            while begun < shown[end - 1]:
-                part = next(rest)
-                name.update(part.digest)
-                begun += part.positions
-            names[end] = name.copy().digest()
-        return names
-
-    def _load_states(self, keys: Tensor, items: Sequence[Item], position: int) -> Tensor | None:
-        """A snapshot; None where it has gone since `match`."""
-        name = self._names_of_states(keys[:position], items)[position]
-        with self._lock:
-            states = self._blocks.get(name)
-        if states is None and self._files:
-            numbers = snapshot_numbers(self._layout)
-            (states,) = self._files.read([(name, (numbers,))], torch.float32, False)
-        if states is not None:
-            self._use([Block(name, position, position)], {name: states})
-        return states
-
-    def load(
-        self, keys: Tensor, items: Sequence[Item], kv_cache: KVCache, row: int, start: int, end: int
-    ) -> int:
-        """Copy positions start … end - 1 of a prompt into a row of a cache, as far as they are held: the end
-        that was reached, which is less than `end` where a block has gone since `match` or is damaged."""
-        chain = [block for block in self._cut(keys, items) if block.start < end]
-        wanted = [block for block in chain if block.end > start]
-        with self._lock:
-            tensors = {block.name: self._blocks[block.name] for block in wanted if block.name in self._blocks}
-        size = numbers_per_token(self._layout)
-        absent = [(one.name, (size * (one.end - one.start),)) for one in wanted if one.name not in tensors]
+    def take(self, found: Prefix, kv_cache: KVCache, row: int, start: int) -> tuple[int, Tensor | None]:
+        """Copy positions start … found.end - 1 into a row of a cache, as far as they are held: the end that
+        was reached, which is less where a block has gone since `find` or is damaged; and the snapshot of the
+        states there, if it was found."""
         into = geometry(kv_cache)
-        pin = into.device.type == "cuda"
-        read = self._files.read(absent, into.dtype, pin) if self._files and absent else iter(())
-        reached, numbers = start, []
+        wanted = [block for block in found.blocks if block.end > start]
+        # A snapshot first: without it the positions are worth nothing.
+        numbers = self._read(sorted(wanted, key=lambda block: block.start < block.end), into)
+        reached, parts = start, []
         for block in wanted:
-            if block.name not in tensors and (tensor := next(read, None)) is not None:
-                tensors[block.name] = tensor
-            if block.name not in tensors:
+            if block.name not in numbers:
                 break
-            part = slice(max(start - block.start, 0), end - block.start)
-            flat = tensors[block.name].to(into.device, non_blocking=True)
-            numbers.append([layer[:, part] for layer in self._unflat(flat, block.end - block.start)])
-            reached = min(end, block.end)
-        if numbers:
+            if block.start < block.end:
+                part = slice(max(start - block.start, 0), found.end - block.start)
+                flat = numbers[block.name].to(into.device, non_blocking=True)
+                parts.append([layer[:, part] for layer in self._unflat(flat, block.end - block.start)])
+                reached = min(found.end, block.end)
+        if parts:
             # A call for each layer's keys and one for its values, and no copy between.
-            for target, parts in zip(_tensors(kv_cache), zip(*numbers), strict=True):
-                torch.cat(parts, 1, out=target[row, :, start:reached])
-        self._use(chain, tensors)
+            for target, pieces in zip(_tensors(kv_cache), zip(*parts), strict=True):
+                torch.cat(pieces, 1, out=target[row, :, start:reached])
+        self._use(found.blocks, numbers)
         if self._files:
-            self._files.keep([(block.name, None) for block in chain if block.end <= reached])
-        return reached
+            self._files.keep([(block.name, None) for block in found.blocks if block.end <= reached])
+        snapshots = (block for block in wanted if block.start == block.end)
+        return reached, next((numbers.get(block.name) for block in snapshots), None)
 
-    def save(
+    def put(
         self,
         keys: Tensor,
         items: Sequence[Item],
         kv_cache: KVCache,
         row: int,
-        states: Mapping[int, Tensor] | None = None,
+        states: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
         """Keep the whole blocks of a row's first len(keys) positions, and `states`, snapshots by position,
         that are not kept already. What does not fit goes from the end. No block is kept that is not finite,
         nor any after it; of a GPU's row the caller knows that it is."""
         chain, on_gpu = self._cut(keys, items), geometry(kv_cache).device.type == "cuda"
-        names = self._names_of_states(keys[: chain[-1].end], items) if states and chain else {}
-        chain += [Block(names[at], at, at) for at in states or () if at in names]
-        chain.sort(key=lambda block: block.end)
+        last = max((block.end for block in chain if block.start < block.end), default=0)
+        chain = [one for one in chain if one.end <= last and (one.start < one.end or one.end in states)]
         new, size = {}, 0
         self._look()
         for number, block in enumerate(chain):
-            kept = states[block.end] if states and block.start == block.end else None
+            kept = states[block.end] if block.start == block.end else None
             nbytes = (block.end - block.start) * bytes_per_position(self.model.language_model)
             size += nbytes if kept is None else kept.nbytes
             fits = size <= self._most and block.name not in self._blocks
@@ -267,30 +237,11 @@ class PrefixStore:
                 ready = event.synchronize  # the copies are under way
             self._files.keep([(block.name, new.get(block.name)) for block in chain], ready)
 
-    def _look(self) -> None:
-        """How much memory is left for blocks, at most once in `LOOK_EVERY` seconds: asking takes a while."""
-        if (now := time.monotonic()) >= self._next_look:
-            free = available_bytes(torch.device("cpu"))
-            self._most = self.max_bytes if free is None else min(self.max_bytes, self.size_in_bytes + free)
-            self._next_look = now + LOOK_EVERY
-
-    def extend(self, slots: SlotCache, slot: int, prompt: KeyedPrompt, shared: int) -> int:
-        """Load what is held of a prompt beyond the `shared` positions that its slot was assigned with.
-        Returns how many the slot has then; never all, because the last position's logits are not kept."""
-        keys, items, last = prompt.keys, prompt.items, len(prompt) - 1
-        matched = min(self.match(keys, items), last)
-        if matched > shared:
-            states, going = None, has_states(self._layout)
-            # First, because without it the positions are worth nothing.
-            if going and (states := self._load_states(keys, items, matched)) is None:
-                return shared
-            reached = self.load(keys, items, slots.kv_cache, slot, shared, matched)
-            if states is not None:
-                if reached < matched:
-                    return shared
-                slots.restore(slot, matched, states)
-            shared = slots.filled[slot] = reached
-        return shared
+    def drop(self, keep: float = 0.0) -> bool:
+        """Forget what was used longest ago of what is in memory, all but a share of its bytes; False where
+        nothing is."""
+        with self._lock:
+            return self._shrink(int(keep * self.size_in_bytes))
 
     def close(self) -> None:
         """Wait until the files are written."""
@@ -298,16 +249,36 @@ class PrefixStore:
             self._files.close()
 
     def _cut(self, keys: Tensor, items: Sequence[Item]) -> list[Block]:
-        return cut(keys, items, self._root)
+        return cut(keys, items, self._root, self._states)
 
-    @property
-    def _layout(self) -> Layout:
-        return self.model.language_model.cache_layout
+    def _read(self, blocks: list[Block], into: Geometry) -> dict[bytes, Tensor]:
+        """The numbers of blocks by name, up to the first that is neither in memory nor in the files."""
+        with self._lock:
+            found = {block.name: self._blocks[block.name] for block in blocks if block.name in self._blocks}
+        absent = [block for block in blocks if block.name not in found]
+        if self._files and absent:
+            each, of_states = numbers_per_token(self._layout), snapshot_numbers(self._layout)
+            sizes = [
+                (name, each * (end - start), into.dtype) if start < end else (name, of_states, torch.float32)
+                for name, start, end in absent
+            ]
+            for block, numbers in zip(absent, self._files.read(sizes, into.device.type == "cuda")):
+                if numbers is None:
+                    break
+                found[block.name] = numbers
+        return found
+
+    def _look(self) -> None:
+        """Ask how much memory is left for blocks, once in `LOOK_EVERY` seconds: that takes a while."""
+        if (now := time.monotonic()) >= self._next_look:
+            free = available_bytes(torch.device("cpu"))
+            self._most = self.max_bytes if free is None else min(self.max_bytes, self.size_in_bytes + free)
+            self._next_look = now + LOOK_EVERY
 
     def _unflat(self, flat: Tensor, length: int) -> list[Tensor]:
         """What a block of `length` positions has for each tensor of a cache: (H, length, D)."""
         kept = [one for layer in self._layout for one in layer.values()]
-        shapes = [(heads, length, width) for heads, width, count in kept if not count]
+        shapes = [(heads, length, width) for heads, width, fixed in kept if not fixed]
         parts = flat.split([math.prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -336,16 +307,20 @@ class PrefixStore:
         return len(self._blocks) < before
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no number of it is NaN or infinite. Waits for the device."""
+    # NaN and infinity go into any sum; so would numbers far beyond what a cache holds.
+    return math.isfinite(tensor.sum(dtype=torch.float32).item())
+
+
 def _tensors(kv_cache: KVCache) -> list[Tensor]:
     return [layer[name] for layer, name in by_slot(kv_cache)]
 
 
 def _copy_of(kv_cache: KVCache, row: int, block: Block) -> Tensor:
     """A block of a row in host memory, one tensor after another; from a GPU, once its stream gets there."""
-    block_of_row = torch.cat(
-        [tensor[row, :, block.start : block.end].flatten() for tensor in _tensors(kv_cache)]
-    )
-    return _to_host(block_of_row)
+    own = (tensor[row, :, block.start : block.end].flatten() for tensor in _tensors(kv_cache))
+    return _to_host(torch.cat([*own]))
 
 
 def _to_host(numbers: Tensor) -> Tensor:

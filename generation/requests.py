@@ -14,8 +14,6 @@ from generation.options import MAX_SEED, GenerationOptions
 from generation.protocol import Pixels
 from generation.sampling import Decision, Row
 
-SHARE_FROM = 32  # positions of text that are worth sharing; an image always is
-
 
 @dataclass(frozen=True, eq=False)
 class Request:
@@ -126,10 +124,6 @@ class SlotRow(Row):
     def decodes(self) -> bool:
         """Whether the next step chooses a token for it."""
         return 0 < self.launched < self.options.max_new_tokens and not self.stop_reason
-
-    def worth_sharing(self, start: int, end: int) -> bool:
-        """Whether getting positions start … end - 1 for free is worth an arrangement."""
-        return end - start >= SHARE_FROM or bool((self.prompt.keys[start:end] < 0).any())
 
     @property
     def missing(self) -> int:

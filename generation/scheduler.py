@@ -42,7 +42,6 @@ from torch import Tensor
 from generation import kv_cache as kv
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, embed_after, first_part, read_prompt
-from generation.memory import available_bytes
 from generation.options import (
     CacheMemoryError,
     GenerationOptions,
@@ -55,7 +54,7 @@ from generation.protocol import VisionLanguage
 from generation.requests import LazyRequest, NewTokens, Request, RequestOutput, SlotRow, Stats
 from generation.sampling import Chosen, Row, choose, recordable
 from generation.score import Ids, decide, look_ahead
-from generation.slots import CacheBudget, SlotCache
+from generation.slots import SlotCache
 from generation.speculation import Speculation
 from generation.steps import DecodeStep, step_of
 
@@ -108,14 +107,13 @@ class Scheduler:
             check_integer("prefill_chunk", prefill_chunk, low=1)
         self.model, self.slots, self._chunk = model, slots, prefill_chunk
         self._decode_step, self._step = decode_step, step_of(decode_step, model.language_model)
-        self.speculation = Speculation(self._step, model.config)
+        self.speculation = Speculation(self._step, model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
-        self.prefixes = prefixes
         self._limits = LIMITS.get(model.device.type, LIMITS["cpu"])
         self.lag = LAG if model.device.type == "cuda" else 0
-        self.budget = CacheBudget(model.language_model, slots, lambda: available_bytes(model.device))
+        self._cache = SlotCache(model.language_model, slots, prefixes)
+        self.budget = self._cache.budget
         self.budget.check(self.budget.positions)
-        self._cache = SlotCache(model.language_model, self.budget)
         # Of each slot: the token to be fed; its position, the row's seed, how many numbers it has drawn, the
         # offset of its rotary places, and the token that a recorded step has chosen, or BAD.
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
@@ -125,6 +123,15 @@ class Scheduler:
         self._spared = 0  # see SPARE_FROM
         self.stats = Stats()
         self.reset()
+
+    @property
+    def prefixes(self) -> PrefixStore | None:
+        """Kept prefixes of this model; see `__init__`."""
+        return self._cache.prefixes
+
+    @prefixes.setter
+    def prefixes(self, store: PrefixStore | None) -> None:
+        self._cache.prefixes = store
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -205,14 +212,7 @@ class Scheduler:
         row = SlotRow(options, prompt.input_ids, key=key, prompt=prompt)
         self.speculation.begin(row)
         self._view = self._replay = None  # they would keep the old buffers beside the grown ones
-        while True:
-            try:
-                self._cache.reserve(row.room)
-                break
-            except CacheMemoryError:
-                # Prefixes lie in the host's memory; who asks now comes before who may ask again.
-                if self.model.device.type != "cpu" or not self.prefixes or not self.prefixes.give_back():
-                    raise
+        self._cache.reserve(row.room)
         self._entered.append(row)
         self._spared = self._spared + 1 if self._cache.spare(self._room) else 0
         if self._spared >= SPARE_FROM:
@@ -221,14 +221,12 @@ class Scheduler:
 
     def reusable(self, prompt: KeyedPrompt) -> int:
         """How many positions of a prompt a slot holds, never all."""
-        return max(self._cache.ready(prompt.keys, len(prompt) - 1)) if self._cache.capacity else 0
+        return max(self._cache.find(prompt).ready) if self._cache.capacity else 0
 
     def take_over(self, other: Scheduler, prompt: KeyedPrompt) -> None:
         """Hold what another scheduler of this model holds of a prompt, as far as memory allows both."""
-        if length := other.reusable(prompt):
-            with suppress(CacheMemoryError):
-                source = other._cache.ready(prompt.keys, len(prompt) - 1).index(length)
-                self._cache.take_over(other._cache, source, length)
+        with suppress(CacheMemoryError):
+            self._cache.take_over(other._cache, prompt)
 
     def compute_by(self, decode_step: DecodeStep | None, prefill_chunk: int | None) -> None:
         """Go on with another step, and prompts in chunks of so many positions."""
@@ -236,7 +234,7 @@ class Scheduler:
         if decode_step is not self._decode_step:
             self._decode_step, self._replay = decode_step, None
             self._step = step_of(decode_step, self.model.language_model)
-            self.speculation = Speculation(self._step, self.model.config)
+            self.speculation = Speculation(self._step, self.model)
 
     def counts(self) -> dict[str, float]:
         """What was done so far: seconds of each kind, decode steps, tiles encoded, tokens proposed and
@@ -340,29 +338,17 @@ class Scheduler:
                 self._collect(self._lag)
 
     def _place(self, row: SlotRow) -> bool:
-        """Choose a free slot for a prompt and copy there what it shares with another one; False if it waits
-        to share what is still to be computed."""
-        last = row.length - 1  # always computed, because its logits are not kept
-        common = [min(shared, last) for shared in self._cache.in_common(row.prompt.keys)]
-        ready = self._cache.ready(row.prompt.keys, last)
-        others = (self._cache.coming(other.ahead, common[other.slot]) for other in self._waiting)
+        """Give a prompt a free slot, with what it shares with others; False if it waits to share what is
+        still to be computed."""
+        found, worth = self._cache.find(row.prompt), row.prompt.worth_sharing
+        others = (self._cache.coming(other.ahead, found.common[other.slot]) for other in self._waiting)
         coming = max(others, default=0)
-        if row.worth_sharing(max(ready), coming):
-            kept = self.prefixes.match(row.prompt.keys, row.prompt.items) if self.prefixes else 0
-            if row.worth_sharing(kept, coming):
-                return False
-        source = max(range(self.slots), key=ready.__getitem__)
+        if worth(max(found.ready), coming) and worth(found.stored.end, coming):
+            return False
         free = [slot for slot, other in enumerate(self._rows) if other is None]
-        slot = max(free, key=ready.__getitem__)
-        if not row.worth_sharing(ready[slot], ready[source]):
-            source = slot
-        shared = source == slot or row.worth_sharing(0, ready[source])  # in its own slot it costs nothing
-        row.reused = row.start = ready[source] if shared else 0
-        self._cache.assign(slot, row.prompt.keys, source, row.reused)
-        if self.prefixes is not None:
-            row.reused = row.start = self.prefixes.extend(self._cache, slot, row.prompt, row.reused)
+        row.slot, row.reused = self._cache.take(row.prompt, found, free)
         row.part, _ = first_part(row.prompt, row.reused)
-        row.slot, self._rows[slot], row.stops = slot, row, self._cache.stops(row.prompt)
+        row.start, self._rows[row.slot], row.stops = row.reused, row, self._cache.stops(row.prompt)
         self._waiting.append(row)
         return True
 
@@ -645,13 +631,10 @@ class Scheduler:
         self._rows[row.slot], row.stop_reason = None, row.stop_reason or "cancelled"
         if row in self._waiting:
             self._waiting.remove(row)
-        if not kept:
-            self._cache.clear(row.slot)
-        elif row.tokens and self._cache.filled[row.slot] == row.length:
-            self._cache.append(row.slot, torch.tensor(row.tokens[:-1], dtype=torch.int64))
-        if kept and self.prefixes is not None:
-            keys, states = self._cache.keys(row.slot), self._cache.snapshots[row.slot]
-            self.prefixes.save(keys, row.prompt.items, self._cache.kv_cache, row.slot, states)
+        if kept:
+            self._cache.put(row.slot, row.prompt, row.tokens)
+        else:
+            self._cache.drop(row.slot)
 
     def _failed(self, key: Any, error: Exception) -> RequestOutput:
         self.stats.failed += 1

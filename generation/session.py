@@ -23,7 +23,7 @@ from torch import Tensor
 from generation import kv_cache as kv
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, read_prompt
-from generation.memory import check_caches_fit
+from generation.memory import check_fits
 from generation.options import CacheMemoryError, GenerationOptions, with_overrides
 from generation.output import GenerationOutput, TokenStream, column_of, fields_of, pad_id
 from generation.prefix_store import PrefixStore
@@ -145,8 +145,9 @@ class Session:
             raise ValueError("a session is a kept cache: for use_cache=False, call the model's generate")
         room = kv.round_up(len(prompt) + options.max_new_tokens - 1, kv.STEP)
         positions = min(room, self.model.config.text.max_position_embeddings)
-        rows = [(options.num_return_sequences, positions)]
-        check_caches_fit(self.model.language_model, rows, existing=self.kv_cache_bytes)
+        needed = kv.bytes_for(self.model.language_model, options.num_return_sequences, positions)
+        sizes = f"{options.num_return_sequences} x {positions}"
+        check_fits(sizes, needed, self.model.device, self.kv_cache_bytes)
 
     def _locked(
         self, steps: Generator[Tensor, None, SessionOutput]

@@ -1,9 +1,19 @@
-"""Slots: the rows of a cache that outlive their requests: the next prompt may go on from what they hold."""
+"""Slots: the rows of a cache that outlive their requests, so that a prompt may begin with what they hold.
+
+slots = SlotCache(model.language_model, count=8, prefixes=PrefixStore(model))
+slots.reserve(positions)
+found = slots.find(prompt)                          # where its first positions are held
+slot, reused = slots.take(prompt, found, free=[0])  # and now in a slot of its own
+...                                                 # compute those from `reused` on, and an answer
+slots.put(slot, prompt, answer_ids)                 # hold all that for prompts to come; or
+slots.drop(slot)                                    # zero what is not finite
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -12,58 +22,62 @@ from torch import Tensor
 from generation import kv_cache as kv
 from generation import memory
 from generation.keyed_prompts import KeyedPrompt
-from generation.kv_cache import STATE_WINDOW, KVCache, Layout, bytes_per_position, bytes_per_row, view
+from generation.kv_cache import STATE_WINDOW, KVCache, bytes_for
 from generation.options import CacheMemoryError
+from generation.prefix_store import Prefix, PrefixStore, is_finite
 from generation.protocol import Decoder
+from generation.states import restore, snapshot, snapshot_numbers
 
-SNAPSHOTS = 4  # states that a slot keeps beside where it stands
+SNAPSHOTS = 4  # snapshots of states that a slot keeps
 NO_KEY = torch.iinfo(torch.int64).min  # the key of no position
 
 
 class CacheBudget:
-    """Memory of a cache: `slots` rows of `positions` to begin with and of `context` at most.
+    """The memory of a cache: `slots` rows of `positions` to begin with and of `context` at most."""
 
-    available: asked whenever the cache is to grow: bytes that it may take besides those it has; None for no
-        limit.
-    """
-
-    def __init__(
-        self, language_model: Decoder, slots: int, available: Callable[[], int | None] = lambda: None
-    ):
-        context, layout = language_model.config.max_position_embeddings, language_model.cache_layout
-        self.slots, self.positions, self.context = slots, min(kv.STEP, context), context
-        self.available, self.bytes_per_position = available, bytes_per_position(language_model)
-        # Of a row however long it is: states and their snapshots.
-        self.bytes_per_slot = bytes_per_row(layout) + 4 * SNAPSHOTS * snapshot_numbers(layout)
+    def __init__(self, language_model: Decoder, slots: int):
+        self._language_model, self.slots = language_model, slots
+        self.context = language_model.config.max_position_embeddings
+        self.positions = min(kv.STEP, self.context)
+        self.bytes_per_position = kv.bytes_per_position(language_model)
+        self._snapshots = 4 * SNAPSHOTS * snapshot_numbers(language_model.cache_layout) * slots
 
     def size_in_bytes(self, positions: int) -> int:
-        """Of slots of so many positions."""
-        return self.slots * (positions * self.bytes_per_position + self.bytes_per_slot)
+        """Bytes of slots of so many positions, and of their snapshots."""
+        return bytes_for(self._language_model, self.slots, positions) + self._snapshots
 
     def check(self, positions: int, existing: int = 0) -> None:
-        """Raise CacheMemoryError if slots of so many positions are too large now, for a cache that has `held`
-        bytes of them."""
-        needed, available = self.size_in_bytes(positions), self.available()
-        if available is not None and needed > available + existing:
-            raise CacheMemoryError(
-                f"{self.slots} slots of {positions} positions need {needed} bytes of cache, but only "
-                f"{available + existing} are available: ask for a shorter answer, or use fewer slots"
-            )
+        """Raise CacheMemoryError if slots of so many positions are too large now, `existing` bytes of which
+        are there already."""
+        device = self._language_model.norm.weight.device
+        memory.check_fits(f"{self.slots} x {positions}", self.size_in_bytes(positions), device, existing)
 
     def __str__(self) -> str:
         begin, grown = (
             f"{self.size_in_bytes(positions) / 2**20:.1f} MiB" for positions in (self.positions, self.context)
         )
         more = "" if self.positions == self.context else f", up to {grown} if they grow"
-        available = self.available()
+        available = memory.available_bytes(self._language_model.norm.weight.device)
         there = "unknown" if available is None else f"{available / 2**20:.1f} MiB"
         return f"{self.slots} slots of {self.positions} positions: {begin} of cache{more}; {there} available"
 
 
-def is_finite(tensor: Tensor) -> bool:
-    """Whether no number of it is NaN or infinite. Waits for the device."""
-    # NaN and infinity go into any sum; so would numbers far beyond what a cache holds.
-    return math.isfinite(tensor.sum(dtype=torch.float32).item())
+@dataclass(eq=False)
+class Found:
+    """Where the first positions of a prompt are held, by slot, and in the store.
+
+    common: how many each slot has or is about to have, never all: the last one's logits are not kept.
+    ready: after how many of these a row can go on now.
+    """
+
+    common: list[int]
+    ready: list[int]
+    look: Callable[[], Prefix]
+
+    @cached_property
+    def stored(self) -> Prefix:
+        """What the store has; it is asked once."""
+        return self.look()
 
 
 class SlotCache:
@@ -72,7 +86,7 @@ class SlotCache:
 
     A slot remembers the keys of its positions, also after its request has ended. A new prompt is compared
     with all of them: what it shares with one from the front is copied from there, or stays where it is when
-    the prompt gets that slot. What slots no longer hold, a `prefix_store.PrefixStore` may keep.
+    the prompt gets that slot. What slots no longer hold, `prefixes` may have.
 
     A model with states can go on where a slot's row stands, in the window of positions that it stands in, and
     from `snapshots`, which are kept where prompts `stop` for them: at most `SNAPSHOTS` a slot, the first and
@@ -82,10 +96,11 @@ class SlotCache:
     than hold what `keys` says, so what is claimed is true at every moment.
     """
 
-    def __init__(self, language_model: Decoder, budget: CacheBudget):
-        self._language_model, self._budget = language_model, budget
+    def __init__(self, language_model: Decoder, count: int, prefixes: PrefixStore | None = None):
+        self._language_model, self.count, self.prefixes = language_model, count, prefixes
+        self.budget = CacheBudget(language_model, count)
         self.kv_cache: KVCache = []  # until the first `reserve`
-        self.filled, self._used = [0] * budget.slots, [0] * budget.slots  # _used: see `unused_bytes`
+        self.filled, self._used = [0] * count, [0] * count  # _used: positions that were ever written to
         self._states = kv.has_states(language_model.cache_layout)
         self.forget()
         memory.register(self)
@@ -100,9 +115,8 @@ class SlotCache:
         if not self.kv_cache or kv.geometry(self.kv_cache).device.type != "cpu":
             return 0
         used = [min(self.capacity, most) for most in map(max, self._used, self.filled)]
-        states = bytes_per_row(self._language_model.cache_layout) * (len(used) - used.count(0))
-        used_bytes = sum(used) * self._budget.bytes_per_position + states + self._snapshot_bytes
-        return max(0, self._budget.size_in_bytes(self.capacity) - used_bytes)
+        taken = sum(bytes_for(self._language_model, 1, positions) for positions in used if positions)
+        return max(0, self.budget.size_in_bytes(self.capacity) - taken - self._snapshot_bytes)
 
     @property
     def _snapshot_bytes(self) -> int:
@@ -111,31 +125,43 @@ class SlotCache:
     def forget(self) -> None:
         """Hold nothing any more; the memory stays."""
         self._used = list(map(max, self._used, self.filled))
-        self.filled = [0] * self._budget.slots  # positions of each slot that are computed
-        # Of each slot, by position: what `kv.restore` takes; and a position that its states stand at.
-        self.snapshots: list[dict[int, Tensor]] = [{} for _ in range(self._budget.slots)]
-        self._states_at: list[int | None] = [0] * self._budget.slots
+        self.filled = [0] * self.count  # positions of each slot that are computed
+        # Of each slot, by position: what `states.restore` takes; and a position that its states stand at.
+        self.snapshots: list[dict[int, Tensor]] = [{} for _ in range(self.count)]
+        self._states_at: list[int | None] = [0] * self.count
         # Key of what is, or is about to be, at each position of each slot: (slots, S), on the host.
-        self._keys = torch.full((self._budget.slots, self.capacity), NO_KEY)
+        self._keys = torch.full((self.count, self.capacity), NO_KEY)
+
+    # -------------------------------------------------------------------------------------------- size
 
     def reserve(self, needed: int) -> None:
-        """Have `needed` positions in every slot. Raises CacheMemoryError if the budget is too small."""
-        budget, model = self._budget, self._language_model
+        """Have `needed` positions in every slot. Raises CacheMemoryError if there is no memory for them."""
         if needed > self.capacity:
             wanted = self._rounded(needed)
-            budget.check(wanted, kv.size_in_bytes(self.kv_cache) + self._snapshot_bytes)
+            self._check(wanted)
             if self.kv_cache:
-                self._used = [self.capacity] * budget.slots  # copied, and so written
-                kv.grow(self.kv_cache, wanted, budget.context)
+                self._used = [self.capacity] * self.count  # copied, and so written
+                kv.grow(self.kv_cache, wanted, self.budget.context)
             else:
-                self.kv_cache = kv.allocate_for(model, budget.slots, wanted)
+                self.kv_cache = kv.allocate_for(self._language_model, self.count, wanted)
         elif self.kv_cache and not kv.even(self.kv_cache):  # after a growth that could not be undone
             kv.resize(self.kv_cache, self.capacity)
         self._keys = F.pad(self._keys, (0, self.capacity - self._keys.shape[1]), value=NO_KEY)
 
+    def _check(self, positions: int) -> None:
+        """Raise CacheMemoryError if there is no memory, not even where kept prefixes lie: who asks now comes
+        before who may ask again."""
+        on_cpu = self._language_model.norm.weight.device.type == "cpu"
+        while True:
+            try:
+                return self.budget.check(positions, kv.size_in_bytes(self.kv_cache) + self._snapshot_bytes)
+            except CacheMemoryError:
+                if not on_cpu or not self.prefixes or not self.prefixes.drop(keep=3 / 4):
+                    raise
+
     def _rounded(self, needed: int) -> int:
         """Positions of a slot that has room for so many."""
-        return min(max(self._budget.positions, kv.round_up(needed, kv.STEP)), self._budget.context)
+        return min(max(self.budget.positions, kv.round_up(needed, kv.STEP)), self.budget.context)
 
     def spare(self, needed: int) -> bool:
         """Whether half of each slot or more would do where so many positions are needed."""
@@ -149,23 +175,111 @@ class SlotCache:
                 self.snapshots[slot] = {at: states for at, states in kept.items() if at <= length}
             self._keys = self._keys[:, :length].clone()
             kv.resize(self.kv_cache, length)
-            self._used = [length] * self._budget.slots
+            self._used = [length] * self.count
+
+    # ------------------------------------------------------------------------------ find, take, put, drop
+
+    def find(self, prompt: KeyedPrompt) -> Found:
+        """Where the first positions of a prompt are held."""
+        keys, last = prompt.keys, len(prompt) - 1
+        width = min(len(keys), self._keys.shape[1])
+        differs = F.pad(self._keys[:, :width] != keys[:width], (0, 1), value=True)
+        # The first of equal maxima.
+        common = [min(shared, last) for shared in differs.to(torch.uint8).argmax(1).tolist()]
+        ready = [self.resumed(slot, shared) for slot, shared in enumerate(common)]
+        prefixes = self.prefixes
+        return Found(
+            common,
+            ready,
+            lambda: Prefix([], 0) if prefixes is None else prefixes.find(keys, prompt.items, last),
+        )
+
+    def take(self, prompt: KeyedPrompt, found: Found, free: Sequence[int]) -> tuple[int, int]:
+        """Give a prompt one of the free slots, with what is held of its first positions: (slot, how many it
+        has of them)."""
+        ready = found.ready
+        source = max(range(self.count), key=ready.__getitem__)
+        slot = max(free, key=ready.__getitem__)
+        if not prompt.worth_sharing(ready[slot], ready[source]):
+            source = slot
+        # In its own slot it costs nothing.
+        shared = ready[source] if source == slot or prompt.worth_sharing(0, ready[source]) else 0
+        self._hold(slot, prompt.keys, self, source, shared)
+        if self.prefixes is not None and found.stored.end > shared:
+            reached, states = self.prefixes.take(found.stored, self.kv_cache, slot, shared)
+            if not self._states:
+                self.filled[slot] = reached
+            elif states is not None and reached == found.stored.end:  # else the positions are worth nothing
+                self.restore(slot, reached, states)
+                self.filled[slot] = reached
+        return slot, self.filled[slot]
+
+    def take_over(self, other: SlotCache, prompt: KeyedPrompt) -> None:
+        """Hold in the first slot what a slot of another cache has of a prompt. Raises CacheMemoryError."""
+        ready = other.find(prompt).ready
+        if length := max(ready):
+            self.reserve(length)
+            self._hold(0, prompt.keys[:length], other, ready.index(length), length)
+
+    def put(self, slot: int, prompt: KeyedPrompt, tokens: list[int]) -> None:
+        """Hold a prompt, as far as it is computed, and the tokens after it, for prompts to come. The last
+        token has not been computed."""
+        if tokens and self.filled[slot] == len(prompt):
+            end = len(prompt) + len(tokens) - 1
+            self._keys[slot, len(prompt) : end] = torch.tensor(tokens[:-1], dtype=torch.int64)
+            self.compute(slot, end)
+        if self.prefixes is not None:
+            states = self.snapshots[slot]
+            self.prefixes.put(self.keys(slot), prompt.items, self.kv_cache, slot, states)
+
+    def drop(self, slot: int) -> None:
+        """Zero a row that holds NaN, which would reach the slot's next request through the mask."""
+        self.filled[slot], self._used[slot] = 0, self.capacity
+        self.snapshots[slot], self._keys[slot] = {}, NO_KEY
+        for layer in self.kv_cache:
+            for tensor in layer.values():
+                tensor[slot].zero_()
+
+    # ------------------------------------------------------------------------------------------- a slot
 
     def keys(self, slot: int) -> Tensor:
         """Of the positions of a slot that are computed: (filled,)."""
         return self._keys[slot, : self.filled[slot]]
 
-    def in_common(self, keys: Tensor) -> list[int]:
-        """How many positions of keys (L,) each slot holds or is about to hold, from the front."""
-        width = min(len(keys), self._keys.shape[1])
-        differs = F.pad(self._keys[:, :width] != keys[:width], (0, 1), value=True)
-        return differs.to(torch.uint8).argmax(1).tolist()  # the first of equal maxima
+    def is_finite(self, slot: int) -> bool:
+        """Whether what is computed of a slot can be used."""
+        row = kv.view(self.kv_cache, self.filled[slot], slot, 1)
+        return all(is_finite(tensor) for layer in row for tensor in layer.values())
 
-    def ready(self, keys: Tensor, most: int) -> list[int]:
-        """After how many of the positions that each slot has `in_common`, `most` at most, a row can go on."""
-        return [self._resumed(slot, min(shared, most)) for slot, shared in enumerate(self.in_common(keys))]
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy a row with all of its `length` positions, prompt and answer, into another slot."""
+        self.filled[target], self._states_at[target] = 0, None
+        kv.copy(*(kv.view(self.kv_cache, length, slot, 1) for slot in (source, target)))
+        self._keys[target] = self._keys[source]
+        self.snapshots[target] = dict(self.snapshots[source])
+        self.filled[target], self._states_at[target] = self.filled[source], self._states_at[source]
 
-    def _resumed(self, slot: int, shared: int) -> int:
+    def _hold(self, slot: int, keys: Tensor, other: SlotCache, source: int, shared: int) -> None:
+        """Have a slot be about keys (L,), whose first `shared` positions another slot holds, of this cache or
+        another one."""
+        at, snapshots = other._states_at[source], other.snapshots[source]
+        if other is not self or source != slot:
+            self.filled[slot], self._states_at[slot] = 0, None
+            kv.copy(kv.view(other.kv_cache, shared, source, 1), kv.view(self.kv_cache, shared, slot, 1))
+        self.snapshots[slot] = {at: states for at, states in snapshots.items() if at <= shared}
+        if self._states and shared and (at is None or at // STATE_WINDOW != shared // STATE_WINDOW):
+            self.restore(slot, shared, self.snapshots[slot][shared])
+        self._states_at[slot] = shared
+        self._used[slot] = max(self._used[slot], self.filled[slot])
+        self.filled[slot] = min(self.filled[slot], shared)
+        self._keys[slot, : len(keys)] = keys
+        self._keys[slot, len(keys) :] = NO_KEY
+        self.filled[slot] = shared
+
+    # -------------------------------------------------------------------------------------------- states
+
+    def resumed(self, slot: int, shared: int) -> int:
+        """After how many of a slot's first `shared` positions a row can go on."""
         shared, at = min(shared, self.filled[slot]), self._states_at[slot]
         if not self._states or (at is not None and at // STATE_WINDOW == shared // STATE_WINDOW):
             return shared
@@ -193,9 +307,9 @@ class SlotCache:
 
     def keep(self, slot: int, position: int) -> None:
         """Take a snapshot at a stop that a slot's row has just come to."""
-        self._kept(slot, position, snapshot(self.kv_cache, slot, position))
+        self._keep(slot, position, snapshot(self.kv_cache, slot, position))
 
-    def _kept(self, slot: int, position: int, states: Tensor) -> None:
+    def _keep(self, slot: int, position: int, states: Tensor) -> None:
         kept = self.snapshots[slot]
         kept[position] = states
         if len(kept) > SNAPSHOTS:
@@ -205,104 +319,5 @@ class SlotCache:
         """Have a slot's states at a position."""
         self._states_at[slot] = None
         restore(self.kv_cache, slot, position, states)
-        self._kept(slot, position, states)
+        self._keep(slot, position, states)
         self._states_at[slot] = position
-
-    def assign(self, slot: int, keys: Tensor, source: int, shared: int) -> None:
-        """Give a slot to a prompt whose first `shared` positions, of `ready`, slot `source` holds; see
-        `reserve`."""
-        at = self._states_at[source]
-        if source != slot:
-            self.filled[slot], self._states_at[slot] = 0, None
-            self._copy(source, slot, shared)
-        self._follow(slot, self, source, shared, at)
-        self._used[slot] = max(self._used[slot], self.filled[slot])
-        self.filled[slot] = min(self.filled[slot], shared)
-        self._keys[slot, : len(keys)] = keys
-        self._keys[slot, len(keys) :] = NO_KEY
-        self.filled[slot] = shared
-
-    def _follow(self, slot: int, other: SlotCache, source: int, shared: int, at: int | None) -> None:
-        """Have the snapshots of another slot's first `shared` positions; its states, which stood `at`, are
-        copied, and are set back to there if need be."""
-        self.snapshots[slot] = {
-            position: states for position, states in other.snapshots[source].items() if position <= shared
-        }
-        if self._states and shared and (at is None or at // STATE_WINDOW != shared // STATE_WINDOW):
-            self.restore(slot, shared, self.snapshots[slot][shared])
-        self._states_at[slot] = shared
-
-    def append(self, slot: int, keys: Tensor) -> None:
-        """Note tokens that were computed at the end of a slot."""
-        end = self.filled[slot] + len(keys)
-        self._keys[slot, self.filled[slot] : end] = keys
-        self.compute(slot, end)
-
-    def _copy(self, source: int, target: int, length: int) -> None:
-        kv.copy(*(view(self.kv_cache, length, slot, 1) for slot in (source, target)))
-
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy a row with all of its `length` positions, prompt and answer, into another slot."""
-        self.filled[target], self._states_at[target] = 0, None
-        self._copy(source, target, length)
-        self._keys[target] = self._keys[source]
-        self.snapshots[target] = dict(self.snapshots[source])
-        self.filled[target], self._states_at[target] = self.filled[source], self._states_at[source]
-
-    def take_over(self, other: SlotCache, source: int, length: int) -> None:
-        """Hold in the first slot so many positions that a slot of another cache holds. Raises
-        CacheMemoryError."""
-        self.reserve(length)
-        kv.copy(view(other.kv_cache, length, source, 1), view(self.kv_cache, length, 0, 1))
-        self._follow(0, other, source, length, other._states_at[source])
-        self._keys[0, :length] = other.keys(source)[:length]
-        self.filled[0] = length
-
-    def is_finite(self, slot: int) -> bool:
-        """Whether what is computed of a slot can be used."""
-        layers = view(self.kv_cache, self.filled[slot], slot, 1)
-        return all(is_finite(tensor) for layer in layers for tensor in layer.values())
-
-    def clear(self, slot: int) -> None:
-        """Zero a row that holds NaN, which would reach the slot's next request through the mask."""
-        self.filled[slot], self._used[slot] = 0, self.capacity
-        self.snapshots[slot], self._keys[slot] = {}, NO_KEY
-        for layer in self.kv_cache:
-            for tensor in layer.values():
-                tensor[slot].zero_()
-
-
-def snapshot(kv_cache: KVCache, row: int, position: int) -> Tensor:
-    """What a row's states were at a position where a window begins, one of the last two such that the row has
-    come by; flat, to be given back to `restore`."""
-    return torch.cat([part.flatten() for part in _states(kv_cache, row, position)])
-
-
-def restore(kv_cache: KVCache, row: int, position: int, kept: Tensor) -> None:
-    """Have a row's states as a `snapshot` of that position has them."""
-    targets = _states(kv_cache, row, position)
-    for target, part in zip(targets, kept.split([target.numel() for target in targets]), strict=True):
-        target.copy_(part.view(target.shape))
-
-
-def snapshot_numbers(layout: Layout) -> int:
-    """How many numbers a `snapshot` has, each of 4 bytes."""
-    return sum(
-        heads * width * (1 if name == "state" else (count or 0) // 2)
-        for layer in layout
-        for name, (heads, width, count) in layer.items()
-        if name in ("state", "inputs")
-    )
-
-
-def _states(kv_cache: KVCache, row: int, position: int) -> list[Tensor]:
-    """Of each state a row's matrix before a position where a window begins, and the inputs of the window
-    before it, which a convolution may read."""
-    parts = []
-    for layer in kv_cache:
-        if "state" in layer:
-            number = position // STATE_WINDOW
-            before = (number - 1) % 2 * STATE_WINDOW
-            parts += [layer["state"][row, :, number % 2]]
-            parts += [layer["inputs"][row, :, before : before + STATE_WINDOW]]
-    return parts

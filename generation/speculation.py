@@ -1,6 +1,6 @@
 """Tokens that are proposed and verified together: prompt lookup, what a constraint forces.
 
-    speculation = Speculation(step, model.config)
+    speculation = Speculation(step, model)
     speculation.begin(row)                             # its proposer, as its options say
     ...                                                # in place of a step, where there are proposals:
     if any(proposals := speculation.propose(rows)):
@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from generation.kv_cache import STATE_WINDOW
+from generation.kv_cache import STATE_WINDOW, has_states
 from generation.options import GenerationOptions
-from generation.protocol import Constraint, Proposer
+from generation.protocol import Constraint, Proposer, VisionLanguage
 from generation.sampling import Chosen, Row, choose
 from generation.steps import Step
 
@@ -189,10 +189,11 @@ class Speculation:
     proposed: ids that were verified; accepted: those among them that answers hold and that saved a pass.
     """
 
-    def __init__(self, step: Step, config):
+    def __init__(self, step: Step, model: VisionLanguage):
         self.costs, self.proposed, self.accepted = _PassCosts(), 0, 0
-        self._step, self._image_token_id = step, config.image_token_id
-        self._most = STATE_WINDOW // 2 if step.states else None  # a state takes back no more
+        self._step, self._image_token_id = step, model.config.image_token_id
+        # A state takes back no more.
+        self._most = STATE_WINDOW // 2 if has_states(model.language_model.cache_layout) else None
 
     def begin(self, row: Row) -> None:
         """Give a row its proposer: of what its constraint forces, and of what is looked up."""

@@ -16,7 +16,7 @@ from inference.positionals import STDIN, read_stdin_questions
 from inference.results import to_json
 from inference.terminal import GreyText
 from inference.votes import pick
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 
 DEFAULT_QUESTION = "What is in the picture?"  # in the words that the embedded model was trained on
 

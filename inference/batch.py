@@ -30,8 +30,8 @@ from inference.grammar import grammar_of
 from inference.thinking import Think, held_to
 from inference.votes import pick
 from messages import one_line
-from models.checkpoints.hub import read_json, snapshot
 from models.checkpoints.load import resolve_dtype
+from models.checkpoints.sources import open_files
 
 
 @dataclass
@@ -58,10 +58,10 @@ def computed_with(
 ) -> dict[str, Any]:
     """The dtype of a checkpoint opened with these and, where images are taken whole, the budget of their
     pixels. Weights are not read."""
-    on, folder = pick_device(device), snapshot(source, revision)
+    on, opened = pick_device(device), open_files(source, revision)
     if dtype not in PACKED:
-        dtype = str(resolve_dtype(dtype, read_json(folder / "config.json"), on)).removeprefix("torch.")
-    budget = Processor.from_pretrained(folder, max_pixels=pixel_budget(on, max_pixels)).images.budget
+        dtype = str(resolve_dtype(dtype, opened.config, on)).removeprefix("torch.")
+    budget = Processor.from_pretrained(opened, max_pixels=pixel_budget(on, max_pixels)).images.budget
     return {"dtype": dtype} if budget is None else {"dtype": dtype, "max_pixels": budget}
 
 

@@ -21,7 +21,7 @@ from inference.attribution.draw import font, save_signed
 from inference.checkpoint import ANY_SIZE, Checkpoint, spoken_form
 from inference.errors import RequestError
 from messages import counted
-from models.checkpoints.hub import describe
+from models.checkpoints.sources import open_files
 
 # Dark enough for white letters; told apart by people who do not see red or green as others do.
 COLOURS = ("#b4235a", "#1d4ed8", "#b45309", "#047857", "#7e22ce", "#0e7490", "#4d7c0f", "#9a3412")
@@ -96,9 +96,9 @@ def asked_for(args: argparse.Namespace, needed: bool) -> tuple[CoordinateForm | 
     no such question, and where it is `needed` and not known."""
     asked = [("detect", one) for one in args.detect] + [("point", one) for one in args.point]
     asked += [("describe", "")] * args.describe
-    files = describe(args.model, args.revision)
+    opened = open_files(args.model, args.revision)
     try:
-        form = form_of(coordinates_of(files.config, files.generation_config), args.box_format)
+        form = form_of(coordinates_of(opened.config, opened.generation_config), args.box_format)
         if form is None and (asked or needed):
             raise ValueError("the model does not say in which form it writes boxes: give --box-format")
         return form, [(form.question(kind, thing), thing) for kind, thing in asked] if form else []

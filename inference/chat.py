@@ -40,8 +40,7 @@ from inference.printing import Aside, shown, stats_table
 from inference.results import to_json
 from inference.terminal import GreyText
 from inference.thinking import THINK_TOKENS, form_of, think_first
-from messages import did_you_mean
-from models.checkpoints.hub import for_terminal
+from messages import did_you_mean, for_terminal
 
 COMMANDS = {
     "/image": ("PATH", "show an image (or its URL) with the next question"),

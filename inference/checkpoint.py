@@ -44,9 +44,10 @@ from inference.grammar import Form, Latest, ToolUse, choices_of, plain_call, pla
 from inference.kept_weights import KeptWeights
 from inference.markup import MARKUPS, Markup
 from inference.pixels import Pixels
-from models.checkpoints.hub import snapshot
-from models.checkpoints.load import meta_init, one_version, put_parameter
+from models.checkpoints.files import Opened
+from models.checkpoints.load import meta_init, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
+from models.checkpoints.sources import one_version
 from models.config import check_device
 from models.packed_vision_transformer import PatchMergers
 from models.vision_language_model import VisionLanguageModel, prepare_device
@@ -398,20 +399,15 @@ def open_checkpoint(
         expected = " or ".join(PACKED[dtype])
         raise RequestError(f"dtype {dtype}: expected device {expected}, got {chosen}; use bfloat16 there")
 
-    def read() -> tuple[VisionLanguageModel, Processor]:
-        kept = KeptWeights(source, revision) if dtype == "int4" else None
+    def read(opened: Opened) -> tuple[VisionLanguageModel, Processor]:
+        kept = KeptWeights(opened) if dtype == "int4" else None
         put = kept.put if kept else put_int8 if dtype == "int8" else put_parameter
         place = "cpu" if kept else chosen  # where C rounds
-        load = partial(
-            VisionLanguageModel.from_pretrained, source, revision, loading_dtype(dtype), place, put
-        )
+        load = partial(VisionLanguageModel.from_pretrained, opened, None, loading_dtype(dtype), place, put)
         model = kept.load(load) if kept else load()
-        assert model.origin is not None, "a loaded model knows where it came from"
         if kept and chosen.type != "cpu":
             to_rows(model, chosen)
-        # The commit of the weights: the branch may have moved on meanwhile.
-        folder = snapshot(source, model.origin.commit or revision)
-        return model, Processor.from_pretrained(folder, config=model.config, max_pixels=pixels)
+        return model, Processor.from_pretrained(opened, config=model.config, max_pixels=pixels)
 
     try:
         model, processor = one_version(source, revision, read)

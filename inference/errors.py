@@ -9,7 +9,7 @@ from typing import Any
 from data.errors import ImageError, ProcessorError, PromptError
 from generation.options import CacheMemoryError, ConstraintError, NotFiniteError
 from messages import OneSentence, one_line
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 
 
 class RequestError(OneSentence):

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from inference.errors import check_text_only
 from inference.terminal import wrapped_lines
 from inference.thinking import THINK_TOKENS
-from messages import did_you_mean, one_line, printable
+from messages import did_you_mean, for_terminal, one_line, printable
 from models import __version__
-from models.checkpoints.hub import check_has_config, describe, for_terminal, last_name, repository
 from models.checkpoints.names import table
+from models.checkpoints.sources import check_has_config, last_name, open_files, repository
 from models.config import check_device
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ def check_model(source: str, revision: str | None, text_only: bool = False) -> N
     for `text_only` questions."""
     check_has_config(source, revision)
     if text_only:
-        check_text_only(describe(source, revision).generation_config)
+        check_text_only(open_files(source, revision).generation_config)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Weights in four bits, kept in the cache folder: what was rounded once is only mapped the next time.
 
-    kept = KeptWeights("Qwen/Qwen3-VL-2B-Instruct", None)
-    model = kept.load(lambda: VisionLanguageModel.from_pretrained("Qwen/Qwen3-VL-2B-Instruct", put=kept.put))
+    opened = open_files("Qwen/Qwen3-VL-2B-Instruct")
+    kept = KeptWeights(opened)
+    model = kept.load(lambda: VisionLanguageModel.from_pretrained(opened, put=kept.put))
 
 What is not kept yet is rounded twice: errors of the second time count by how large the inputs are that meet
 them, of which the model that was rounded first tells.
@@ -42,7 +43,7 @@ from generation.fast.native.panels import (
     second_moments,
 )
 from generation.fast.quantized import put_layers
-from models.checkpoints.hub import CheckpointError, describe, state_of
+from models.checkpoints.files import CheckpointError, Opened, state_of
 from models.checkpoints.weights import memory_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,8 +56,8 @@ logger = logging.getLogger(__name__)
 class KeptWeights:
     """Of one checkpoint."""
 
-    def __init__(self, source: str | Path, revision: str | None):
-        self._place = source, revision
+    def __init__(self, opened: Opened):
+        self._opened = opened
         self._identity = self._identify()
         self.tensors: dict[str, Tensor] = {}  # mapped, or empty: nothing is kept
         self._moments: dict[str, Tensor] = {}  # of the inputs of matrices, by name
@@ -72,12 +73,12 @@ class KeptWeights:
     def _identify(self) -> str:
         """A digest of what the numbers depend on; "" while the files of weights are not all here."""
         try:
-            files = describe(*self._place)
+            known = [state_of(path) for path in sorted(self._opened.weights_here)]
+            config = self._opened.config
         except CheckpointError:
             return ""
-        known = [state_of(path) for path in sorted(files.weights)]
         code = code_digest(), Path(__file__).read_bytes(), torch.__version__
-        parts = known, files.config, code, load_panels(4).ocelli_panel()
+        parts = known, config, code, load_panels(4).ocelli_panel()
         return hashlib.sha256(repr(parts).encode()).hexdigest() if known else ""
 
     def load(self, read: Callable[[], Any]) -> Any:
@@ -87,10 +88,7 @@ class KeptWeights:
             self._moments = second_moments(model.language_model)
             del model.language_model  # before the next one comes
             memory.give_back()
-            again = read()
-            if again.origin != model.origin:
-                raise CheckpointError(f"{self._place[0]}: it changed while it was read: load it again")
-            model.language_model = again.language_model
+            model.language_model = read().language_model
             self.keep(model)
         return model
 

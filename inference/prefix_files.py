@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,13 @@ from generation.fast.native.build import digest_of, processor
 from generation.fast.native.panels import BITS, PanelWeight, load_panels
 from generation.fast.native.step import NativeStep
 from generation.fast.tower import FastTower
-from generation.prefix_store import PREFIX_BYTES, PrefixStore
-from generation.slots import is_finite
+from generation.prefix_store import PREFIX_BYTES, PrefixStore, is_finite
 from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
 from inference.kept_weights import code_digest, write_whole
-from models.checkpoints.hub import state_of
-from models.checkpoints.weights import file_header, memory_of
+from models.checkpoints.files import state_of
+from models.checkpoints.save import file_header
+from models.checkpoints.weights import memory_of
 
 FOLDER_BYTES = 8 * 2**30  # of a folder: 180 images of 17 tiles for SmolVLM-256M in float32
 WAITING_BYTES = 2**29  # of blocks that are not written yet; what comes on top is kept another time
@@ -110,21 +111,17 @@ class PrefixFolder:
     def holds(self, name: bytes) -> bool:
         return not self._closed and os.path.lexists(self._path(name))
 
-    def read(
-        self, blocks: Sequence[tuple[bytes, tuple[int, ...]]], dtype: torch.dtype, pin: bool
-    ) -> Iterator[Tensor | None]:
+    def read(self, blocks: Sequence[tuple[bytes, int, torch.dtype]], pin: bool) -> Iterator[Tensor | None]:
         """See `PrefixFiles`. The next blocks are read while one is used."""
-        names, shapes = zip(*blocks)
-        count = len(blocks)
         try:
-            return self._readers.map(self._read, names, shapes, [dtype] * count, [pin] * count)
+            return self._readers.map(partial(self._read, pin), *zip(*blocks))
         except RuntimeError:  # closed meanwhile
-            return iter([None] * count)
+            return iter([None] * len(blocks))
 
-    def _read(self, name: bytes, shape: tuple[int, ...], dtype: torch.dtype, pin: bool) -> Tensor | None:
+    def _read(self, pin: bool, name: bytes, count: int, dtype: torch.dtype) -> Tensor | None:
         path = self._path(name)
         try:
-            return _read_block(path, name, torch.empty(shape, dtype=dtype, pin_memory=pin))
+            return _read_block(path, name, torch.empty(count, dtype=dtype, pin_memory=pin))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

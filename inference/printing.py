@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from inference.terminal import GREY, PLAIN, Lines, columns, wrapped
-from messages import counted, printable
-from models.checkpoints.hub import for_terminal
+from messages import counted, for_terminal, printable
 
 MOST_SHOWN = 5  # failures of a batch, or different answers, on stderr
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from data.errors import naming, replacing
 from data.tokenizer import AnyTokenizer
 from inference.errors import RequestError
-from models.checkpoints.hub import CONTROL
+from messages import CONTROL
 
 if TYPE_CHECKING:
     from generation.confidence import TokenLogprobs  # imports torch, which --help does without

@@ -15,7 +15,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator
 
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 
 GREY, PLAIN, UP, ERASE = "\033[90m", "\033[0m", "\033[{}A", "\r\033[J"
 TAB = 8  # columns

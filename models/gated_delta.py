@@ -13,7 +13,7 @@ and decay of the positions since, the matrix after any of these follows (`advanc
 
 The cache: the matrix at the last two multiples of `STATE_WINDOW`, and rings with the key, u and decay of the
 latest positions. Going back within a window is a smaller `start_pos`, as with attention; further back, a kept
-copy is restored (`generation.slots.snapshot`).
+copy is restored (`generation.states.snapshot`).
 """
 
 from __future__ import annotations

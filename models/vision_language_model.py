@@ -25,7 +25,7 @@ from generation.output import GenerationOutput, TokenStream
 from generation.protocol import Pixels
 from messages import unknown_arguments
 from models.checkpoints.backbones import from_backbones
-from models.checkpoints.hub import Origin
+from models.checkpoints.files import Opened, Origin
 from models.checkpoints.load import Put, load, put_parameter
 from models.checkpoints.save import push, save
 from models.config import VLMConfig
@@ -83,7 +83,7 @@ class VisionLanguageModel(nn.Module):
     @classmethod
     def from_pretrained(
         cls,
-        source: str | Path,
+        source: str | Path | Opened,
         revision: str | None = None,
         dtype: torch.dtype | str | None = "auto",
         device: torch.device | str | None = None,

@@ -24,8 +24,7 @@ from families import idefics3
 from models import VisionLanguageModel
 from models.checkpoints import gguf_tokenizer
 from models.checkpoints.gguf import Place
-from models.checkpoints.save import stored_tensors, written
-from models.checkpoints.weights import placed
+from models.checkpoints.save import placed, stored_tensors, written
 
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _ARCHITECTURES = {"idefics3": "llama", "qwen3_vl": "qwen3vl", "qwen2_5_vl": "qwen2vl", "lfm2_vl": "lfm2"}

@@ -26,6 +26,7 @@ import families
 from data.processor import Processor, make_processor
 from data.tokenizer import SPECIAL_TOKENS
 from data.tokenizer_training import build_tokenizer
+from models.checkpoints.sources import open_files
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 CORPUS = (
@@ -82,9 +83,9 @@ def processor(kind: str) -> Processor:
     if kind == "embedded":
         return embedded(split=True)
     if kind == "nanovlm-base":  # the Hub's situation: lm_tokenizer without the extra tokens
-        images, tokenizer, template = families.nanovlm.open_images(
-            GOLDEN / "nanovlm-current", nano_config(lm_tokenizer="tokenizer_base")
-        )
+        opened = open_files(GOLDEN / "nanovlm-current")
+        opened.config.update(nano_config(lm_tokenizer="tokenizer_base"))
+        images, tokenizer, template = families.nanovlm.open_images(opened)
         return Processor(images, tokenizer, template)
     if kind.startswith("nanovlm"):
         return Processor.from_pretrained(GOLDEN / kind)

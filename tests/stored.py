@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from models.checkpoints.weights import Pending, StoredTensorOf, placed
+from models.checkpoints.save import Pending, placed
+from models.checkpoints.weights import StoredTensorOf
 
 
 def export_tensors(state: Mapping[str, Tensor], places: StoredTensorOf) -> dict[str, Tensor]:

@@ -38,8 +38,9 @@ EVERYTHING_BELOW = {"models", "families", "generation", "data", "shapes", "train
 # Families stand on parts of two folders, and the rest of both stands on families: floors of their own.
 FLOORS = {
     "files": (
-        *("models.checkpoints.hub", "models.checkpoints.names"),
-        *("models.checkpoints.weights", "models.checkpoints.folder"),
+        *("models.checkpoints.files", "models.checkpoints.names", "models.checkpoints.hub"),
+        *("models.checkpoints.sources", "models.checkpoints.weights", "models.checkpoints.folder"),
+        *("models.checkpoints.gguf_files", "models.checkpoints.gguf_weights"),
         *("models.checkpoints.gguf", "models.checkpoints.gguf_config"),
         *("models.checkpoints.gguf_tokenizer", "models.checkpoints.gguf_tensors"),
     ),
@@ -66,6 +67,8 @@ FLOORS = {
     ),
     "scores": ("eval.boxes", "eval.metrics", "eval.statistics"),  # of answers, for training as well
 }
+# A checkpoint's files, found by a name and parsed.
+FILES = tuple(f"models.checkpoints.{name}" for name in ("files", "sources", "hub"))
 # The first prefix that fits a module says what of this repository it may import.
 MAY_IMPORT = {
     **{name: {*FLOORS["files"]} for name in FLOORS["files"]},
@@ -79,9 +82,8 @@ MAY_IMPORT = {
     "models": {"models"},
     "families": {"families", *(name for floor in FLOORS.values() for name in floor)},
     "generation": {"generation"},
-    # hub: files by name, and JSON of strangers
-    **{name: {*FLOORS["inputs"], "models.checkpoints.hub"} for name in FLOORS["inputs"]},
-    "data": {"data", "models.config", "models.checkpoints.hub", "families"},
+    **{name: {*FLOORS["inputs"], *FILES} for name in FLOORS["inputs"]},
+    "data": {"data", "models.config", *FILES, "families"},
     "shapes": {"shapes", "training", "models", "families", "data", "generation"},
     **{name: {*FLOORS["scores"], "data.boxes"} for name in FLOORS["scores"]},
     "training": {"training", "models", "families", "data", "generation", *FLOORS["scores"]},

@@ -262,7 +262,7 @@ def test_a_run_that_was_given_up_leaves_the_scheduler_usable(vlm):
 def test_memory_is_counted_and_more_than_there_is_refused_up_front(vlm, monkeypatch):
     text = vlm.config.text
     needed = 5 * 400 * 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * 4
-    monkeypatch.setattr("generation.scheduler.available_bytes", lambda device: needed)
+    monkeypatch.setattr("generation.memory.available_bytes", lambda device: needed)
     scheduler = Scheduler(vlm, 5)
     assert f"5 slots of 400 positions: {needed / 2**20:.1f} MiB" in str(scheduler.budget)
     assert scheduler.kv_cache_bytes == 0  # nothing is taken before there is a request
@@ -310,7 +310,7 @@ def test_a_request_that_needs_more_than_the_memory_fails_alone(monkeypatch):
     requests = [request(words(1, 5), 0), request(words(2, 1100), 1), request(words(3, 5), 2)]
     scheduler = Scheduler(model, 2)
     left = lambda device: 2 * 1024 * each - scheduler.kv_cache_bytes
-    monkeypatch.setattr("generation.scheduler.available_bytes", left)
+    monkeypatch.setattr("generation.memory.available_bytes", left)
     results = {output.key: output for output in scheduler.run(requests)}
     error = results.pop(1).error
     assert isinstance(error, CacheMemoryError) and f"{2 * 1500 * each} bytes" in str(error)

@@ -199,7 +199,7 @@ class Conversation:
         """A file of a kept prefix is lost, or has another bit."""
         if self.store is not None:
             self.files.flush()
-            self.store.clear()
+            self.store.drop()
             if files := sorted(self.folder.glob("*.safetensors")):
                 file = self.draw.choice(files)
                 if self.draw.random() < 0.5:
@@ -364,7 +364,7 @@ def assert_slots_hold(model, cache: SlotCache) -> None:
     for slot, filled in enumerate(cache.filled):
         ids = cache.keys(slot)
         for end in {filled, filled // 16 * 16, *cache.snapshots[slot]}:
-            if not 0 < cache.ready(ids, end)[slot] == end:
+            if not 0 < cache.resumed(slot, end) == end:
                 continue
             x = model.language_model.embed_tokens(torch.cat((ids[:end], torch.tensor([7])))[None])
             expected, _ = model.language_model(x)
@@ -372,7 +372,7 @@ def assert_slots_hold(model, cache: SlotCache) -> None:
             other.kv_cache = kv.fork(cache.kv_cache, cache.capacity, 1, cache.capacity + 1)
             other.filled, other._states_at = list(cache.filled), list(cache._states_at)
             other.snapshots, other._keys = list(map(dict, cache.snapshots)), cache._keys.clone()
-            other.assign(slot, ids[:end], slot, end)
+            other._hold(slot, ids[:end], other, slot, end)
             row = kv.view(other.kv_cache, end + 1, slot, 1)
             got, _ = model.language_model(x[:, -1:], kv_cache=row, start_pos=end)
             assert_close(got, expected[:, -1:], f"slot {slot}, position {end} of {filled}")
@@ -392,7 +392,7 @@ def test_ctrl_c_at_any_line_that_changes_slots_leaves_them_true(kind):
     """While rows come, share, leave and are moved to the front."""
     model, start = model_of(kind), words(1, 45)
     prompts = [(words(2, 40), 2), (start, 6), ([*start[:40], *words(4, 9)], 4)]
-    changing = ("assign", "_follow", "move", "restore", "_kept", "append", "compute", "copy")
+    changing = ("take", "_hold", "move", "restore", "_keep", "put", "compute", "copy")
     line, over = 0, False
     while not over:
         scheduler = Scheduler(model, 3, prefill_chunk=24)

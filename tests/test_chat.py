@@ -16,7 +16,7 @@ from generation import sampling
 from generation.options import NotFiniteError
 from inference.chat import COMMANDS
 from inference.command import DEFAULT_MODEL, ROOT
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 from tests.processors import draw_image
 
 SHORT = ("--max-new-tokens", 8)

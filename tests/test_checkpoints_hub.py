@@ -17,10 +17,10 @@ import pytest
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
-from models.checkpoints import hub as hub_module
-from models.checkpoints.download_size import measure
-from models.checkpoints.hub import EMBEDDED, locate, resolve_source
-from models.checkpoints.names import MODELS
+from models.checkpoints.files import EMBEDDED
+from models.checkpoints.names import KNOWN, MODELS
+from models.checkpoints.sizes import measure
+from models.checkpoints.sources import check_has_config, open_files, resolve_source, snapshot
 from tests import tiny
 from tests.hub_server import HubServer, etag, point_client_at
 from tests.processors import draw_image
@@ -32,6 +32,12 @@ PLAIN, SHARDED, EMPTY = "owner/plain", "owner/sharded", "owner/empty"
 WEIGHTS = "model.safetensors"
 Fault = Callable[[BaseHTTPRequestHandler, str], bool]
 load = VisionLanguageModel.from_pretrained
+
+
+def locate(name: str | Path) -> tuple[Path, ...]:
+    opened = open_files(name)
+    assert opened.config == {}
+    return opened.weights
 
 
 def complaint(ask: Callable, *args, **options) -> str:
@@ -147,7 +153,7 @@ def test_repository_and_revision(hub, local):
         assert same_weights(load(PLAIN, revision=revision), local)
     fetched = {path.rsplit("/", 1)[1] for path in hub.served}
     assert fetched == {"config.json", "generation_config.json", WEIGHTS}
-    assert {path.name for path in hub_module.snapshot(PLAIN).iterdir()} == fetched | {"chat_template.jinja"}
+    assert {path.name for path in snapshot(PLAIN).iterdir()} == fetched | {"chat_template.jinja"}
 
 
 def test_a_short_name_is_its_repository_unless_a_folder_has_it(hub, tmp_path, monkeypatch):
@@ -158,11 +164,11 @@ def test_a_short_name_is_its_repository_unless_a_folder_has_it(hub, tmp_path, mo
     hub.repos = hub.repos | {repo: tmp_path / "model"}
     assert same_weights(load("qwen3-vl-2b"), here)
     assert len([name for name in hub.served if name.endswith(".safetensors")]) > 2
-    hub_module.snapshot("qwen3-vl-2b")
+    snapshot("qwen3-vl-2b")
     point_client_at(monkeypatch, NOBODY, tmp_path / "cache", offline=True)
     alone = load("Qwen3-VL-2B")
     assert same_weights(alone, here) and alone.origin.source == repo
-    processor = Processor.from_pretrained(hub_module.snapshot("qwen3-vl-2b"), alone.config)
+    processor = Processor.from_pretrained(snapshot("qwen3-vl-2b"), alone.config)
     assert processor.ask(draw_image(90, 60), "how many")["pixel_values"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "qwen3-vl-2b").mkdir()
@@ -189,7 +195,7 @@ def test_a_second_load_without_a_network(hub, monkeypatch, tmp_path, local, url,
     assert same_weights(load(SHARDED), local) and hub.requests == []
 
 
-@pytest.mark.parametrize("ask", [load, hub_module.snapshot, hub_module.describe, measure])
+@pytest.mark.parametrize("ask", [load, snapshot, check_has_config, measure])
 def test_no_network(monkeypatch, tmp_path, ask, caplog):
     """Found out with one try, without the client's 23 seconds of others."""
     point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
@@ -207,7 +213,7 @@ def test_what_is_missing_is_named(hub, repos, tmp_path, monkeypatch):
     hub.repos = repos | {"owner/bare": tmp_path / "bare", "owner/part": part}
     for ask, repo, revision, named in (
         (load, "owner/nothing", None, hub.url),
-        (hub_module.snapshot, "owner/nothing", None, hub.url),
+        (snapshot, "owner/nothing", None, hub.url),
         (load, PLAIN, "v2", "'v2'"),
         (load, EMPTY, None, WEIGHTS),
         (load, "owner/bare", None, "config.json"),
@@ -252,12 +258,12 @@ def test_half_a_name_says_whose_it_may_be_and_what_is_here(
         url = NOBODY if network == "none" else server.url
         point_client_at(monkeypatch, url, cache)
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
-        for ask in (hub_module.check_has_config, load):
+        for ask in (check_has_config, load):
             text = complaint(ask, name)
             front, where = f"there is no folder {name} here", server.url if network != "none" else NOBODY
-            assert front in text or name in hub_module.KNOWN or "no repository" in text
+            assert front in text or name in KNOWN or "no repository" in text
             assert where not in text or text.index(where) > text.find("there is no folder")
-            told = {known for known in (*hub_module.KNOWN, "someone/my-boats") if f"mean {known}?" in text}
+            told = {known for known in (*KNOWN, "someone/my-boats") if f"mean {known}?" in text}
             assert told == meant and not waits
             assert not [word for word in ("Errno", "urllib3", "httpx", "HTTPConnection") if word in text]
             here = network != "a Hub without it"
@@ -270,7 +276,7 @@ def test_a_visitor_s_model_is_not_told_what_lies_here(hub, tmp_path, monkeypatch
     cached_model(tmp_path / "cache", "private/boats", {"vision_config": {}})
     point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
     assert "private" not in complaint(measure, "other/boats")
-    assert "private" not in complaint(hub_module.describe, "other/boats", "0" * 40)
+    assert "private" not in complaint(check_has_config, "other/boats", "0" * 40)
 
 
 @pytest.mark.slow
@@ -368,7 +374,7 @@ def test_an_error(faulty, local, code, count, name, method):
     [
         (load, "config.json", "HEAD"),
         (load, WEIGHTS, "GET"),
-        (hub_module.snapshot, "config.json", "HEAD"),  # a tokenizer's repository is asked so, too
+        (snapshot, "config.json", "HEAD"),  # a tokenizer's repository is asked so, too
         (measure, PLAIN, "GET"),
     ],
 )

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
-from models.checkpoints.download_size import measure
-from models.checkpoints.hub import locate
+from models.checkpoints.sizes import measure
+from models.checkpoints.sources import open_files
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints, tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.test_checkpoints_backbones import llama, siglip
@@ -195,4 +195,4 @@ def test_a_repository_that_is_called_gguf_and_holds_safetensors(tmp_path, monkey
         assert Processor.from_pretrained(name).ask(None, "how many?")
     point_client_at(monkeypatch, server.url, tmp_path / "cache", offline=True)
     assert tiny.same_weights(VisionLanguageModel.from_pretrained(name), here)
-    assert locate(name).weights
+    assert open_files(name).weights

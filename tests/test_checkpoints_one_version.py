@@ -12,8 +12,8 @@ import torch
 from data.processor import Processor
 from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
-from models.checkpoints import load
-from models.checkpoints.load import BeingWrittenError
+from models.checkpoints import load, sources
+from models.checkpoints.sources import BeingWrittenError
 from tests.tiny import randomize
 
 
@@ -124,7 +124,7 @@ def test_a_folder_in_which_files_still_grow(versions, tmp_path, monkeypatch, ope
         return original(*arguments)
 
     monkeypatch.setattr(load, "fill", meanwhile)
-    monkeypatch.setattr(load, "_PAUSE", 0)
+    monkeypatch.setattr(sources, "_PAUSE", 0)
     with pytest.raises(BeingWrittenError):
         opening(folder)
     assert 1 < len(calls) < 10

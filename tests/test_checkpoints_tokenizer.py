@@ -70,14 +70,17 @@ def test_ids_outside_of_the_vocabulary_are_as_good_as_absent(folder, token_id):
 
 def test_the_processor_is_of_the_commit_of_the_weights(folder, tmp_path, monkeypatch):
     """A branch may move between the two."""
-    asked, snapshot = [], opening.snapshot
-    monkeypatch.setattr(
-        opening, "snapshot", lambda *arguments: asked.append(arguments) or snapshot(*arguments)
-    )
+    asked, original = [], Processor.from_pretrained
+
+    def noted(opened, **options):
+        asked.append(opened.processor_folder.name)
+        return original(opened, **options)
+
+    monkeypatch.setattr(Processor, "from_pretrained", noted)
     with HubServer({"owner/tiny": folder}) as hub:
         point_client_at(monkeypatch, hub.url, tmp_path / "cache")
         opened = opening.open_checkpoint("owner/tiny", "main", "cpu")
-        assert asked == [("owner/tiny", hub.commit("owner/tiny"))]
+        assert asked == [hub.commit("owner/tiny")]
         assert opened.model.origin.commit == hub.commit("owner/tiny")
         assert opened.model.config.eos_token_ids == stops(folder)
     assert opening.open_checkpoint(folder, device="cpu").model.origin.commit is None

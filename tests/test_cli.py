@@ -18,7 +18,7 @@ from inference.ask import DEFAULT_QUESTION
 from inference.checkpoint import RequestError, pick_device
 from inference.command import DEFAULT_MODEL, ROOT
 from inference.positionals import is_question
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 from tests.hub_server import HubServer, point_client_at
 
 FIELDS = (

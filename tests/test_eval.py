@@ -316,7 +316,7 @@ def test_a_prompt_too_long_for_the_context_scores_0(checkpoint, tmp_path):
 
 
 def test_too_many_answers_at_a_time_are_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("generation.scheduler.available_bytes", lambda device: 10)
+    monkeypatch.setattr("generation.memory.available_bytes", lambda device: 10)
     assert run("--tasks", "shapes", "--limit", "2", "--output", tmp_path / "out", *EAGER) == 2
     assert "--batch-size" in capsys.readouterr().err
 

@@ -27,7 +27,7 @@ from generation.steps import Step
 from generation.threads import choose
 from inference.checkpoint import fast_step, has_fast_bfloat16, open_checkpoint, speed_up
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import read_tensor
 from tests.prompts import keys, tiny_vlm
 from tests.qwen_checkpoints import save_hf

@@ -16,7 +16,7 @@ from data.processor import Processor
 from families import gemma4
 from families.gemma4_images import _TOKENS, Gemma4Images
 from models import VisionLanguageModel
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.save import written
 from tests.gemma4_checkpoints import hf_config, image_settings, save_hf, transformers_inputs
 from tests.processors import seen, user

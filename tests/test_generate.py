@@ -245,6 +245,7 @@ def test_more_than_the_memory_is_refused_before_any_work(monkeypatch):
     model, per_position = tiny_vlm(max_position_embeddings=2500, num_hidden_layers=1), 2 * 1 * 2 * 12 * 4
     available = 1500 * per_position
     monkeypatch.setattr("generation.memory.available_bytes", lambda device: available)
+    monkeypatch.setattr("generation.decoding.ASK_FROM", 0)
     session, prompt = Session(model), inputs_of(words(1, 100))
     passes, _ = record(monkeypatch, model)
     for answerer, options, needed in (

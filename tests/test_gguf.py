@@ -24,10 +24,11 @@ from benchmarks.gguf_files import write_file
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError, gguf_tokenizer, hub
-from models.checkpoints.download_size import measure
 from models.checkpoints.gguf import Place, choose, read_header
-from models.checkpoints.hub import check_has_config, describe
-from models.checkpoints.weights import Entry, read_tensor
+from models.checkpoints.gguf_weights import BlockEntry
+from models.checkpoints.sizes import measure
+from models.checkpoints.sources import check_has_config, open_files
+from models.checkpoints.weights import read_tensor
 from tests import gguf_files, lfm2_checkpoints, qwen_checkpoints, tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import draw_image
@@ -112,7 +113,7 @@ def test_blocks_of_every_type_are_opened_as_the_library_opens_them(tmp_path, kin
     write_file(tmp_path / "one.gguf", {"general.architecture": "llama"}, {"a": (place, lambda: raw)})
     tensor = gguf.GGUFReader(tmp_path / "one.gguf").tensors[0]
     expected = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).reshape(5, 512)
-    entry = Entry(tmp_path / "one.gguf", *read_header(tmp_path / "one.gguf").tensors["a"])
+    entry = BlockEntry(tmp_path / "one.gguf", *read_header(tmp_path / "one.gguf").tensors["a"])
     assert torch.equal(read_tensor(entry), expected)
     assert torch.equal(read_tensor(entry, dtype=torch.bfloat16), expected.bfloat16())
 
@@ -184,14 +185,14 @@ def test_a_repository(wide, tmp_path, monkeypatch):
         point_client_at(monkeypatch, server.url, tmp_path / "cache")
         monkeypatch.setattr(hub, "_PIECE", 5000)  # shorter than the headers are
         told, size = inspect(name), measure(name)
-        files = describe(name)
+        opened = open_files(name)
         check_has_config(name)
         assert Processor.from_pretrained(name).ask(None, "how many?")
-        assert not files.weights and not any((tmp_path / "cache").rglob("*.gguf"))
+        assert not opened.weights_here and not any((tmp_path / "cache").rglob("*.gguf"))
         assert size.missing == sum((repo / one).stat().st_size for one in ("wide-Q8_0.gguf", tower.name))
         assert told["fits"] == "yes" and told["stored"] == inspect(f"{repo}:Q8_0")["stored"]
         assert tiny.same_weights(local, VisionLanguageModel.from_pretrained(name))
-        assert len(describe(name).weights) == 2 and measure(name).missing == 0
+        assert len(open_files(name).weights_here) == 2 and measure(name).missing == 0
         assert not [path for path in server.served if path.endswith(f"/{text.name}")]
         assert Processor.from_pretrained(f"{name}:Q8_0").ask(None, "how many?")
     point_client_at(monkeypatch, server.url, tmp_path / "cache", offline=True)
@@ -299,9 +300,9 @@ def test_a_mirror_that_sends_no_part_of_a_file(copy, tmp_path, monkeypatch):
         point_client_at(monkeypatch, server.url, tmp_path / "cache")
         server.fault = whole
         with pytest.raises(CheckpointError):
-            describe("owner/wide-GGUF")
+            open_files("owner/wide-GGUF")
         server.fault = None
-        assert describe("owner/wide-GGUF").headers
+        assert open_files("owner/wide-GGUF").files.headers
 
 
 def test_tensors_that_lie(copy):
@@ -323,7 +324,7 @@ def test_tensors_that_lie(copy):
 def test_what_is_not_there_is_said(wide, copy):
     for name in (f"{copy}:Q8_0", f"{wide.parent / 'hub'}:Q8_0"):  # no other file is opened in its place
         with pytest.raises(CheckpointError):
-            describe(name)
+            open_files(name)
     assert "mmproj" in damaged_alone(copy)
     (copy.parent / "notes.txt").write_text("")
     with pytest.raises(CheckpointError):

@@ -18,7 +18,7 @@ from generation.options import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
-from models.checkpoints.hub import describe
+from models.checkpoints.sources import open_files
 from tests.documents import ROOT
 
 EXAMPLE, CUP = ROOT / "assets/example.png", ROOT / "assets/cup.png"
@@ -94,7 +94,7 @@ def test_images_keep_their_order_and_texts_theirs(parts, first, last):
 
 
 def test_the_embedded_model_says_its_order_and_every_order_is_one_prompt(embedded):
-    assert describe(serve.DEFAULT_MODEL).generation_config["image_order"] == "first"
+    assert open_files(serve.DEFAULT_MODEL).generation_config["image_order"] == "first"
     for question in QUESTIONS:
         right = embedded.ask([EXAMPLE], question)["input_ids"].tolist()
         assert embedded.prepare([user(question, EXAMPLE)])["input_ids"].tolist() == right

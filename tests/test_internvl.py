@@ -26,8 +26,8 @@ from generation.fast.native.step import NativeStep
 from generation.fast.tower import FastTower
 from inference.checkpoint import speed_up
 from models import VisionLanguageModel
-from models.checkpoints.hub import CheckpointError
-from models.checkpoints.load import expected_shapes
+from models.checkpoints.files import CheckpointError
+from models.checkpoints.load import empty_model, parameter_shapes
 from models.checkpoints.weights import check_shapes
 from tests.processors import draw_image, seen, user
 from tests.prompts import loss_of
@@ -227,7 +227,7 @@ def test_published_shapes(size):
     shapes = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
     ours = internvl.read_config(json.loads(config.to_json_string(use_diff=False)), {}, {})
     assert internvl.positions(ours) == 256
-    expected = expected_shapes(VisionLanguageModel, ours)
+    expected = parameter_shapes(empty_model(VisionLanguageModel, ours))
     check_shapes(expected, internvl.tensor_map(shapes), shapes, internvl.IGNORABLE, size)
     assert internvl.read_config(internvl.write(ours, "bfloat16"), {}, {}) == ours
 

@@ -26,7 +26,7 @@ from generation.fast.network import DECODER, PACKED_TOWER
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
-from models.checkpoints.load import expected_shapes, meta_init
+from models.checkpoints.load import empty_model, meta_init, parameter_shapes
 from models.packed_vision_transformer import patches_of
 from tests.lfm2_checkpoints import SETTINGS, save_hf, tokenizer, transformers_inputs
 from tests.processors import draw_image, seen, user
@@ -110,7 +110,7 @@ def test_every_tensor_of_the_published_shapes_has_its_place():
     text |= {"num_attention_heads": 16, "num_key_value_heads": 8, "full_attn_idxs": kinds}
     described = Lfm2VlConfig(text_config=text, vision_config={"model_type": "siglip2_vision_model"})
     config = lfm2_vl.read_config(described.to_dict(), {}, {})
-    shapes = expected_shapes(VisionLanguageModel, config)
+    shapes = parameter_shapes(empty_model(VisionLanguageModel, config))
     assert shapes["language_model.layers.2.self_attn.q_norm.weight"] == (64,)
     assert shapes["language_model.layers.3.conv.weight"] == (1024, 1, 3)
     assert shapes["language_model.layers.15.mlp.up_proj.weight"] == (4608, 1024)

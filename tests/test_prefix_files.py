@@ -29,6 +29,7 @@ from inference.prefix_files import PrefixFolder, device_kind, identity, librarie
 from tests.evaluations import FORK
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
 from tests.test_prefix_store import BYTES, check_loaded, filled_cache, small_model
+from tests.test_prefix_store import held as count
 from tests.waiting import PATIENCE
 
 BLOCK = TEXT_BLOCK * BYTES + 400  # of a file of text, with its header and some more
@@ -40,7 +41,7 @@ def store_in(folder: Path, max_bytes: int = 2**20, memory: int = 2**20, who: byt
 
 
 def save(store: PrefixStore, keys: torch.Tensor) -> None:
-    store.save(keys, [], filled_cache(keys, []), 1)
+    store.put(keys, [], filled_cache(keys, []), 1)
 
 
 def blocks_in(folder: Path) -> list[Path]:
@@ -100,7 +101,7 @@ def test_what_was_used_longest_ago_goes_first_and_a_tail_before_its_head(tmp_pat
     assert store._files.flush()
     save(store, chains[2][: 2 * TEXT_BLOCK])
     assert store._files.flush()
-    held = [store.match(keys, []) // TEXT_BLOCK for keys in chains]
+    held = [count(store, keys) // TEXT_BLOCK for keys in chains]
     assert held[0] == 3 and held[1] < 3 and held[2] == 2
     save(store, torch.arange(9 * TEXT_BLOCK) + 5000)  # more than there is room for
     store.close()
@@ -132,7 +133,7 @@ def is_refused(folder: Path, keys: torch.Tensor, until: int, caplog) -> None:
     store = store_in(folder, memory=0)
     assert check_loaded(store, keys, []) == until
     assert len(caplog.records) == 1 and caplog.records[0].levelno == logging.WARNING
-    assert store.match(keys, []) == until
+    assert count(store, keys) == until
     save(store, keys)
     store.close()
     assert check_loaded(store_in(folder, memory=0), keys, []) == len(keys)
@@ -224,13 +225,14 @@ def test_a_closed_folder_gives_nothing_more_and_keeps_no_thread(tmp_path):
     assert check_loaded(store, keys, []) == len(keys)
     readers = set(threading.enumerate()) - before
     assert readers
+    found = store.find(keys, [], len(keys))
     store.close()
     store.close()
     for one in readers:
         one.join(PATIENCE)
     assert not any(one.is_alive() for one in readers)
     cache = filled_cache(keys, [])
-    assert store.match(keys, []) == store.load(keys, [], cache, 0, 0, TEXT_BLOCK) == 0
+    assert count(store, keys) == store.take(found, cache, 0, 0)[0] == 0
     save(store, keys)
 
 
@@ -276,7 +278,7 @@ def test_who_may_share(tmp_path, other_weights):
     save(mine := store_in(tmp_path / "prefixes", who=identity(same, files)), keys)
     mine.close()
     for who, held in ((identity(same, files), TEXT_BLOCK), (identity(others[0], files), 0)):
-        assert store_in(tmp_path / "prefixes", who=who).match(keys, []) == held
+        assert count(store_in(tmp_path / "prefixes", who=who), keys) == held
 
 
 CODE = (
@@ -360,7 +362,7 @@ def check_sound(folder: Path, chains: int, seed: int) -> int:
     store, rng, found = store_in(folder, 12 * BLOCK, memory=0), random.Random(seed), 0
     for _ in range(chains):
         keys = torch.tensor([rng.randrange(3) for _ in range(6)]).repeat_interleave(TEXT_BLOCK)
-        held = store.match(keys, [])
+        held = count(store, keys)
         assert check_loaded(store, keys, []) == held  # so none was refused
         found += held
     store.close()

@@ -38,10 +38,10 @@ def test_kept_prefixes_make_room_for_who_asks_now(monkeypatch):
     scheduler = Scheduler(vlm, 2, prefixes=store)
     most = (2 * 1500 + 5 * 2 * TEXT_BLOCK) * scheduler.budget.bytes_per_position
     left = lambda device: most - scheduler.kv_cache_bytes - store.size_in_bytes
-    monkeypatch.setattr("generation.scheduler.available_bytes", left)
+    monkeypatch.setattr("generation.memory.available_bytes", left)
     short = [request(words(key, 2 * TEXT_BLOCK), key, max_new_tokens=1) for key in range(10)]
     names = [(list(scheduler.run([one])), next(reversed(store._blocks)))[1] for one in short]
-    monkeypatch.setattr(store, "save", lambda *given: None)
+    monkeypatch.setattr(store, "put", lambda *given: None)
     asked = [request(words(99, 1100), "long")]
     assert_as_alone(vlm, asked, {output.key: output for output in scheduler.run(asked)})
     kept = [name in store._blocks for name in names]
@@ -121,10 +121,10 @@ def test_an_answer_and_a_prompt_that_was_given_up_are_kept():
     for _ in range(2):
         scheduler.step()
     assert scheduler.cancel("given up")
-    assert store.match(torch.tensor(prompt), []) == 2 * TEXT_BLOCK
+    assert held(store, torch.tensor(prompt)) == 2 * TEXT_BLOCK
     (output,) = scheduler.run([request(prompt, "answered", max_new_tokens=TEXT_BLOCK + 1, **NO_STOP)])
     history = [*prompt, *output.token_ids]
-    assert store.match(torch.tensor(history), []) == 4 * TEXT_BLOCK
+    assert held(store, torch.tensor(history)) == 4 * TEXT_BLOCK
     again = Scheduler(vlm, 1, prefixes=store)
     requests = [request([*history, 5], "next turn")]
     outputs = {output.key: output for output in again.run(requests)}
@@ -140,12 +140,12 @@ def test_less_is_kept_where_less_memory_is_left(monkeypatch):
     monkeypatch.setattr("generation.prefix_store.available_bytes", lambda device: left[0])
     chains = [torch.arange(2 * TEXT_BLOCK) + 1000 * number for number in range(3)]
     for keys in chains[:2]:
-        store.save(keys, [], filled_cache(keys, []), 1)
+        store.put(keys, [], filled_cache(keys, []), 1)
     assert store.size_in_bytes == 4 * block
     left[0] = 0
-    store.save(chains[2], [], filled_cache(chains[2], []), 1)
-    assert store.size_in_bytes == 4 * block and store.match(chains[2], []) == 2 * TEXT_BLOCK
-    assert store.match(chains[0], []) == 0
+    store.put(chains[2], [], filled_cache(chains[2], []), 1)
+    assert store.size_in_bytes == 4 * block and held(store, chains[2]) == 2 * TEXT_BLOCK
+    assert held(store, chains[0]) == 0
 
 
 POISON = 77  # a token whose keys and values are not finite, as where a type of small range overflows
@@ -170,7 +170,7 @@ def test_a_session_keeps_nothing_that_is_not_finite(stops, place):
     session, prompt[place] = Session(vlm, prefixes=store), POISON
     with pytest.raises(NotFiniteError):
         session.generate(**inputs_of(prompt), **options)
-    assert session.held == 0 and store.match(torch.tensor(prompt), []) <= place
+    assert session.held == 0 and held(store, torch.tensor(prompt)) <= place
     with torch.no_grad():
         vlm.language_model.embed_tokens.weight[POISON] = good
     expected = Session(vlm).generate(**inputs_of(prompt), **options)
@@ -253,6 +253,11 @@ def test_two_prompts_share_the_blocks_of_what_they_share(one, other):
 # --- what is kept, against a list
 
 
+def held(store: PrefixStore, keys: torch.Tensor) -> int:
+    """Positions of a text that are held."""
+    return store.find(keys, [], len(keys)).end
+
+
 def small_model() -> SimpleNamespace:
     decoder = SimpleNamespace(cache_layout=LAYOUT, cache_dtype=torch.float32)
     return SimpleNamespace(language_model=decoder)
@@ -273,10 +278,10 @@ def filled_cache(keys: torch.Tensor, items: list[Item], rows: int = 2, row: int 
 
 def check_loaded(store: PrefixStore, keys: torch.Tensor, items: list[Item], start: int = 0) -> int:
     """Load all that is held into an empty row, beside another one, and compare it with what was computed."""
-    held = store.match(keys, items)
+    found = store.find(keys, items, len(keys))
     expected = filled_cache(keys, items)
     cache = kv.allocate(LAYOUT, 2, len(keys) + 3, torch.float32)
-    end = store.load(keys, items, cache, 1, start, held)
+    end, _ = store.take(found, cache, 1, start)
     for layer, right in zip(cache, expected):
         for name, tensor in layer.items():
             assert torch.equal(tensor[1, :, start:end], right[name][1, :, start:end])
@@ -315,7 +320,7 @@ def test_what_was_used_last_stays_within_the_bytes(steps, max_bytes):
         blocks = store._cut(keys, items)
         chain = [(block.name, (block.end - block.start) * BYTES) for block in blocks]
         if save:
-            store.save(keys, items, filled_cache(keys, items), 1)
+            store.put(keys, items, filled_cache(keys, items), 1)
             reference.use(chain, new=True)
         else:
             held = check_loaded(store, keys, items)
@@ -332,7 +337,7 @@ def test_what_was_used_last_stays_within_the_bytes(steps, max_bytes):
 def test_a_block_does_not_change_with_the_cache_it_came_from():
     store, keys = PrefixStore(small_model()), torch.arange(TEXT_BLOCK)
     cache = filled_cache(keys, [])
-    store.save(keys, [], cache, 1)
+    store.put(keys, [], cache, 1)
     for layer in cache:
         for tensor in layer.values():
             tensor.fill_(torch.nan)
@@ -347,7 +352,7 @@ def test_threads_share_a_store():
         try:
             for _ in range(60):
                 parts = torch.randint(3, (4,), generator=generator).repeat_interleave(TEXT_BLOCK)
-                store.save(parts, [], filled_cache(parts, []), 1)
+                store.put(parts, [], filled_cache(parts, []), 1)
                 check_loaded(store, parts, [])
         except AssertionError as error:
             wrong.append(error)

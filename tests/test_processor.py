@@ -20,7 +20,7 @@ from data.tokenizer import SPECIAL_TOKENS
 from data.tokenizer_training import build_tokenizer
 from families.idefics3 import IdeficsImages
 from families.nanovlm import NanoVLMImages
-from generate import DEFAULT_MODEL as EMBEDDED
+from inference.command import DEFAULT_MODEL as EMBEDDED
 from models import VisionLanguageModel
 from models.config import TextConfig, VisionConfig, VLMConfig
 from tests.processors import (

@@ -16,8 +16,8 @@ from families.qwen_images import QwenImages
 from generation.fast.network import DECODER, PACKED_TOWER
 from generation.kv_cache import bytes_per_row
 from models import VisionLanguageModel
-from models.checkpoints.hub import CheckpointError
-from models.checkpoints.load import choose_family, expected_shapes, meta_init
+from models.checkpoints.files import CheckpointError
+from models.checkpoints.load import choose_family, empty_model, meta_init, parameter_shapes
 from models.checkpoints.weights import check_shapes
 from models.packed_rows import segment_places
 from tests.qwen_checkpoints import CLASSES, image_settings, save_hf, tokenizer
@@ -78,7 +78,7 @@ def test_published_shapes(name, tmp_path):
         theirs = CLASSES["qwen3_5"](whole)
     stored = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
     ours = choose_family(config, name).read_config(config, {"eos_token_id": [248_046, 248_044]}, {})
-    expected = expected_shapes(VisionLanguageModel, ours)
+    expected = parameter_shapes(empty_model(VisionLanguageModel, ours))
     assert sum(map(math.prod, expected.values())) == parameters
     assert ours.eos_token_ids == (248_044, 248_046)
     with meta_init():

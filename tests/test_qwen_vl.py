@@ -38,7 +38,7 @@ from inference.attribution.attention import attention_maps
 from inference.attribution.occlusion import greyed, occlusion_maps
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
 from models import VisionLanguageModel
-from models.checkpoints.load import expected_shapes, meta_init
+from models.checkpoints.load import empty_model, meta_init, parameter_shapes
 from models.checkpoints.weights import check_shapes
 from models.packed_vision_transformer import PackedVisionConfig, patches_of
 from tests.invariants import fast_step, run_all
@@ -407,7 +407,7 @@ def test_published_shapes(name, tmp_path):
         theirs = CLASSES[published["model_type"]](whole)
     shapes = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
     ours = qwen_vl.read_config(published, {}, {})
-    expected = expected_shapes(VisionLanguageModel, ours)
+    expected = parameter_shapes(empty_model(VisionLanguageModel, ours))
     assert sum(map(math.prod, expected.values())) == parameters
     with meta_init():
         empty = VisionLanguageModel(ours)

@@ -18,7 +18,7 @@ from inference.checkpoint import PixelText
 from inference.flags import log
 from inference.results import to_json
 from inference.terminal import GreyText, wrapped
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 
 HOSTILE = "".join(map(chr, (*range(9), *range(11, 32), *range(127, 160))))
 SAID = f"one{HOSTILE}\x1b]0;owned\x07\u009b2J two\n\tthree"

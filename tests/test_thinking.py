@@ -35,7 +35,7 @@ from inference.conversation import Conversation
 from inference.errors import ContextFullError
 from inference.grammar import choice_grammar, json_grammar
 from inference.thinking import Think, for_prompt, held_to
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints
 from tests.test_serve import events, refused, running
 from web.api import Answer

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, Idefics3Processor
 from data.errors import ProcessorError
 from data.processor import Processor
 from data.tokenizer import FolderTokenizer, open_tokenizer
+from models.checkpoints.sources import open_files
 from tests.processors import GOLDEN, assert_same, draw_image, embedded, processor
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +52,7 @@ def rules(tokenizer) -> dict:
 
 def assert_as_transformers(folder: Path) -> None:
     """Whether it is opened here or, where other files name more tokens, by transformers."""
-    ours = open_tokenizer(folder)
+    ours = open_tokenizer(open_files(folder))
     theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     assert rules(ours) == rules(theirs)
     assert ours.special_tokens_map == theirs.special_tokens_map
@@ -77,7 +78,7 @@ def assert_as_transformers(folder: Path) -> None:
 )
 def test_every_published_class_reads_as_in_transformers(kind, named, model_type, tmp_path):
     folder = folder_with(kind, tmp_path / "new", {"tokenizer_class": named}, model_type)
-    assert kind == "llama" or isinstance(open_tokenizer(folder), FolderTokenizer)
+    assert kind == "llama" or isinstance(open_tokenizer(open_files(folder)), FolderTokenizer)
     assert_as_transformers(folder)
 
 
@@ -100,7 +101,7 @@ def test_tokens_named_in_other_files_are_added_as_in_transformers(settings, tmp_
 
 @pytest.mark.parametrize("folder", ["nanovlm-current/tokenizer", "nanovlm-v0.1/tokenizer"])
 def test_golden_tokenizers_read_as_in_transformers(folder):
-    assert isinstance(open_tokenizer(GOLDEN / folder), FolderTokenizer)
+    assert isinstance(open_tokenizer(open_files(GOLDEN / folder)), FolderTokenizer)
     assert_as_transformers(GOLDEN / folder)
 
 
@@ -112,8 +113,8 @@ def test_what_this_repository_does_not_know_is_transformers_to_open(tmp_path):
     ):
         folder = folder_with("llama", tmp_path / name, config, model_type)
         theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        assert rules(open_tokenizer(folder)) == rules(theirs)
-        assert type(open_tokenizer(folder)) is type(theirs)
+        assert rules(open_tokenizer(open_files(folder))) == rules(theirs)
+        assert type(open_tokenizer(open_files(folder))) is type(theirs)
 
 
 def test_what_transformers_tokenizer_can_do_the_opened_one_can(tmp_path):

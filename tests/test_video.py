@@ -41,7 +41,6 @@ from families.idefics3 import IdeficsImages
 from families.idefics3_videos import SmolVideos, number_words
 from families.qwen_images import QwenImages
 from families.qwen_videos import QwenVideos
-from generate import DEFAULT_MODEL
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
 from generation.session import Session
@@ -49,6 +48,7 @@ from inference.answer import answer_text, ask_each, requests_for
 from inference.answer import encode as encode_question
 from inference.batch import open_scheduler
 from inference.checkpoint import open_checkpoint
+from inference.command import DEFAULT_MODEL
 from inference.conversation import Conversation
 from inference.trial import start_process
 from models import VisionLanguageModel

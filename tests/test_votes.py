@@ -18,7 +18,7 @@ from generation.requests import Stats
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from inference.votes import pick, tally
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 from tests import invariants
 from tests.evaluations import results_of, run, samples_of, write_rows
 from tests.invariants import answers, fast_step

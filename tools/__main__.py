@@ -24,9 +24,10 @@ from data.images import check_sides
 from inference.flags import MODEL, Parser, check_model, dtype, model, positive
 from inference.positionals import check_image_name
 from inference.results import to_json
-from messages import one_line
+from messages import for_terminal, one_line
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.folder import check_replaceable
-from models.checkpoints.hub import CheckpointError, check_repo_id, for_terminal
+from models.checkpoints.hub import check_repo_id
 
 QUESTION = "What is in the picture?"
 _SIZE = re.compile(r"(\d{1,9})[xX](\d{1,9})")

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from messages import counted, one_line, some
-from models.checkpoints.hub import CheckpointError, check_is_whole, read_json
-from models.checkpoints.names import nearest_name
-from models.checkpoints.weights import Entry, read_header, read_tensor
+from models.checkpoints.files import CheckpointError, check_is_whole, read_json
+from models.checkpoints.weights import Entry, nearest_name, read_header, read_tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # A factor of a layer, by peft's names, with the adapter's own name or without.

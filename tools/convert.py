@@ -35,14 +35,9 @@ from data.processor import Processor
 from families import FAMILIES, gemma4, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
 from messages import counted, some
 from models.checkpoints.backbones import with_mean_rows
+from models.checkpoints.files import CheckpointError, Opened, read_json
 from models.checkpoints.folder import check_replaceable, replace_folder
-from models.checkpoints.hub import (
-    CheckpointError,
-    locate,
-    read_json,
-    snapshot,
-)
-from models.checkpoints.load import choose_family, one_version
+from models.checkpoints.load import choose_family, entries_of
 from models.checkpoints.save import (
     CARD,
     MAX_SHARD_BYTES,
@@ -52,12 +47,8 @@ from models.checkpoints.save import (
     write_checkpoint,
     written,
 )
-from models.checkpoints.weights import (
-    FLOATS,
-    StoredTensor,
-    StoredTensorOf,
-    stored_entries,
-)
+from models.checkpoints.sources import one_version, open_files
+from models.checkpoints.weights import FLOATS, StoredTensor, StoredTensorOf
 from models.config import VLMConfig
 from models.packed_vision_transformer import PackedVisionConfig, block_order, patches_of
 from models.vision_language_model import VisionLanguageModel
@@ -99,26 +90,27 @@ def convert(
         log: takes a line for each thing done.
     """
     check_replaceable(target, overwrite)
-    files = locate(source, revision, check=choose_family)
-    from_nanovlm = nanovlm.recognises(files.config)
+    opened = open_files(source, revision)
+    choose_family(opened.config, opened.source)  # no weights are fetched for nothing
+    from_nanovlm = nanovlm.recognises(opened.config)
     layout_of_source = "transformers' layout"
-    if from_nanovlm or AUTO_MAP in files.config:
+    if from_nanovlm or AUTO_MAP in opened.config:
         layout_of_source = "nanoVLM's layout" if from_nanovlm else "the layout of code of its own"
         if adapter is not None:
             raise CheckpointError(
                 f"{source} is in {layout_of_source}, and adapters name transformers' layers: convert it "
                 f"first, then merge the adapter into the result"
             )
-    kinds = {entry.dtype for name, entry in stored_entries(files).items() if name != nanovlm.INV_FREQ}
+    kinds = {entry.dtype for name, entry in entries_of(opened).items() if name != nanovlm.INV_FREQ}
     stored = {FLOATS[kind] for kind in kinds if kind in FLOATS} or {torch.float32}
     target_dtype = getattr(torch, dtype) if dtype else functools.reduce(torch.promote_types, stored)
     # In float32 at least, so that whatever is computed on the weights is rounded once, at the end.
     wide = torch.promote_types(target_dtype, torch.float32)
-    revision = files.origin.commit or revision
+    revision = opened.commit or revision
 
-    def read() -> tuple[VisionLanguageModel, Any]:
-        model = VisionLanguageModel.from_pretrained(source, revision, dtype=wide)
-        return model, _processor(snapshot(source, revision), from_nanovlm, with_processor, log)
+    def read(opened: Opened) -> tuple[VisionLanguageModel, Any]:
+        model = VisionLanguageModel.from_pretrained(opened, dtype=wide)
+        return model, _processor(opened.processor_folder, from_nanovlm, with_processor, log)
 
     model, processor = one_version(source, revision, read)
     dtype = str(target_dtype).removeprefix("torch.")
@@ -130,7 +122,7 @@ def convert(
     probe = Probe.of(model.config, avoid=image_token_id)
     reference = probe.ours(model, around_zero=not from_nanovlm)
     if adapter is not None:
-        layers, reference = merge_adapter(model, files.origin.folder, adapter, probe)
+        layers, reference = merge_adapter(model, opened.folder, adapter, probe)
         said = model.generation_config.items()  # what the base knows is not what it knows with the adapter
         model.generation_config = {key: value for key, value in said if key != "knows"}
         log(f"merged {adapter}: {counted(layers, 'layer')}")
@@ -152,8 +144,8 @@ def convert(
         card = _card(model, source, push or str(target), changes, processor is not None)
         (new / CARD).write_text(card, encoding="utf-8")
         reference = probe.ours(model.float())
-        opened = VisionLanguageModel.from_pretrained(new, dtype="float32")
-        verify("opened by Ocelli", reference, probe.ours(opened), log)
+        reopened = VisionLanguageModel.from_pretrained(new, dtype="float32")
+        verify("opened by Ocelli", reference, probe.ours(reopened), log)
         theirs = probe.theirs(_open_in_transformers(new), model.config)
         verify("opened by transformers", reference, theirs, log)
     log(f"wrote {target}")

@@ -21,21 +21,14 @@ from data.images import check_sides, load_image
 from data.processor import Processor
 from generation.fast.quantized import rounded_bytes
 from generation.kv_cache import Layout, bytes_per_row, numbers_per_token
-from generation.slots import snapshot_numbers
+from generation.states import snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
-from models.checkpoints.hub import CheckpointError, Origin, describe, read_json, snapshot
-from models.checkpoints.load import choose_family, expected_shapes, quantization
-from models.checkpoints.names import other_weights
-from models.checkpoints.weights import (
-    FLOATS,
-    PARTS,
-    Headers,
-    Shape,
-    check_shapes,
-    module_of,
-    read_headers,
-)
+from models.checkpoints.files import CheckpointError, Opened, other_weights
+from models.checkpoints.load import choose_family, empty_model, parameter_shapes, quantization
+from models.checkpoints.sizes import Headers, read_headers
+from models.checkpoints.sources import open_files
+from models.checkpoints.weights import FLOATS, PARTS, Shape, check_shapes, module_of
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel
@@ -49,33 +42,33 @@ _CACHE_BYTES = {"float32": 4, "bfloat16": 2}  # float16 takes as much as bfloat1
 
 def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     """Everything that configs and headers tell about a checkpoint, as JSON-ready values."""
-    files = describe(source, revision)
-    headers = read_headers(files)
-    kind = files.config.get("model_type")
+    opened = open_files(source, revision)
+    headers = read_headers(opened)
+    kind = opened.config.get("model_type")
     kind = kind if isinstance(kind, str) else ""
-    reader: Any = (VISION | TEXT).get(kind) or choose_family(files.config, source)
+    reader: Any = (VISION | TEXT).get(kind) or choose_family(opened.config, source)
     vision: VisionConfig | PackedVisionConfig | None = None
     text: TextConfig | None = None
     try:
         if kind in VISION or kind in TEXT:
-            part, tied = reader.read_config(files.config), bool(files.config.get("tie_word_embeddings"))
+            part, tied = reader.read_config(opened.config), bool(opened.config.get("tie_word_embeddings"))
             vision, text = (part, None) if kind in VISION else (None, part)
             # The other tower of this model is not counted.
             towers = vision or VisionConfig(), text or TextConfig()
             config = VLMConfig(*towers, scale_factor=1, image_token_id=0, tie_word_embeddings=tied)
             prefix = "vision_model." if vision else "language_model."
         else:
-            config = reader.read_config(files.config, files.generation_config, {})
+            config = reader.read_config(opened.config, opened.generation_config, {})
             vision, text, prefix = config.vision, config.text, ""
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from None
-    shapes = expected_shapes(VisionLanguageModel, config)
+    shapes = parameter_shapes(empty_model(VisionLanguageModel, config))
     expected = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
     parameters = dict.fromkeys(PARTS, 0)  # a tied head counts nothing
     for name, shape in expected.items():
         parameters[module_of(name)] += math.prod(shape)
     parameters["all"] = sum(parameters.values())
-    cache, quantized = None, quantization(files.config)
+    cache, quantized = None, quantization(opened.config)
     if text is not None:
         with torch.device("meta"):
             decoder = VisionLanguageModel(config).language_model
@@ -83,16 +76,16 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     stored = {dtype: parameters["all"] * size for dtype, size in _CACHE_BYTES.items()}
     for dtype in ("int8", "int4"):
         stored[dtype] = sum(rounded_bytes(dtype, name, shape) for name, shape in expected.items())
-    fits = f"no: {quantized}" if quantized else _fits(expected, reader, headers, files.origin)
+    fits = f"no: {quantized}" if quantized else _fits(expected, reader, headers, opened)
     memory = {}
     for dtype, weights in stored.items():  # whose cache is in bfloat16 where it has none of its own
         full = cache[dtype if dtype in cache else "bfloat16"]["full_context"] if cache else 0
         memory[dtype] = {"weights": weights, "cache": full, "all": weights + full}
     return {
         "source": source,
-        "commit": files.origin.commit,
+        "commit": opened.commit,
         "family": reader.TITLE if prefix == "" else reader.family,
-        "architectures": files.config.get("architectures") or [],
+        "architectures": opened.config.get("architectures") or [],
         "parameters": parameters,
         "stored": None if headers is None else _stored(headers),
         "fits": fits,
@@ -106,16 +99,16 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     }
 
 
-def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, origin: Origin) -> str:
+def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, opened: Opened) -> str:
     """Whether the stored tensors are those of the config, and if not, why."""
     if headers is None:
-        return f"no weights here{other_weights(origin.folder)}"
+        return f"no weights here{other_weights(opened.files.names())}"
     ignorable = reader.ignorable if isinstance(reader, Backbone) else reader.IGNORABLE
     try:
         names = headers.shapes
-        check_shapes(expected, reader.tensor_map(names), names, ignorable, origin.source)
+        check_shapes(expected, reader.tensor_map(names), names, ignorable, opened.source)
     except CheckpointError as error:
-        return f"no: {str(error).removeprefix(f'{origin.source}: ')}"
+        return f"no: {str(error).removeprefix(f'{opened.source}: ')}"
     return "yes"
 
 
@@ -168,12 +161,10 @@ def inspect_image(
             f"{report['source']} is a bare backbone: only a whole model has prompts to count"
         )
     check_sides(width, height)
-    folder = snapshot(report["source"], report["commit"])
-    described = read_json(folder / "config.json")
-    config = choose_family(described, report["source"]).read_config(described, {}, {})
-    processor = Processor.from_pretrained(
-        folder, config=config, max_pixels=max_pixels
-    )  # refused where it is not this model's
+    opened = open_files(report["source"], report["commit"])
+    config = choose_family(opened.config, opened.source).read_config(opened.config, {}, {})
+    # Refused where it is not this model's.
+    processor = Processor.from_pretrained(opened, config=config, max_pixels=max_pixels)
     if max_pixels is not None and processor.images.budget is None:
         raise ProcessorError("--max-pixels has no effect on a model whose images are cut into tiles")
     # No pixels: the prompt depends on how many tiles there are, not on what they show.

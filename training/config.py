@@ -24,7 +24,8 @@ from data.errors import check_rows_path, nearest_file, replacing
 from messages import did_you_mean, one_line
 from models import __version__
 from models.checkpoints.folder import check_replaceable
-from models.checkpoints.hub import check_has_config, check_repo_id, repository, resolve_source
+from models.checkpoints.hub import check_repo_id
+from models.checkpoints.sources import check_has_config, repository, resolve_source
 from models.config import check_device
 
 Data = str | list[dict[str, Any]]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from data.processor import Processor
 from messages import one_line
-from models.checkpoints.hub import CheckpointError, client, one_sentence
+from models.checkpoints.files import CheckpointError
+from models.checkpoints.hub import client, one_sentence
 from models.checkpoints.load import meta_init
 from models.checkpoints.save import model_card, public_name, written
 from models.vision_language_model import VisionLanguageModel

@@ -15,7 +15,8 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from models.checkpoints.weights import StoredTensorOf, write_file
+from models.checkpoints.save import write_file
+from models.checkpoints.weights import StoredTensorOf
 from training.config import TrainConfig
 from training.optim import part_of
 

@@ -22,8 +22,7 @@ from data.errors import ImageError, replacing
 from data.images import load_image
 from data.packing import Batch
 from data.video import Clip
-from messages import one_line
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal, one_line
 from training.config import TrainConfig
 from training.flops import peak_flops, training_flops, what_learns
 from training.task import Answered, Task

@@ -24,9 +24,8 @@ from data.tokenizer import SPECIAL_TOKENS
 from families import FAMILIES
 from families.keys import checked
 from models.checkpoints.backbones import read_text_config, read_vision_config
-from models.checkpoints.hub import describe as describe_checkpoint
-from models.checkpoints.hub import snapshot
 from models.checkpoints.load import choose_family, meta_init
+from models.checkpoints.sources import open_files, snapshot
 from models.checkpoints.weights import PARTS as TABLE_PARTS
 from models.checkpoints.weights import module_of
 from models.config import TextConfig, VLMConfig
@@ -533,7 +532,7 @@ def _joined_shape(config: TrainConfig) -> VLMConfig:
 
 
 def config_of(source: str) -> dict[str, Any]:
-    return PUBLISHED.get(source) or describe_checkpoint(source).config
+    return PUBLISHED.get(source) or open_files(source).config
 
 
 def stored_shape(source: str) -> VLMConfig:

@@ -26,8 +26,8 @@ from data.video import open_video
 from families import FAMILIES
 from families.idefics3 import IdeficsImages
 from generation.options import SamplingParams, adjusted_scores
-from models.checkpoints.hub import locate, snapshot
 from models.checkpoints.save import public_name, transformers_processor, written
+from models.checkpoints.sources import open_files, snapshot
 from models.config import VLMConfig
 from models.losses import chunk_positions, log_probabilities, summed_cross_entropy
 from models.vision_language_model import VisionLanguageModel
@@ -353,8 +353,8 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
         assert model.origin is not None, "a loaded model knows where it came from"
         folder = snapshot(config.init_from, model.origin.commit)
         return model.train(), open_processor(folder, model.config, config)
-    text = locate(config.text_from)
-    tokenizer = new_tokenizer(snapshot(config.text_from))
+    text = open_files(config.text_from)
+    tokenizer = new_tokenizer(text.processor_folder)
     model = VisionLanguageModel.from_backbones(
         config.vision_from,
         config.text_from,

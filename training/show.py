@@ -15,8 +15,8 @@ from data.packing import IGNORE_INDEX, Sample
 from data.processor import Processor
 from data.row_schemas import OF_BOXES
 from data.sources import Source
-from messages import counted
-from models.checkpoints.hub import for_terminal, snapshot
+from messages import counted, for_terminal
+from models.checkpoints.sources import snapshot
 from training.config import TrainConfig, dataset_entries
 from training.plan import network
 from training.rows import backbone_processor, new_tokenizer, open_processor

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 from training.config import FORMERLY, TrainConfig, flag, settings_class
 from training.distributed import Ranks
 

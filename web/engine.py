@@ -809,7 +809,7 @@ class Engine:
         checkpoint, scheduler = self._schedulers.pop(key)
         checkpoint.features.clear()
         if scheduler.prefixes is not None:
-            scheduler.prefixes.clear()
+            scheduler.prefixes.drop()
         return checkpoint
 
     def _leave_ready(self, ticket: Ticket, started: bool = False) -> None:

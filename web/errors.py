@@ -17,7 +17,7 @@ from generation.options import CacheMemoryError, NotFiniteError
 from inference.conversation import ContextFullError
 from inference.errors import FormError, user_errors
 from messages import one_line, printable
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 from web.engine import Interrupted, QueueFull
 
 log = logging.getLogger("ocelli.server")

@@ -21,11 +21,11 @@ from huggingface_hub import constants
 
 import families
 from inference.checkpoint import Checkpoint, RequestError, loading_dtype, open_checkpoint, pick_device
-from models.checkpoints.download_size import measure
-from models.checkpoints.hub import CheckpointError, describe, last_name, repository
+from models.checkpoints.files import CheckpointError
 from models.checkpoints.load import resolve_dtype
 from models.checkpoints.names import MODELS
-from models.checkpoints.weights import read_headers
+from models.checkpoints.sizes import measure, read_headers
+from models.checkpoints.sources import last_name, open_files, repository
 
 LARGEST_GUEST = 8 * 10**9  # bytes
 GUEST = ""  # in place of the name of a model that visitors may name
@@ -116,7 +116,7 @@ class Models:
         if name not in self._said and name in self.names:
             self._said[name] = {}
             with suppress(CheckpointError):  # whoever asks the model reads why
-                self._said[name] = describe(name).generation_config
+                self._said[name] = open_files(name).generation_config
         return self._said.get(name, {})
 
     def holds(self, checkpoint: Checkpoint) -> bool:
@@ -183,10 +183,10 @@ class Models:
             cache = Path(constants.HF_HUB_CACHE).resolve()
             cache = next(folder for folder in (cache, *cache.parents) if folder.exists())
             check("that fit on the disk", max(0, shutil.disk_usage(cache).free - most), found.missing)
-        files = describe(name, found.commit)
-        if families.nanovlm.recognises(files.config) and "tokenizer.json" not in found.sizes:
+        opened = open_files(name, found.commit)
+        if families.nanovlm.recognises(opened.config) and "tokenizer.json" not in found.sizes:
             raise RequestError(f"model: expected a tokenizer.json beside the weights of {name}, found none")
-        dtype = resolve_dtype(loading_dtype(self._dtype), files.config, pick_device(self._device))
-        if (headers := read_headers(files)) is not None:
+        dtype = resolve_dtype(loading_dtype(self._dtype), opened.config, pick_device(self._device))
+        if (headers := read_headers(opened)) is not None:
             check("of weights in memory", most, headers.num_elements * dtype.itemsize)
         return found.commit

@@ -39,7 +39,7 @@ from inference.answer import split
 from inference.checkpoint import Checkpoint, PixelText, RequestError, other_model, too_many_images
 from inference.conversation import NextTurn, Turn, encode_short, next_turn
 from inference.thinking import THINK_TOKENS, Think
-from models.checkpoints.hub import Origin
+from models.checkpoints.files import Origin
 from models.checkpoints.names import PHOTOGRAPHS
 from web.engine import DRAFT, Engine, EngineLimits, EngineRequest, Piece, Prepared, Ticket
 from web.errors import log_fault, refusal

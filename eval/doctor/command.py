@@ -23,7 +23,7 @@ from eval.doctor.cases import Case, cases
 from eval.doctor.checks import CHECKS, FAULT, GOOD, OPTIONAL, REFUSED, ROUNDING, Finding, broken, run_check
 from eval.doctor.client import CannotAnswer, Client, ServerError
 from inference.flags import MODEL, Parser, check_model, model, positive
-from models.checkpoints.hub import for_terminal
+from messages import for_terminal
 
 if TYPE_CHECKING:
     from eval.doctor.reference import Reference

@@ -1,5 +1,5 @@
 """Checkpoints: finding, reading and writing them in the Hub's formats."""
 
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 
 __all__ = ["CheckpointError"]

@@ -17,28 +17,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from families import idefics3
 from families.keys import checked, first_id, section, token_ids
 from families.text import TEXT_FAMILIES, text_config, vision_config
-from models.checkpoints.hub import CheckpointError, locate, naming
+from models.checkpoints.files import CheckpointError, naming
 from models.checkpoints.load import (
     EMBEDDING,
     HEAD,
-    expected_shapes,
+    empty_model,
+    entries_of,
     fill,
-    meta_init,
+    parameter_shapes,
     resolve_device,
     resolve_dtype,
     resolve_tying,
 )
-from models.checkpoints.weights import (
-    Shape,
-    StoredTensor,
-    StoredTensorOf,
-    check_shapes,
-    rename,
-    shapes_of,
-    stored_entries,
-)
+from models.checkpoints.sources import open_files
+from models.checkpoints.weights import Shape, StoredTensor, StoredTensorOf, check_shapes, rename, shapes_of
 from models.config import TextConfig, VisionConfig, VLMConfig
 
 T = TypeVar("T")
@@ -69,40 +64,28 @@ class Backbone:
         return lambda name: StoredTensor(rename(name, self.names).removeprefix(prefix))
 
 
-# Defaults of transformers' SiglipVisionConfig.
-_SIGLIP_DEFAULTS = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "image_size": 224,
-    "patch_size": 16,
+# Where transformers' SiglipVisionConfig differs from VisionConfig. The tower inside Idefics3 is SigLIP's.
+_SIGLIP_DEFAULTS = {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}
+_SIGLIP_NAMES = {
+    ours: name.removeprefix("model.") for ours, name in idefics3.NAMES.items() if "vision" in ours
 }
+# The other tower of a SigLIP pair, its pooling head, and buffers that follow from the config.
+_SIGLIP_IGNORABLE = re.compile(
+    r"(text_model\..*|(vision_model\.)?head\..*|logit_(scale|bias)|.*\.position_ids)"
+)
+_TEXT_NAMES = {"language_model.lm_head.": "lm_head.", "language_model.": "model."}
 
 
 def _siglip(of_section: Callable[[Mapping], Mapping]) -> Backbone:
-    return Backbone(
-        family="SigLIP vision backbone",
-        read_config=lambda config: vision_config(of_section(config), _SIGLIP_DEFAULTS),
-        names={
-            "vision_model.layers.": "vision_model.encoder.layers.",
-            "vision_model.post_layernorm.": "vision_model.post_layernorm.",
-            "vision_model.": "vision_model.embeddings.",
-        },
-        # The other tower of a SigLIP pair, its pooling head, and buffers that follow from the config.
-        ignorable=re.compile(
-            r"(text_model\..*|(vision_model\.)?head\..*|logit_(scale|bias)|.*\.position_ids)"
-        ),
-        optional_prefix="vision_model.",
-    )
+    def read(config: Mapping) -> VisionConfig:
+        return vision_config(of_section(config), _SIGLIP_DEFAULTS)
+
+    return Backbone("SigLIP vision backbone", read, _SIGLIP_NAMES, _SIGLIP_IGNORABLE, "vision_model.")
 
 
 def _text(family: str) -> Backbone:
     return Backbone(
-        family=f"{family} backbone",
-        read_config=lambda config: text_config(config, {}),
-        names={"language_model.lm_head.": "lm_head.", "language_model.": "model."},
-        ignorable=re.compile(r".*rotary_emb\.inv_freq|lm_head\.weight"),  # a tied head is the embedding
+        f"{family} backbone", lambda config: text_config(config, {}), _TEXT_NAMES, idefics3.IGNORABLE
     )
 
 
@@ -136,20 +119,17 @@ class _Tower:
     """A checkpoint of a backbone: `config` is ours, `stored` its config.json."""
 
     def __init__(self, source: str | Path, known: Mapping[str, Backbone]):
-        self.files = locate(*_with_revision(source))
-        self.stored = self.files.config
-        with naming(self.files.source):
+        self.opened = open_files(*_with_revision(source))
+        self.stored = self.opened.config
+        with naming(self.opened.source):
             self.backbone = choose_backbone(self.stored, known)
             self.config = self.backbone.read_config(self.stored)
-        self.entries = stored_entries(self.files)
+        self.entries = entries_of(self.opened)
         self.tensor_map = self.backbone.tensor_map(self.entries)
-
-    def fill(self, model: Any, expected: dict[str, Shape], dtype: torch.dtype, device: torch.device) -> None:
-        fill(model, expected, self.tensor_map, self.entries, dtype, device)
 
     def check(self, expected: dict[str, Shape]) -> None:
         stored = shapes_of(self.entries)
-        check_shapes(expected, self.tensor_map, stored, self.backbone.ignorable, self.files.source)
+        check_shapes(expected, self.tensor_map, stored, self.backbone.ignorable, self.opened.source)
 
 
 def _with_revision(source: str | Path) -> tuple[str | Path, str | None]:
@@ -192,8 +172,8 @@ def from_backbones(
     if image_token_id is not None and image_token_id >= rows + extra_tokens:
         raise CheckpointError(f"image_token_id: expected one of {rows + extra_tokens}, got {image_token_id}")
     claimed = bool(stored.get("tie_word_embeddings", False))
-    tied = resolve_tying(claimed, speaking.tensor_map, speaking.entries, speaking.files.source)
-    stops = (speaking.files.generation_config.get("eos_token_id"), stored.get("eos_token_id"))
+    tied = resolve_tying(claimed, speaking.tensor_map, speaking.entries, speaking.opened.source)
+    stops = (speaking.opened.generation_config.get("eos_token_id"), stored.get("eos_token_id"))
     config = checked(
         VLMConfig,
         vision=seeing.config,
@@ -207,7 +187,8 @@ def from_backbones(
     )
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, stored, device)
-    expected = expected_shapes(cls, config)
+    model: Any = empty_model(cls, config)
+    expected = parameter_shapes(model)
     expected |= {name: (rows, *expected[name][1:]) for name in (HEAD, EMBEDDING) if name in expected}
     parts = {
         prefix: {name: shape for name, shape in expected.items() if name.startswith(prefix)}
@@ -215,10 +196,8 @@ def from_backbones(
     }
     for prefix, tower in towers.items():
         tower.check(parts[prefix])
-    with meta_init():
-        model: Any = cls(config)  # type: ignore[call-arg]
     for prefix, tower in towers.items():
-        tower.fill(model, parts[prefix], dtype, device)
+        fill(model, parts[prefix], tower.tensor_map, tower.entries, dtype, device)
     table, head = model.language_model.embed_tokens, model.language_model.lm_head
     table.weight = with_mean_rows(table.weight, extra_tokens)
     head.weight = table.weight if tied else with_mean_rows(head.weight, extra_tokens)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from models.checkpoints.hub import CheckpointError
+from models.checkpoints.files import CheckpointError
 
 # A folder that may be replaced has one of these: it is a checkpoint, or the output of a training run.
 _MARKS = ("config.json", "model.safetensors", "metrics.jsonl", "run.yaml", "training_state.pt")
@@ -132,16 +132,12 @@ def _link(source: str | Path, target: str | Path) -> None:
 def _sync(path: Path) -> None:
     """Push a file, or a folder's list of names, to the disk."""
     if not path.is_symlink() and (path.is_file() or path.is_dir()):
-        handle = os.open(path, os.O_RDONLY)
-        try:
+        with ExitStack() as opened:
+            opened.callback(os.close, handle := os.open(path, os.O_RDONLY))
             os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _exchange(first: Path, second: Path) -> bool:
     """Swap two paths in one step; False where the system has no such call."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is None:
-        return False
+    call = getattr(ctypes.CDLL(None), "renameat2", lambda *_: -1)
     return call(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0

@@ -8,10 +8,8 @@ What is a family's own is in its file of `families/`.
 from __future__ import annotations
 
 import math
-import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,15 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES
 from families.keys import section
-from models.checkpoints.hub import (
-    CheckpointError,
-    CheckpointFiles,
-    locate,
-    naming,
-    read_json,
-    resolve_source,
-    state_of,
-)
+from models.checkpoints.files import CheckpointError, Opened, naming
+from models.checkpoints.gguf_weights import gguf_entries
+from models.checkpoints.sources import one_version
 from models.checkpoints.weights import (
     FLOATS,
     Entry,
@@ -53,7 +45,6 @@ HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.
 _NOT_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
 # The dtype that "auto" means: on a CPU float32 is exact, and bfloat16 no faster for one question.
 AUTO_DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
-_LAYER = re.compile(r"(\w+)\.layers\.(\d+)\.(.+)")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS.values()}
 
 
@@ -67,7 +58,7 @@ def put_parameter(model: nn.Module, names: Sequence[str], read: Callable[[], Ten
 
 def load(
     cls: type[T],
-    source: str | Path,
+    source: str | Path | Opened,
     revision: str | None = None,
     dtype: torch.dtype | str | None = "auto",
     device: torch.device | str | None = None,
@@ -80,7 +71,8 @@ def load(
     from config, generation_config and, where the checkpoint has one, the tokenizer.
 
     Args:
-        source: a folder, or a repository id on the Hub.
+        source: a folder, a repository id on the Hub, or its files: whoever opened these sees to it that they
+            do not change meanwhile (`models.checkpoints.sources.one_version`).
         revision: branch, tag or commit of the repository.
         dtype: a dtype or its name. "auto" is what the device is right and fast with: float32 on a CPU,
             bfloat16 on CUDA, elsewhere the stored one. "stored" is the config's own, float32 where it names
@@ -88,39 +80,44 @@ def load(
         device: where the weights go; None is the CPU.
         put: gives the model each tensor.
     """
-    return one_version(source, revision, lambda: _load(cls, source, revision, dtype, device, put))
+    if isinstance(source, Opened):
+        return _load(cls, source, dtype, device, put)
+    return one_version(source, revision, lambda opened: _load(cls, opened, dtype, device, put))
 
 
-def _load(cls: Any, source, revision, dtype, device, put) -> Any:
-    files = locate(source, revision, check=choose_family)  # no weights are fetched for nothing
-    family = choose_family(files.config, files.source)
+def _load(cls: Any, opened: Opened, dtype, device, put) -> Any:
+    family = choose_family(opened.config, opened.source)  # no weights are fetched for nothing
     device = resolve_device(device)
-    dtype = resolve_dtype(dtype, files.config, device)
-    if how := quantization(files.config):
-        raise CheckpointError(f"{files.source}: its weights are {how}: take the unquantized one")
-    entries = stored_entries(files)
-    with naming(files.source):
-        config = family.read_config(files.config, files.generation_config, entries)
+    dtype = resolve_dtype(dtype, opened.config, device)
+    if how := quantization(opened.config):
+        raise CheckpointError(f"{opened.source}: its weights are {how}: take the unquantized one")
+    entries = entries_of(opened)
+    with naming(opened.source):
+        config = family.read_config(opened.config, opened.generation_config, entries)
     stored_tensor = family.tensor_map(entries)
-    tied = resolve_tying(config.tie_word_embeddings, stored_tensor, entries, files.source)
+    tied = resolve_tying(config.tie_word_embeddings, stored_tensor, entries, opened.source)
     stops = set(config.eos_token_ids)
-    end = end_token_id(files)
+    end = end_token_id(opened)
     if end is not None and 0 <= end < config.text.vocab_size:
         stops.add(end)
     config = replace(config, tie_word_embeddings=tied, eos_token_ids=tuple(sorted(stops)))
-    expected = expected_shapes(cls, config)
-    check_shapes(expected, stored_tensor, shapes_of(entries), family.IGNORABLE, files.source)
-    with meta_init():
-        model = cls(config)
+    model = empty_model(cls, config)
+    expected = parameter_shapes(model)
+    check_shapes(expected, stored_tensor, shapes_of(entries), family.IGNORABLE, opened.source)
     # The tables first: what `put` makes of a tensor takes most beside it while little else is there.
     names = sorted(expected, key=lambda name: name not in (EMBEDDING, HEAD))
     ordered = {name: expected[name] for name in names}
     fill(model, ordered, stored_tensor, entries, dtype, device, put, (HEAD,) if tied else ())
-    model.origin = replace(files.origin, weights=files.weights)
+    model.origin = opened.origin
     model.generation_config = {
-        name: value for name, value in files.generation_config.items() if name not in _NOT_KEPT
+        name: value for name, value in opened.generation_config.items() if name not in _NOT_KEPT
     }
     return model.eval()
+
+
+def entries_of(opened: Opened) -> dict[str, Entry]:
+    """Every stored tensor of a checkpoint, by its name in the Hub's layout."""
+    return gguf_entries(opened, opened.weights) if opened.files.gguf else stored_entries(opened)
 
 
 def choose_family(config: Mapping, source: str) -> ModuleType:
@@ -168,27 +165,15 @@ def resolve_tying(
     return same_form and torch.equal(read_tensor(first), read_tensor(second))
 
 
-def expected_shapes(cls: Any, config: VLMConfig) -> dict[str, Shape]:
-    """Every parameter of the model that a config describes, and its shape, from a model of one layer a kind:
-    a thousand layers take seconds to build, and a file that does not have them is to be refused before.
-    """
-    vision, text = config.vision, config.text
-    depth = {"vision_model": vision.num_hidden_layers, "language_model": text.num_hidden_layers}
-    kinds = sorted(set(text.layer_types))
-    alike = replace(text, num_hidden_layers=len(kinds) or 1, layer_types=tuple(kinds))
+def empty_model(cls: type[T], config: VLMConfig) -> T:
+    """The model that a config describes, on the meta device: shapes without numbers."""
     with meta_init():
-        model = cls(replace(config, vision=replace(vision, num_hidden_layers=1), text=alike))
-    expected: dict[str, Shape] = {}
-    for name, parameter in model.named_parameters():
-        names = [name]
-        if found := _LAYER.fullmatch(name):
-            tower, kind, rest = found[1], int(found[2]), found[3]
-            layers = list(range(depth[tower]))
-            if tower == "language_model" and kinds:
-                layers = [layer for layer in layers if text.mixer(layer) == kinds[kind]]
-            names = [f"{tower}.layers.{layer}.{rest}" for layer in layers]
-        expected |= dict.fromkeys(names, tuple(parameter.shape))
-    return expected
+        return cls(config)  # type: ignore[call-arg]
+
+
+def parameter_shapes(model: Any) -> dict[str, Shape]:
+    """Every parameter of a model by its name; a tied head is the embedding."""
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def fill(
@@ -269,104 +254,39 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
 
 
 # ----------------------------------------------------------------------------------------------- end token
-_RELATIVE = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*")
-
-
-def end_token_id(files: CheckpointFiles) -> int | None:
+def end_token_id(opened: Opened) -> int | None:
     """The id of the tokenizer's end token; None where there is no tokenizer or it names none.
 
     tokenizer_config.json (or, in old repositories, special_tokens_map.json) names the token, and
     tokenizer_config.json or tokenizer.json gives its id. The large tokenizer.json is read only where the
     small one does not.
     """
-    folder, inside = "", files.config.get("lm_tokenizer")
+    folder, inside = "", opened.config.get("lm_tokenizer")
     # nanoVLM's tokenizer is in the folder `lm_tokenizer`, where it is not beside the weights.
-    has_folder = files.origin.commit is None and isinstance(inside, str) and _RELATIVE.fullmatch(inside)
-    if has_folder and not files.find("tokenizer.json") and not files.find("tokenizer_config.json"):
+    has_folder = opened.commit is None and isinstance(inside, str) and ".." not in Path(inside).parts
+    if has_folder and not opened.file("tokenizer.json") and not opened.file("tokenizer_config.json"):
         folder = f"{inside}/"
-
-    def read(name: str) -> dict:
-        path = files.find(folder + name)
-        return {} if path is None else read_json(path)
-
-    config = read("tokenizer_config.json")
+    config = opened.json(f"{folder}tokenizer_config.json")
     # A repository that has no tokenizer is not asked for the other files of one.
-    if not config and files.origin.commit is not None:
+    if not config and opened.commit is not None:
         return None
-    token = _text(config.get("eos_token")) or _text(read("special_tokens_map.json").get("eos_token"))
+    token = _text(config.get("eos_token"))
+    token = token or _text(opened.json(f"{folder}special_tokens_map.json").get("eos_token"))
     if token is None:
         return None
     decoder = config.get("added_tokens_decoder")
     for token_id, added in decoder.items() if isinstance(decoder, dict) else ():
-        if _text(added) == token and token_id.isdecimal() and len(token_id) < 10:
+        if _text(added) == token and token_id.isdecimal():
             return int(token_id)
-    tokenizer = read("tokenizer.json")
-    added_tokens, model = tokenizer.get("added_tokens"), tokenizer.get("model")
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    ids = dict(vocab) if isinstance(vocab, dict) else {}
-    for added in reversed(added_tokens) if isinstance(added_tokens, list) else ():
-        if isinstance(added, dict) and _text(added) == token:
-            ids[token] = added.get("id")
-    return ids[token] if isinstance(ids.get(token), int) else None
+    tokenizer = opened.json(f"{folder}tokenizer.json")
+    for added in tokenizer.get("added_tokens") or ():
+        if _text(added) == token:
+            return added["id"]
+    found = (tokenizer.get("model") or {}).get("vocab") or {}
+    return found.get(token) if isinstance(found, dict) else None
 
 
 def _text(token: object) -> str | None:
     """A token's text, which is stored alone or in an object."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
-
-
-# --------------------------------------------------------------------------- a folder that others write to
-# A checkpoint is many files, and nothing tells its readers when all of them belong together: whoever saves it
-# may exchange the folder (as `save` does), rename files over it, or write into them (as transformers does).
-# So the files' inodes, lengths and times of change are noted before reading and compared afterwards.
-
-# What a model or a processor is read from, and its temporary names: `.NAME.a1B2c3` from rsync. A run's log
-# beside it grows without being part of it.
-_READ = re.compile(r"\.?[\w-][\w.-]*\.(safetensors|gguf|json|jinja|model|txt)(\.\w+)?", re.ASCII)
-_READ_BELOW = ("*/tokenizer*", "*/*.jinja", ".cache/huggingface/download/*.incomplete")
-_TRIES, _PAUSE = 5, 0.5  # seconds
-
-
-class BeingWrittenError(CheckpointError):
-    """A folder changed each time it was read."""
-
-
-def one_version(source: str | Path, revision: str | None, read: Callable[[], T]) -> T:
-    """The result of `read`, all of it from files that did not change meanwhile.
-
-    `read` may be called several times, and what it raises about a folder that changes is forgotten. A
-    repository's files are those of one commit and do not change.
-    """
-    folder = Path(resolve_source(source, revision))
-    folder = folder.parent if folder.is_file() else folder  # of GGUF files
-    if not folder.is_dir():
-        return read()
-    for _ in range(_TRIES):
-        before = _state(folder)
-        try:
-            result = read()
-        except BeingWrittenError:
-            break
-        except Exception:
-            if _state(folder) == before:
-                raise
-        else:
-            if _state(folder) == before:
-                return result
-            del result  # so that two models are never held at once
-        time.sleep(_PAUSE)
-    raise BeingWrittenError(
-        f"{source} changed each time it was read: wait until the process that saves to it has finished, and "
-        f"try again"
-    )
-
-
-def _state(folder: Path) -> set[tuple]:
-    """The state of each file that a checkpoint is read from."""
-    paths = [path for path in folder.glob("*") if _READ.fullmatch(path.name)]
-    found = set[tuple]()
-    for path in (*paths, *(path for pattern in _READ_BELOW for path in folder.glob(pattern))):
-        with suppress(OSError):  # it went between the list and this
-            found.add(state_of(path))
-    return found

@@ -1,17 +1,23 @@
-"""Models of the Hub that Ocelli opens and people ask for: a short name for each, and what it is good for. And
-what was meant by names that nothing has."""
+"""Models of the Hub that Ocelli opens and people ask for: a short name for each, and what it is good for; and
+which of them, or of the checkpoints here, a person meant by a name that nothing has."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain, takewhile
-from pathlib import Path, PurePath
+from pathlib import Path
 
-from messages import ALIKE
+from messages import ALIKE, some
+from models.checkpoints.files import EMBEDDED, CheckpointError, is_checkpoint
+from models.checkpoints.gguf import SUFFIX
+
+_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+REPO_ID = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}", re.ASCII)
+_WEB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?")
 
 
 @dataclass(frozen=True)
@@ -23,10 +29,6 @@ class Known:
     good_for: str
 
 
-# How files of weights that are not opened here are called -> whose they are.
-_OTHER_WEIGHTS = {
-    "openvino*.*": "OpenVINO", "*.onnx": "ONNX", "*/*.onnx": "ONNX", "pytorch_model*.bin": "PyTorch's pickle"
-}  # fmt: skip
 PHOTOGRAPHS = "smolvlm-256m"  # the smallest that knows them
 MODELS = {
     "smolvlm-256m": Known("HuggingFaceTB/SmolVLM-256M-Instruct", 0.5, "photographs, in short answers"),
@@ -59,6 +61,9 @@ MODELS = {
     "nanovlm-230m": Known("lusxvr/nanoVLM-230M-8k", 0.9, "reading and training; several images"),
     "nanovlm-450m": Known("lusxvr/nanoVLM-450M", 1.8, "reading and training, the largest of these"),
 }
+
+
+KNOWN = tuple(known.repo for known in MODELS.values())
 
 
 def table() -> str:
@@ -101,24 +106,62 @@ def meant(names: Iterable[str], named: bool = False) -> str:
     return f"did you mean {' or '.join(few)}{of}?"
 
 
-def nearest_name(missing: Collection[str], there: Collection[str]) -> tuple[str, str] | None:
-    """One of the first missing names, and that of those that are there whose end is most like its; None
-    where no two end alike."""
-
-    def shared(names: tuple[str, str]) -> int:
-        ends = (name.split(".")[::-1] for name in names)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*ends)))
-
-    pairs = ((wanted, name) for wanted in sorted(missing)[:8] for name in sorted(there))
-    found = max(pairs, key=shared, default=("", ""))
-    return found if shared(found) > 1 else None
+# ------------------------------------------------------------------------------------------------- slips
+def _checkpoints_in(folder: Path) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if is_checkpoint(folder / name))
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return []
 
 
-def other_weights(folder: Path, names: Iterable[str] = ()) -> str:
-    """The end of a sentence about a folder, or a repository with files of these names, without weights that
-    open here: the format that it has instead."""
-    for glob, format in _OTHER_WEIGHTS.items():
-        here = (path.name for path in sorted(folder.glob(glob)))
-        if name := next(chain(here, (name for name in names if PurePath(name).match(glob))), ""):
-            return f"; it holds {format} weights ({name}): take the safetensors that they were made from"
-    return ""
+def refuse_slip(text: str, path: str, only_path: bool, quantized: bool, revision: str | None) -> None:
+    """Raise CheckpointError for a name of no folder here that cannot be a repository's (`only_path`, or its
+    letters), or that was meant for something here. A `revision` says that it is a repository's."""
+    if os.path.isfile(path):
+        raise CheckpointError(
+            f"{text} is a file: expected the folder of a checkpoint, such as {os.path.dirname(path) or '.'}, "
+            f"a GGUF file, or a repository id such as owner/name"
+        )
+    if quantized and text.lower() in MODELS:
+        raise CheckpointError(
+            f"{text}: a short name takes no quantization: name a repository of GGUF files, such as "
+            f"ggml-org/SmolVLM-256M-Instruct-GGUF:Q8_0"
+        )
+    if match := _WEB.fullmatch(text):
+        raise CheckpointError(f"there is no folder {text}: did you mean the repository {match[1]}?")
+    if not only_path and not REPO_ID.fullmatch(text):
+        raise CheckpointError(
+            f"{text!r} is neither a folder here nor a valid repository id such as owner/name"
+        )
+    place = Path(os.path.normpath(path))
+    here = _checkpoints_in(place.parent)
+    embedded = _checkpoints_in(EMBEDDED) if str(place.parent) in (".", EMBEDDED.name) else []
+    looks_local = only_path or bool(len(place.parts) > 1 and here)
+    if revision is not None and not only_path:
+        return
+    if found := alike(place.name, here + embedded):
+        hint = meant(str(place.parent / name) for name in found)
+    elif not only_path and len(place.parts) == 1 and (found := short_names(text)):
+        hint = f"{meant(found, named=True)} (--model list shows the short names)"
+        raise CheckpointError(f"there is no folder and no model {text}: {hint}")
+    elif looks_local and here:
+        hint = f"{place.parent} has {some(here)}"
+    elif looks_local:
+        hint = "expected a checkpoint folder, a GGUF file or a repository id such as owner/name"
+    else:
+        return
+    if not only_path:
+        hint += " (for a repository of that name give its revision, such as main, or start elsewhere)"
+    raise CheckpointError(f"there is no {'file' if text.endswith(SUFFIX) else 'folder'} {text}: {hint}")
+
+
+def hints(repo: str, cached: Mapping[str, bool], answered: bool) -> str:
+    """The end of a sentence about a repository that was not found: which of those in the client's cache (name
+    -> whether it opens) or of the known ones may have been meant; without the Hub's answer, what is here."""
+    said = []
+    if repo not in KNOWN and (similar := alike(repo, [*cached, *KNOWN], same_numbers=True)):
+        said.append(meant(similar))
+    if not answered:
+        here = [*_checkpoints_in(EMBEDDED), *(name for name, opens in cached.items() if opens)]
+        said.append(f"without the Hub there are {some(here)}, and any folder of a checkpoint")
+    return "".join(f"; {hint}" for hint in said)

@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,16 @@ from torch import Tensor, nn
 
 from families import FAMILIES
 from families.text import write_ids
+from models.checkpoints.files import INDEX, CheckpointError, read_json
 from models.checkpoints.folder import replace_folder
-from models.checkpoints.hub import INDEX, CheckpointError, client, fetched, one_sentence, read_json
+from models.checkpoints.hub import client, fetched, one_sentence
 from models.checkpoints.load import choose_family
-from models.checkpoints.weights import Pending, StoredTensorOf, placed, write_file
+from models.checkpoints.weights import FLOATS, Shape, StoredTensorOf, memory_of
 from models.config import VLMConfig
 
 MAX_SHARD_BYTES = 5_000_000_000
 CARD = "README.md"
+_NAMES = {dtype: name for name, dtype in FLOATS.items()}
 
 # Weights and configs of the checkpoint that is replaced: never carried over to the new one.
 _REPLACED = re.compile(
@@ -182,6 +184,68 @@ def write_json(path: Path, value: dict) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
+# ------------------------------------------------------------------------------------------------- weights
+@dataclass(frozen=True)
+class Pending:
+    """A tensor that is made when it is written."""
+
+    shape: Shape
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def placed(tensors: Mapping[str, Pending], places: StoredTensorOf) -> dict[str, Pending]:
+    """A model's tensors under a checkpoint's own names; what was split on the way in is fused again."""
+
+    def fused(before: Callable[[], Tensor], last: Callable[[], Tensor]) -> Tensor:
+        return torch.cat([before(), last()])
+
+    stored: dict[str, Pending] = {}
+    pairs = ((places(name), tensor) for name, tensor in tensors.items())
+    for place, tensor in sorted(pairs, key=lambda pair: pair[0].part):
+        make = partial(fused, stored[place.name].make, tensor.make) if place.part else tensor.make
+        stored[place.name] = replace(tensor, shape=place.stored_shape(tensor.shape), make=make)
+    return stored
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor | Pending]) -> None:
+    """Write a safetensors file: `file_header`, then each tensor.
+
+    One tensor at a time is on the CPU; the library's `save_file` wants all of them there.
+    """
+    header, names = file_header(tensors)
+    with path.open("wb") as file:
+        file.write(header)
+        for name in names:
+            tensor = tensors[name]
+            made = tensor.make() if isinstance(tensor, Pending) else tensor
+            file.write(memory_of(made.detach().cpu().contiguous()))
+    path.chmod(0o644)
+
+
+def file_header(
+    tensors: Mapping[str, Tensor | Pending], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, list[str]]:
+    """The first bytes of a safetensors file with metadata {"format": "pt"} and what is given besides, and the
+    order of the tensors after it."""
+    # The library orders by alignment, so that every tensor starts at a multiple of its item size.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.nbytes
+        kind, shape = _NAMES[tensor.dtype], list(tensor.shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw, names
+
+
 # ----------------------------------------------------------------------------------------- processor files
 # These tokens have a place of their own in every tokenizer, so they are not extra special tokens.
 _STANDARD = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
@@ -275,9 +339,8 @@ def push(
     Args:
         model, processor, max_shard_bytes: as in `save`.
         repo_id: owner/name.
-        card: text of README.md; None takes the one in the folder that the model was loaded from, with this
-            repository's name in its commands, or leaves the one that the repository has, or else writes
-            `model_card` with what the model itself tells.
+        card: text of README.md; None takes the one in the folder that the model was loaded from, or leaves
+            the one that the repository has, or else writes `model_card` with what the model itself tells.
         private: for a repository that is made now.
         revision: branch to commit to, made if need be.
 
@@ -285,8 +348,7 @@ def push(
         The address of the commit.
     """
     with_processor = processor is not None
-    if card is None and (kept := card_of_origin(model)) is not None:
-        card = _addressed(kept, repo_id)
+    card = card_of_origin(model) if card is None else card
     with tempfile.TemporaryDirectory() as scratch:
         folder = save(model, Path(scratch) / "model", processor, card, max_shard_bytes)
         api = client().HfApi()
@@ -317,73 +379,7 @@ def card_of_origin(model: Any) -> str | None:
     return (model.origin.folder / CARD).read_text(encoding="utf-8")
 
 
-def _addressed(card: str, repo_id: str) -> str:
-    """A card of `model_card` that was made for a folder or another repository, with `repo_id` in its title
-    and commands; any other card as it is."""
-    found = re.search(r'^model = VisionLanguageModel\.from_pretrained\("(.+)"\)$', card, re.MULTILINE)
-    if found is None:
-        return card
-    old = found[1]
-    for place in ('("{}")', 'model="{}"', " --model {}\n"):
-        card = card.replace(place.format(old), place.format(repo_id))
-    title = "\n# {}\n"
-    return card.replace(title.format(old.rsplit("/", 1)[-1]), title.format(repo_id.rsplit("/", 1)[-1]), 1)
-
-
 # ---------------------------------------------------------------------------------------------- model card
-_CARD = """# {name}
-
-{summary}
-
-| | |
-|---|---|
-| parameters | {parameters:,} |
-| vision | {vision.num_hidden_layers} layers of {vision.hidden_size}, {images} |
-| language | {text.num_hidden_layers} layers of {text.hidden_size}, {text.num_attention_heads} heads over \
-{text.num_key_value_heads}, {text.vocab_size:,} tokens |
-
-## Training data
-
-{training_data}
-
-## Evaluation
-
-{evaluation}
-
-## Use
-
-{ask}```python
-from models import VisionLanguageModel
-
-model = VisionLanguageModel.from_pretrained("{repo_id}")
-```
-
-In transformers, unconverted:
-
-```python
-{in_transformers}
-```
-"""
-_ASK = """In Ocelli:
-
-```bash
-python generate.py picture.png -q "What is in the picture?" --model {repo_id}
-```
-
-"""
-_PIPELINE = """from transformers import pipeline
-
-answer = pipeline("image-text-to-text", model="{repo_id}")
-content = [{{"type": "image", "url": "picture.png"}}, {{"type": "text", "text": "What is in the picture?"}}]
-print(answer(text=[{{"role": "user", "content": content}}], return_full_text=False)[0]["generated_text"])"""
-_ASK_NOTHING = """The repository holds the model alone, without a processor for pictures and text. In Ocelli:
-
-"""
-_AUTO_MODEL = """from transformers import AutoModelForImageTextToText
-
-model = AutoModelForImageTextToText.from_pretrained("{repo_id}")"""
-
-
 def model_card(
     repo_id: str,
     config: VLMConfig,
@@ -407,12 +403,10 @@ def model_card(
     """
     tags = ["ocelli", "vision-language", *metadata.pop("tags", [])]
     front = {"library_name": "transformers", "pipeline_tag": "image-text-to-text", "language": "en"}
-    ask, in_transformers = (_ASK, _PIPELINE) if with_processor else (_ASK_NOTHING, _AUTO_MODEL)
-    body = _CARD.format(
-        name=repo_id.rsplit("/", 1)[-1],
+    card = client().ModelCard.from_template(
+        client().ModelCardData(tags=tags, **(front | metadata)),
+        Path(__file__).with_name("card.md.jinja"),
         repo_id=repo_id,
-        ask=ask.format(repo_id=repo_id),
-        in_transformers=in_transformers.format(repo_id=repo_id),
         summary=summary,
         parameters=parameters,
         images=config.vision.images(config.scale_factor),
@@ -420,8 +414,9 @@ def model_card(
         text=config.text,
         training_data=training_data,
         evaluation=evaluation,
+        with_processor=with_processor,
     )
-    return f"---\n{client().ModelCardData(tags=tags, **(front | metadata))}\n---\n\n{body}"
+    return f"{card}\n"
 
 
 def public_name(source: str) -> str:

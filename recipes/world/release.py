@@ -25,8 +25,8 @@ from eval.run import evaluate
 from eval.tasks import shapes_task
 from inference.checkpoint import open_checkpoint
 from inference.flags import Parser, positive
+from messages import for_terminal
 from models import VisionLanguageModel
-from models.checkpoints.hub import for_terminal
 from models.checkpoints.save import model_card
 
 SUMMARY = (

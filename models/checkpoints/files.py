@@ -1,0 +1,284 @@
+"""The files of a checkpoint: each is found once, and each JSON file is parsed once.
+
+    opened = open_files("runs/mine")          # models.checkpoints.sources
+    opened.config["model_type"], opened.json("tokenizer_config.json"), opened.weights
+
+Whatever reads a checkpoint, its model and its processor, is handed one `Opened`. Importing this module
+imports neither PyTorch nor the Hub's client: a mistyped name is refused at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any, Protocol
+
+from messages import printable
+
+EMBEDDED = Path(__file__).resolve().parents[2] / "checkpoints"  # the models that come with the repository
+# What a processor, a tokenizer and a chat template may consist of, today's files and older ones.
+# nanoVLM describes its processor in config.json.
+PROCESSOR_FILES = (
+    "config.json", "tokenizer_config.json", "tokenizer.json", "processor_config.json",
+    "preprocessor_config.json", "video_preprocessor_config.json", "chat_template.jinja",
+    "chat_template.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "generation_config.json",
+)  # fmt: skip
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHARD = re.compile(r"[\w-][\w.-]{,200}\.safetensors", re.ASCII)
+# How files of weights that are not opened here are called -> whose they are.
+_OTHER_WEIGHTS = {"openvino*.*": "OpenVINO", "*.onnx": "ONNX", "pytorch_model*.bin": "PyTorch's pickle"}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be found, read or written. The message is one sentence for the user.
+
+    A message may quote the checkpoint, so it is made `printable`.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(printable(message, 1_000, end=200))  # what to do stands at the end
+
+
+@contextmanager
+def naming(what: object) -> Iterator[None]:
+    """A ValueError inside comes out as a CheckpointError about this file or checkpoint."""
+    try:
+        yield
+    except ValueError as error:
+        raise CheckpointError(f"{what}: {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def state_of(path: Path) -> tuple[str, int, int, int, int, int]:
+    """Path, inode, size and times of a file: it is the same as before if all of them are."""
+    info = path.stat()
+    return str(path), info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+
+
+def is_checkpoint(folder: Path) -> bool:
+    return os.path.isfile(folder / "config.json")
+
+
+def check_is_whole(path: Path) -> None:
+    """Refuse what Git leaves in the place of a large file."""
+    with path.open("rb") as file:
+        if file.read(64).startswith(b"version https://git-lfs"):
+            raise CheckpointError(f"{path} is a Git-LFS pointer: run `git lfs pull` in {path.parent}")
+
+
+def other_weights(names: Iterable[str]) -> str:
+    """The end of a sentence about a checkpoint with these files and without weights that open here: the
+    format that it has instead."""
+    for pattern, kind in _OTHER_WEIGHTS.items():
+        if name := next((name for name in sorted(names) if PurePath(name).match(pattern)), ""):
+            return f"; it holds {kind} weights ({name}): take the safetensors that they were made from"
+    return ""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a checkpoint came from: the name it was opened by, its folder here, the Hub's commit, and the
+    files that its weights were read from."""
+
+    source: str
+    folder: Path
+    commit: str | None = None
+    weights: tuple[Path, ...] = ()
+
+
+class Files(Protocol):
+    """A place that has a checkpoint's files: a folder, GGUF files, or a repository on the Hub.
+
+    name: for messages, such as "folder runs/mine".
+    source: the name that the checkpoint was opened by.
+    commit: the Hub's, once a file was asked for.
+    gguf: names of the GGUF files that hold the weights, if such files do.
+    """
+
+    name: str
+    source: str
+    commit: str | None
+    gguf: tuple[str, ...]
+
+    def file(self, name: str) -> Path | None:
+        """The path of a file, fetched if need be; None where there is no such file."""
+
+    def cached(self, name: str) -> Path | None:
+        """The path of a file that is on this machine already, else None."""
+
+    def names(self) -> list[str]:
+        """The names of all files, those in folders below as folder/name."""
+
+
+class Folder:
+    """Files of a local folder."""
+
+    commit: str | None = None
+    gguf: tuple[str, ...] = ()
+
+    def __init__(self, path: str | Path, source: str | Path):
+        self.path, self.name, self.source = Path(path), f"folder {path}", str(source)
+
+    def file(self, name: str) -> Path | None:
+        """Its path. A link that leads out of a checkpoint is refused: an unpacked archive may hold links to
+        any file of this machine. The client's own cache links its snapshots to its blobs."""
+        path = self.path / name
+        if not path.is_file():
+            return None
+        home, target = self.path.resolve(), path.resolve()
+        blobs = home.parent.parent / "blobs"
+        inside = target.is_relative_to(home)
+        inside = inside or (home.parent.name == "snapshots" and target.is_relative_to(blobs))
+        if not inside and os.environ.get("OCELLI_FOLLOW_LINKS") != "1":
+            raise CheckpointError(
+                f"{path} is a link out of its folder, to {target}: put the file itself there, or set "
+                f"OCELLI_FOLLOW_LINKS=1 if the link is yours"
+            )
+        check_is_whole(path)
+        return path
+
+    cached = file
+
+    def names(self) -> list[str]:
+        paths = (path for pattern in ("*", "*/*") for path in self.path.glob(pattern))
+        return [path.relative_to(self.path).as_posix() for path in paths]
+
+
+class Opened:
+    """A checkpoint's files, found and parsed when they are first asked for."""
+
+    def __init__(self, files: Files):
+        self.files, self.source = files, files.source
+        self._paths: dict[str, Path | None] = {}
+        self._parsed: dict[str, dict[str, Any]] = {}
+
+    @property
+    def commit(self) -> str | None:
+        """The Hub's; None for what is on this machine alone."""
+        return self.files.commit
+
+    def file(self, name: str) -> Path | None:
+        """The path of a file, as `Files.file` finds it."""
+        if name not in self._paths:
+            self._paths[name] = self.files.file(name)
+        return self._paths[name]
+
+    def json(self, name: str) -> dict[str, Any]:
+        """The JSON object in a file, {} where there is no such file. Others read it too: do not change it."""
+        if name not in self._parsed:
+            path = self.file(name)
+            self._parsed[name] = {} if path is None else read_json(path)
+        return self._parsed[name]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json, which every model has."""
+        if self.file("config.json") is None:
+            raise self._no_config()
+        return self.json("config.json")
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        return self.json("generation_config.json")
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are on this machine."""
+        if (found := next(filter(None, map(self.file, PROCESSOR_FILES)), None)) is None:
+            raise CheckpointError(
+                f"{self.files.name} has no files of a processor: expected tokenizer.json and others"
+            )
+        return found.parent
+
+    @cached_property
+    def processor_folder(self) -> Path:
+        """`folder`, once all files of a processor are in it."""
+        for name in sorted(PROCESSOR_FILES, key=lambda name: self.files.cached(name) is None):
+            self.file(name)  # first those that need no network
+        return self.folder
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.source, self.folder, self.commit, self.weights)
+
+    # ----------------------------------------------------------------------------------------- weights
+    @cached_property
+    def weights(self) -> tuple[Path, ...]:
+        """The files that hold the weights, fetched where they are not here."""
+        if (names := self._shards(self.file)) is None:
+            raise self._no_weights()
+        if absent := [name for name in names if self.file(name) is None]:
+            raise CheckpointError(
+                f"{self.files.name} has no {absent[0]}, which its index names: download it again"
+            )
+        return tuple(filter(None, map(self.file, names)))
+
+    @property
+    def weights_here(self) -> tuple[Path, ...]:
+        """`weights` if they are on this machine, else ()."""
+        self.file("config.json")  # which decides the commit
+        names = self._shards(self.files.cached) or ()
+        if isinstance(self.files, Folder) and names:
+            return self.weights  # which says what its index names and the folder lacks
+        found = [path for path in map(self.files.cached, names) if path is not None]
+        return tuple(found) if len(found) == len(names) else ()
+
+    @property
+    def weight_map(self) -> dict[str, str]:
+        """The shard of each tensor by its name; {} where there is one file or GGUF."""
+        single = self.files.gguf or self.weights[0].name == WEIGHTS
+        return {} if single else self.json(INDEX)["weight_map"]
+
+    def _shards(self, find: Callable[[str], Path | None]) -> list[str] | None:
+        """The names of the files that hold the weights, or None."""
+        if self.files.gguf or find(WEIGHTS) is not None:
+            return [*self.files.gguf] or [WEIGHTS]
+        if (path := find(INDEX)) is None:
+            return None
+        weight_map = self.json(INDEX).get("weight_map")
+        names = weight_map.values() if isinstance(weight_map, dict) else ()
+        # A shard is a plain file beside its index: a checkpoint must not name other files of this machine.
+        if not names or not all(isinstance(name, str) and _SHARD.fullmatch(name) for name in names):
+            raise CheckpointError(
+                f"{path}: expected a weight_map of tensor names to shards beside it, which are called like "
+                f"model-00001-of-00002.safetensors"
+            )
+        return sorted(set(names))
+
+    # ------------------------------------------------------------------------------------------ errors
+    def _no_config(self) -> CheckpointError:
+        needed = "a checkpoint needs one beside its weights"
+        if isinstance(self.files, Folder):
+            folder, run = self.files.path, self.files.path.resolve().parent
+            needed += other_weights(self.files.names())
+            if (folder / "adapter_config.json").is_file():
+                what = f"open {run}" if is_checkpoint(run) else "merge it: tools convert BASE --adapter"
+                needed = f"it is an adapter; {what}"
+        return CheckpointError(f"{self.files.name} has no config.json: {needed}")
+
+    def _no_weights(self) -> CheckpointError:
+        where, names = self.files.name, list[str]()
+        with suppress(CheckpointError):
+            names = self.files.names()
+        below = ("*.incomplete", ".cache/huggingface/download/*.incomplete")
+        if self.commit is None and any(any(self.folder.glob(name)) for name in below):
+            return CheckpointError(f"{where} has no {WEIGHTS}: a download was cut short, download it again")
+        others = other_weights(names) or "; weights in another format must be converted to safetensors first"
+        return CheckpointError(f"{where} has neither {WEIGHTS} nor {INDEX}{others}")
