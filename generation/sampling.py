@@ -185,7 +185,8 @@ class Row:
         if token_id == BAD:
             self.error, self.stop_reason = self.error or NotFiniteError(len(self.tokens) + 1), "error"
             return
-        stops, constraint = token_id in self.stop_ids, self.constraint
+        stops = token_id in self.stop_ids
+        constraint = self.constraint
         if constraint is not None:
             constraint.accept(token_id)
         thinks = constraint is not None and constraint.thinking

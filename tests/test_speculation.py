@@ -269,7 +269,7 @@ def test_logits_that_are_not_finite_are_reported_for_their_token(vlm):
         right = Guess(lambda ids: answer[len(ids) :][:4])
         with pytest.MonkeyPatch.context() as patch, pytest.raises(NotFiniteError) as failed:
             offer(patch, right)
-            vlm.generate(**inputs_of(REPEATING), max_new_tokens=9, decode_step=step, **options)
+            Session(vlm).generate(**inputs_of(REPEATING), max_new_tokens=9, decode_step=step, **options)
         assert failed.value.token == 4  # one from the prompt's logits, then two
 
 
