@@ -113,7 +113,6 @@ class Scheduler:
         self.lag = LAG if model.device.type == "cuda" else 0
         self._cache = SlotCache(model.language_model, slots, prefixes)
         self.budget = self._cache.budget
-        self.budget.check(self.budget.positions)
         # Of each slot: the token to be fed; its position, the row's seed, how many numbers it has drawn, the
         # offset of its rotary places, and the token that a recorded step has chosen, or BAD.
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)

@@ -219,7 +219,7 @@ def test_proposed_tokens_are_verified(vlm, monkeypatch):
     inputs, options = inputs_of(words(1, 9)), {"max_new_tokens": 40, **NO_STOP}
     expected = vlm.generate(**inputs, **options)
     offer(monkeypatch, Guess(lambda ids: expected[0, len(ids) :][:6].tolist()))
-    got = vlm.generate_detailed(**inputs, decode_step=GraphStep(vlm.language_model), **options)
+    got = Session(vlm).generate_detailed(**inputs, decode_step=GraphStep(vlm.language_model), **options)
     assert torch.equal(got.token_ids, expected) and got.accepted_tokens > 30
 
 
