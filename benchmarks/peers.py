@@ -56,10 +56,10 @@ from generation.session import Session
 from generation.steps import step_of
 from inference.draft import Draft
 from models.checkpoints.gguf import Place
-from models.checkpoints.load import meta_init
+from models.checkpoints.load import meta_init, prepare_device
 from models.checkpoints.save import written
 from models.config import TextConfig, VLMConfig
-from models.vision_language_model import VisionLanguageModel, prepare_device
+from models.vision_language_model import VisionLanguageModel
 
 WARM_UP = 3  # steps before the clock starts: graphs are captured, libraries choose their kernels
 DRAFT_TOKENS = 64  # at most: a draft ends by itself when it has taken its share of the time

@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 
 from data.boxes import COORDINATES, Box, CoordinateForm, Corners, Size, centre, form_of, is_list
 from data.errors import BadRow, ImageError
-from data.images import ImageLimits, describe, measure, open_undecoded
+from data.image_sizes import measure
+from data.images import ImageLimits, describe, open_undecoded
 
 BAD_BOX = "bad box"
 CATEGORIES = ("objects", "ref")  # columns whose names may be numbers

@@ -39,11 +39,12 @@ class CocoRows(Sequence):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def select(self, numbers: np.ndarray) -> CocoRows:
+        part = copy(self)
+        part.rows = self.rows[numbers]
+        return part
+
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice | np.ndarray):
-            part = copy(self)
-            part.rows = self.rows[index]
-            return part
         image, begin, end, first = self.rows[index].tolist()
         row: dict[str, Any] = {**self.images[image]}
         if self.captions:

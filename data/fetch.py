@@ -1,4 +1,4 @@
-"""Download one image over http(s), bounded in size and time.
+"""Bytes of a URL: data: URLs, and one image over http(s), bounded in size and time.
 
 A URL that a stranger wrote must not make this machine ask its own network: a router's page, a cloud's
 metadata service, a database on loopback. So each host name, also of a redirect, is resolved once, all its
@@ -9,10 +9,12 @@ The environment variable OCELLI_ALLOW_PRIVATE_URLS=1 turns this off.
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import os
 import socket
 import threading
+import urllib.parse
 from contextlib import suppress
 from urllib.request import getproxies, proxy_bypass
 
@@ -93,6 +95,23 @@ def _client(url: httpx.URL) -> httpx.Client:
         headers={"User-Agent": "ocelli", "Accept": "image/*,*/*;q=0.1", "Accept-Encoding": "identity"},
         event_hooks={"request": hooks},
     )
+
+
+def read_url(url: str, max_bytes: int) -> bytes:
+    """The bytes of a data: or http(s) URL. A refusal is an ImageError without the URL."""
+    if url[:8].lower().startswith(("http://", "https://")):
+        return fetch(url, max_bytes)
+    header, _, body = url.partition(",")
+    if header[:5].lower() != "data:":
+        raise ImageError("expected a path or an http(s) URL; no other kind of URL is read")
+    if (least := len(body) // 3) > max_bytes:  # %xx is a byte
+        raise ImageError(f"expected at most {max_bytes:,} bytes, got {least:,}; shrink the image")
+    if not header.lower().endswith(";base64"):
+        return urllib.parse.unquote_to_bytes(body)
+    try:
+        return base64.b64decode(body, validate=True)
+    except ValueError as error:
+        raise ImageError(f"expected base64 after the comma ({one_line(error, 200)})") from error
 
 
 def fetch(url: str, max_bytes: int) -> bytes:

@@ -18,7 +18,7 @@ import numpy as np
 from data.errors import BadRow, DatasetError
 from data.row_files import Stream, library
 from data.row_schemas import OF_BOXES
-from data.sources import DatasetConfig, Mixture, Source, open_datasets
+from data.sources import DatasetConfig, Mixture, Source, open_datasets, select
 
 logger = logging.getLogger(__name__)
 Entry = DatasetConfig | Mapping[str, Any]
@@ -49,10 +49,7 @@ class Share(NamedTuple):
         if not chosen.any():
             got = f"{len(rows)}{', each of a class of its own' * (len(rows) > 1)}"
             raise DatasetError(f"{path}: --holdout: expected at least 2 rows of a class, got {got}")
-        wanted = order[chosen[order] == self.held_out]
-        if isinstance(rows, list):
-            return [rows[number] for number in wanted]
-        return rows.select(wanted) if isinstance(rows, library().Dataset) else rows[wanted]
+        return select(rows, order[chosen[order] == self.held_out])
 
 
 def open_both(
@@ -61,8 +58,7 @@ def open_both(
     """The rows to train on, and those to evaluate on, if any: datasets of their own, or the share `holdout`
     of the first. See `data.sources.open_datasets`."""
     if holdout:
-        parts = (Share(holdout, part).of for part in (False, True))
-        found = [open_datasets(learnt, preferences, part) for part in parts]
+        found = [open_datasets(learnt, preferences, Share(holdout, one).of) for one in (False, True)]
     else:
         found = [open_datasets(entries, preferences) for entries in (learnt, held_out) if entries]
     for mixture in () if preferences else found:

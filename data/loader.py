@@ -96,7 +96,7 @@ class LoaderConfig:
 # -------------------------------------------------------------------------------------------- left-out rows
 @dataclass(frozen=True)
 class Dropped:
-    """Where a bad row stands (`Source.place`), the reason it is counted under, and what was wrong."""
+    """Where a bad row stands (`Source.where`), the reason it is counted under, and what was wrong."""
 
     row: str
     reason: str
@@ -104,7 +104,7 @@ class Dropped:
 
 
 def _dropped(source: Source, number: int, error: BadRow) -> Dropped:
-    return Dropped(source.place(number), error.reason, str(error))
+    return Dropped(source.where(number), error.reason, str(error))
 
 
 @dataclass
@@ -185,14 +185,9 @@ class Shard:
         state: Mapping[str, Any] | None = None,
     ):
         self.mixture, self.config = mixture, config
-        self.reader = ShardReader(
-            mixture,
-            shard,
-            config.num_shards,
-            config.seed,
-            None if config.endless else config.epochs,
-            config.shuffle_buffer,
-        )
+        epochs = None if config.endless else config.epochs
+        order = (config.num_shards, config.seed, epochs, config.shuffle_buffer)
+        self.reader = ShardReader(mixture, shard, *order)
         self.encoder = SampleEncoder(processor, config.sequence_length, config.max_tiles, config.questions)
         self._buffer: list[tuple[RowPosition, Sample]] = []  # a position here begins with the dataset's index
         self._held = 0  # bytes of the buffer's images
@@ -207,33 +202,36 @@ class Shard:
         for read in again:
             if not self._use(read):
                 problem = self._dropped[-1].message if self._dropped else "its ratings are below the minimum"
-                place = self.mixture.sources[read.source].place(read.number)
-                raise DatasetError(f"{place}: was good when it was saved; now: {problem}")
+                where = self.mixture.sources[read.source].where(read.number)
+                raise DatasetError(f"{where}: was good when it was saved; now: {problem}")
 
     def __iter__(self) -> Iterator[ShardItem]:
+        for samples in self._sequences():
+            sequence = None if samples is None else self._pack(samples)
+            if samples is None or sequence is not None:
+                yield self._item(sequence)
+        yield self._item(None, ended=True)
+
+    def count(self, most: float = math.inf) -> tuple[int, int]:
+        """(rows read, sequences packed) of all or about `most` rows, without decoding an image. Of `most`,
+        those that still wait do not count: the last sequences, with nothing to choose from, are short."""
+        sequences = 0
+        for samples in self._sequences():
+            sequences += samples is not None
+            if self._read >= most and sequences:
+                return self._read - len(self._buffer), sequences
+        return self._read, sequences
+
+    def _sequences(self) -> Iterator[list[Sample] | None]:
+        """The samples of each sequence; in between None, where many rows were left out and none was used."""
         ended = False
         while not ended or self._buffer:
             while not ended and self._has_room():
                 ended = not self._take()
                 if len(self._dropped) + self._filtered >= _PATIENCE:
-                    yield self._item(None)
-            if self._buffer and (sequence := self._pack(self._next_samples())) is not None:
-                yield self._item(sequence)
-        yield self._item(None, ended=True)
-
-    def count(self, most: int | None = None) -> tuple[int, int]:
-        """(rows read, sequences packed) of all or about `most` rows, without decoding an image. Of `most`,
-        those that still wait do not count: the last sequences, with nothing to choose from, are short."""
-        sequences, ended = 0, False
-        while not ended or self._buffer:
-            while not ended and self._has_room():
-                if self._read == most and sequences:
-                    return self._read - len(self._buffer), sequences
-                ended = not self._take()
+                    yield None
             if self._buffer:
-                self._next_samples()
-                sequences += 1
-        return self._read, sequences
+                yield self._next_samples()
 
     def _has_room(self) -> bool:
         if not self._buffer or not self.config.packing:
@@ -303,9 +301,8 @@ class Shard:
                 tiles.append(self.encoder.tiles(sample))
                 whole.append(sample)
             except BadRow as error:
-                name, number = sample.sample_id
-                source = next(source for source in self.mixture.sources if source.name == name)
-                self._dropped.append(_dropped(source, number, error))
+                source = next(one for one in self.mixture.sources if one.name == sample.sample_id[0])
+                self._dropped.append(_dropped(source, sample.sample_id[1], error))
         return pack(whole, tiles, self.encoder.processor.config) if whole else None
 
     def _item(self, sequence: PackedSequence | None, ended: bool = False) -> ShardItem:
@@ -332,13 +329,19 @@ def asked(conversation: list[dict[str, Any]], row: Mapping[str, Any]) -> dict[st
     return {"question": text(asks)} | own | {"target": text(conversation[-1])}
 
 
+def _whole(mixture: Mixture, processor: Processor, config: LoaderConfig) -> Shard:
+    """A shard that reads all rows."""
+    shard = Shard(0, mixture, processor, config)
+    shard.reader = ShardReader(mixture, 0, 1, config.seed, epochs=1)
+    return shard
+
+
 def look(
     mixture: Mixture, processor: Processor, config: LoaderConfig, most: int
 ) -> tuple[list[Sample], int, list[Dropped]]:
     """The samples of up to `most` rows in a run's order, how many rows were below their minimum ratings, and
     those that cannot be used, because an image cannot be decoded, say."""
-    one = Shard(0, mixture, processor, config)
-    one.reader = ShardReader(mixture, 0, 1, config.seed, epochs=1)  # so that it reads all rows
+    one = _whole(mixture, processor, config)
     while one._read < most and one._take():
         pass
     samples = [sample for _, sample in one._buffer]
@@ -360,9 +363,7 @@ def steps_per_run(mixture: Mixture, processor: Processor, config: LoaderConfig) 
     if rows is None or config.epochs is None:
         raise DatasetError("steps: a stream has no known length; set --steps")
     if not counts_exactly(mixture, config):
-        one = Shard(0, mixture, processor, config)
-        one.reader = ShardReader(mixture, 0, 1, config.seed, epochs=1)  # so that it reads all rows
-        read, sequences = one.count(_ESTIMATED_FROM)
+        read, sequences = _whole(mixture, processor, config).count(_ESTIMATED_FROM)
         return max(1, math.ceil(rows * config.epochs * sequences / max(read, 1) / config.batch_size))
     last = 0  # number of the last row
     for shard in range(shards):
@@ -405,10 +406,10 @@ class Loader:
         self.shards = [n for n in range(config.num_shards) if n % config.batch_size // per_rank == rank]
         self.state = LoaderState(0, {}, set(), DropCount(config.max_drop_rate))
         for source in mixture.sources if rank == 0 else ():
-            if isinstance(source.rows, Stream) and source.rows.num_parts == 1:
+            if isinstance(source.rows, Stream) and source.rows.num_sections == 1:
                 logger.warning(
-                    "%s: one file without parts is read whole by each of the %d shards; split it, or write "
-                    "it as Parquet of many row groups",
+                    "%s: a single file is read whole by each of the %d shards; split it, or write it as "
+                    "Parquet of many row groups",
                     *(source.name, config.num_shards),
                 )
 
@@ -553,7 +554,7 @@ class Loader:
             "datasets (name, rows, weight)": [
                 [source.name, source.num_rows, source.weight] for source in self.mixture.sources
             ],
-            "streams (parts)": {
+            "streams (sections)": {
                 source.name: source.rows.identity()
                 for source in self.mixture.sources
                 if isinstance(source.rows, Stream)

@@ -110,12 +110,12 @@ class MapReader:
 class StreamReader:
     """A shard's rows of a stream, read in blocks of at most `block` rows, each block shuffled in memory.
 
-    In each epoch the parts of the stream are shuffled and dealt to the shards in turn. Where there are fewer
-    parts than shards, several shards read the same part, and each keeps its share of the rows.
+    In each epoch the sections of the stream are shuffled and dealt to the shards in turn. Where there are
+    fewer sections than shards, several shards read the same one, and each keeps its share of the rows.
 
     A block ends when it holds `block_bytes` bytes as well, and never crosses the end of an epoch. The state
-    is where the block began (epoch, number of the part in it, row of the part) and how many of its rows were
-    taken: on resume the block is read once more.
+    is where the block began (epoch, number of the section in it, row of the section) and how many of its rows
+    were taken: on resume the block is read once more.
 
     A shard may have no row in one epoch and some in the next. A stream without any row raises DatasetError,
     unless there is a number of `epochs`.
@@ -146,8 +146,8 @@ class StreamReader:
         self._block: list[Any] = []
         if self._taken:
             self._start, self._block = next(self._following)
-            for turn in range(self._taken):
-                self._give(turn)
+            for number in range(self._taken):
+                self._hand_out(number)
 
     def next(self) -> RowRead | None:
         """The next row; None at the end."""
@@ -156,16 +156,16 @@ class StreamReader:
                 return None
             (self._start, self._block), self._taken = block, 0
         self._taken += 1
-        return self._give(self._taken - 1)
+        return self._hand_out(self._taken - 1)
 
-    def _give(self, turn: int) -> RowRead | None:
+    def _hand_out(self, number: int) -> RowRead | None:
         """A row of the block, which is held no longer: rows are large."""
-        index = shuffled(turn, len(self._block), key_of(self.key, *self._start, self.shard))
+        index = shuffled(number, len(self._block), key_of(self.key, *self._start, self.shard))
         read, self._block[index] = self._block[index], None
         return read
 
     def _blocks(self, epoch: int, index: int, row: int) -> Iterator[tuple[list[int], list[Any]]]:
-        """Where each block begins, from a row of a part on, and its rows."""
+        """Where each block begins, from a row of a section on, and its rows."""
         while self.epochs is None or epoch < self.epochs:
             rows, start, is_empty = self._rows(epoch, index, row), [epoch, index, row], not (index or row)
             while block := self._read_block(rows):
@@ -185,27 +185,28 @@ class StreamReader:
         return block
 
     def _rows(self, epoch: int, index: int, row: int) -> Iterator[RowRead]:
-        """The shard's own rows of an epoch, from a row of a part on."""
-        parts, shards = self.stream.num_parts, self.num_shards
-        first, turn = self.shard % max(parts, 1), self.shard // max(parts, 1)
-        sharing = len(range(first, shards, max(parts, 1)))  # shards that read the same part
-        for i in range(first, parts, shards):
+        """The shard's own rows of an epoch, from a row of a section on."""
+        if not (sections := self.stream.num_sections):
+            return
+        own, first = divmod(self.shard, sections)
+        sharing = len(range(first, self.num_shards, sections))  # shards that read the same section
+        for i in range(first, sections, self.num_shards):
             if i >= index:
                 for read in self._read(epoch, i, row if i == index else 0):
-                    if (read.position[-1] + epoch) % sharing == turn:
+                    if (read.position[-1] + epoch) % sharing == own:
                         yield read
 
     def _read(self, epoch: int, index: int, row: int) -> Iterator[RowRead]:
-        """All rows of a part, from one on."""
-        part = shuffled(index, self.stream.num_parts, key_of(self.key, epoch))
-        for at, (number, held) in enumerate(self.stream.read(part, row), row):
+        """All rows of a section, from one on."""
+        section = shuffled(index, self.stream.num_sections, key_of(self.key, epoch))
+        for at, (number, held) in enumerate(self.stream.read(section, row), row):
             yield RowRead([epoch, index, at], number, held)
 
     def reread(self, positions: Sequence[RowPosition]) -> list[RowRead]:
-        """Reads each of their parts once, from front to back."""
+        """Reads each of their sections once, from front to back."""
         wanted, found = {(*position,) for position in positions}, dict[tuple[int, ...], RowRead]()
         for epoch, index in {position[:2] for position in wanted}:
-            numbers = [row for *part, row in wanted if part == [epoch, index]]
+            numbers = [row for *section, row in wanted if section == [epoch, index]]
             for read in islice(self._read(epoch, index, min(numbers)), max(numbers) - min(numbers) + 1):
                 if (at := tuple(read.position)) in wanted:
                     found[at] = read

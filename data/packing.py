@@ -29,7 +29,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
-from data.images import describe, measure
+from data.image_sizes import measure
+from data.images import describe
 from data.processor import Processor
 from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
 from data.tiles import Parts, Visual, plan_image

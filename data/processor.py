@@ -37,7 +37,7 @@ from data.chat import (
     read_image_order,
 )
 from data.errors import ImageError, ProcessorError, PromptError
-from data.images import ImageLimits, describe, is_still, load_image
+from data.images import ImageLimits, describe, load_image
 from data.thinking import Thinking
 from data.tiles import Images, Parts, Sizes, Visual, cut_image, cut_video
 from data.tokenizer import (
@@ -47,7 +47,8 @@ from data.tokenizer import (
     turn_ends,
 )
 from data.tools import Tool
-from data.video import Clip, clip_of, open_video, open_visual
+from data.video import Clip
+from data.visuals import clip_of, open_video, open_visual
 from families import FAMILIES, NEW
 from messages import one_line, unknown_arguments
 from models.checkpoints.files import CheckpointError, Opened
@@ -232,11 +233,8 @@ class Processor:
             raise PromptError(f"question: expected some text, got {question!r}")
         if not isinstance(images, list | tuple):
             images = [] if images is None else [images]
-        opened = [
-            image if is_still(image, self.limits) else clip_of(image, self.limits, describe(image))
-            for image in images
-        ]
-        content = [{(kind := kind_of(image)): image, "type": kind} for image in opened]
+        shown = [clip_of(image, self.limits, describe(image)) for image in images]
+        content = [{(kind := kind_of(one)): one, "type": kind} for one in shown]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
         if system:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})

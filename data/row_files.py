@@ -21,11 +21,11 @@ import numpy as np
 from data.errors import ADDRESS, DatasetError
 from messages import one_line
 
-_PARTS = 1024  # of a JSON-lines file: many for each shard, so that all shards have equally many lines
-_FILES = 64  # of a library's stream, below which their row groups are its parts
+_SECTIONS = 1024  # of a JSON-lines file: many for each shard, so that all shards have equally many lines
+_FILES = 64  # of a library's stream, below which their row groups are its sections
 _AT_ONCE = 16  # rows of a row group that are in memory together
 _PARQUET = "pyarrow.parquet:ParquetFile"
-_MEMBER = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")  # of a tar: a sample's name, and which part of it
+_MEMBER = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")  # of a tar: a sample's name, and which file of it
 
 
 def library():
@@ -47,15 +47,17 @@ def reading(failed: str) -> Iterator[None]:
         yield
     except DatasetError:
         raise
-    except Exception as error:
-        raise DatasetError(f"{failed} ({type(error).__name__}: {one_line(error, 300)})") from error
+    except Exception as caught:
+        # The library's says no more than that it was generating a dataset.
+        error = caught.__cause__ if type(caught).__name__ == "DatasetGenerationError" else caught
+        raise DatasetError(f"{failed} ({type(error).__name__}: {one_line(error, 300)})") from caught
 
 
 @dataclass(frozen=True)
 class RowsFile:
     """A file here or at an address, and its name in messages; an address is read in ranges of bytes."""
 
-    place: str
+    address: str
     name: str
 
     @classmethod
@@ -63,9 +65,9 @@ class RowsFile:
         return cls(str(path), path.name)
 
     def open(self) -> IO[bytes]:
-        if not ADDRESS.match(self.place):
-            return open(self.place, "rb")
-        return fsspec_module().open(self.place, "rb").open()
+        if not ADDRESS.match(self.address):
+            return open(self.address, "rb")
+        return fsspec_module().open(self.address, "rb").open()
 
     def size(self) -> int:
         with self.open() as file:
@@ -86,15 +88,15 @@ class RowsFile:
         else:
             yield from _lines(self, begin, end, read)
 
-    def parts(self) -> list[tuple[int, int]]:
-        """Where the parts begin and end that can be read by themselves: ranges of bytes of JSON lines, row
+    def sections(self) -> list[tuple[int, int]]:
+        """Where the sections begin and end that can be read by themselves: ranges of bytes of JSON lines, row
         groups of Parquet, all of a tar."""
         if self.ending == ".parquet":
             with self.open() as opened, resolve_name(_PARQUET)(opened) as held:
                 return [(group, group + 1) for group in range(held.num_row_groups)]
         size = self.size()
-        parts = min(_PARTS, size) if self.ending != ".tar" else 1
-        return [(size * part // parts, size * (part + 1) // parts) for part in range(parts)]
+        sections = min(_SECTIONS, size) if self.ending != ".tar" else 1
+        return [(size * section // sections, size * (section + 1) // sections) for section in range(sections)]
 
 
 def _lines(file: RowsFile, begin: int, end: int, read: bool) -> Iterator[tuple[int, Any]]:
@@ -177,39 +179,40 @@ class FileRows(Sequence):
     def __len__(self) -> int:
         return len(self.starts)
 
+    def select(self, numbers: np.ndarray) -> FileRows:
+        return FileRows(self.files, self.starts[numbers])
+
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice | np.ndarray):
-            return type(self)(self.files, self.starts[index])
         number, begin = self.starts[index].tolist()
         with closing(self.files[number].rows(begin, begin + 1)) as rows:  # type: ignore[type-var]
             return next(rows)[1]
 
 
 class Stream:
-    """Rows that are read one after another, in `num_parts` parts that can be read without the others: those
-    of a streaming dataset of the `datasets` library. Its parts are files, or row groups of few Parquet files.
+    """Rows that are read one after another, in sections that can be read without the others: those of a
+    streaming dataset of the `datasets` library, whose sections are files, or row groups of few Parquet files.
     `features` are the library's, where they are known.
     """
 
     def __init__(self, dataset: Any):
         self.dataset = dataset.reshard() if dataset.num_shards < _FILES else dataset
-        self.num_parts: int = self.dataset.num_shards
+        self.num_sections: int = self.dataset.num_shards
         self.features = dataset.features
 
-    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, Any]]:
-        """The rows of a part from its row `start` on, each with a number that no other row has."""
-        rows = self.dataset.shard(self.num_parts, part) if self.num_parts > 1 else self.dataset
+    def read(self, section: int, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """The rows of a section from its row `start` on, each with a number that no other row has."""
+        rows = self.dataset.shard(self.num_sections, section) if self.num_sections > 1 else self.dataset
         for at, row in enumerate(rows.skip(start) if start else rows, start):
-            yield at * self.num_parts + part, row
+            yield at * self.num_sections + section, row
 
-    def place(self, number: int) -> str:
+    def where(self, number: int) -> str:
         """Where somebody finds the row of that number."""
-        row, part = divmod(number, self.num_parts)
-        return (f"part {part + 1} of {self.num_parts}, " if self.num_parts > 1 else "") + f"row {row}"
+        row, section = divmod(number, self.num_sections)
+        return f"section {section + 1} of {self.num_sections}, row {row}"
 
     def identity(self) -> list[Any]:
         """What tells whether the rows are still the same, as far as that is known without reading them."""
-        return [self.num_parts]
+        return [self.num_sections]
 
 
 class FileStream(Stream):
@@ -217,16 +220,16 @@ class FileStream(Stream):
 
     def __init__(self, files: Sequence[RowsFile], features: Any = None):
         self.files, self.features = files, features
-        self.parts = [(at, *part) for at, file in enumerate(files) for part in file.parts()]
-        self.num_parts = len(self.parts)
+        self.sections = [(at, *section) for at, file in enumerate(files) for section in file.sections()]
+        self.num_sections = len(self.sections)
 
-    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, Any]]:
+    def read(self, section: int, start: int = 0) -> Iterator[tuple[int, Any]]:
         """A row's number is where it begins in its file, times the number of files, and its file."""
-        file, begin, end = self.parts[part]
+        file, begin, end = self.sections[section]
         for at, row in islice(self.files[file].rows(begin, end), start, None):
             yield at * len(self.files) + file, row
 
-    def place(self, number: int) -> str:
+    def where(self, number: int) -> str:
         begin, file = divmod(number, len(self.files))
         its = "row" if self.files[file].ending == ".parquet" else "what begins at byte"
         return f"{self.files[file].name}, {its} {begin}"

@@ -30,7 +30,6 @@ import math
 import mimetypes
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -52,10 +51,7 @@ PAIR = ("chosen", "rejected")
 SHOWN = ("images", "image", "videos", "video")
 OF_BOXES = (("ref", "bbox"), ("objects",))
 _TALKS = (("messages",), ("conversations",), ("prompt", "completion"))  # columns of messages
-_TEXT_COLUMNS = (
-    *_TALKS,
-    *(("texts",), OF_BOXES[0], ("question", "answer"), OF_BOXES[1]),
-)
+_TEXT_COLUMNS = (*_TALKS, ("texts",), OF_BOXES[0], ("question", "answer"), OF_BOXES[1])
 COLUMNS = (*(name for names in _TEXT_COLUMNS for name in names), "system", "tools", *SHOWN, *SIZES, *PAIR)
 _PROMPTS = ("prompt", "question", "conversations", "messages")  # before what was chosen and rejected
 _ROLES = {"prompt": "user", "completion": "assistant"}  # of a column that holds text instead of messages
@@ -105,33 +101,36 @@ class RowSchema:
             raise BadRow(BAD_CONVERSATION, f"{lost}: expected tools beside messages, and calls in them")
         shown = self.shown(row)
         images = [value for kind, value in shown if kind == "image"]
-        turns: list[Mapping[str, Any]] = []
+        beside: tuple[str, ...] = _BESIDE
         if self.text_columns in OF_BOXES:
             if len(images) != 1:
                 raise BadRow(PLACEHOLDERS, f"expected one image with its boxes, got {len(images)}")
             own = {name: self.get(row, name) for name in (*self.text_columns, *SIZES)}
-            turns, image = self.boxes.turns(own, images[0], form_for)
-            shown = [("image", image)]
-        given = turns if self.text_columns in OF_BOXES else self._given(row, kept)
+            given, image = self.boxes.turns(own, images[0], form_for)
+            beside, shown = (*_BESIDE, "asked"), [("image", image)]
+        else:
+            given = self._given(row, kept)
         if system := self.get(row, "system"):
             given = [{"role": "system", "content": system}, *given]
+        as_text = all(isinstance(message.get("content"), str) for message in given)
+        # In rows without images a mark is text, but for LLaVA's, in which it is nothing else.
+        may = as_text and (shown or "conversations" in self.text_columns)
+        asks = [may and message.get("role") != "assistant" for message in given]
+        marked = any(its and _SHOWN_HERE.search(one["content"]) for its, one in zip(asks, given))
         unplaced = {kind: iter([value for one, value in shown if one == kind]) for kind in ("image", "video")}
-        messages: list[dict[str, Any]] = [
-            {"role": message.get("role"), "content": list(self._parts(message.get("content"), unplaced))}
-            | {key: message[key] for key in _BESIDE if key in message}
-            | ({"asked": message["asked"]} if turns and "asked" in message else {})
-            for message in given
-        ]
-        if all(isinstance(message.get("content"), str) for message in given):
-            if not _put_where_marked(messages, shown, self.text_columns == ("conversations",)):
-                _put_images_first(messages, shown)
+        messages = list[dict[str, Any]]()
+        for message, may_mark in zip(given, asks):
+            content: Any = message.get("content")
+            parts = list(self._parts(_cut(content) if marked and may_mark else content, unplaced))
+            if isinstance(content, str) and all(part["type"] == "text" for part in parts):
+                parts = GivenText(parts)
+            own = {key: message[key] for key in beside if key in message}
+            messages.append({"role": message.get("role"), "content": parts, **own})
+        if as_text and not marked:
+            _put_images_first(messages, shown)
         elif left := sum(1 for values in unplaced.values() for _ in values):
-            raise BadRow(PLACEHOLDERS, f"{len(shown)} images and videos for {len(shown) - left} parts")
+            raise BadRow(PLACEHOLDERS, f"{len(shown)} images and videos, of which texts place all but {left}")
         _check_texts(messages)
-        for message, its in zip(messages, given, strict=True):
-            parts: list[dict[str, Any]] = message["content"]
-            if isinstance(its.get("content"), str) and all(part["type"] == "text" for part in parts):
-                message["content"] = GivenText(parts)
         return messages
 
     def tools(self, row: Mapping[str, Any]) -> list[Tool]:
@@ -473,33 +472,16 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _put_where_marked(
-    messages: list[dict[str, Any]], shown: list[tuple[str, Any]], must_be_shown: bool
-) -> bool:
-    """Images and videos stand where texts of the user or the system mark them; False if no text does. In rows
-    without any, a mark is text, unless it `must_be_shown`. Each text is one part."""
-    asked = [message for message in messages if message["role"] != "assistant"]
-    cut = [_SHOWN_HERE.split(message["content"][0]["text"]) for message in asked]  # text, kind, text, ...
-    marked = Counter(kind for pieces in cut for kind in pieces[1::2])
-    if not marked or not (shown or must_be_shown):
-        return False
-    if marked != Counter(kind for kind, _ in shown):
-        said = ", ".join(f"{count} <{kind}>" for kind, count in marked.items())
-        raise BadRow(PLACEHOLDERS, f"{said} in texts for {len(shown)} images and videos")
-    values = {kind: iter([value for one, value in shown if one == kind]) for kind in marked}
-    for message, pieces in zip(asked, cut, strict=True):
-        message["content"] = [
-            {"type": one, one: next(values[one])} if at % 2 else {"type": "text", "text": one}
-            for at, one in enumerate(pieces)
-            if one
-        ]
-    return True
+def _cut(text: str) -> list[dict[str, Any]]:
+    """Parts of a text that marks where images and videos stand."""
+    pieces = enumerate(_SHOWN_HERE.split(text))  # text, kind, text, ...
+    return [{"type": one} if at % 2 else {"type": "text", "text": one} for at, one in pieces if one]
 
 
 def _put_images_first(messages: list[dict[str, Any]], shown: list[tuple[str, Any]]) -> None:
     """All images and videos stand before the first text of the user."""
     first = next((message for message in messages if message["role"] == "user"), None)
-    if first is not None:
+    if first is not None and shown:
         first["content"] = [*({"type": kind, kind: value} for kind, value in shown), *first["content"]]
     elif shown:
         raise BadRow(PLACEHOLDERS, f"{len(shown)} images and no message of a user to show them in")

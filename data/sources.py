@@ -22,11 +22,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, get_type_hints
 from urllib.parse import urlsplit
+
+import numpy as np
 
 from data.box_rows import CATEGORIES, NAMES, BoxRows
 from data.boxes import COORDINATES
@@ -61,19 +64,20 @@ _METADATA = "metadata.jsonl"  # of an image folder; no other file beside it coun
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")  # in a `save_to_disk` folder
 _BUILDERS = {".parquet": "parquet", ".csv": "csv"}  # by the files' ending
 _PARQUET = "datasets.packaged_modules.parquet.parquet:Parquet"
-_OURS = (".jsonl", ".json", ".tar")
 _SPLITS = {TRAIN: TRAIN, "training": TRAIN}  # words in names, as the `datasets` library knows them
 _SPLITS |= dict.fromkeys(("validation", "valid", "dev", "val"), "validation")
 _SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
-Part = Callable[[Any, str], Any]  # of some rows, and where these are: `data.held_out.Share.of`
-_PARTS = 1024  # of a folder of `save_to_disk` that is streamed
+Share = Callable[
+    [Any, str], Any
+]  # rows, and the path they are from -> some of them: `data.held_out.Share.of`
+_SECTIONS = 1024  # of a folder of `save_to_disk` that is streamed
 _LOOKED_AT = 100  # rows that show what all rows are like
 
 
 def all_rows(rows: Stream) -> Iterator[Any]:
-    """The rows of a stream, one part after another."""
-    for part in range(rows.num_parts):
-        yield from (row for _, row in rows.read(part))
+    """The rows of a stream, one section after another."""
+    for section in range(rows.num_sections):
+        yield from (row for _, row in rows.read(section))
 
 
 def first_rows(rows: Sequence[Any] | Stream) -> Iterator[Any]:
@@ -154,25 +158,37 @@ def open_rows(
         (rows, folder): a sequence or a `Stream`, and the folder that relative image paths start from, None
         for a dataset on the Hub or at an address.
     """
+    name, is_sliced, _ = split.partition("[")
+    rows, folder = _open(path, subset, name, streaming, revision)
+    if not is_sliced:
+        return rows, folder
+    if isinstance(rows, Stream):
+        raise DatasetError(f"{path}: split {split!r}: a stream has no known length; leave the slice out")
+    try:
+        wanted, *others = library().ReadInstruction.from_spec(split).to_absolute({name: len(rows)})
+    except (ValueError, AssertionError) as error:
+        raise DatasetError(f"{path}: split {split!r}: {one_line(error, 300)}") from error
+    if others:
+        raise DatasetError(f"{path}: split {split!r}: expected one slice; name each as a dataset of its own")
+    return select(rows, np.arange(len(rows))[wanted.from_ : wanted.to]), folder
+
+
+def select(rows: Any, numbers: np.ndarray) -> Any:
+    """Some of the rows of a sequence."""
+    return [rows[number] for number in numbers] if isinstance(rows, list) else rows.select(numbers)
+
+
+def _open(
+    path: str, subset: str | None, split: str, streaming: bool, revision: str | None
+) -> tuple[Any, Path | None]:
+    """`open_rows` of a whole split."""
+    local = Path(os.path.expanduser(path))
     if ADDRESS.match(path):
         check_rows_path(path)
-        ending = Path(urlsplit(path).path).suffix
-        if ending in _OURS:
-            return _our_rows(_files_at(path, streaming), path, split, streaming), None
-        if (builder := _BUILDERS.get(ending)) is None:
-            endings = ", ".join((*_OURS, *_BUILDERS))
-            raise DatasetError(
-                f"{path}: expected an address that ends in one of {endings}, as s3://b/*.parquet"
-            )
-        return _load(builder, path, None, split, streaming, data_files=[path]), None
-    local = Path(os.path.expanduser(path))
+        endings = {Path(urlsplit(path).path).suffix}
+        return _open_files(endings, partial(_files_at, path, streaming), [path], path, split, streaming), None
     if any((local / name).is_file() for name in _SAVED):
-        rows = _open_saved(path, _name_of(split) or TRAIN)
-        if "[" in split:
-            rows = rows.select(range(len(rows))[_part(split, len(rows), path)])
-        if streaming:
-            rows = Stream(rows.to_iterable_dataset(num_shards=max(1, min(_PARTS, len(rows)))))
-        return rows, local
+        return _open_saved(path, split or TRAIN, streaming), local
     if local.is_dir():
         by_split = _files_by_split(local)
         files = sorted(file for of_split in by_split.values() for file in of_split)
@@ -180,20 +196,21 @@ def open_rows(
         if not files or (not is_image_folder and any(local.rglob("*.parquet"))):
             return _load(str(local), path, subset, split, streaming), local
         if split or len({file.parent for file in files}) > 1:
-            wanted = _name_of(split) or TRAIN
+            wanted = split or TRAIN
             if not (files := by_split.get(_SPLITS.get(wanted, wanted), [])):
                 raise _no_split(path, wanted, by_split)
     elif not (files := _local_files(path)):
         check_rows_path(path)
-        if (copy := _downloaded(path, revision)) is not None:
-            return _load(copy, path, subset, split, streaming), None
-        return _load(path, path, subset, split, streaming, revision=revision), None
-    elif _name_of(split) not in ("", TRAIN) and files[0].suffix not in _BUILDERS:
-        raise _no_split(path, _name_of(split), [f"{TRAIN}, as all files that are named themselves"])
+        found = _downloaded(path, revision) or path
+        return _load(found, path, subset, split, streaming, revision=revision), None
+    elif split not in ("", TRAIN) and files[0].suffix not in _BUILDERS:
+        raise _no_split(path, split, [f"{TRAIN}, as all files that are named themselves"])
     folder, is_parquet = files[0].parent, files[0].suffix == ".parquet"
     if any(file.parent != folder for file in files) and not is_parquet:
         raise DatasetError(f"{path}: expected files of one folder; name each folder as a dataset of its own")
-    return _open_files(files, path, split, streaming), folder
+    endings, here = {file.suffix for file in files}, [str(file) for file in files]
+    opened = partial(map, RowsFile.here, files)
+    return _open_files(endings, opened, here, path, split, streaming), folder
 
 
 def _downloaded(path: str, revision: str | None) -> str | None:
@@ -253,7 +270,7 @@ def _no_split(path: str, split: str, splits: Iterable[str]) -> DatasetError:
     return DatasetError(f"{path}: no split {split!r}; it has {', '.join(splits)}")
 
 
-def _open_saved(path: str, split: str) -> Any:
+def _open_saved(path: str, split: str, streaming: bool) -> Any:
     with reading(f"{path}: cannot be opened"):
         rows = library().load_from_disk(os.path.expanduser(path))
     if isinstance(rows, library().DatasetDict):
@@ -261,29 +278,30 @@ def _open_saved(path: str, split: str) -> Any:
             raise _no_split(path, split, rows)
         rows = rows[split]
     leave_undecoded(rows.info.features)
-    return rows
+    sections = max(1, min(_SECTIONS, len(rows)))
+    return Stream(rows.to_iterable_dataset(num_shards=sections)) if streaming else rows
 
 
-def _open_files(files: list[Path], path: str, split: str, streaming: bool) -> Any:
-    endings = {file.suffix for file in files}
-    if not (endings <= {*_OURS[:2]} or endings == {*_OURS[2:]}):
-        if len(endings) > 1 or not (builder := _BUILDERS.get(files[0].suffix)):
-            known, got = ", ".join([".jsonl", *_OURS[2:], *_BUILDERS]), ", ".join(sorted(endings))
-            raise DatasetError(f"{path}: expected files that end in one of {known}, got {got}")
-        return _load(builder, path, None, split, streaming, data_files=[str(file) for file in files])
-    return _our_rows([RowsFile.here(file) for file in files], path, split, streaming)
-
-
-def _our_rows(files: list[RowsFile], path: str, split: str, streaming: bool) -> Any:
+def _open_files(
+    endings: set[str],
+    files: Callable[[], Iterable[RowsFile]],
+    data_files: list[str],
+    path: str,
+    split: str,
+    streaming: bool,
+) -> Any:
+    """The rows of files with these endings; `data_files` are what the library calls them."""
+    if not (endings <= {".jsonl", ".json"} or endings == {".tar"}):
+        builder = _BUILDERS.get(*endings) if len(endings) == 1 else None
+        if builder is None:
+            known, got = ", ".join([".jsonl", ".tar", *_BUILDERS]), ", ".join(sorted(endings))
+            raise DatasetError(f"{path}: expected files that end in one of {known}, got {got or 'none'}")
+        return _load(builder, path, None, split, streaming, data_files=data_files)
     with reading(f"{path}: cannot be opened"):
-        rows: Any = _json_whole(files[0]) if len(files) == 1 else None
-        if rows is None:
-            rows = FileStream(files) if streaming else FileRows(files)
-    if _name_of(split) == split:
-        return rows
-    if isinstance(rows, Stream):
-        raise DatasetError(f"{path}: split {split!r}: a stream has no known length; leave the slice out")
-    return rows[_part(split, len(rows), path)]
+        ours = [*files()]
+        if len(ours) == 1 and (rows := _json_whole(ours[0])) is not None:
+            return rows
+        return FileStream(ours) if streaming else FileRows(ours)
 
 
 def _json_whole(file: RowsFile) -> Any:
@@ -299,16 +317,13 @@ def _json_whole(file: RowsFile) -> Any:
 def _files_at(path: str, streaming: bool) -> list[RowsFile]:
     """The files at an address or a pattern of addresses. Those that are not streamed are downloaded, and so
     are those of a server that gives no ranges of bytes."""
-    with reading(f"{path}: cannot be opened"):
-        found = fsspec_module().open_files(path)
-        if not found:
-            raise DatasetError(f"{path}: no such file")
-        fs, places = found.fs, [file.path for file in found]
-        files = [RowsFile(file.full_name, Path(urlsplit(file.path).path).name) for file in found]
-        if streaming and all(len(fs.cat_file(place, start=0, end=2)) <= 2 for place in places):
-            return files
-        downloaded = library().DownloadManager().download([file.place for file in files])
-        return [replace(file, place=place) for file, place in zip(files, downloaded, strict=True)]
+    if not (found := fsspec_module().open_files(path)):
+        raise DatasetError(f"{path}: no such file")
+    files = [RowsFile(file.full_name, Path(urlsplit(file.path).path).name) for file in found]
+    if streaming and all(len(found.fs.cat_file(file.path, start=0, end=2)) <= 2 for file in found):
+        return files
+    downloaded = library().DownloadManager().download([file.address for file in files])
+    return [replace(file, address=place) for file, place in zip(files, downloaded, strict=True)]
 
 
 def _load(builder: str, path: str, subset: str | None, split: str, streaming: bool, **options) -> Any:
@@ -317,12 +332,12 @@ def _load(builder: str, path: str, subset: str | None, split: str, streaming: bo
         found = (library().load_dataset_builder if "data_files" in options else _builder)(
             builder, subset, **options
         )
-        files = [str(file) for of_split in (found.config.data_files or {}).values() for file in of_split]
+        files = _data_files(found)
         here = all("://" not in file for file in files)
         if files and isinstance(found, resolve_name(_PARQUET)) and (here or not streaming):
             places = files if here else library().DownloadManager().download(files)
             found.info.features = found.info.features or _features(places)
-            if streaming and "[" not in split:
+            if streaming:
                 wanted = found.config.data_files.get(split or TRAIN, ())
                 return FileStream([RowsFile.here(Path(file)) for file in wanted], found.info.features)
         # As `load_dataset` goes on, which would ask the Hub for all of this once more.
@@ -335,6 +350,10 @@ def _load(builder: str, path: str, subset: str | None, split: str, streaming: bo
     return Stream(rows) if streaming else rows
 
 
+def _data_files(builder: Any) -> list[str]:
+    return [str(file) for of_split in (builder.config.data_files or {}).values() for file in of_split]
+
+
 def _features(files: Sequence[str]) -> Any:
     """The columns of Parquet files together: in the first one alone a column may hold nothing but null."""
     schemas = [resolve_name("pyarrow.parquet").read_schema(file) for file in files]
@@ -345,11 +364,9 @@ def _features(files: Sequence[str]) -> Any:
 def _builder(path: str, subset: str | None, **options) -> Any:
     """The library's builder of a folder or of a dataset on the Hub. A downloaded folder's README may name any
     file of this machine as the dataset's: that is refused."""
-    builder, folder = (
-        library().load_dataset_builder(os.path.expanduser(path), subset, **options),
-        os.path.abspath(os.path.expanduser(path)),
-    )
-    for file in (str(file) for files in (builder.config.data_files or {}).values() for file in files):
+    place = os.path.expanduser(path)
+    builder, folder = library().load_dataset_builder(place, subset, **options), os.path.abspath(place)
+    for file in _data_files(builder):
         local = file.split("::")[-1].removeprefix("file://")  # the archive that a file lies in
         if "://" not in local and not Path(os.path.abspath(local)).is_relative_to(folder):
             raise DatasetError(f"{path}: its README names a data file outside of it, {local!r}")
@@ -364,24 +381,6 @@ def leave_undecoded(feature: Any) -> None:
         leave_undecoded(feature.feature)
     for inner in feature.values() if isinstance(feature, dict) else ():
         leave_undecoded(inner)
-
-
-def _name_of(split: str) -> str:
-    """The name in a split such as "train[:90%]"."""
-    return split.partition("[")[0]
-
-
-def _part(split: str, rows: int, path: str) -> slice:
-    """The rows of a split such as "train[:90%]"."""
-    if (name := _name_of(split)) == split:
-        return slice(None)
-    try:
-        part, *others = library().ReadInstruction.from_spec(split).to_absolute({name: rows})
-    except (ValueError, AssertionError) as error:
-        raise DatasetError(f"{path}: split {split!r}: {one_line(error, 300)}") from error
-    if others:
-        raise DatasetError(f"{path}: split {split!r}: expected one slice; name each as a dataset of its own")
-    return slice(part.from_ or 0, rows if part.to is None else part.to)
 
 
 # ---------------------------------------------------------------------------------------------- mixtures
@@ -480,10 +479,10 @@ class Source:
         """None for a stream of unknown length."""
         return len(self.rows) if isinstance(self.rows, Sized) else None
 
-    def place(self, number: int) -> str:
-        """Where somebody finds the row of a number: "NAME, row 3", "NAME, a.jsonl, the line at byte 70"."""
-        place = self.rows.place(number) if isinstance(self.rows, Stream) else f"row {number}"
-        return f"{self.name}, {place}"
+    def where(self, number: int) -> str:
+        """Where somebody finds the row of a number: "NAME, row 3", or "NAME, a.jsonl, row 3"."""
+        where = self.rows.where(number) if isinstance(self.rows, Stream) else f"row {number}"
+        return f"{self.name}, {where}"
 
 
 class Mixture:
@@ -507,15 +506,17 @@ class Mixture:
 
 
 def open_datasets(
-    entries: Sequence[DatasetConfig | Mapping[str, Any]], preferences: bool = False, part: Part | None = None
+    entries: Sequence[DatasetConfig | Mapping[str, Any]],
+    preferences: bool = False,
+    share: Share | None = None,
 ) -> Mixture:
-    """Open every dataset of a recipe, of `preferences` or not, or a part of the rows of each, and find out
+    """Open every dataset of a recipe, of `preferences` or not, or a share of the rows of each, and find out
     which columns hold what."""
     configs = [e if isinstance(e, DatasetConfig) else DatasetConfig.from_dict(e) for e in entries]
     sources = []
     for config in configs:
         rows, folder = open_rows(config.path, config.subset, config.split, config.streaming, config.revision)
-        rows = rows if part is None else part(rows, config.path)
+        rows = rows if share is None else share(rows, config.path)
         folder = Path(os.path.expanduser(config.image_folder)) if config.image_folder else folder
         if config.weight is None and not isinstance(rows, Sized) and len(configs) > 1:
             raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")

@@ -1,13 +1,7 @@
-"""The one video loader: anything that holds a video -> a `Clip`, whose frames are decoded when needed.
+"""Videos as `Clip`s, whose frames are decoded when they are asked for. `data.visuals` opens them.
 
-    clip = open_video("clip.mp4")                 # MP4, QuickTime, WebM, Matroska, AVI; path, URL or bytes
-    clip = open_video("dance.gif")                # an animated GIF, WebP or PNG
-    clip = open_video("frames")                   # a folder of images, in the order of their names
-    for frame in clip.frames([0, 12, 24]): ...    # upright RGB images
-
-Videos are strangers, as images are (`data.images`): every refusal is an `ImageError`. PyAV, an optional
-requirement, decodes what Pillow does not. FFmpeg below it reads many formats, some of which open other files:
-it is told which one a file has, and is handed the bytes alone.
+PyAV, an optional requirement, decodes what Pillow does not. FFmpeg below it reads many formats, some of which
+open other files: it is handed the bytes alone, and the name of the format that they have.
 """
 
 from __future__ import annotations
@@ -17,28 +11,19 @@ import io
 import itertools
 import math
 import mimetypes
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from PIL import Image
 
 from data.errors import ImageError
-from data.images import (
-    ImageLimits,
-    NamedBytes,
-    animation,
-    check_size,
-    describe,
-    load_image,
-    moves,
-    read_bytes,
-)
+from data.images import ImageLimits, check_size, load_image, open_file, refusing_damage, upright
 from messages import one_line
 
 MOST_BYTES = 2**31  # of a file that is read piece by piece
@@ -48,15 +33,6 @@ MOST_FRAME_PIXELS = 2**24  # a decoder keeps sixteen of them
 DECODE_THREADS = 4
 MOST_RATE = 100  # frames a second of an animation
 UNKNOWN_RATE = 24.0  # frames a second where a file does not say, as in transformers
-_CONTAINERS = (
-    (rb".{4}(?:ftyp|moov|mdat|wide|free|skip)", "mov"),
-    (rb"\x1aE\xdf\xa3", "matroska"),
-    (rb"RIFF.{4}AVI ", "avi"),
-)
-_NO_VIDEO = re.compile(rb".{4}ftyp(?:hei|hev|mif1|msf1|avi)", re.DOTALL)  # HEIC and AVIF images
-_ANIMATED = re.compile(rb"GIF8|RIFF.{4}WEBP|\x89PNG", re.DOTALL)
-_URL = re.compile(r"\w{2,}:", re.IGNORECASE)
-HEAD = 16  # bytes that tell
 
 
 @dataclass(frozen=True)
@@ -83,77 +59,12 @@ class Clip:
             yield frame
 
 
-def open_visual(
-    source: Any,
-    limits: ImageLimits = ImageLimits(),  # noqa: B008
-    name: str | None = None,
-) -> Image.Image | Clip:
-    """What `load_image` gives; or of a video, an animation or a folder of images, a Clip."""
-    opened = clip_of(source, limits, name or describe(source))
-    return opened if isinstance(opened, Clip) else load_image(opened, limits, name)
-
-
-def open_video(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> Clip:  # noqa: B008
-    """A Clip of what is a video, an animation or a folder of images. Raises ImageError."""
-    name = name or describe(source)
-    if not isinstance(clip := clip_of(source, limits, name), Clip):
-        if isinstance(clip, str | os.PathLike):
-            read_bytes(clip, limits, name)  # says why there are none
-        kinds = "MP4, QuickTime, WebM, Matroska, AVI, an animated GIF, WebP or PNG, or a folder of images"
-        raise ImageError(f"{name}: expected a video ({kinds}), got something else")
-    return clip
-
-
-def is_video(data: bytes, limits: ImageLimits, name: str, rest: Callable[[], bytes] = bytes) -> bool:
-    """Whether `open_visual` would make a Clip of these bytes, without a look at more than a frame of them.
-    Those that follow the first HEAD may be the `rest`, which is read where they have to tell. Raises
-    ImageError for an animation that cannot be opened."""
-    if container_of(data[:HEAD]) is not None:
-        return True
-    return _ANIMATED.match(data) is not None and moves(data + rest(), limits, name)
-
-
-def clip_of(source: Any, limits: ImageLimits, name: str) -> Any:
-    """A Clip, or of what is no video, what to give to `load_image`."""
-    readable = isinstance(source, str | os.PathLike | bytes | bytearray | memoryview)
-    if isinstance(source, Clip) or not (readable or hasattr(source, "read")):
-        return source
-    local = isinstance(source, os.PathLike) or (isinstance(source, str) and not _URL.match(source))
-    if local and limits.allow_paths:
-        try:
-            path = Path(source).expanduser()  # type: ignore[arg-type]
-            head, size = (_head(path), path.stat().st_size) if path.is_file() else (None, 0)
-        except (OSError, ValueError, RuntimeError):
-            return source  # `load_image` says what is wrong with it
-        if head is None:
-            return _of_folder(path, limits, name) if path.is_dir() else source
-        if container := container_of(head):
-            if size > MOST_BYTES:
-                raise ImageError(f"{name}: expected at most {MOST_BYTES:,} bytes, got {size:,}")
-            return _of_file(lambda: path.open("rb"), container, limits, name)
-        if not _ANIMATED.match(head):
-            return source
-    data = NamedBytes(read_bytes(source, limits, name))
-    data.name = name
-    if container := container_of(data[:HEAD]):
-        return _of_file(lambda: io.BytesIO(data), container, limits, name)
-    return (_ANIMATED.match(data) and _of_animation(data, limits, name)) or data
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(HEAD)
-
-
-def container_of(head: bytes) -> str | None:
-    """FFmpeg's name of a video's format, by a file's first bytes."""
-    if _NO_VIDEO.match(head):
-        return None
-    return next((form for start, form in _CONTAINERS if re.match(start, head, re.DOTALL)), None)
-
-
 # ---------------------------------------------------------------------------------------- what FFmpeg decodes
-def _of_file(open_file: Callable[[], BinaryIO], container: str, limits: ImageLimits, name: str) -> Clip:
+def clip_of_file(source: Path | bytes, container: str, limits: ImageLimits, name: str) -> Clip:
+    """A file, or the bytes of one, in the format that FFmpeg calls `container`."""
+    if isinstance(source, Path) and (size := source.stat().st_size) > MOST_BYTES:
+        raise ImageError(f"{name}: expected at most {MOST_BYTES:,} bytes, got {size:,}")
+    open_file = partial(source.open, "rb") if isinstance(source, Path) else partial(io.BytesIO, source)
     with _decoder(open_file, container, name) as (opened, stream):
         rate = float(stream.average_rate or stream.guessed_rate or UNKNOWN_RATE)
         if not (count := stream.frames):  # as in Matroska; a packet is a frame
@@ -233,11 +144,27 @@ def _in_time(items: Iterator[Any], limits: ImageLimits, name: str) -> Iterator[A
 
 
 # ---------------------------------------------------------------------------------------- what Pillow decodes
-def _of_animation(data: bytes, limits: ImageLimits, name: str) -> Clip | None:
-    """None for an image that does not move. Its frames may be shown for different times: a video of it has so
-    many frames a second that each is shown for a whole number of them, at most `MOST_RATE`."""
+def _animation(data: bytes, limits: ImageLimits, name: str) -> Iterator[tuple[Image.Image, float]]:
+    """The frames of an animated GIF, WebP or PNG as `load_image` gives them, and for how many seconds each is
+    shown."""
+    image, orientation = open_file(io.BytesIO(data), limits, name)
+    with refusing_damage(f"{name}: the animation"):
+        count = getattr(image, "n_frames", 1)
+    # A PNG may have one more in front, for programs that show no animation.
+    for number in range(int(getattr(image, "default_image", False)), count):
+        with refusing_damage(f"{name}: the animation"):
+            image.seek(number)
+        shown = upright(image, orientation, name)
+        milliseconds = image.info.get("duration") or 0
+        # Browsers take a tenth of a second where a hundredth or less is said.
+        yield shown, milliseconds / 1000 if milliseconds > 10 else 0.1
+
+
+def clip_of_animation(data: bytes, limits: ImageLimits, name: str) -> Clip | None:
+    """An animated image; None for a single frame. Its frames may be shown for different times: the clip has
+    so many frames a second that each is shown for a whole number of them, at most `MOST_RATE`."""
     times, size = list[float](), (0, 0)
-    for frame, shown in _in_time(animation(data, limits, name), limits, name):
+    for frame, shown in _in_time(_animation(data, limits, name), limits, name):
         size = size if times else frame.size
         times.append(shown)
     if len(times) < 2:
@@ -251,13 +178,15 @@ def _of_animation(data: bytes, limits: ImageLimits, name: str) -> Clip | None:
     def read(indices: Sequence[int]) -> Iterator[Image.Image]:
         # In the middle of its place, where no sum of times is a little too large.
         wanted = [bisect.bisect(ends, (index + 0.5) * each) for index in indices]
-        frames = enumerate(_in_time(animation(data, limits, name), limits, name))
+        frames = enumerate(_in_time(_animation(data, limits, name), limits, name))
         yield from (frame for number, (frame, _) in frames for _ in range(wanted.count(number)))
 
     return Clip(name, round(seconds / each), 1 / each, size, read, animated=True)
 
 
-def _of_folder(folder: Path, limits: ImageLimits, name: str) -> Clip:
+def clip_of_folder(folder: Path, limits: ImageLimits, name: str) -> Clip:
+    """The images of a folder, in the order of their names and of the numbers in them."""
+
     def number(path: Path) -> list[Any]:  # frame-2 before frame-10
         return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)]
 

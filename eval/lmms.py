@@ -200,7 +200,7 @@ class Ocelli(lmms):
         held = self.task_dict[task][split][document]
         (message,) = ConfigurableMessagesTask._build_user_turn(doc_to_visual(held), context)
         row = self._encoded([message], task, document)
-        form = self.checkpoint.constraint(choice_grammar([*texts]))
+        form = self.checkpoint.forms.constraint(choice_grammar([*texts]))
         options = think_first(GenerationOptions(constraint=form), self.think)
         return requests_for(self.checkpoint, row, options.max_new_tokens, options)[0]
 

@@ -34,7 +34,7 @@ from tqdm import tqdm
 from data.box_rows import BoxRows, FormFor, by_name
 from data.errors import DatasetError
 from data.held_out import warn_if_alike
-from data.images import image_size
+from data.image_sizes import image_size
 from data.processor import EncodedConversation, Processor
 from data.sources import DatasetConfig
 from data.tiles import Visual
@@ -76,15 +76,9 @@ from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request, Stats
 from inference.answer import read_answer, requests_for, split
 from inference.batch import open_scheduler
-from inference.checkpoint import (
-    ANY_SIZE,
-    Checkpoint,
-    RequestError,
-    open_checkpoint,
-    pick_device,
-    pixel_budget,
-)
+from inference.checkpoint import Checkpoint, RequestError, open_checkpoint, pick_device, pixel_budget
 from inference.conversation import Turn, messages_of
+from inference.coordinates import ANY_SIZE
 from inference.flags import log_if_slow, machine
 from inference.grammar import choice_grammar
 from inference.locks import only_writer
@@ -235,7 +229,7 @@ def answers(
         if draws is not None:
             own = replace(options, seed=draws.seed_of(sample))
         else:  # several answers are what a model says by itself, not the likeliest of the choices
-            form = checkpoint.constraint(choice_grammar(sample.choices)) if sample.choices else None
+            form = checkpoint.forms.constraint(choice_grammar(sample.choices)) if sample.choices else None
             own = held_to(options, form)
         first, *left[:] = requests_for(checkpoint, row, sample.max_new_tokens, own)
         budgets[number] = budget_of(first.options)

@@ -41,7 +41,7 @@ from data.held_out import Share
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import SHOWN, RowSchema, find_images, find_schema, is_plain, no_images
 from data.sources import TRAIN, all_rows, class_names, columns_of, first_rows, known_columns, open_rows
-from data.video import open_video
+from data.visuals import open_video
 from eval.metrics import Metric, MetricError
 from inference.errors import user_errors
 from inference.votes import normalised

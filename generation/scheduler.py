@@ -511,10 +511,9 @@ class Scheduler:
             ids = self._counters[4, slots].clone()
             self._launched.append(Chosen(rows, tokens, ids, chosen=chosen).send())
         else:
-            began = time.perf_counter()
             logits = self._step(tokens, cache, start_pos, offset)
             if proposals:
-                self.speculation.observe(rows, proposals, time.perf_counter() - began)
+                self.speculation.observe(rows, proposals)
             if not isinstance(start_pos, int):
                 self._counters[0:3:2, :count] += 1
             if len(rows) < count:
@@ -529,9 +528,8 @@ class Scheduler:
         ids = [[*row.tokens[-1:], *after[row.slot]] if row.slot in after else [0] for row in span]
         alike = min(positions) == max(positions)
         cache = self._view_of(len(span), None if alike else max(positions) + max(map(len, ids)))
-        began = time.perf_counter()
         logits = self._step.ragged(ids, cache, positions, [row.prompt.offset for row in span])
-        self.speculation.observe(rows, proposals, time.perf_counter() - began)
+        self.speculation.observe(rows, proposals)
         self.speculation.verify(rows, proposals, [logits[row.slot] for row in rows], self._choose)
         self._counted = []
         last = torch.tensor([row.tokens[-1:] for row in rows])

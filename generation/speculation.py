@@ -1,4 +1,4 @@
-"""Tokens that are proposed and verified together: prompt lookup, what a constraint forces.
+"""Tokens that are proposed and verified together: prompt lookup, and what a constraint forces.
 
     speculation = Speculation(step, model)
     speculation.begin(row)                             # its proposer, as its options say
@@ -18,7 +18,7 @@ otherwise, a tie within that rounding may be decided otherwise too.
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -51,7 +51,7 @@ class ForcedTokens(Proposer):
             self._after.observe(0 if self._forced else proposed)
 
 
-class _PromptLookup(Proposer):
+class PromptLookup(Proposer):
     """Proposes what followed the last time that the answer's last tokens stood in the prompt or the answer.
 
     Args:
@@ -64,16 +64,15 @@ class _PromptLookup(Proposer):
         self._ids: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # where the token after the latest n-gram stands
         self._since_image = 0  # tokens at the end without an image
+        self.found = 0  # tokens that stood there before, of the last proposal
 
     def propose(self, new_ids: list[int]) -> list[int]:
         if not self._ids:  # not earlier: the first token does not wait for it
             self._append(self._prompt_ids.tolist())
         self._append(new_ids)
-        for size in SIZES:
-            start = self._after.get(tuple(self._ids[-size:]))
-            if start is not None:
-                break
-        else:
+        places = {size: self._after.get(tuple(self._ids[-size:])) for size in SIZES}
+        self.found = next((size for size in SIZES if places[size] is not None), 0)
+        if (start := places.get(self.found)) is None:
             return []
         # What is copied may run into its own beginning: a short period goes on and on.
         ids = self._ids[start : start + MOST]
@@ -90,91 +89,35 @@ class _PromptLookup(Proposer):
             self._since_image = 0 if token_id == self._image_token_id else self._since_image + 1
 
 
-class _PassCosts:
-    """What passes have taken, by how many rows they had and how many positions of these together.
+class LikelyLookup(PromptLookup):
+    """`PromptLookup` for a row that is decoded alone, of as many ids as are likely to be right, by how often
+    the row's proposals were: a wrong one costs 0.1 to 0.5 of a step, and beside other rows as much of each.
+    One id at least where three tokens stood there before."""
 
-    rows: of the next pass.
-    """
-
-    ASSUMED = 0.2  # what a position more costs, in steps, before any pass with one was seen
-
-    def __init__(self) -> None:
-        self.rows = 1
-        self._recent: dict[tuple[int, int], deque[float]] = {}  # seconds of the last such passes
-        self._seconds: dict[int, dict[int, float]] = {}  # of so many rows: the medians, by positions
-
-    def observe(self, positions: int, seconds: float) -> None:
-        recent = self._recent.setdefault((self.rows, positions), deque(maxlen=5))
-        recent.append(seconds)
-        self._seconds.setdefault(self.rows, {})[positions] = sorted(recent)[len(recent) // 2]
-
-    @property
-    def known(self) -> bool:
-        """Whether it has seen what a step of these rows takes."""
-        return self.rows in self._seconds.get(self.rows, ())
-
-    def cost(self, proposed: int) -> float:
-        """What a pass costs a row that proposes so many ids, in its steps: more where others wait for them as
-        well. What was never seen lies on the line through the nearest that was."""
-        rows, seconds = self.rows, self._seconds.get(self.rows, {})
-        wanted = rows + proposed
-        seen = min(seconds, key=lambda other: (other == rows, abs(other - wanted)), default=rows)
-        each = self.ASSUMED
-        if seen > rows and self.known:
-            each = (seconds[seen] / seconds[rows] - 1) / (seen - rows)
-        return 1 + rows * max(each, 0.0) * proposed
-
-
-class _WhilePaying(Proposer):
-    """Another's proposals, as many at a time as bring the most tokens a second, by what passes have taken and
-    how many proposals were right so far.
-
-    All times are in single steps. What was lost by wrong proposals stays below `LOSS` of the answer, with
-    `HEAD_START` tokens for its beginning; what was gained may be risked again, up to `STAKE`.
-    """
-
-    LOSS, HEAD_START, STAKE = 0.01, 16, 2.0
+    LIKELY = 0.4  # probability that a proposal has to have
     FORGETTING = 0.9  # weight of what a pass showed after each one that follows
 
-    def __init__(self, proposer: Proposer, costs: _PassCosts):
-        self._proposer, self._costs = proposer, costs
-        self._proposed = 0  # ids in the last pass
-        self._unseen: list[int] = []  # new ids that the other was not told yet
-        self._tokens, self._gained = 0, 0.0
+    def __init__(self, prompt_ids: Tensor, image_token_id: int | None, speculation: Speculation):
+        super().__init__(prompt_ids, image_token_id)
+        self._speculation = speculation
         self._right = self._wrong = 1.0
+        self._proposed = 0  # ids in the last pass
+        self._unseen: list[int] = []  # new ids that were not looked up yet
 
     def observe(self, proposed: int) -> None:
         self._proposed = proposed
 
     def propose(self, new_ids: list[int]) -> list[int]:
-        self._tokens += len(new_ids)
         if self._proposed:
-            self._settle(len(new_ids) - 1)
+            right = len(new_ids) - 1
+            self._right = min(self.FORGETTING * self._right + right + 0.01, 2 * MOST)
+            self._wrong = self.FORGETTING * self._wrong + (right < self._proposed) + 0.01
         self._unseen += new_ids
-        if not self._costs.known or (self._costs.rows > 1 and self._costs.cost(1) >= 2):
-            return []  # even right ones would not pay
-        ids, self._unseen = self._proposer.propose(self._unseen), []
-        if not ids:
+        if not self._speculation.alone:
             return []
-        allowed = self._gained + self.LOSS * (self._tokens + self.HEAD_START)
+        ids, self._unseen = super().propose(self._unseen), []
         share = self._right / (self._right + self._wrong)
-        best, best_rate, expected = 0, 0.0, 1.0
-        for count in range(1, len(ids) + 1):
-            expected += share**count
-            cost = self._costs.cost(count)
-            if cost - 1 > allowed:
-                break
-            if expected / cost > best_rate:
-                best, best_rate = count, expected / cost
-        # Where none would pay, one proposal finds out whether that has changed.
-        return ids[: best if best_rate > 1 else min(best, 1)]
-
-    def _settle(self, accepted: int) -> None:
-        """Account for the last pass."""
-        gained = self._gained + 1 + accepted - self._costs.cost(self._proposed)
-        self._gained = min(gained, self.STAKE)
-        self._right = self._right * self.FORGETTING + accepted
-        self._wrong = self._wrong * self.FORGETTING + (accepted < self._proposed)
+        return ids[: max(int(math.log(self.LIKELY) / math.log(share)), self.found == SIZES[0])]
 
 
 def looks_up(options: GenerationOptions, step: Step) -> bool:
@@ -190,27 +133,27 @@ class Speculation:
     """
 
     def __init__(self, step: Step, model: VisionLanguage):
-        self.costs, self.proposed, self.accepted = _PassCosts(), 0, 0
+        self.proposed = self.accepted = 0
+        self.alone = True  # whether the next pass is of one row
         self._step, self._image_token_id = step, model.config.image_token_id
         # A state takes back no more.
         self._most = STATE_WINDOW // 2 if has_states(model.language_model.cache_layout) else None
 
     def begin(self, row: Row) -> None:
         """Give a row its proposer: of what its constraint forces, and of what is looked up."""
-        options, step = row.options, self._step
+        options, step, inputs = row.options, self._step, (row.prompt_ids, self._image_token_id)
         if not step.chunks:
             return
         proposer: Proposer | None = None
-        if looks_up(options, step):
-            proposer = _PromptLookup(row.prompt_ids, self._image_token_id)
-            proposer = proposer if options.lookup == "on" else _WhilePaying(proposer, self.costs)
-        if row.constraint is not None:
-            proposer = ForcedTokens(row.constraint, proposer)
-        row.proposer = proposer
+        if options.lookup == "on":
+            proposer = PromptLookup(*inputs)
+        elif looks_up(options, step):
+            proposer = LikelyLookup(*inputs, self)
+        row.proposer = proposer if row.constraint is None else ForcedTokens(row.constraint, proposer)
 
     def propose(self, rows: Sequence[Row]) -> list[list[int]]:
         """Ids that may follow in each row, none for most."""
-        self.costs.rows = len(rows)
+        self.alone = len(rows) == 1
         return [self._ids_for(row)[: self._most] for row in rows]
 
     def _ids_for(self, row: Row) -> list[int]:
@@ -221,11 +164,9 @@ class Speculation:
         new_ids, proposer.given = row.tokens[proposer.given :], len(row.tokens)
         return proposer.propose(new_ids)[:worth]
 
-    def observe(self, rows: Sequence[Row], proposals: Sequence[Sequence[int]], seconds: float) -> None:
-        """The pass over these, and each row's last token, took so long."""
-        count = sum(map(len, proposals))
-        self.proposed += count
-        self.costs.observe(len(rows) + count, seconds)
+    def observe(self, rows: Sequence[Row], proposals: Sequence[Sequence[int]]) -> None:
+        """These are in the pass that comes next, or none."""
+        self.proposed += sum(map(len, proposals))
         for row, ids in zip(rows, proposals, strict=True):
             if row.proposer is not None:
                 row.proposer.observe(len(ids))

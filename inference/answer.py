@@ -375,7 +375,7 @@ class AnswerText:
         self._reader = form.reader() if isinstance(form, Form) and form.reader is not None else None
         self._calls = list[CallPiece]()  # that were not told of
         # Marks of calls that are special tokens, whose text is shown nowhere else.
-        self._marks = {} if self._reader is None else {i: mark for mark, i in checkpoint.marks.items()}
+        self._marks = {} if self._reader is None else {i: mark for mark, i in checkpoint.forms.marks.items()}
         self._text = ""  # what is to be written at the end
         self._held = list[int]()  # tokens of which it is open whether they begin a block of thinking
         self._thought = self._open = ""  # text of it that was not told of, and what may be its end

@@ -164,7 +164,7 @@ class _Question:
             think = isinstance(self.options.constraint, Think)
             row = encode(self.checkpoint, images, line.question, settings["system"], think)
             if (grammar := grammar_of(settings.get("schema"), settings.get("choices"))) is not None:
-                self.options = held_to(self.options, self.checkpoint.constraint(grammar))
+                self.options = held_to(self.options, self.checkpoint.forms.constraint(grammar))
             self.requests = requests_for(self.checkpoint, row, limit, self.options)
             self.asked = line, replace(row, parts=None)
         return self.requests.pop(0)

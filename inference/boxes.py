@@ -18,7 +18,8 @@ from data.processor import coordinates_of
 from data.tiles import Sizes
 from data.video import Clip
 from inference.attribution.draw import font, save_signed
-from inference.checkpoint import ANY_SIZE, Checkpoint, spoken_form
+from inference.checkpoint import Checkpoint
+from inference.coordinates import ANY_SIZE, spoken_form
 from inference.errors import RequestError
 from messages import counted
 from models.checkpoints.sources import open_files

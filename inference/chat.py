@@ -30,9 +30,10 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from data.errors import expanded, replacing
 from data.tiles import Visual
 from generation.options import MAX_SEED, GenerationOptions
-from inference.checkpoint import Checkpoint, PixelText, RequestError
+from inference.checkpoint import Checkpoint, RequestError
 from inference.command import log_other_model, seen_at
 from inference.conversation import Conversation
+from inference.coordinates import PixelText
 from inference.errors import user_errors, user_message
 from inference.flags import log
 from inference.positionals import check_image_name, is_image_name

@@ -2,88 +2,46 @@
 
 checkpoint = open_checkpoint("HuggingFaceTB/SmolVLM-256M-Instruct", device="auto", dtype="int8")
 checkpoint = checkpoint.compiled()           # answers with the fastest decode step of this machine
-
-On a CPU the fastest is C for prompts, tokens and tiles (`generation/fast/native/`), compiled once for this
-machine. The step that is chosen stays, however many rows there are, and a row's bits depend neither on their
-number nor on whether it is prefilled or decoded. On CUDA it is the step and the sampler as one graph
-(`generation/fast/cuda/`), of Triton kernels where they can run the model.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from data.boxes import CoordinateForm, form_of
 from data.processor import EncodedConversation, Processor
-from data.tiles import Sizes
-from generation.fast.cuda.graph import GraphStep
-from generation.fast.cuda.graph import unsupported as unrecorded
 from generation.fast.native.build import NoCompiler
-from generation.fast.native.panels import to_panels, to_rows
-from generation.fast.native.step import NativeStep, is_compiled, unsupported
+from generation.fast.native.panels import to_rows
 from generation.fast.quantized import pack, pack_layer, put_layers
-from generation.fast.tower import FastTower, fast_tower
 from generation.features import FeatureCache
 from generation.memory import give_back
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
 from generation.threads import choose, watch
-from inference.calls import CallReader
-from inference.decide import choices_form
-from inference.errors import FormError, check_text_only
+from inference.coordinates import PixelText
 from inference.errors import RequestError as RequestError
-from inference.grammar import Form, Latest, ToolUse, choices_of, plain_call, plain_form, tool_grammar
+from inference.errors import check_text_only
+from inference.fast import EAGER, Fast, speed_up
+from inference.forms import Forms
 from inference.kept_weights import KeptWeights
-from inference.markup import MARKUPS, Markup
-from inference.pixels import Pixels
 from models.checkpoints.files import Opened
-from models.checkpoints.load import meta_init, put_parameter
+from models.checkpoints.load import meta_init, prepare_device, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
 from models.checkpoints.sources import one_version
 from models.config import check_device
-from models.packed_vision_transformer import PatchMergers
-from models.vision_language_model import VisionLanguageModel, prepare_device
-from models.vision_transformer import ModalityProjector
+from models.vision_language_model import VisionLanguageModel
 
-if TYPE_CHECKING:
-    from inference.constraint import Constraints
-
-MARKS = frozenset("[{`")  # with which coordinates in JSON begin, or the list or code fence around them
-ANY_SIZE = (10**4, 10**4)  # of an image, to find coordinates that are not to become pixels
-OPEN_NOTE = "(The numbers are the model's own: which image they are of is open.)"
 # Pixels of images that are taken whole, on a CPU: with so many Qwen3-VL-2B computes about 3 TFLOP for a 4:3
 # photograph, as SmolVLM-256M for its 13 tiles. Checkpoints' own budgets are up to 16 million.
 CPU_PIXELS = 2**19
-PACKED = dict.fromkeys(("int8", "int4"), ("cpu", "cuda"))  # dtypes of weights alone, and devices for them
-Written = tuple[str, Callable[[str], str] | None]  # a grammar, and what writes the answer of it
 LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
-
-
-@dataclass(frozen=True)
-class Fast:
-    """What was chosen. step: None is the eager one. chosen, tower: their names, or why they are the eager
-    ones."""
-
-    step: DecodeStep | None = None
-    chosen: str = "eager"
-    tower: str = "eager"
-
-    @property
-    def name(self) -> str:
-        """The decode step that was chosen, and why it has been replaced since."""
-        failure = self.step.failure if isinstance(self.step, GraphStep) else None
-        return self.chosen + (f", eager since: {failure}" if failure else "")
-
-
-EAGER = Fast()
+PACKED = dict.fromkeys(("int8", "int4"), ("cpu", "cuda"))  # dtypes of weights alone, and devices for them
 
 
 @dataclass(frozen=True)
@@ -164,108 +122,11 @@ class Checkpoint:
         """False where its generation_config.json says that it did not learn to."""
         return self.model.generation_config.get("json", True) is not False
 
-    def constraint(self, grammar: str | ToolUse) -> Form:
-        """What holds an answer to a grammar (`inference.grammar`), or to what it may do with tools:
-        `GenerationOptions.constraint`. Raises RequestError for what cannot be used, and a tokenizer that
-        cannot be held to any grammar."""
-        if isinstance(grammar := self._known(grammar), ToolUse):
-            form = self._tools(grammar, self._written(grammar), self.constraint)
-            assert form is not None, "what is not kept was compiled"
-            return form
-        if choices_of(grammar) is None:
-            as_it_stands = self._constraints(grammar)  # first: what cannot be used is refused by every model
-        plain, write = self._plain(grammar)
-        if (choices := choices_of(plain)) is not None:
-            if (form := self._choices.get(plain)) is None:
-                size = self.model.config.text.vocab_size
-                form = choices_form(self.processor, size, self.stop_token_ids, choices)
-                self._choices.put(plain, form, len(plain))
-            return replace(form, write=write)
-        return Form(as_it_stands if plain == grammar else self._constraints(plain), write)
-
-    def kept_constraint(self, grammar: str | ToolUse) -> Form | None:
-        """`constraint` if nothing has to be compiled for it, else None, also for what that would refuse."""
-        try:
-            if isinstance(grammar := self._known(grammar), ToolUse):
-                written = self._tool_grammars.get(_key(grammar))
-                return None if written is None else self._tools(grammar, written, self.kept_constraint)
-            plain, write = self._plain(grammar)
-        except RequestError:
-            return None
-        if (choice := self._choices.get(plain)) is not None:
-            return replace(choice, write=write)
-        kept = self._constraints.kept(plain) if "_constraints" in vars(self) else None
-        return None if kept is None else Form(kept, write)
-
-    def _known(self, grammar: str | ToolUse) -> str | ToolUse:
-        """What of it a model can do: one that did not learn to write JSON calls where it must."""
-        text = grammar.text if isinstance(grammar, ToolUse) and not grammar.must else None
-        return grammar if text is None or self.writes_json else text
-
-    def _written(self, use: ToolUse) -> Written:
-        """The grammar of calls. A model that did not learn to write JSON says the one value of the one tool
-        that it has to call as it answers anyhow; it is made to call nothing else. Raises FormError."""
-        if (written := self._tool_grammars.get(_key(use))) is not None:
-            return written
-        plain = None
-        try:
-            if use.must and not self.writes_json:
-                plain = plain_call(use.tools)
-            if plain is None or self.processor.chat.marks.native:
-                written = tool_grammar(self._markup, use, self.marks.get), None
-            else:
-                written = plain
-        except RequestError as error:
-            raise FormError(error, "tools") from None
-        self._tool_grammars.put(_key(use), written, len(written[0]))
-        return written
-
-    def _tools(self, use: ToolUse, written: Written, find: Callable[[str], Form | None]) -> Form | None:
-        """`find` compiles a grammar, or looks for one that is compiled."""
-        markup, (grammar, write) = self._markup, written
-        try:
-            form = find(grammar)
-        except FormError as error:
-            raise FormError(error, "tools") from None
-        if form is None:
-            return None
-        reader = partial(CallReader, markup, use.tools, use.must)
-        if not use.must and use.text is None:
-            may = self._constraints.may_call(grammar, markup.marks.opens, use.several)
-            return Form(may, reader=reader)
-        whole = write and (lambda text: markup.written(use.tools[0], write(text)))
-        return replace(form, write=whole, reader=reader)
-
-    def _plain(self, grammar: str) -> tuple[str, Callable[[str], str] | None]:
-        """What this model is held to for a grammar, and what writes the answer of that: see `plain_form`."""
-        return (None if self.writes_json else plain_form(grammar)) or (grammar, None)
-
-    @property
-    def _markup(self) -> Markup:
-        return MARKUPS[self.processor.chat.marks.markup]
-
     @cached_property
-    def marks(self) -> dict[str, int]:
-        """The marks of calls that are tokens of their own, with their ids."""
-        known = self.processor.tokenizer.get_added_vocab()
-        return {mark: known[mark] for mark in self.processor.chat.marks.texts if mark in known}
-
-    @cached_property
-    def _tool_grammars(self) -> Latest[Written]:
-        return Latest()
-
-    @cached_property
-    def _choices(self) -> Latest[Form]:
-        """By their grammar."""
-        return Latest()
-
-    @cached_property
-    def _constraints(self) -> Constraints:
-        """Made once, as a large vocabulary takes a second; they go with the checkpoint."""
-        from inference.constraint import Constraints  # its library is needed for nothing else
-
-        vocab_size = self.model.config.text.vocab_size
-        return Constraints(self.processor.tokenizer, vocab_size, self.stop_token_ids)
+    def forms(self) -> Forms:
+        """What holds its answers to a grammar or to tools."""
+        size = self.model.config.text.vocab_size
+        return Forms(self.processor, size, self.stop_token_ids, self.writes_json)
 
     def pixels(self, row: EncodedConversation, lines: bool = True, form: str | None = None) -> PixelText:
         """What makes pixels of the coordinates in an answer to this prompt: lines for a person, or JSON. They
@@ -277,6 +138,12 @@ class Checkpoint:
         if count == 0:
             check_text_only(self.model.generation_config)
 
+    def worth_compiling(self, long: bool) -> bool:
+        """Whether `compiled` saves more time than it takes: in a long run, and for a large model. Where there
+        is no fast step, as on MPS, it never does."""
+        size = sum(one.numel() for one in (*self.model.parameters(), *self.model.buffers()))
+        return self.model.device.type != "mps" and (long or size >= LARGE)
+
     def compiled(self, compiling: bool = True) -> Checkpoint:
         """This checkpoint with the fastest decode step and vision tower of this machine (see `speed_up`); the
         answers are the same. The model's weights are rearranged in place."""
@@ -284,59 +151,6 @@ class Checkpoint:
         fast = speed_up(self.model, compiling)
         give_back()
         return replace(self, fast=fast, load_seconds=self.load_seconds + time.perf_counter() - began)
-
-
-def _key(use: ToolUse) -> str:
-    """Which tells apart schemas that compare equal, as those of 1 and true do."""
-    return sha256(repr(use).encode()).hexdigest()
-
-
-class PixelText:
-    """The text of an answer with its coordinates in pixels of an image of these sizes (`inference.pixels`):
-    `put` each piece, then `finish`. For a model without a form nothing changes, and without sizes lines end
-    with a note if there are coordinates.
-
-    Nothing is looked for before the first mark of coordinates: most answers have none.
-    """
-
-    def __init__(self, coordinates: Any, sizes: Sizes | None, lines: bool = True):
-        self._coordinates, self._sizes, self._lines = coordinates, sizes, lines
-        self._looking, self._shown = coordinates is not None, ""
-        self._pixels: Pixels | None = None
-        self._unsized: CoordinateForm | None = None  # in which there may be coordinates of no known image
-
-    def put(self, piece: str) -> str:
-        """What can be shown with this piece."""
-        if self._looking and not MARKS.isdisjoint(piece):
-            self._looking, form = False, spoken_form(self._coordinates, self._sizes)
-            if form is not None and self._sizes is not None:
-                self._pixels = Pixels(form, self._sizes[0], self._lines, self._shown)
-            elif self._lines:
-                self._unsized, self._shown = form, ""
-        if self._pixels is not None:
-            return self._pixels.put(piece)
-        self._shown = piece or self._shown if self._unsized is None else self._shown + piece
-        return piece
-
-    def finish(self) -> str:
-        """What is left."""
-        if self._pixels is None and self._unsized is not None:
-            found = self._unsized.read(self._shown, ANY_SIZE)
-            return f"\n{OPEN_NOTE}" if found.boxes or found.points else ""
-        return "" if self._pixels is None else self._pixels.finish()
-
-    def each(self, pieces: Iterable[str]) -> Iterator[str]:
-        """The pieces of a whole answer; Ctrl-C gives what is left of it so far."""
-        try:
-            yield from map(self.put, pieces)
-        except KeyboardInterrupt:
-            yield self.finish()
-            raise
-        yield self.finish()
-
-    def whole(self, text: str) -> str:
-        """A whole answer."""
-        return self.put(text) + self.finish()
 
 
 def too_many_images(name: str, generation_config: Mapping[str, Any], count: int) -> str:
@@ -359,17 +173,6 @@ def other_model(generation_config: Mapping[str, Any], answers: Iterable[str]) ->
     return (
         f"for photographs take the model {PHOTOGRAPHS} ({MODELS[PHOTOGRAPHS].gigabytes} GB, downloaded once)"
     )
-
-
-def spoken_form(coordinates: Any, sizes: Sizes | None) -> CoordinateForm | None:
-    """The form in which a model (`Processor.coordinates`) writes boxes and points of an image of these sizes.
-    None as well where its file says nonsense: other questions have answers all the same, and --detect says
-    what is wrong."""
-    try:
-        form = form_of(coordinates)
-    except ValueError:
-        return None
-    return form.on(sizes[1]) if form is not None and sizes is not None else form
 
 
 def open_checkpoint(
@@ -458,50 +261,3 @@ def pick_device(name: str) -> torch.device:
             f"device {name}: PyTorch {torch.__version__} finds {counts[kind] or 'none'} here; use auto or cpu"
         )
     return prepare_device(name)
-
-
-# ---------------------------------------------------------------------------------- what computes it
-def worth_compiling(model, long: bool) -> bool:
-    """Whether compiling saves more time than it takes: in a long run, and for a large model. Where there is
-    no fast step, as on MPS, it never does."""
-    size = sum(parameter.numel() for parameter in (*model.parameters(), *model.buffers()))
-    return model.language_model.norm.weight.device.type != "mps" and (long or size >= LARGE)
-
-
-def fast_step(language_model, compiling: bool = True) -> tuple[DecodeStep | None, str]:
-    """(a decode step faster than the eager one, what it is), or (None, why there is none).
-
-    Args:
-        compiling: else, on a CPU, only a step that was compiled before is used.
-    """
-    if language_model.norm.weight.device.type == "cuda":
-        if reason := unrecorded(language_model):
-            return None, f"eager: {reason}"
-        graph = GraphStep(language_model)
-        reason = graph.rehearse()
-        return (None, f"eager: no CUDA graph: {reason}") if reason else (graph, graph.name)
-    if reason := unsupported(language_model):
-        return None, f"eager: {reason}"
-    try:
-        if compiling or is_compiled(language_model):
-            return NativeStep(language_model), "native C step"
-    except NoCompiler as error:
-        return None, f"eager: {error}"
-    return None, "eager: compiling does not pay for a few answers of a small model"
-
-
-def speed_up(model, compiling: bool = True) -> Fast:
-    """The fastest that there is. The model's tower and projector are replaced in place, and weights put into
-    panels. Where nothing is to be compiled, only what costs next to nothing is used."""
-    step, name = fast_step(model.language_model, compiling)
-    if isinstance(model.vision_model, FastTower):
-        return Fast(step, name, FastTower.NAME)
-    faster, tower_name = fast_tower(model.vision_model, compiling)
-    model.vision_model = faster or model.vision_model
-    if isinstance(model.vision_model, FastTower) or isinstance(step, NativeStep):
-        # Whatever type its input and its weights have.
-        if type(model.projector) in (ModalityProjector, PatchMergers):
-            to_panels(model.projector)
-        else:
-            model.projector.float()
-    return Fast(step, name, tower_name)

@@ -183,7 +183,7 @@ def generation_options(args: argparse.Namespace, confidence: bool) -> Generation
 def open_images(names: list[str]) -> list[Any]:
     """Images and videos by their names, as far as they are read without a model; "-" is stdin."""
     from data.images import ImageLimits
-    from data.video import open_visual
+    from data.visuals import open_visual
 
     positionals.check_together(names, log)
     piped = positionals.read_stdin_image(ImageLimits().max_bytes) if positionals.STDIN in names else b""
@@ -193,12 +193,12 @@ def open_images(names: list[str]) -> list[Any]:
 def load(args: argparse.Namespace, options: GenerationOptions, long: bool = False):
     """The checkpoint, with decode step and tower as --compile says (`long`: many answers will be made), and
     the options with what --schema or --choices asks for."""
-    from inference.checkpoint import open_checkpoint, worth_compiling
+    from inference.checkpoint import open_checkpoint
 
     with flags.log_if_slow("generate.py", args.model):
         checkpoint = open_checkpoint(args.model, args.revision, **flags.machine(args))
     if args.compile != "off" and args.cache:
-        compiling = args.compile == "on" or worth_compiling(checkpoint.model, long)
+        compiling = args.compile == "on" or checkpoint.worth_compiling(long)
         checkpoint = checkpoint.compiled(compiling)
         if compiling and checkpoint.decode_step is None:
             log(f"decode step {checkpoint.fast.name}")
@@ -209,7 +209,7 @@ def load(args: argparse.Namespace, options: GenerationOptions, long: bool = Fals
     if args.think:
         checkpoint.processor.chat.check_thinking("--think")
     if args.grammar is not None:
-        options = held_to(options, checkpoint.constraint(args.grammar))
+        options = held_to(options, checkpoint.forms.constraint(args.grammar))
     return checkpoint, options
 
 

@@ -27,7 +27,8 @@ from generation.options import GenerationOptions
 from generation.output import TokenStream
 from generation.session import Session
 from inference.answer import Reply, answers_of, draft_of, for_choices, start, wholes
-from inference.checkpoint import Checkpoint, PixelText, RequestError
+from inference.checkpoint import Checkpoint, RequestError
+from inference.coordinates import PixelText
 from inference.draft import Draft, with_seed
 from inference.errors import ContextFullError as ContextFullError
 from inference.thinking import Think

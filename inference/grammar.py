@@ -2,7 +2,7 @@
 
     grammar = json_grammar({"type": "object", "properties": {"count": {"type": "integer"}}})
     grammar = choice_grammar(["yes", "no"])
-    options = GenerationOptions(constraint=checkpoint.constraint(grammar))
+    options = GenerationOptions(constraint=checkpoint.forms.constraint(grammar))
 
 A grammar is text in the language of llguidance (its variant of Lark), but for choices, which are all looked
 at (`inference.decide`). JSON is written as `json.dumps` writes it, one space after each comma and colon and

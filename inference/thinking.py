@@ -1,7 +1,7 @@
 """Answers before which a model thinks: how long it may, and what ends it.
 
     options = GenerationOptions(constraint=Think(tokens=512))    # asks for it: `inference.answer.ask`
-    options = held_to(options, checkpoint.constraint(grammar))   # the answer alone is held to a form
+    options = held_to(options, checkpoint.forms.constraint(grammar))   # the answer alone is held to a form
 
 Two limits stand side by side. `Think.tokens` counts the thinking: there it is ended by force, with the tokens
 that a template writes after it. `max_new_tokens` counts the answer that follows. So an answer is made of both

@@ -17,7 +17,8 @@ from gradio_client import Client
 
 import app
 from generation.steps import Step
-from inference.checkpoint import Checkpoint, Fast, open_checkpoint
+from inference.checkpoint import Checkpoint, open_checkpoint
+from inference.fast import Fast
 from tests.waiting import PATIENCE, wait_for
 from web.engine import OPENERS, Engine
 from web.guard import Hosts

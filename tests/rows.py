@@ -39,7 +39,7 @@ class ListStream(Stream):
 
     def __init__(self, *files: list, parts: int = 1):
         self.files, self.of_each, self.rows_read = files, parts, 0
-        self.num_parts, self.features = len(files) * parts, None
+        self.num_sections, self.features = len(files) * parts, None
 
     def read(self, part: int, start: int = 0):
         file, part = divmod(part, self.of_each)
@@ -49,7 +49,7 @@ class ListStream(Stream):
             self.rows_read += 1
             yield number * len(self.files) + file, row
 
-    def place(self, number: int) -> str:
+    def where(self, number: int) -> str:
         row, file = divmod(number, len(self.files))
         return f"list {file}, row {row}"
 

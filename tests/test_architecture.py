@@ -39,8 +39,7 @@ EVERYTHING_BELOW = {"models", "families", "generation", "data", "shapes", "train
 FLOORS = {
     "files": (
         *("models.checkpoints.files", "models.checkpoints.names", "models.checkpoints.hub"),
-        *("models.checkpoints.sources", "models.checkpoints.weights", "models.checkpoints.folder"),
-        *("models.checkpoints.gguf_files", "models.checkpoints.gguf_weights"),
+        *("models.checkpoints.weights", "models.checkpoints.folder"),
         *("models.checkpoints.gguf", "models.checkpoints.gguf_config"),
         *("models.checkpoints.gguf_tokenizer", "models.checkpoints.gguf_tensors"),
     ),
@@ -57,7 +56,11 @@ FLOORS = {
     "inputs": (
         "data.errors",
         "data.images",
+        "data.image_kinds",
+        "data.image_sizes",
+        "data.pixels",
         "data.video",
+        "data.visuals",
         "data.tiles",
         "data.tokenizer",
         "data.chat",

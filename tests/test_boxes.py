@@ -26,8 +26,9 @@ from generation.options import GenerationOptions
 from inference import answer
 from inference.attribution import is_sheet
 from inference.boxes import draw_things
-from inference.checkpoint import OPEN_NOTE, open_checkpoint
+from inference.checkpoint import open_checkpoint
 from inference.command import BOX_FORMATS
+from inference.coordinates import OPEN_NOTE
 from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.pages import EMBEDDED, make_service
 from web.boxes import overlay

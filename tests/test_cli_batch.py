@@ -146,7 +146,7 @@ def test_an_image_is_opened_and_encoded_once_wherever_lines_stand(batch, questio
         opened.append(source)
         return load_image(source, *limits)
 
-    monkeypatch.setattr("data.video.load_image", noted)
+    monkeypatch.setattr("data.visuals.load_image", noted)
 
     def counted(self, pixels):
         tiles.append(len(pixels))

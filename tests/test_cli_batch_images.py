@@ -151,7 +151,7 @@ def test_images_are_read_when_their_turn_comes(photos, run, monkeypatch):
         ahead.append(len(opened) - written)
         return load_image(source, *limits)
 
-    monkeypatch.setattr("data.video.load_image", noted)
+    monkeypatch.setattr("data.visuals.load_image", noted)
     records, _ = run("photos", *ASK, "--batch-size", 2)
     assert len(records) == len(opened) == 46 and max(ahead) <= 5
 

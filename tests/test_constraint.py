@@ -348,7 +348,7 @@ def test_the_embedded_model_counts(embedded, monkeypatch):
     as sure of the bracket as it was of its end. It writes the JSON itself here."""
     monkeypatch.delitem(embedded.model.generation_config, "json")
     images, question = [ROOT / "assets/cup.png"], "How many shapes are there?"
-    constraint = embedded.constraint(json_grammar(ANY))
+    constraint = embedded.forms.constraint(json_grammar(ANY))
     options = GenerationOptions(constraint=constraint, confidence=True)
     (plain,) = answer.ask(embedded, images, question, GenerationOptions()).finish()["answers"]
     expected = {"count": int(plain)}
@@ -393,7 +393,7 @@ def test_a_model_that_writes_no_json_gives_its_plain_answer(embedded, question, 
         return inner(next(iter(made.values()))) if isinstance(made, dict) else made
 
     (plain,) = answer.ask(embedded, [EXAMPLE], question, GenerationOptions()).finish()["answers"]
-    options = GenerationOptions(constraint=embedded.constraint(json_grammar(schema)), confidence=True)
+    options = GenerationOptions(constraint=embedded.forms.constraint(json_grammar(schema)), confidence=True)
     reply = answer.ask(embedded, [EXAMPLE], question, options)
     streamed = "".join(piece for _, piece in reply)
     (text,) = reply.finish()["answers"]
@@ -434,18 +434,18 @@ def test_coordinates_are_written_all_the_same(embedded, place):
         {"type": "array", "items": place},
         record(things={"type": "array", "items": place}),
     ):
-        embedded.constraint(json_grammar(schema))
+        embedded.forms.constraint(json_grammar(schema))
 
 
 def test_other_forms_of_a_model_that_writes_no_json(embedded):
     """What has no plain form is what the schema allows; what is cut is not made whole; what such a model
     cannot fill is refused."""
     rated = record(stars={"enum": [1, 2, 3, 4, 5]})
-    options = GenerationOptions(constraint=embedded.constraint(json_grammar(rated)))
+    options = GenerationOptions(constraint=embedded.forms.constraint(json_grammar(rated)))
     (text,) = answer.ask(embedded, [EXAMPLE], "How many shapes are there?", options).finish()["answers"]
     assert_fits(text, rated)
     below = record(count={"type": "integer", "maximum": -1})
-    options = GenerationOptions(constraint=embedded.constraint(json_grammar(below)), max_new_tokens=1)
+    options = GenerationOptions(constraint=embedded.forms.constraint(json_grammar(below)), max_new_tokens=1)
     cut = answer.ask(embedded, [EXAMPLE], "How many shapes are there?", options).finish()
     assert cut["stop_reasons"] == ["length"] and cut["answers"][0] in ("", "-")
     for nothing in (
@@ -469,15 +469,15 @@ def test_other_forms_of_a_model_that_writes_no_json(embedded):
         *NEEDING_MORE,
     ):
         with pytest.raises(RequestError):
-            embedded.constraint(json_grammar(nothing))
+            embedded.forms.constraint(json_grammar(nothing))
 
 
 def test_of_many_texts_in_a_schema_not_all_are_looked_at(embedded):
     """That would hold up everybody on a server."""
     texts = ["red", "blue", *(f"colour {number}" for number in range(MOST_DECIDED - 2))]
-    few = embedded.constraint(json_grammar(record(colour={"enum": texts})))
-    many = embedded.constraint(json_grammar(record(colour={"enum": [*texts, "green"]})))
-    long = embedded.constraint(json_grammar(record(colour={"enum": ["blue", "x" * LONGEST_DECIDED]})))
+    few = embedded.forms.constraint(json_grammar(record(colour={"enum": texts})))
+    many = embedded.forms.constraint(json_grammar(record(colour={"enum": [*texts, "green"]})))
+    long = embedded.forms.constraint(json_grammar(record(colour={"enum": ["blue", "x" * LONGEST_DECIDED]})))
     assert few.choices and not many.choices and not long.choices
     for form in (many, long):
         options = GenerationOptions(constraint=form)
@@ -493,7 +493,9 @@ def test_around_what_was_cut_nothing_is_written(embedded, most):
         record(there={"type": "boolean"}),
         record(a=TEXT),
     ):
-        held = GenerationOptions(constraint=embedded.constraint(json_grammar(schema)), max_new_tokens=most)
+        held = GenerationOptions(
+            constraint=embedded.forms.constraint(json_grammar(schema)), max_new_tokens=most
+        )
         reply = answer.ask(embedded, [EXAMPLE], "Describe the picture.", held)
         streamed = "".join(piece for _, piece in reply)
         result = reply.finish()
@@ -524,7 +526,9 @@ def test_around_what_was_cut_nothing_is_written(embedded, most):
 def test_schemas_that_have_no_plain_form(embedded, schema):
     """They come to an end, as they stand or refused."""
     with contextlib.suppress(RequestError, ConstraintError):
-        options = GenerationOptions(constraint=embedded.constraint(json_grammar(schema)), max_new_tokens=60)
+        options = GenerationOptions(
+            constraint=embedded.forms.constraint(json_grammar(schema)), max_new_tokens=60
+        )
         result = answer.ask(embedded, [EXAMPLE], "How many shapes are there?", options).finish()
         if result["stop_reasons"] == ["stop"]:
             assert_fits(result["answers"][0], schema)
@@ -791,8 +795,8 @@ def test_stop_tokens_that_the_model_has_not(vlm, tokenizer):
 def test_a_closed_model_leaves_no_vocabulary_behind():
     """A server that opens one model after another would keep them all."""
     checkpoint = open_checkpoint(ROOT / "checkpoints" / "ocelli-shapes")
-    checkpoint.constraint(json_grammar({"type": "boolean"}))
-    checkpoint.constraint(json_grammar({"type": "integer"}))
+    checkpoint.forms.constraint(json_grammar({"type": "boolean"}))
+    checkpoint.forms.constraint(json_grammar({"type": "integer"}))
     kept = weakref.ref(checkpoint._constraints)
     assert kept() is not None
     del checkpoint

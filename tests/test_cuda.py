@@ -16,7 +16,7 @@ from generation.fast.native.panels import PanelWeight, round_layer, to_rows
 from generation.fast.quantized import pack
 from generation.sampling import uniforms
 from generation.steps import Step
-from inference.checkpoint import fast_step
+from inference.fast import fast_step
 from tests import invariants
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, stops_for
 from tests.prompts import NO_STOP, inputs_of, tiny_vlm, words

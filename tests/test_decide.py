@@ -112,7 +112,7 @@ def test_probabilities_are_those_of_transformers_with_the_template(qwen):
     """Of the whole conversation, answer included, as the template writes it and the model learns it."""
     theirs, checkpoint = qwen
     image, question = draw_image(100, 60), "what colour?"
-    options = GenerationOptions(constraint=checkpoint.constraint(choice_grammar(TEXTS)))
+    options = GenerationOptions(constraint=checkpoint.forms.constraint(choice_grammar(TEXTS)))
     reply = ask(checkpoint, [image], question, options)
     result = reply.finish()
     messages = checkpoint.processor.conversation([image], question)
@@ -155,14 +155,14 @@ def test_the_c_step_decides_by_its_own_numbers(kind):
     checkpoint = open_checkpoint(ROOT / "checkpoints" / "ocelli-shapes", device="cpu", dtype=kind)
     checkpoint = checkpoint.compiled()
     texts = ["blue", "red", "blue star", "dark blue", "0"]
-    form = checkpoint.constraint(choice_grammar(texts))
+    form = checkpoint.forms.constraint(choice_grammar(texts))
     result = ask(
         checkpoint, [EXAMPLE], "What colour is the star?", GenerationOptions(constraint=form)
     ).finish()
     assert result["answers"] == ["blue"] and result["probability_mass"][0] > 0.9
     expected = []
     for text in texts:  # one token after the other, as an answer that is forced token by token
-        alone = checkpoint.constraint(choice_grammar([text]))
+        alone = checkpoint.forms.constraint(choice_grammar([text]))
         own = ask(checkpoint, [EXAMPLE], "What colour is the star?", GenerationOptions(constraint=alone))
         (mass,) = own.finish()["probability_mass"]
         expected.append(mass)
@@ -179,7 +179,7 @@ def test_logits_that_are_not_finite_are_an_error():
 
 def test_after_thinking_choices_are_looked_at_where_the_answer_begins(folders):
     checkpoint = open_checkpoint(folders["qwen3_5"], device="cpu")
-    form, question = checkpoint.constraint(choice_grammar(TEXTS[:4])), "how many circles are there?"
+    form, question = checkpoint.forms.constraint(choice_grammar(TEXTS[:4])), "how many circles are there?"
     options = held_to(GenerationOptions(constraint=Think(6), temperature=1.0, seed=3), form)
     reply = ask(checkpoint, [], question, options)
     result = reply.finish()
@@ -198,7 +198,7 @@ def test_several_answers_to_one_question_look_at_the_choices_once(qwen, monkeypa
     monkeypatch.setattr(
         scheduler, "look_ahead", lambda *given: looked.append(given[-1]) or look_ahead(*given)
     )
-    form = checkpoint.constraint(choice_grammar(["red", "blue", "green square"]))
+    form = checkpoint.forms.constraint(choice_grammar(["red", "blue", "green square"]))
     more = {"num_return_sequences": 4, "temperature": 99.0, "seed": 1, "max_new_tokens": 9}
     options = GenerationOptions(constraint=form, **more)
     rows = [encode(checkpoint, [draw_image(100, 60, seed)], "what colour?") for seed in (0, 1)]
@@ -232,7 +232,7 @@ def test_choices_and_other_answers_side_by_side_are_as_alone(model, monkeypatch)
 
 def test_a_conversation_goes_on_after_a_choice(qwen):
     _, checkpoint = qwen
-    options = GenerationOptions(constraint=checkpoint.constraint(choice_grammar(TEXTS[:4])))
+    options = GenerationOptions(constraint=checkpoint.forms.constraint(choice_grammar(TEXTS[:4])))
     conversation = Conversation(checkpoint)
     first = conversation.send("what colour?", [draw_image(60, 60)], options).finish()
     second = conversation.send("what colour?", [], options).finish()
@@ -309,7 +309,7 @@ def test_any_texts_are_refused_or_chosen_from(qwen, texts):
     """Whatever they hold: the answer is one of them, and each has what teacher forcing gives it."""
     _, checkpoint = qwen
     try:
-        form = checkpoint.constraint(choice_grammar(texts))
+        form = checkpoint.forms.constraint(choice_grammar(texts))
     except (RequestError, PromptError):
         return
     result = ask(checkpoint, [], "what?", GenerationOptions(constraint=form)).finish()
@@ -325,7 +325,7 @@ def test_what_cannot_be_chosen_is_refused(complaint, photo, folders):
     checkpoint = open_checkpoint(folders["qwen3_5"], device="cpu")
     for texts in (["yes", "<think> no"], ["a\x00"], ["ab" * 1500, "b"]):
         with pytest.raises(RequestError):
-            form = checkpoint.constraint(choice_grammar(texts))
+            form = checkpoint.forms.constraint(choice_grammar(texts))
             ask(checkpoint, [], "what?", GenerationOptions(constraint=form, max_new_tokens=3))
     for wrong in ("", "a,a", "a,", '["a"', "9..0"):
         assert complaint(photo, "what?", "--choices", wrong)

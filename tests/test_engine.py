@@ -23,6 +23,7 @@ from inference.answer import AnswerText, ask, encode, wholes
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.constraint import Constraints
+from inference.forms import Forms
 from inference.grammar import Latest, choice_grammar, pattern_grammar
 from inference.prefix_files import PrefixFolder
 from tests.documents import ROOT
@@ -278,7 +279,7 @@ def test_who_sends_many_new_forms_leaves_places_and_turns_to_others(models, chec
     """Each may take a second, one after the other: a new form of another client waits for one of them, and
     those that are too many are refused instead of filling the queue. The same form again is not one more."""
     engine, go_on, order = Engine(models, EngineLimits(slots=2, max_queue=40)), threading.Event(), []
-    compiled = type(checkpoint).constraint
+    compiled = Forms.constraint
 
     def constraint(self, grammar: str):
         assert go_on.wait(PATIENCE)
@@ -295,7 +296,7 @@ def test_who_sends_many_new_forms_leaves_places_and_turns_to_others(models, chec
         assert told[-1] == ["yes"] and list(dict.fromkeys(order)).index(choice_grammar(["yes"])) <= 2
         assert 1 <= sum(refused) <= 5 and not any(refused[: engine_module.SLOW_EACH]) and not refused[-2]
 
-    monkeypatch.setattr(type(checkpoint), "constraint", constraint)
+    monkeypatch.setattr(Forms, "constraint", constraint)
     try:
         asyncio.run(asyncio.wait_for(asked(), PATIENCE))
     finally:
@@ -307,7 +308,7 @@ def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(models,
     is answered. Who leaves, waiting or not, leaves nothing behind."""
     known, slow = choice_grammar(["yes", "no"]), [choice_grammar([one]) for one in ("slow", "slower")]
     engine, go_on, compiling = Engine(models, EngineLimits(slots=2)), threading.Event(), threading.Event()
-    compiled = type(checkpoint).constraint
+    compiled = Forms.constraint
 
     def constraint(self, grammar: str):
         if grammar in slow:
@@ -327,7 +328,7 @@ def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(models,
         go_on.set()
         return [told[0], await answers(held[0])]
 
-    monkeypatch.setattr(type(checkpoint), "constraint", constraint)
+    monkeypatch.setattr(Forms, "constraint", constraint)
     try:
         plain, last = asyncio.run(asyncio.wait_for(asked(), PATIENCE))
         assert plain == ask(checkpoint, [IMAGES[0]], QUESTIONS[0], GenerationOptions()).finish()["answers"]

@@ -130,7 +130,7 @@ def test_of_listed_choices_the_likeliest_is_the_answer(checkpoint, alone, tmp_pa
     evaluate(checkpoint, task, tmp_path / "out", batch_size=4)
     records = {record["id"]: record for record in samples_of(tmp_path / "out")}
     for number, (row, sample) in enumerate(zip(rows, task.samples, strict=True), 1):
-        form = checkpoint.constraint(choice_grammar(["A", "B", "C"][: len(row["choices"])]))
+        form = checkpoint.forms.constraint(choice_grammar(["A", "B", "C"][: len(row["choices"])]))
         expected = ask(checkpoint, [row["image"]], sample.prompt, GenerationOptions(constraint=form)).finish()
         record = records[str(number)]
         assert record["probabilities"] == pytest.approx(expected["probabilities"][0], abs=1e-5)

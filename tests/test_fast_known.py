@@ -14,7 +14,7 @@ from generation.fast.native.step import NativeStep
 from generation.fast.network import DECODER, TOWER
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
-from inference.checkpoint import fast_step, speed_up
+from inference.fast import fast_step, speed_up
 from models import VisionLanguageModel
 from models.language_model import MLP
 from models.vision_transformer import ModalityProjector, VisionBlock

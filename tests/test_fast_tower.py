@@ -17,7 +17,7 @@ from generation.fast.native import build
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower, OneDNNLinear, fast_tower
 from generation.threads import choose
-from inference.checkpoint import speed_up
+from inference.fast import speed_up
 from models import VisionConfig, VisionLanguageModel
 from models.checkpoints.save import stored_tensors
 from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer

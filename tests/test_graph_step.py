@@ -21,7 +21,7 @@ from generation.options import GenerationOptions, NotFiniteError, SamplingParams
 from generation.requests import Request
 from generation.session import Session
 from generation.steps import Step
-from inference.checkpoint import Fast, fast_step
+from inference.fast import Fast, fast_step
 from models.checkpoints.load import meta_init
 from models.language_model import LanguageModel
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, stops_for, tape_graphs
@@ -261,7 +261,7 @@ def test_on_cuda_every_answer_has_a_graph(vlm, monkeypatch, compiling, fails):
         def __init__(self, language_model):
             super().__init__(vlm.language_model)
 
-    monkeypatch.setattr("inference.checkpoint.GraphStep", OnTheHost)
+    monkeypatch.setattr("inference.fast.GraphStep", OnTheHost)
     if fails:
         monkeypatch.setattr(Graphs, "_record", refuse)
     with meta_init():

@@ -1,4 +1,5 @@
-"""Images made to do harm: refused or loaded in bounded time and memory, whatever format hides them."""
+"""Images of visitors, made to do harm: refused or loaded in bounded time and memory, whatever format hides
+them."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,10 +21,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data import image_sizes, images
 from data.errors import ImageError
-from data.images import ImageLimits, image_size, load_image
 from tests.processors import draw_image
 from tests.test_images import chunk, encoded, png
+from web.images import VisitorLimits
 
 # How a HEIC of 48 x 32 pixels is to be read, and its pixels.
 PROPERTIES = base64.b64decode(
@@ -34,6 +37,8 @@ PROPERTIES = base64.b64decode(
 HEVC = base64.b64decode(
     "AAAASigBrwng48Calv/7k3979C5//F4MbvitsTJf8Btt/VekNg5VvpsGEOBrHgrOnSWuR1rx6VWXoUym0lnBg2r3VWSqIBbYdiHjqP3/"
 )
+load_image = partial(images.load_image, limits=VisitorLimits())
+image_size = partial(image_sizes.image_size, limits=VisitorLimits())
 MEMORY, SECONDS = 1024 * 2**20, 5  # beyond what the process has; of processor time
 ROWS = bytes(4 * 13)  # black pixels of a PNG of 4 x 4
 
@@ -295,10 +300,10 @@ def test_measuring_decodes_nothing():
 # ------------------------------------------------------------------------------------- what costs time
 @pytest.mark.parametrize("function", [image_size, load_image])
 def test_pixels_that_cost_more_than_they_count(function):
-    limits = ImageLimits(max_pixels=1_000_000)
+    limits = VisitorLimits(max_pixels=1_000_000)
     with pytest.raises(ImageError, match="1200 x 1200"):
-        function(tiled(16, 1200), limits)
-    assert load_image(tiled(16, 640), limits).size == (16, 16)
+        function(tiled(16, 1200), limits=limits)
+    assert load_image(tiled(16, 640), limits=limits).size == (16, 16)
     with pytest.raises(ImageError, match="JPEG 2000"):
         small = encoded(Image.new("L", (8, 8)), "JPEG2000")
         function(small.replace(struct.pack(">II", 8, 8), struct.pack(">II", 4000, 4100), 1))

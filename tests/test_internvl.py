@@ -24,7 +24,7 @@ from families import internvl
 from generation.fast.native import build
 from generation.fast.native.step import NativeStep
 from generation.fast.tower import FastTower
-from inference.checkpoint import speed_up
+from inference.fast import speed_up
 from models import VisionLanguageModel
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.load import empty_model, parameter_shapes

@@ -264,7 +264,7 @@ def test_choices_are_those_that_the_command_line_chooses(embedded, drawn, tmp_pa
     rows = [{**row, "choices": colours, "answer": place % 3} for place, row in enumerate(drawn[:5])]
     rows[4] |= {"choices": ["red", "", "blue"], "answer": 0}
     (result,) = run_drawn(store(rows, tmp_path / "rows.parquet"), embedded, tmp_path, name="ocelli_choices")
-    options, right = GenerationOptions(constraint=embedded.constraint(choice_grammar(colours))), []
+    options, right = GenerationOptions(constraint=embedded.forms.constraint(choice_grammar(colours))), []
     for row, sample in zip(rows[:4], samples_of(tmp_path / "ocelli_choices")):
         expected = ask(embedded, [row["image"]], row["question"], options).finish()
         losses = torch.tensor([loss for loss, _ in sample["scored"]], dtype=torch.float64)

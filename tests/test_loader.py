@@ -190,7 +190,7 @@ def test_a_stream_that_was_read_in_the_order_of_before_is_not_resumed():
         uninterrupted = steps(ranks(data, 1), 3)
         steps([one], 1)
         state = one.state_dict()
-        read = state["order"].pop("streams (parts)")
+        read = state["order"].pop("streams (sections)")
         state["order"] |= {"streams (files, cut by their sizes)": [*read.items()]}
         second = loader(data)
         if refused:

@@ -10,7 +10,7 @@ import pytest
 
 from generation.fast.native import build
 from generation.fast.native.step import library_parts, load_step
-from inference.checkpoint import fast_step
+from inference.fast import fast_step
 from tests.test_fast_decode import make_model, needs_compiler  # noqa: F401  (for every test here)
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 import app
 from data.boxes import COORDINATES, Box, Point
-from data.video import open_video
+from data.visuals import open_video
 from tests.clips import noise, write_animation, write_clip
 from tests.pages import (
     CUP,

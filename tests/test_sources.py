@@ -313,7 +313,7 @@ def test_sorted_rows_of_parquet_come_well_mixed(tmp_path, monkeypatch, streaming
     assert bool([*cache.rglob("*.arrow")]) is not streaming
     held = mixture.sources[0].rows
     if streaming:
-        assert "1.parquet, row 3" in held.place(3 * 2 + 1)
+        assert "1.parquet, row 3" in held.where(3 * 2 + 1)
     else:
         assert [held[i]["question"] for i in (0, 1, 3_999, 49, 50)] == ["0", "1", "3999", "49", "50"]
 
@@ -612,7 +612,7 @@ def flowers(folder, stored: str) -> dict:
 
 def said(entry: dict, share: Share | None) -> list[tuple[str, bytes]]:
     """The answer of each row and its image."""
-    (source,) = open_datasets([entry], part=share and share.of).sources
+    (source,) = open_datasets([entry], share=share and share.of).sources
     found = [source.schema.conversation(row) for row in source.rows]
     return [
         (answer["content"][0]["text"], load_image(question["content"][0]["image"]).tobytes())
@@ -642,7 +642,7 @@ def test_rows_that_cannot_be_held_out(tmp_path):
     entry = flowers(tmp_path / "flowers", "lines")
     for more in ({"streaming": True}, {"split": "train[:1]"}):
         with pytest.raises(DatasetError, match=r"rows\.jsonl"):
-            open_datasets([entry | more], part=Share(0.2, True).of)
+            open_datasets([entry | more], share=Share(0.2, True).of)
 
 
 def test_each_row_in_a_class_of_its_own_is_said(tmp_path):
@@ -676,7 +676,7 @@ def test_a_split_with_one_answer_is_named(tmp_path, caplog):
         ({}, Share(0.2, True)),
         ({"split": "train[:1]"}, None),
     ):
-        warn_of_one_answer(open_datasets([entry | more], part=share and share.of))
+        warn_of_one_answer(open_datasets([entry | more], share=share and share.of))
         assert not caplog.records
     warn_of_one_answer(open_datasets([entry | {"split": "train[80%:]"}]))
     (record,) = caplog.records

@@ -14,7 +14,7 @@ import pytest
 import generate
 from inference.answer import AnswerText, Reply
 from inference.boxes import Locator
-from inference.checkpoint import PixelText
+from inference.coordinates import PixelText
 from inference.flags import log
 from inference.results import to_json
 from inference.terminal import GreyText, wrapped

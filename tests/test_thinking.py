@@ -30,9 +30,10 @@ from generation.scheduler import Scheduler
 from generation.score import decide
 from generation.steps import Step
 from inference.answer import AnswerText, answer_text, answers_of, ask, encode, requests_for
-from inference.checkpoint import Checkpoint, Fast, open_checkpoint
+from inference.checkpoint import Checkpoint, open_checkpoint
 from inference.conversation import Conversation
 from inference.errors import ContextFullError
+from inference.fast import Fast
 from inference.grammar import choice_grammar, json_grammar
 from inference.thinking import Think, for_prompt, held_to
 from messages import for_terminal
@@ -379,7 +380,7 @@ def test_thinking_ends_in_time_and_an_answer_in_its_form_follows(checkpoint, bud
     options = GenerationOptions(max_new_tokens=25, temperature=temperature, seed=1, confidence=True)
     options = replace(options, constraint=Think(budget), stop_token_ids=checkpoint.stop_token_ids)
     if form is not None:
-        options = held_to(options, checkpoint.constraint(grammar[form]))
+        options = held_to(options, checkpoint.forms.constraint(grammar[form]))
     row = encode(checkpoint, [], QUESTION, think=True)
     bound, generator = for_prompt(checkpoint, row, options), torch.Generator().manual_seed(budget)
     thinking, ended = checkpoint.processor.thinking, 0
@@ -445,7 +446,7 @@ def test_a_model_that_ends_its_thinking_by_itself_answers_at_once(opened):
             assert (result["thinking"], result["answers"]) == (["let me see"], ["two circles"]), thought
             assert result["stop_reasons"] == ["stop"] and 0 < result["thinking_tokens"][0] < 50
             assert len(result["logprobs"][0]) == len(result["token_ids"][0])
-            held = held_to(options, model.constraint(choice_grammar(["none", "three"])))
+            held = held_to(options, model.forms.constraint(choice_grammar(["none", "three"])))
             result = ask(model, [], QUESTION, held).finish()
             assert result["thinking"] == ["let me see"] and result["answers"][0] in ("none", "three")
 
@@ -459,7 +460,7 @@ def test_the_context_leaves_the_thinking_what_the_answer_leaves(checkpoint):
         bound = for_prompt(checkpoint, encode(checkpoint, [], QUESTION, think=True), options)
         tokens = max(room - answer, room // 2) - closing
         assert bound.max_new_tokens == room and bound.constraint.tokens == tokens
-    chosen = replace(checkpoint.constraint(choice_grammar(["none"])), tokens=room - closing - 3)
+    chosen = replace(checkpoint.forms.constraint(choice_grammar(["none"])), tokens=room - closing - 3)
     options = replace(options, max_new_tokens=chosen.tokens, constraint=Think(10**6, chosen))
     bound = for_prompt(checkpoint, encode(checkpoint, [], QUESTION, think=True), options)
     assert bound.constraint.tokens == 3, "a choice that is cut is none"

@@ -542,7 +542,7 @@ def test_the_grammar_of_tools_is_not_written_where_everybody_waits(served, monke
         written.append(tool_grammar(*arguments))
         return written[-1]
 
-    monkeypatch.setattr("inference.checkpoint.tool_grammar", write)
+    monkeypatch.setattr("inference.forms.tool_grammar", write)
     other = {"name": "other", "parameters": record(a={"enum": ["another"]})}
     wanted = asked("hermes", tools=[{"type": "function", "function": other}], tool_choice="required")
     answers = [served.client().chat.completions.create(**wanted, seed=1).choices[0] for _ in range(2)]

@@ -35,7 +35,8 @@ from data.loader import Loader, LoaderConfig
 from data.packing import SampleEncoder, pack
 from data.processor import Processor
 from data.sources import open_datasets
-from data.video import Clip, is_video, open_video, open_visual
+from data.video import Clip
+from data.visuals import is_video, open_video, open_visual
 from families import idefics3
 from families.idefics3 import IdeficsImages
 from families.idefics3_videos import SmolVideos, number_words

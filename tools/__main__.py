@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from data.errors import ImageError, ProcessorError, PromptError
-from data.images import check_sides
+from data.images import ImageLimits, check_size
 from inference.flags import MODEL, Parser, check_model, dtype, model, positive
 from inference.positionals import check_image_name
 from inference.results import to_json
@@ -83,7 +83,7 @@ def inspect(settings: argparse.Namespace) -> None:
     pixels: tuple[int, int] | None = None
     if match := _SIZE.fullmatch(settings.image or ""):
         pixels = (int(match[1]), int(match[2]))
-        check_sides(*pixels)
+        check_size(*pixels, ImageLimits(), f"an image of {settings.image}")
     elif settings.image is not None:
         check_image_name(settings.image)
     check_model(settings.source, settings.revision)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from data.errors import ProcessorError
-from data.images import check_sides, load_image
+from data.images import ImageLimits, check_size, load_image
 from data.processor import Processor
 from generation.fast.quantized import rounded_bytes
 from generation.kv_cache import Layout, bytes_per_row, numbers_per_token
@@ -160,7 +160,7 @@ def inspect_image(
         raise ProcessorError(
             f"{report['source']} is a bare backbone: only a whole model has prompts to count"
         )
-    check_sides(width, height)
+    check_size(width, height, ImageLimits(), f"an image of {width} x {height}")
     opened = open_files(report["source"], report["commit"])
     config = choose_family(opened.config, opened.source).read_config(opened.config, {}, {})
     # Refused where it is not this model's.

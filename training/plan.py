@@ -551,5 +551,5 @@ def _images_of(source: str, shape: VLMConfig) -> Images:
 def _rows_here(config: TrainConfig) -> int | None:
     """Rows of the data, if all of it lies on this machine."""
     entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.data)]
-    counts = [count_rows(entry.path, entry.subset, entry.split) for entry in entries]
+    counts = [None if one.streaming else count_rows(one.path, one.subset, one.split) for one in entries]
     return None if None in counts else round(sum(count or 0 for count in counts) * (1 - config.holdout))

@@ -22,7 +22,7 @@ from data.processor import Processor, make_processor
 from data.sources import Mixture
 from data.tiles import Images
 from data.tokenizer import SPECIAL_TOKENS
-from data.video import open_video
+from data.visuals import open_video
 from families import FAMILIES
 from families.idefics3 import IdeficsImages
 from generation.options import SamplingParams, adjusted_scores

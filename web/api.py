@@ -45,10 +45,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from data import chat
 from data.errors import ImageError
-from data.images import ImageLimits, NamedBytes, image_size, read_bytes
+from data.image_sizes import image_size
+from data.images import ImageLimits, NamedBytes, read_bytes
 from inference.boxes import located
 from inference.calls import CallPiece, whole_calls
-from inference.checkpoint import PixelText
+from inference.coordinates import PixelText
 from inference.votes import pick
 from messages import printable
 from models import __version__

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from data.boxes import Box, Located, Point
 from inference.boxes import COLOURS
-from inference.checkpoint import spoken_form
+from inference.coordinates import spoken_form
 from web.service import Exchange
 
 HIGHEST = 320  # pixels of a page that an image takes, so that its question and the names are seen with it

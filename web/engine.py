@@ -42,15 +42,16 @@ from data.images import ImageLimits, describe, load_image
 from data.processor import EncodedConversation
 from data.tiles import Sizes
 from data.tools import Tool
-from data.video import HEAD, container_of
+from data.visuals import HEAD, container_of
 from generation.options import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
 from generation.scheduler import Scheduler
 from inference.answer import AnswerText, requests_for
 from inference.calls import CallPiece, begun
-from inference.checkpoint import Checkpoint, spoken_form
+from inference.checkpoint import Checkpoint
 from inference.conversation import ContextFullError
+from inference.coordinates import spoken_form
 from inference.decide import decided
 from inference.draft import of_draft, parts_left, seconds_for, with_seed
 from inference.errors import RequestError, user_errors
@@ -59,6 +60,7 @@ from inference.pixels import rescaled
 from inference.prefix_files import own_folder, with_prefixes
 from inference.thinking import Think, held_to
 from inference.trial import SECONDS
+from web.images import VisitorLimits
 from web.models import GUEST, Models
 from web.videos import RUNNING, open_apart
 
@@ -74,7 +76,7 @@ END = object()  # of an iterator
 DRAFT = -1  # in place of the number of an answer: of its draft
 
 
-OF_STRANGERS = ImageLimits(10 * 2**20, 24_000_000, allow_urls=False, allow_paths=False, max_seconds=20)
+OF_STRANGERS = VisitorLimits(10 * 2**20, 24_000_000, allow_urls=False, allow_paths=False, max_seconds=20)
 
 
 class QueueFull(RequestError):
@@ -530,7 +532,7 @@ class Engine:
             return
         checkpoint, request = opening.result(), ticket.request
         if request.grammar is not None:
-            ticket.form = checkpoint.kept_constraint(request.grammar)
+            ticket.form = checkpoint.forms.kept_constraint(request.grammar)
         with self._lock:
             if ticket not in self._tickets:
                 return  # nobody waited so long
@@ -609,7 +611,7 @@ class Engine:
     def _compile(self, ticket: Ticket) -> None:
         """A grammar, in a thread of its own, because it may take a second: only others that are new wait."""
         if ticket.request.grammar is not None and ticket.checkpoint is not None:
-            ticket.form = ticket.checkpoint.constraint(ticket.request.grammar)
+            ticket.form = ticket.checkpoint.forms.constraint(ticket.request.grammar)
 
     def _compiled(self, ticket: Ticket, goes_on: bool) -> None:
         self._forming = False

@@ -32,18 +32,20 @@ from PIL import Image
 from data.errors import ImageError, PromptError
 from data.images import ImageLimits, NamedBytes, describe, load_image, read_bytes
 from data.tiles import Sizes, Visual
-from data.video import HEAD, is_video
+from data.visuals import HEAD, is_video
 from generation.kv_cache import bytes_per_position
 from generation.options import GenerationOptions
 from inference.answer import split
-from inference.checkpoint import Checkpoint, PixelText, RequestError, other_model, too_many_images
+from inference.checkpoint import Checkpoint, RequestError, other_model, too_many_images
 from inference.conversation import NextTurn, Turn, encode_short, next_turn
+from inference.coordinates import PixelText
 from inference.thinking import THINK_TOKENS, Think
 from models.checkpoints.files import Origin
 from models.checkpoints.names import PHOTOGRAPHS
 from web.engine import DRAFT, Engine, EngineLimits, EngineRequest, Piece, Prepared, Ticket
 from web.errors import log_fault, refusal
 from web.guard import Turns
+from web.images import VisitorLimits
 from web.pictures import original_size, take_in
 from web.videos import open_apart
 
@@ -56,7 +58,7 @@ STOPPED = "Stopped before the first word."
 # (Qwen-VL's 16 million of a square), and no bound.
 SHOWN, SEEN, UNBOUND = 1024, 4096, 10**6
 # As large as on the command line.
-OF_VISITORS = ImageLimits(allow_urls=False, allow_paths=False, max_seconds=20)
+OF_VISITORS = VisitorLimits(allow_urls=False, allow_paths=False, max_seconds=20)
 
 
 @dataclass(frozen=True)

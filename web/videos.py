@@ -1,6 +1,6 @@
 """A stranger's video is opened once, in a process of its own: for a bounded time, in bounded memory.
 
-    with open_apart(data, limits, "video 1") as clip:  # ImageError, as of `data.video.open_video`
+    with open_apart(data, limits, "video 1") as clip:  # ImageError, as of `data.visuals.open_video`
         for frame in clip.frames([0, 12]): ...
 
 A packet of a few bytes can keep a decoder busy for hours, or crash it: no thread can be ended then, but a
@@ -26,7 +26,8 @@ from PIL import Image
 
 from data.errors import ImageError
 from data.images import ImageLimits
-from data.video import Clip, open_video
+from data.video import Clip
+from data.visuals import open_video
 from inference.trial import end_process, start_process
 
 MEMORY = 2 * 2**30  # bytes for one video

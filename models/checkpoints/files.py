@@ -162,10 +162,11 @@ class Folder:
 
 
 class Opened:
-    """A checkpoint's files, found and parsed when they are first asked for."""
+    """A checkpoint's files, found and parsed when they are first asked for. `other` opens another checkpoint,
+    which this one names."""
 
-    def __init__(self, files: Files):
-        self.files, self.source = files, files.source
+    def __init__(self, files: Files, other: Callable[[str | Path], Opened]):
+        self.files, self.source, self.other = files, files.source, other
         self._paths: dict[str, Path | None] = {}
         self._parsed: dict[str, dict[str, Any]] = {}
 

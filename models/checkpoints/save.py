@@ -94,7 +94,7 @@ def write_checkpoint(
     write_json(folder / "generation_config.json", generation)
     write_weights(placed(tensors, places), folder, max_shard_bytes)
     if processor is not None:
-        _write_processor(processor, folder, *FAMILIES[config.family].processor_classes(config))
+        _write_processor(processor, folder, *FAMILIES[config.family].PROCESSORS[described["model_type"]])
 
 
 def written(config: VLMConfig, dtype: str = "float32") -> tuple[dict, StoredTensorOf]:

@@ -46,11 +46,13 @@ def _opened(place: str, source: str | Path, revision: str | None) -> Opened:
     wanted = _without_quantization(str(source))[1]
     if os.path.isfile(place):
         above, name = os.path.split(place)
-        return Opened(GgufFiles(Folder(above or ".", source), source, os.listdir(above or "."), wanted, name))
+        beside = os.listdir(above or ".")
+        return Opened(GgufFiles(Folder(above or ".", source), source, beside, wanted, name), open_files)
     files: Files = Folder(place, source) if os.path.isdir(place) else Repository(place, revision)
     asked = isinstance(files, Folder) or wanted or "gguf" in place.lower()
     names = [name for name in files.names() if "/" not in name] if asked else []
-    return Opened(GgufFiles(files, source, names, wanted) if wanted or holds_gguf(names) else files)
+    files = GgufFiles(files, source, names, wanted) if wanted or holds_gguf(names) else files
+    return Opened(files, open_files)
 
 
 def repository(name: str) -> str:

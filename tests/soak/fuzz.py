@@ -39,7 +39,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, SiglipVisionConfig, Sigl
 
 from benchmarks.gguf_files import write_file
 from data.errors import ImageError, ProcessorError, PromptError
-from data.images import ImageLimits, image_size, load_image
+from data.image_sizes import image_size
+from data.images import load_image
 from data.processor import Processor
 from data.tokenizer import SPECIAL_TOKENS
 from models.checkpoints import CheckpointError
@@ -48,6 +49,7 @@ from models.vision_language_model import VisionLanguageModel
 from tests import gguf_files
 from tests.processors import GOLDEN, embedded, processor
 from tests.runs import tiny_checkpoint
+from web.images import VisitorLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_SECONDS = 5.0  # of processor time for one input
@@ -203,7 +205,7 @@ def make_image(rng: random.Random) -> Any:
 
 def take_image(value: Any) -> str:
     """What is taken must be RGB, without leftover EXIF, and of the size that `image_size` tells."""
-    limits = ImageLimits(allow_urls=False)
+    limits = VisitorLimits(allow_urls=False)
     try:  # by itself: a row that is not loaded yet is measured
         told = image_size(value, limits)
     except ImageError:

@@ -1,0 +1,73 @@
+"""Coordinates in the text of an answer: boxes and points become pixels of the image that was asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from data.boxes import CoordinateForm, form_of
+from data.tiles import Sizes
+from inference.pixels import Pixels
+
+MARKS = frozenset("[{`")  # with which coordinates in JSON begin, or the list or code fence around them
+ANY_SIZE = (10**4, 10**4)  # of an image, to find coordinates that are not to become pixels
+OPEN_NOTE = "(The numbers are the model's own: which image they are of is open.)"
+
+
+class PixelText:
+    """The text of an answer with its coordinates in pixels of an image of these sizes (`inference.pixels`):
+    `put` each piece, then `finish`. For a model without a form nothing changes, and without sizes lines end
+    with a note if there are coordinates.
+
+    Nothing is looked for before the first mark of coordinates: most answers have none.
+    """
+
+    def __init__(self, coordinates: Any, sizes: Sizes | None, lines: bool = True):
+        self._coordinates, self._sizes, self._lines = coordinates, sizes, lines
+        self._looking, self._shown = coordinates is not None, ""
+        self._pixels: Pixels | None = None
+        self._unsized: CoordinateForm | None = None  # in which there may be coordinates of no known image
+
+    def put(self, piece: str) -> str:
+        """What can be shown with this piece."""
+        if self._looking and not MARKS.isdisjoint(piece):
+            self._looking, form = False, spoken_form(self._coordinates, self._sizes)
+            if form is not None and self._sizes is not None:
+                self._pixels = Pixels(form, self._sizes[0], self._lines, self._shown)
+            elif self._lines:
+                self._unsized, self._shown = form, ""
+        if self._pixels is not None:
+            return self._pixels.put(piece)
+        self._shown = piece or self._shown if self._unsized is None else self._shown + piece
+        return piece
+
+    def finish(self) -> str:
+        """What is left."""
+        if self._pixels is None and self._unsized is not None:
+            found = self._unsized.read(self._shown, ANY_SIZE)
+            return f"\n{OPEN_NOTE}" if found.boxes or found.points else ""
+        return "" if self._pixels is None else self._pixels.finish()
+
+    def each(self, pieces: Iterable[str]) -> Iterator[str]:
+        """The pieces of a whole answer; Ctrl-C gives what is left of it so far."""
+        try:
+            yield from map(self.put, pieces)
+        except KeyboardInterrupt:
+            yield self.finish()
+            raise
+        yield self.finish()
+
+    def whole(self, text: str) -> str:
+        """A whole answer."""
+        return self.put(text) + self.finish()
+
+
+def spoken_form(coordinates: Any, sizes: Sizes | None) -> CoordinateForm | None:
+    """The form in which a model (`Processor.coordinates`) writes boxes and points of an image of these sizes.
+    None as well where its file says nonsense: other questions have answers all the same, and --detect says
+    what is wrong."""
+    try:
+        form = form_of(coordinates)
+    except ValueError:
+        return None
+    return form.on(sizes[1]) if form is not None and sizes is not None else form
