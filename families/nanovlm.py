@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from data.chat import CHATML_TEMPLATE, V01_IMAGE, V01_TEMPLATE, Message, tokenizer_template
+from data.chat import tokenizer_template
+from data.conversation import Message
 from data.errors import ProcessorError, PromptError
 from data.tiles import Parts, TiledImages, Visual, check_tiles, pixels_of, tiles_of
 from data.tokenizer import AnyTokenizer, open_with
@@ -48,6 +49,19 @@ IGNORABLE = re.compile(re.escape(INV_FREQ) + "|" + re.escape(HEAD))
 # The same network. It is saved in transformers' layout; nanoVLM's own is written by `tools.convert`.
 build, positions, write = idefics3.build, idefics3.positions, idefics3.write
 PROCESSORS = idefics3.PROCESSORS
+
+# nanoVLM's, today and in v0.1
+CHATML_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+V01_IMAGE = "<|image|>"  # a token of ours: v0.1 had image features in front of all text, without placeholders
+V01_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|image|>Question: ' +"
+    " message['content'] | replace('<|image|>', '') + ' Answer:' }}"
+    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
 
 # Keys of config.json -> (section, field, default) of ours.
 FIELDS: dict[str, tuple[str, str, Any]] = {

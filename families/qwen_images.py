@@ -13,7 +13,8 @@ from typing import Any
 
 from PIL import Image
 
-from data.chat import Message, chat_template
+from data.chat import chat_template
+from data.conversation import Message
 from data.errors import ImageError
 from data.tiles import (
     CLIP_PIXELS,

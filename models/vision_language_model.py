@@ -23,6 +23,7 @@ from generation.kv_cache import KVCache, to_device
 from generation.options import GenerationOptions, with_overrides
 from generation.output import GenerationOutput, TokenStream
 from generation.protocol import Pixels
+from generation.threads import eager_pass
 from messages import unknown_arguments
 from models.checkpoints.backbones import from_backbones
 from models.checkpoints.files import Opened, Origin
@@ -120,6 +121,7 @@ class VisionLanguageModel(nn.Module):
         """Initialise every weight whose name starts with `prefix`; see `models.initial_weights`."""
         init_weights(self, self.config, generator, prefix)
 
+    @eager_pass()
     def encode_images(self, pixel_values: Pixels) -> Sequence[Tensor]:
         """Pixels as `parts_of_rows` takes them -> features of each part, (its positions, D), or wider where
         there are some for further layers of the text part (DeepStack)."""
