@@ -46,11 +46,14 @@ from benchmarks.common import (
     words,
 )
 from generation import kv_cache as kv
-from generation.decoding import GenerationOutput, decode, new_rows, step_of
+from generation.decoding import decode_n
 from generation.fast.native.build import NoCompiler, find_compiler
 from generation.features import FeatureCache
 from generation.kv_cache import CachePosition
+from generation.output import GenerationOutput
+from generation.sampling import new_rows
 from generation.session import Session
+from generation.steps import step_of
 from inference.draft import Draft
 from models.checkpoints.gguf import Place
 from models.checkpoints.load import meta_init, prepare_device
@@ -78,10 +81,11 @@ def bytes_read(language_model) -> int:
 
 
 def cache_bytes(shape: str, dtype: torch.dtype | None) -> int:
-    """Of a position in a cache of that type, as far as each step reads it; 0 without one."""
+    """Of a position in a cache of that type, as far as each step reads it, keys and values; 0 without one."""
     with torch.device("meta"):
         layout = VisionLanguageModel(SHAPES[shape]).language_model.cache_layout
-    return kv.attended_numbers(layout) * dtype.itemsize if dtype else 0
+    attended = kv.numbers_per_token([layer for layer in layout if "key" in layer])
+    return attended * dtype.itemsize if dtype else 0
 
 
 # ---------------------------------------------------------------------------------------------- Ocelli
@@ -157,7 +161,7 @@ class Ours:
         cursor = CachePosition(cache, (context,) * batch, self.device)
         logits = fill(torch.empty(batch, text.vocab_size, device=self.device), 1.0)
         step = step_of(self.step, model.language_model)
-        stream = decode(step, logits, rows, cursor)
+        stream = decode_n(step, rows, logits, cursor)
         for _ in range(WARM_UP + 1):
             next(stream)
         start = now(self.device)

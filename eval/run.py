@@ -72,7 +72,7 @@ from eval.tasks import (
     own_task,
     shapes_task,
 )
-from generation.decoding import GenerationOptions
+from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request, Stats
 from inference.answer import read_answer, split
 from inference.asking import requests_for

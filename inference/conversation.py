@@ -23,7 +23,8 @@ from typing import Any
 
 from data.processor import EncodedConversation, Processor
 from data.tiles import Sizes, Visual
-from generation.decoding import GenerationOptions, TokenStream
+from generation.options import GenerationOptions
+from generation.output import TokenStream
 from generation.session import Session
 from inference.answer import answers_of, inputs_of, start
 from inference.asking import for_choices

@@ -24,9 +24,9 @@ from typing import Any
 
 from data.processor import EncodedConversation, Processor
 from data.tiles import Visual
-from generation.decoding import GenerationOutput
 from generation.features import FeatureCache, digests_of
 from generation.options import GenerationOptions
+from generation.output import GenerationOutput
 from generation.protocol import VisionLanguage
 from generation.sampling import make_seeds
 from generation.session import Session
