@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from data.errors import ImageError, PromptError
-from data.processor import make_processor
+from data.new_processor import make_processor
 from generation import sampling
 from generation.options import GenerationOptions, NotFiniteError
 from generation.session import Session

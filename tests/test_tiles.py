@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from data.part_tensors import on_device
 from data.tiles import Parts
 from generation.features import FeatureCache, digests_of
 from generation.options import GenerationOptions
@@ -60,14 +61,14 @@ def test_every_tile_comes_back_to_the_bit_and_in_its_place(dtype):
 def test_a_device_gets_bytes_and_makes_the_same_numbers(device, dtype):
     tiles, expected = mixed()
     for own, same in ((tiles, expected), (tiles[1:3], expected[1:3]), (tiles[:1], expected[:1])):
-        assert torch.equal(own._on_device(torch.device(device), dtype).cpu(), same.to(dtype))
+        assert torch.equal(on_device(own.parts, torch.device(device), dtype).cpu(), same.to(dtype))
 
 
 @pytest.mark.parametrize(("megabytes", "piped"), [(64, True), (10_000, False)])
 def test_where_shared_memory_is_short_images_go_through_the_pipe(monkeypatch, megabytes, piped):
     """Docker gives 64 MB of it, and a process that writes more is killed."""
     space = SimpleNamespace(f_bavail=megabytes * 2**8, f_frsize=2**12)
-    monkeypatch.setattr("data.tiles.os.statvfs", lambda path: space)
+    monkeypatch.setattr("data.part_tensors.os.statvfs", lambda path: space)
     tiles = Parts.of(codes(6, 1, side=512), VALUES)
     sent = ForkingPickler.dumps(tiles)
     assert (len(sent) > tiles.nbytes) == piped
