@@ -78,10 +78,11 @@ def bytes_read(language_model) -> int:
 
 
 def cache_bytes(shape: str, dtype: torch.dtype | None) -> int:
-    """Of a position in a cache of that type, as far as each step reads it; 0 without one."""
+    """Of a position in a cache of that type, as far as each step reads it, keys and values; 0 without one."""
     with torch.device("meta"):
         layout = VisionLanguageModel(SHAPES[shape]).language_model.cache_layout
-    return kv.attended_numbers(layout) * dtype.itemsize if dtype else 0
+    attended = kv.numbers_per_token([layer for layer in layout if "key" in layer])
+    return attended * dtype.itemsize if dtype else 0
 
 
 # ---------------------------------------------------------------------------------------------- Ocelli

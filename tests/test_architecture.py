@@ -38,7 +38,12 @@ EVERYTHING_BELOW = {"models", "families", "generation", "data", "shapes", "train
 # Families stand on parts of two folders, and the rest of both stands on families: floors of their own.
 FLOORS = {
     "files": (
-        *("models.checkpoints.files", "models.checkpoints.names", "models.checkpoints.hub"),
+        *(
+            "models.checkpoints.missing",
+            "models.checkpoints.files",
+            "models.checkpoints.names",
+            "models.checkpoints.hub",
+        ),
         *("models.checkpoints.weights", "models.checkpoints.folder"),
         *("models.checkpoints.gguf", "models.checkpoints.gguf_config"),
         *("models.checkpoints.gguf_tokenizer", "models.checkpoints.gguf_tensors"),
@@ -173,6 +178,19 @@ def test_who_imports_whom():
         assert not [module for module in imports(name) if within(module, "recipes")], name
 
 
+def test_families_are_known_by_their_config_alone():
+    """Outside of their room. `families.NEW` is the one of new models; tools convert one family's files."""
+    general = {"families", "families.keys", "families.text"}
+    rooms = tuple(room for room in ROOMS if room not in ("families", "tools", "benchmarks", "recipes"))
+    named = {
+        name: theirs
+        for name in MODULES
+        if name.startswith(rooms) or name in ENTRY_POINTS
+        if (theirs := {one for one in imports(name) if within(one, "families")} - general)
+    }
+    assert not named
+
+
 def test_generation_needs_torch_only():
     for name in (name for name in OURS if within(name, "generation")):
         libraries = {module.split(".")[0] for module in imports(name)} - sys.stdlib_module_names
@@ -257,6 +275,7 @@ def test_few_files_run(name, walked):
     assert 5 < len(files) <= most_files and lines <= most_lines, (lines, files)
 
 
+@pytest.mark.slow
 def test_readme_names_every_file_that_a_question_runs_through(walked):
     """And says how many they are, and how many lines."""
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Read the code")[1]

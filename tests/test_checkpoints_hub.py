@@ -19,7 +19,7 @@ from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints.files import EMBEDDED
 from models.checkpoints.names import KNOWN, MODELS
-from models.checkpoints.sources import check_has_config, open_files, resolve_source, snapshot
+from models.checkpoints.sources import check_has_config, open_files, resolve_source
 from tests import tiny
 from tests.hub_server import HubServer, etag, point_client_at
 from tests.processors import draw_image
@@ -37,6 +37,10 @@ def locate(name: str | Path) -> tuple[Path, ...]:
     opened = open_files(name)
     assert opened.config == {}
     return opened.weights
+
+
+def snapshot(name: str, revision: str | None = None) -> Path:
+    return open_files(name, revision).processor_folder
 
 
 def complaint(ask: Callable, *args, **options) -> str:
@@ -232,6 +236,7 @@ def cached_model(cache: Path, repo: str, config: dict, weights: bool = True) -> 
         (folder / WEIGHTS).write_bytes(b"")
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
@@ -350,6 +355,7 @@ def body(folder: Path, change: Callable[[bytes], bytes]) -> Fault:
     return answer
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("code", "count"), [(500, 2), (500, 10**6), (401, 10**6)])
 @pytest.mark.parametrize(("name", "method"), [(WEIGHTS, "GET"), ("config.json", "HEAD")])
 def test_an_error(faulty, local, code, count, name, method):
@@ -360,6 +366,7 @@ def test_an_error(faulty, local, code, count, name, method):
         assert name in str(error) or str(code) in str(error) or "reach" in str(error)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("ask", "of", "method"),
     [

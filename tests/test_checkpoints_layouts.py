@@ -55,6 +55,7 @@ def test_qwen3_5_as_transformers_5_5_saved_it(tmp_path, names):
     assert tiny.same_weights(VisionLanguageModel.from_pretrained(tmp_path), expected)
 
 
+@pytest.mark.slow(but=7)
 @pytest.mark.parametrize("kind", ["idefics3", *qwen_checkpoints.KINDS, "lfm2_vl", "gemma4"])
 @pytest.mark.parametrize("part", ["vision", "text", "all"])
 def test_what_the_file_has_instead_of_missing_tensors_is_said(tmp_path, kind, part):
@@ -144,6 +145,7 @@ def test_folders_of_other_formats_are_named_as_such(tmp_path, files, format, des
         assert format in inspect(str(folder))["fits"]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["onnx/decoder_model_merged.onnx", "openvino_language_model.xml", "a.pth"])
 def test_repositories_of_other_formats_are_named_as_such(tmp_path, monkeypatch, name):
     folder = tmp_path / "repo"

@@ -169,6 +169,7 @@ def test_a_command_ends_well(line, shown, here, request):
     assert shown is None or printed.strip() == shown.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [*filter(is_run_here, ALL_BLOCKS)], ids=lambda block: block.text[:40])
 def test_a_python_example_ends_well(block: Block, here):
     printed = fork_python(here, ["-c", block.text])

@@ -161,6 +161,7 @@ def test_the_whole_image_is_encoded_once_and_before_the_others(vlm, monkeypatch)
     assert (output.tiles_encoded, output.tiles_reused, len(draft.token_ids)) == (8, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_draft_takes_its_share_of_the_time_and_no_more(vlm):
     full, short = prompts(2, 17)
     for share, tokens in ((0.0, 1), (1e9, 60)):

@@ -125,6 +125,7 @@ def test_clients_take_turns():
     assert "".join(served) == "".join(order) == "abcabcabaaa"
 
 
+@pytest.mark.slow
 def test_one_with_many_requests_delays_nobody(models):
     engine = Engine(models, EngineLimits(slots=1))
     ended: list[str] = []
@@ -165,6 +166,7 @@ class Doors(Models):
         return replace(self.checkpoint, model=copy.copy(self.checkpoint.model))
 
 
+@pytest.mark.slow
 def test_a_model_that_opens_holds_no_question_to_another(checkpoint):
     """However many wait for it; one that is to be opened as well is opened meanwhile."""
     models = Doors(checkpoint, "near", "shut", "later", "shut and broken")
@@ -209,6 +211,7 @@ def test_a_library_s_panic_as_a_model_opens_reaches_who_waits(checkpoint):
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_busy_model_holds_no_question_to_another(checkpoint, monkeypatch):
     models, step, goes_on = Doors(checkpoint, "busy", "idle"), Scheduler.step, threading.Event()
     engine, busy = Engine(models, EngineLimits(slots=1)), models.open("busy").model
@@ -301,6 +304,7 @@ def test_who_sends_many_new_forms_leaves_places_and_turns_to_others(models, chec
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(models, checkpoint, monkeypatch):
     """Two clients send forms that are compiled for ever; who asks without a form, or with one that is known,
     is answered. Who leaves, waiting or not, leaves nothing behind."""
@@ -336,6 +340,7 @@ def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(models,
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_form_whose_compiled_one_has_gone_holds_nobody_up(models, monkeypatch):
     """It is compiled again where new ones are, not where all others' prompts are made."""
     compiled, threads, asked = Constraints._compile, [], [pattern_grammar(one) for one in ("first", "second")]
@@ -450,6 +455,7 @@ def test_who_leaves_one_of_two_models_frees_the_slot_there(model_folder, photo):
     assert cancelled == [0, 1]
 
 
+@pytest.mark.slow
 def test_errors_reach_whom_they_belong_to(engine, monkeypatch):
     """A broken image, a prompt that does not fit, a fault in a step: the others are answered."""
 
@@ -570,6 +576,7 @@ async def _answers_of(engine: Engine, **more) -> list[str]:
     return await answers(engine.submit(request(**more)))
 
 
+@pytest.mark.slow
 def test_nothing_of_a_stop_string_is_shown(checkpoint):
     """Whatever the tokens are that it begins and ends in, and however often its beginning comes before."""
     reply = ask(checkpoint, [IMAGES[0]], QUESTIONS[1], GenerationOptions(max_new_tokens=64))
@@ -644,6 +651,7 @@ def test_hashing_weights_and_closing_a_folder_hold_nobody_up(models, tmp_path, m
     assert closed and list((tmp_path / "kept").glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_model_whose_prefixes_are_being_hashed_holds_no_question_to_another(checkpoint, monkeypatch):
     models, go_on = Doors(checkpoint, "near", "hashed"), threading.Event()
     with_prefixes = engine_module.with_prefixes

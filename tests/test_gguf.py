@@ -63,6 +63,7 @@ def converted(checkpoints, tmp_path_factory) -> dict[str, Path]:
     return {kind: folder / kind for kind in checkpoints}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", (*KINDS, "embedded"))
 def test_a_model_is_the_one_that_was_converted(checkpoints, converted, kind):
     before = VisionLanguageModel.from_pretrained(checkpoints[kind], dtype="float32")
@@ -138,6 +139,7 @@ def wide(tmp_path_factory) -> Path:
     return folder / "wide"
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "kinds", [{"": "Q8_0"}, {"": "Q4_0"}, {"ffn_down": "Q6_K", "_v": "Q5_K", "": "Q4_K"}]
 )
@@ -172,6 +174,7 @@ def test_of_several_files():
             choose(files, wanted)
 
 
+@pytest.mark.slow
 def test_a_repository(wide, tmp_path, monkeypatch):
     repo, name = tmp_path / "repo", "ggml-org/wide-GGUF"
     shutil.copytree(wide, repo)
@@ -235,6 +238,7 @@ def tokenizer(request, tmp_path_factory) -> tuple[Tokenizer, dict[str, Any]]:
     return backend, said
 
 
+@pytest.mark.slow
 def test_a_tokenizer_is_the_one_that_was_converted(tokenizer):
     backend, said = tokenizer
     files, added = gguf_tokenizer.read(said)
@@ -278,6 +282,7 @@ def test_counts_and_lengths_are_not_believed(copy):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8 * 2**20  # KiB
 
 
+@pytest.mark.slow
 def test_a_damaged_repository_is_not_downloaded(copy, tmp_path, monkeypatch):
     data = copy.read_bytes()
     for number, broken in enumerate((b"GGML" + data[4:], data[:5000], data[:-1])):

@@ -107,6 +107,7 @@ def test_the_embedded_model_says_its_order_and_every_order_is_one_prompt(embedde
     assert parted.input_ids == whole.input_ids and same_images(parted, whole)
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_in_any_order_and_rows_are_those_that_the_model_is_asked():
     checkpoint, options = open_checkpoint(serve.DEFAULT_MODEL, device="cpu"), GenerationOptions()
     right = ask(checkpoint, [EXAMPLE], QUESTIONS[0], options).finish()["answers"]

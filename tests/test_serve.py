@@ -184,6 +184,7 @@ def test_tokens_are_those_of_generate_py(here, as_json, question, images, system
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("by", ["vote", "confidence"])
 def test_the_best_of_several_answers_is_the_first_choice(here, as_json, by):
     question, sampled = "Describe the picture.", {"n": 3, "temperature": 1.5, "seed": 4}
@@ -561,6 +562,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(api.ChatRequest.model_fields)) | st.text(max_size=9), JSON)
 @settings(max_examples=100, deadline=None)
 def test_any_value_of_any_field_is_taken_or_refused(name, value):
@@ -974,6 +976,7 @@ def test_an_image_that_is_read_after_another_was_refused_takes_no_room(tmp_path,
         assert ask("slow").status_code == 200
 
 
+@pytest.mark.slow
 def test_the_log_has_a_line_for_a_request_without_its_content(here, caplog):
     with caplog.at_level(logging.INFO, "ocelli.server"):
         here.ask("Is the secret out?", user="secret")
@@ -1038,6 +1041,7 @@ def give_up(client: openai.OpenAI, asked: dict) -> None:
             pass
 
 
+@pytest.mark.slow
 def test_a_request_has_its_time(tmp_path):
     folder = never_stopping(tmp_path / "model")
     with running(SlowModels([str(folder)], device="cpu"), seconds=1) as served:
@@ -1202,6 +1206,7 @@ def test_a_curl_command_of_the_page(as_documented, block):
     assert '"error"' not in done.stdout
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("text", [t for t in python_blocks(SERVE_PAGE) if "localhost:8000" in t])
 def test_a_client_of_the_page(as_documented, text, capsys, monkeypatch):
     if need := re.match(r"# needs (\w+)", text):

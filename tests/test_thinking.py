@@ -31,10 +31,9 @@ from generation.scheduler import Scheduler
 from generation.score import decide
 from generation.steps import Step
 from inference.answer import AnswerText, answer_text, answers_of, ask, encode, requests_for
-from inference.checkpoint import Checkpoint, open_checkpoint
+from inference.checkpoint import Checkpoint, Fast, open_checkpoint
 from inference.conversation import Conversation
 from inference.errors import ContextFullError
-from inference.fast import Fast
 from inference.grammar import choice_grammar, json_grammar
 from inference.thinking import Think, for_prompt, held_to
 from messages import for_terminal
@@ -177,6 +176,7 @@ def test_a_prompt_ends_inside_a_block_where_thinking_is_wanted_and_else_outside(
     assert "<think>" not in tokenizer.decode(whole.input_ids)  # a row of training, where there is no prompt
 
 
+@pytest.mark.slow
 def test_what_was_thought_before_earlier_answers_is_left_out_and_nobody_can_type_a_marker(opened):
     """As published templates leave it out, which cannot see into texts here."""
     processor, tokenizer = opened["qwen"].processor, opened["qwen"].processor.tokenizer
@@ -213,6 +213,7 @@ def test_a_model_without_thinking_refuses_it_in_a_sentence(opened, folders, comp
 
 
 # ----------------------------------------------------------------------------------------- token by token
+@pytest.mark.slow
 def test_pieces_joined_are_the_whole_however_markers_are_cut(opened):
     """Thoughts and answers of any text, in tokens of any cut, with and without a marker or an end."""
     rng = random.Random(0)
@@ -305,6 +306,7 @@ UNASKED = {  # of a model that thinks where nobody asked for it: what was though
 }
 
 
+@pytest.mark.slow(but=7)
 @pytest.mark.parametrize("said", UNASKED)
 def test_thoughts_that_nobody_asked_for_are_in_no_answer(checkpoint, said):
     """Nor is their end, in a stream either: only what it has said before cannot be taken back."""
@@ -366,7 +368,7 @@ def test_a_whole_answer_of_the_server_takes_back_what_was_thought(opened):
     assert sum(len(piece.logprobs or ()) for piece in made) == len(ids_of(checkpoint, "two"))
 
 
-@pytest.mark.slow(but=11)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("budget", [0, 1, 5, 40])
 @pytest.mark.parametrize("form", [None, "choices", "schema"])
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
@@ -412,7 +414,7 @@ def test_thinking_ends_in_time_and_an_answer_in_its_form_follows(checkpoint, bud
 
 
 # ------------------------------------------------------------------------------------------------- answers
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_an_answer_is_the_same_alone_in_company_and_by_the_compiled_step(checkpoint):
     """And takes both limits' tokens at most; where it was cut is said."""
     options = GenerationOptions(max_new_tokens=9, constraint=Think(14), seed=3, temperature=0.9)
@@ -437,6 +439,7 @@ def test_an_answer_is_the_same_alone_in_company_and_by_the_compiled_step(checkpo
     assert fast["token_ids"] == alone["token_ids"] and fast["thinking"] == alone["thinking"]
 
 
+@pytest.mark.slow
 def test_a_model_that_ends_its_thinking_by_itself_answers_at_once(opened):
     """And one that would end its turn there answers, too; what it is held to begins with the answer."""
     for name in ("qwen", "lfm2"):
@@ -474,7 +477,7 @@ def ctrl_c(number: int, piece: str) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow
 def test_a_conversation_goes_on_from_answers_without_their_thinking(checkpoint):
     conversation = Conversation(checkpoint)
     options = GenerationOptions(max_new_tokens=6, constraint=Think(8))
@@ -516,6 +519,7 @@ def test_an_empty_answer_after_thinking_is_as_likely_as_its_end(checkpoint):
 THINK = ("--no-image", "-q", QUESTION, "--max-new-tokens", 6, "--think", "--think-tokens", 9)
 
 
+@pytest.mark.slow
 def test_the_command_line_shows_thinking_apart(cli, as_json, opened, folders):
     for name in ("qwen", "lfm2"):
         options = GenerationOptions(max_new_tokens=6, constraint=Think(9), confidence=True)
@@ -543,6 +547,7 @@ def test_options_that_thinking_does_not_go_with(complaint, folders):
     complaint(*THINK[:5], "--think-tokens", 3, model=folders["qwen"])
 
 
+@pytest.mark.slow
 def test_a_chat_switches_it_and_a_batch_keeps_it_apart(cli, opened, folders, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTION}\n/think on\n{QUESTION}\n/think off\n/quit\n"))
     flags = ("--max-new-tokens", 6, "--no-image", "--compile", "off")
@@ -573,6 +578,7 @@ def test_a_chat_switches_it_and_a_batch_keeps_it_apart(cli, opened, folders, tmp
     assert cli(*batch[:-4], *batch[-2:], model=folders["qwen"])[0] == 2  # another run: without a budget
 
 
+@pytest.mark.slow
 def test_metrics_see_the_answer_alone(opened, capsys):
     """Also of a model that thinks without being asked to."""
     for name, think in itertools.product(("qwen", "lfm2"), (None, 50)):
@@ -588,6 +594,7 @@ def test_metrics_see_the_answer_alone(opened, capsys):
     assert "thinking" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen", "lfm2"])
 def test_thinking_that_is_ended_by_force_is_counted(opened, name):
     """But not that which ends by itself with the last token that it may have."""
@@ -617,6 +624,7 @@ def asked(**fields) -> dict:
     return {"model": "qwen", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 6} | fields
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_program_gets_thinking_beside_the_answer(served, opened, stream):
     options = GenerationOptions(max_new_tokens=6, constraint=Think(9), num_return_sequences=2)
@@ -651,6 +659,7 @@ def test_a_program_gets_thinking_beside_the_answer(served, opened, stream):
     )
 
 
+@pytest.mark.slow
 def test_who_does_not_ask_for_thinking_or_cannot_have_it(served):
     for fields in ({}, {"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
         answer = served.send("POST", json=asked(**fields)).json()

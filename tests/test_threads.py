@@ -195,6 +195,7 @@ def leaving(stake: float):
     return run_pass
 
 
+@pytest.mark.slow(but=2)
 @torch.no_grad()
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):

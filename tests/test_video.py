@@ -210,7 +210,7 @@ def for_transformers(inputs: dict, config, seconds: list[float]) -> dict:
     }
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [5, 8])
 def test_answers_about_videos_are_those_of_transformers(kind, count, tmp_path):
@@ -305,6 +305,7 @@ def test_a_slower_video_of_the_same_frames_is_another_prompt(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------- files
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("suffix", "codec"), [("mp4", "mpeg4"), ("mp4", "libx264"), ("mov", "libx264"), ("avi", "mpeg4")]
 )
@@ -396,6 +397,7 @@ def test_an_animation_is_turned_as_an_image_of_the_same_file(tmp_path, suffix, o
     assert np.array_equal(np.asarray(frames[0]), np.asarray(image))
 
 
+@pytest.mark.slow
 def test_asking_opens_what_a_path_or_bytes_hold(tmp_path):
     pytest.importorskip("av")
     processor = Processor.from_pretrained(DEFAULT_MODEL)
@@ -432,6 +434,7 @@ def test_a_phones_video_stands_upright(tmp_path):
     assert np.array_equal(np.asarray(next(clip.frames([0]))), np.rot90(upright, -1))
 
 
+@pytest.mark.slow
 def test_damaged_videos_end_in_one_sentence(tmp_path):
     pytest.importorskip("av")
     draw = random.Random(0)

@@ -177,6 +177,13 @@ static inline int regroup(Member *me) {
     return me->id < me->threads;
 }
 
+/* `regroup`, and then the part of `count` that is this thread's. */
+static inline int regroup_and_share(Member *me, int64_t count, int64_t *from, int64_t *to) {
+    if (!regroup(me)) return 0;
+    share(me, count, from, to);
+    return 1;
+}
+
 /* `work`, an expression, is run by each member, which it knows as `me`. At the end all wait for all. */
 #define WITH_TEAM(at, work) \
     Team team = {.joined = 1, .pass = at, .leader = pthread_self(), .since = now()}; \
