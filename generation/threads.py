@@ -76,7 +76,7 @@ def cgroups(controller: str, root: Path) -> list[tuple[Path, bool]]:
 
 
 def _quota_of(folder: Path, v2: bool) -> float:
-    """What one cgroup allows; infinite where it says nothing."""
+    """The quota of one cgroup; infinite where it says nothing."""
     names = ("cpu.max",) if v2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     with suppress(OSError, ValueError):
         allowed, period = " ".join((folder / name).read_text() for name in names).split()
@@ -98,13 +98,13 @@ def fork_safe_lock() -> threading.Lock:
 
 
 class Pass(ctypes.Structure):
-    """What team.h knows a pass by."""
+    """A pass as team.h has it."""
 
     _fields_ = (("threads", ctypes.c_int64), ("stake", ctypes.c_double), ("lost", ctypes.c_double))
 
 
 class Threads:
-    """What all work of this process shares."""
+    """The threads of this process, which all passes share."""
 
     def __init__(self) -> None:
         self.most = 0  # threads that anything works on; 0: nobody has asked yet
