@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from data.processor import EncodedConversation, Processor
+from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import to_rows
 from generation.fast.quantized import pack, pack_layer, put_layers
@@ -27,7 +28,7 @@ from generation.threads import limit_threads
 from inference.coordinates import PixelText
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
-from inference.fast import EAGER, Fast, speed_up
+from inference.fast import speed_up
 from inference.forms import Forms
 from inference.kept_weights import KeptWeights
 from inference.thoughts import Thinking
@@ -43,6 +44,25 @@ from models.vision_language_model import VisionLanguageModel
 CPU_PIXELS = 2**19
 LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
 PACKED = dict.fromkeys(("int8", "int4"), ("cpu", "cuda"))  # dtypes of weights alone, and devices for them
+
+
+@dataclass(frozen=True)
+class Fast:
+    """What was chosen. step: None is the eager one. chosen, tower: their names, or why they are the eager
+    ones."""
+
+    step: DecodeStep | None = None
+    chosen: str = "eager"
+    tower: str = "eager"
+
+    @property
+    def name(self) -> str:
+        """The decode step that was chosen, and why it has been replaced since."""
+        failure = self.step.failure if isinstance(self.step, GraphStep) else None
+        return self.chosen + (f", eager since: {failure}" if failure else "")
+
+
+EAGER = Fast()
 
 
 @dataclass(frozen=True)
@@ -155,7 +175,7 @@ class Checkpoint:
         """This checkpoint with the fastest decode step and vision tower of this machine (see `speed_up`); the
         answers are the same. The model's weights are rearranged in place."""
         began = time.perf_counter()
-        fast = speed_up(self.model, compiling)
+        fast = Fast(*speed_up(self.model, compiling))
         give_back()
         return replace(self, fast=fast, load_seconds=self.load_seconds + time.perf_counter() - began)
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 
 from generation.steps import Step
-from inference.checkpoint import Checkpoint, open_checkpoint
+from inference.checkpoint import Checkpoint, Fast, open_checkpoint
 from inference.command import DEFAULT_MODEL
-from inference.fast import Fast
 from web.models import Models
 
 EMBEDDED = str(DEFAULT_MODEL)

@@ -19,7 +19,7 @@ from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints.files import EMBEDDED
 from models.checkpoints.names import KNOWN, MODELS
-from models.checkpoints.sources import check_has_config, open_files, resolve_source, snapshot
+from models.checkpoints.sources import check_has_config, open_files, resolve_source
 from tests import tiny
 from tests.hub_server import HubServer, etag, point_client_at
 from tests.processors import draw_image
@@ -37,6 +37,10 @@ def locate(name: str | Path) -> tuple[Path, ...]:
     opened = open_files(name)
     assert opened.config == {}
     return opened.weights
+
+
+def snapshot(name: str, revision: str | None = None) -> Path:
+    return open_files(name, revision).processor_folder
 
 
 def complaint(ask: Callable, *args, **options) -> str:

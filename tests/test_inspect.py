@@ -16,7 +16,7 @@ from generation.fast.native.panels import round_layer, to_panels
 from generation.fast.quantized import pack
 from generation.kv_cache import bytes_per_position
 from models.checkpoints.save import model_card
-from models.checkpoints.weights import PARTS
+from models.checkpoints.sizes import PARTS
 from models.vision_language_model import VisionLanguageModel
 from tests import lfm2_checkpoints, tiny
 from tests.hub_server import HubServer, point_client_at

@@ -18,8 +18,8 @@ from transformers.models.internvl.processing_internvl import InternVLProcessor
 
 import train
 from data.errors import ProcessorError
+from data.new_processor import build_tokenizer
 from data.processor import Processor
-from data.tokenizer_training import build_tokenizer
 from families import internvl
 from generation.fast.native import build
 from generation.fast.native.step import NativeStep
@@ -284,7 +284,7 @@ def test_c_serves_it(both):
     _, folder, ours, processor = both
     inputs, options = processor.prepare(CONVERSATIONS["ragged"]), {"max_new_tokens": 12, "stop_token_ids": ()}
     model = VisionLanguageModel.from_pretrained(folder)
-    step = speed_up(model).step
+    step = speed_up(model)[0]
     assert isinstance(step, NativeStep) and isinstance(model.vision_model, FastTower)
     features = [torch.cat(tuple(one.encode_images(inputs["pixel_values"]))) for one in (model, ours)]
     torch.testing.assert_close(*features, atol=BAR, rtol=BAR)

@@ -593,16 +593,19 @@ def test_a_dataset_by_its_hub_id(base, tmp_path):
             [sys.executable, "train.py", *arguments], cwd=ROOT, env=env, capture_output=True, text=True
         )
         code = "from data.sources import *; print(open_datasets([{'path': 'owner/rows'}]).num_rows)"
-        offline = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env=env | {"HF_HUB_OFFLINE": "1"},
-            capture_output=True,
-            text=True,
-        )
+        for kept in ("datasets", "hub"):  # the library's copy, and then what the Hub's client has downloaded
+            offline = subprocess.run(
+                [sys.executable, "-c", code],
+                cwd=ROOT,
+                env=env | {"HF_HUB_OFFLINE": "1"},
+                capture_output=True,
+                text=True,
+            )
+            assert offline.stdout.split() == ["12"], (kept, offline.stderr)
+            assert len([*tmp_path.rglob("*.arrow")]) == 1, kept
+            shutil.rmtree(tmp_path / "home" / "datasets")
     assert done.returncode == 0, done.stderr
     card = ModelCard((tmp_path / "run" / "README.md").read_text()).data
     assert (card.language, card.datasets, card.base_model) == (["de"], ["owner/rows"], None)
-    assert offline.stdout.split() == ["12"], offline.stderr
     seen = {name for _, _, rows in curve(tmp_path / "run") for row in rows for name, _ in row}
     assert seen == {"owner/rows", "streamed"}

@@ -16,18 +16,18 @@ from transformers import AutoTokenizer
 from data.errors import BadRow, DatasetError, ImageError, ProcessorError
 from data.held_out import open_both
 from data.loader import DropCount, Loader, LoaderConfig, counts_exactly, merge_states, steps_per_run
+from data.new_processor import SPECIAL_TOKENS, make_processor
 from data.order import ShardReader
 from data.packing import Batch, segment_mask
-from data.processor import Processor, make_processor
+from data.processor import Processor
 from data.sources import Mixture
 from data.tiles import Images
-from data.tokenizer import SPECIAL_TOKENS
 from data.visuals import open_video
-from families import FAMILIES
-from families.idefics3 import IdeficsImages
+from families import FAMILIES, NEW
 from generation.options import SamplingParams, adjusted_scores
+from models.checkpoints.files import Opened
 from models.checkpoints.save import public_name, transformers_processor, written
-from models.checkpoints.sources import open_files, snapshot
+from models.checkpoints.sources import open_files
 from models.config import VLMConfig
 from models.losses import chunk_positions, log_probabilities, summed_cross_entropy
 from models.vision_language_model import VisionLanguageModel
@@ -322,9 +322,9 @@ def new_tokenizer(folder: Path):
     return tokenizer
 
 
-def open_processor(folder: Path, shape: VLMConfig, config: TrainConfig) -> Processor:
+def open_processor(source: str | Opened, shape: VLMConfig, config: TrainConfig) -> Processor:
     """The processor of a checkpoint of this shape, with images as the run has them."""
-    processor = Processor.from_pretrained(folder, shape)
+    processor = Processor.from_pretrained(source, shape)
     processor.images = sized(processor.images, config)
     return processor
 
@@ -337,7 +337,7 @@ def sized(images: Images, config: TrainConfig) -> Images:
             raise ValueError("--max-pixels: has no effect on a model whose images are cut into tiles")
         images.budget = min(images.budget, config.max_pixels)
     if config.longest_edge:
-        if not isinstance(images, IdeficsImages):
+        if not isinstance(images, NEW.IdeficsImages):
             raise ValueError("--longest-edge: expected a checkpoint of Idefics3's kind, such as SmolVLM")
         return images.resized(config.longest_edge)
     try:
@@ -351,8 +351,8 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
     if config.init_from:
         model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
         assert model.origin is not None, "a loaded model knows where it came from"
-        folder = snapshot(config.init_from, model.origin.commit)
-        return model.train(), open_processor(folder, model.config, config)
+        opened = open_files(config.init_from, model.origin.commit)
+        return model.train(), open_processor(opened, model.config, config)
     text = open_files(config.text_from)
     tokenizer = new_tokenizer(text.processor_folder)
     model = VisionLanguageModel.from_backbones(

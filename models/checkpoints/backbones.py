@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from families import idefics3
+from families import NEW
 from families.keys import checked, first_id, section, token_ids
 from families.text import TEXT_FAMILIES, text_config, vision_config
 from models.checkpoints.files import CheckpointError, naming
@@ -64,11 +64,9 @@ class Backbone:
         return lambda name: StoredTensor(rename(name, self.names).removeprefix(prefix))
 
 
-# Where transformers' SiglipVisionConfig differs from VisionConfig. The tower inside Idefics3 is SigLIP's.
+# Where transformers' SiglipVisionConfig differs from VisionConfig. The tower of new models is SigLIP's.
 _SIGLIP_DEFAULTS = {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}
-_SIGLIP_NAMES = {
-    ours: name.removeprefix("model.") for ours, name in idefics3.NAMES.items() if "vision" in ours
-}
+_SIGLIP_NAMES = {ours: name.removeprefix("model.") for ours, name in NEW.NAMES.items() if "vision" in ours}
 # The other tower of a SigLIP pair, its pooling head, and buffers that follow from the config.
 _SIGLIP_IGNORABLE = re.compile(
     r"(text_model\..*|(vision_model\.)?head\..*|logit_(scale|bias)|.*\.position_ids)"
@@ -84,9 +82,7 @@ def _siglip(of_section: Callable[[Mapping], Mapping]) -> Backbone:
 
 
 def _text(family: str) -> Backbone:
-    return Backbone(
-        f"{family} backbone", lambda config: text_config(config, {}), _TEXT_NAMES, idefics3.IGNORABLE
-    )
+    return Backbone(f"{family} backbone", lambda config: text_config(config, {}), _TEXT_NAMES, NEW.IGNORABLE)
 
 
 # By the model_type of config.json. Fixed-resolution SigLIP2 checkpoints are SigLIP's.

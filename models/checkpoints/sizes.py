@@ -12,6 +12,16 @@ from models.checkpoints.gguf_weights import gguf_entries
 from models.checkpoints.hub import client, fetched, one_sentence
 from models.checkpoints.weights import Shape, stored_entries
 
+PARTS = ("vision", "projector", "embeddings", "blocks", "head")  # of a VisionLanguageModel
+
+
+def module_of(name: str) -> str:
+    """The one of PARTS that a parameter of a `VisionLanguageModel` belongs to."""
+    owner, _, rest = name.partition(".")
+    if owner != "language_model":
+        return {"vision_model": "vision", "projector": "projector"}[owner]
+    return {"embed_tokens": "embeddings", "lm_head": "head"}.get(rest.partition(".")[0], "blocks")
+
 
 @dataclass(frozen=True)
 class Headers:
