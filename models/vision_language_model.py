@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from families import FAMILIES
 from generation import decoding
-from generation.decoding import GenerationOutput, TokenStream
 from generation.kv_cache import KVCache, to_device
 from generation.options import GenerationOptions, with_overrides
+from generation.output import GenerationOutput, TokenStream
 from generation.protocol import Pixels
 from generation.threads import eager_pass
 from messages import unknown_arguments
