@@ -96,8 +96,8 @@ class Gemma4Attention(nn.Module):
             self.v_proj = nn.Linear(width, keys, bias=config.attention_bias)
             self.k_norm = nn.RMSNorm(dim, eps)
         self.o_proj = nn.Linear(config.num_attention_heads * dim, width, bias=config.attention_bias)
-        keys = Kept(config.num_key_value_heads, dim)
-        self.keeps = {} if self.shared else {"key": keys, "value": keys}
+        kept = Kept(config.num_key_value_heads, dim)
+        self.keeps = {} if self.shared else {"key": kept, "value": kept}
 
     def forward(
         self,

@@ -257,7 +257,7 @@ class LanguageModel(nn.Module):
     @property
     def cache_layout(self) -> Layout:
         """What each layer keeps of the positions that it has computed."""
-        return [layer.keeps for layer in self.layers]
+        return [layer.keeps for layer in self.layers]  # type: ignore[misc]
 
     @property
     def cache_dtype(self) -> torch.dtype:
