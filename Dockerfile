@@ -17,7 +17,7 @@ RUN apt-get update \
 ARG TORCH=https://download.pytorch.org/whl/cpu
 WORKDIR /ocelli
 COPY requirements.txt .
-RUN grep -vE '^(gradio|datasets|pyarrow|fsspec|peft|scikit-learn|scipy|prompt_toolkit)==' requirements.txt > /tmp/serving.txt \
+RUN grep -vE '^(datasets|pyarrow|fsspec|peft|scikit-learn|scipy|prompt_toolkit)==' requirements.txt > /tmp/serving.txt \
     && pip install --no-cache-dir --extra-index-url "$TORCH" -r /tmp/serving.txt \
     && rm /tmp/serving.txt
 COPY . .

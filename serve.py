@@ -1,9 +1,8 @@
-"""Answer programs over HTTP in OpenAI's and Anthropic's protocols.
+"""Answer programs over HTTP in OpenAI's and Anthropic's protocols, and people on a page at the same address.
 
-    python serve.py                                           # the embedded model, http://127.0.0.1:8000/v1
+    python serve.py                                           # the embedded model: http://127.0.0.1:8000/v1
     python serve.py --model smolvlm-256m --dtype int8 --prefix-cache kept
     OCELLI_API_KEY=secret python serve.py --host 0.0.0.0      # all networks, for those who have the key
-    python serve.py --page                                    # and the page of app.py, at http://127.0.0.1:8000
 
 It works without a network and reads only what a request carries. Exit status: 0 after Ctrl-C or SIGTERM, when
 what was accepted has been answered; 2 with one sentence if it cannot start.
@@ -16,10 +15,9 @@ import logging
 import os
 import signal
 import sys
-from contextlib import nullcontext, suppress
-from functools import partial
+import webbrowser
+from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from inference.flags import (
     DTYPES,
@@ -91,18 +89,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="fetch images that clients name from public addresses (default: off)")
     add("--allow-paths", type=Path, metavar="DIR",
         help="folder below which clients may name images and videos as file:///NAME (default: none)")
-    add("--page", action=argparse.BooleanOptionalAction, default=False,
-        help="serve the page of app.py as well; both share queue and slots (default: off)")
     add("--drain", type=positive, default=30, metavar="SECONDS",
         help="seconds for the rest of the answers after SIGTERM or Ctrl-C (default 30)")
     # fmt: on
     return parser
 
 
-def start(settings: argparse.Namespace, uploads: str):
-    """(the server with its first model open, the socket it listens on). Raises ValueError or OSError.
-
-    uploads: folder for the images of the page's visitors."""
+def start(settings: argparse.Namespace, last_port: int | None = None):
+    """(the server with its first model open, the socket it listens on: the first free one up to `last_port`).
+    Raises ValueError or OSError."""
     names = settings.models or [str(DEFAULT_MODEL)]
     for name in names:  # what is wrong is refused before a model is loaded
         check_model(name, None)
@@ -110,15 +105,13 @@ def start(settings: argparse.Namespace, uploads: str):
         raise ValueError("--api-key: expected a key, got an empty text")
     if settings.allow_paths is not None and not settings.allow_paths.is_dir():
         raise ValueError(f"--allow-paths: expected a folder, got {str(settings.allow_paths)!r}")
-    if settings.page and settings.api_key is not None:
-        raise ValueError("--page: expected no --api-key beside it, because the page asks visitors for none")
     origins = [one if one == "*" else origin(one) for one in settings.allowed_origin]
-    listening = listen(settings.host, settings.port)
+    listening = listen(settings.host, settings.port, last_port)
     from web import api, engine, guard, models
 
     opened = models.Models(names, **machine(settings))
     with log_if_slow("serve.py", opened.default):
-        first = opened.open(opened.default)
+        opened.open(opened.default)
     limits = api.ApiLimits(
         max_body=settings.max_body,
         seconds=settings.timeout,
@@ -135,17 +128,10 @@ def start(settings: argparse.Namespace, uploads: str):
         max_new_tokens=settings.max_tokens,
         lookup=settings.lookup,
     )
-    hosts = guard.Hosts(settings.host, settings.allowed_host)
-    answering = engine.Engine(opened, bounds)
-    shown = None
-    if settings.page:
-        os.environ |= {"GRADIO_TEMP_DIR": uploads, "GRADIO_ANALYTICS_ENABLED": "False"}
-        from web import page, service
-
-        shown = page.make_app(service.Service(answering), hosts, remember=not first.single_turn)
-    drain, proxies = settings.drain, settings.proxy
-    server = api.Server(answering, hosts, limits, settings.api_key, drain, proxies, shown, origins)
-    return server, listening
+    space = filter(None, [os.environ.get("SPACE_HOST")])  # a Space of Hugging Face is asked by its own name
+    hosts = guard.Hosts(settings.host, [*settings.allowed_host, *space])
+    answering, drain, proxies = engine.Engine(opened, bounds), settings.drain, settings.proxy
+    return api.Server(answering, hosts, limits, settings.api_key, drain, proxies, origins), listening
 
 
 def origin(url: str) -> str:
@@ -160,24 +146,26 @@ def origin(url: str) -> str:
     raise ValueError(f"--allowed-origin: expected an address such as https://ui.example:8443, got {url!r}")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    settings = build_parser().parse_args(arguments)
+def run(settings: argparse.Namespace, last_port: int | None = None, browser: bool = False) -> int:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("ocelli.server").setLevel(logging.INFO)
     try:
-        kept = partial(TemporaryDirectory, prefix="ocelli-page-", ignore_cleanup_errors=True)
-        with kept() if settings.page else nullcontext("") as uploads:
-            server, listening = start(settings, uploads)
-            url = address(settings.host, settings.port)
-            page = f" and the page at {url}" if settings.page else ""
-            print(f"serve.py: {url}v1{page} (press Ctrl-C to stop)", file=sys.stderr)
-            server.run([listening])
+        server, listening = start(settings, last_port)
+        url = address(settings.host, listening.getsockname()[1])
+        print(f"serve.py: {url} is the page, {url}v1 is for programs (press Ctrl-C to stop)", file=sys.stderr)
+        if browser:
+            webbrowser.open(url)
+        server.run([listening])
     except KeyboardInterrupt:
         pass
     except (ValueError, OSError) as error:  # what users get wrong are all ValueErrors
         print(f"serve.py: error: {one_line(error)}", file=sys.stderr)
         return 2
     return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return run(build_parser().parse_args(arguments))
 
 
 if __name__ == "__main__":

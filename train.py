@@ -39,7 +39,7 @@ from data.errors import DatasetError
 from data.order import key_of
 from data.packing import Batch
 from eval.run import HeldOutQuestions
-from generation.threads import choose
+from generation.threads import limit_threads
 from inference.checkpoint import pick_device
 from inference.flags import log_if_slow
 from inference.locks import only_writer
@@ -134,7 +134,7 @@ class Run:
 
     def __init__(self, config: TrainConfig, ranks: Ranks, output: Path):
         self.config, self.ranks, self.output = config, ranks, output
-        choose(config.threads or None)
+        limit_threads(config.threads or None)
         torch.manual_seed(config.seed)
         loaded = config.init_from or config.text_from
         with log_if_slow("train.py", loaded) if loaded and ranks.is_first else nullcontext():

@@ -36,10 +36,10 @@ from generation.fast.quantized import pack
 from generation.memory import available_bytes
 from inference.checkpoint import Checkpoint, has_fast_bfloat16
 from inference.flags import positive
-from models.checkpoints.load import meta_init
+from models.checkpoints.load import meta_init, prepare_device
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.packed_vision_transformer import PackedVisionConfig
-from models.vision_language_model import VisionLanguageModel, prepare_device
+from models.vision_language_model import VisionLanguageModel
 from training.plan import stored_shape
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")

@@ -336,7 +336,7 @@ def load_handler(setup: dict) -> Handler:
         enter_quota(setup["quota"])
     ours = setup["system"].startswith("ours")
     if ours:
-        threads.choose(1 if setup["system"] == "ours-one-thread" else None)
+        threads.limit_threads(1 if setup["system"] == "ours-one-thread" else None)
     else:
         torch.set_num_threads(setup["threads"])
     system = LOADED[setup["system"]](setup | ({"system": "ours-fast"} if ours else {}))

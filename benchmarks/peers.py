@@ -53,10 +53,10 @@ from generation.kv_cache import CachePosition
 from generation.session import Session
 from inference.draft import Draft
 from models.checkpoints.gguf import Place
-from models.checkpoints.load import meta_init
+from models.checkpoints.load import meta_init, prepare_device
 from models.checkpoints.save import written
 from models.config import TextConfig, VLMConfig
-from models.vision_language_model import VisionLanguageModel, prepare_device
+from models.vision_language_model import VisionLanguageModel
 
 WARM_UP = 3  # steps before the clock starts: graphs are captured, libraries choose their kernels
 DRAFT_TOKENS = 64  # at most: a draft ends by itself when it has taken its share of the time
@@ -78,10 +78,11 @@ def bytes_read(language_model) -> int:
 
 
 def cache_bytes(shape: str, dtype: torch.dtype | None) -> int:
-    """Of a position in a cache of that type, as far as each step reads it; 0 without one."""
+    """Of a position in a cache of that type, as far as each step reads it, keys and values; 0 without one."""
     with torch.device("meta"):
         layout = VisionLanguageModel(SHAPES[shape]).language_model.cache_layout
-    return kv.attended_numbers(layout) * dtype.itemsize if dtype else 0
+    attended = kv.numbers_per_token([layer for layer in layout if "key" in layer])
+    return attended * dtype.itemsize if dtype else 0
 
 
 # ---------------------------------------------------------------------------------------------- Ocelli

@@ -1,4 +1,4 @@
-"""Rows that are held out from training, and a word where rows have nothing to tell apart.
+"""Rows that are held out from training, and a warning where all rows have the same answer.
 
     rows, held_out = open_both([{"path": "flowers"}], [], holdout=0.2)
     Share(0.2, held_out=True).of(rows, "flowers")    # of rows that are open

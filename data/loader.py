@@ -61,10 +61,9 @@ class LoaderConfig:
         sequence_length: maximum number of tokens of a row, and of a sample.
         max_tiles: maximum number of tiles of a row, and of a sample; None leaves that to the tokens.
         packing: put several samples into a row; if not, each has its own, padded to its batch's longest.
-        packing_buffer_size: samples of each shard to choose from when a row is packed; fewer if their images,
+        packing_buffer_size: samples of each shard to select from when a row is packed; fewer if their images,
             where they came in rows or from the network, take more than `data.order.most_bytes`.
-        shuffle_buffer: rows of a stream or of Parquet that each shard shuffles together, undecoded; fewer if
-            they are large.
+        shuffle_buffer: rows of a stream that each shard shuffles together, undecoded; fewer large ones.
         seed: of the order.
         epochs: number of passes over the data; None never ends.
         endless: go on beyond `epochs`, for a run that ends after an estimated number of steps.
@@ -140,7 +139,7 @@ class DropCount:
         self._latest = (used, bad_rows) if used < 2_000 else (used // 2, bad_rows // 2)
 
     def exceeded(self) -> str:
-        """What is wrong if these are all the rows that there are; "" if nothing is."""
+        """A sentence if too many rows were bad, where these are all the rows that there are; else ""."""
         used, dropped = self.read - self.filtered, self.dropped.total()
         return self._sentence(f"{dropped} of {used}") if dropped > self.max_rate * used else ""
 
@@ -151,7 +150,7 @@ class DropCount:
         )
 
     def left_out(self) -> str:
-        """How many rows were not trained on, and why."""
+        """Counts of the rows that were not trained on, by reason."""
         counts = {"below min_ratings": self.filtered} | dict(sorted(self.dropped.items()))
         return ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
 
@@ -159,7 +158,7 @@ class DropCount:
 # -------------------------------------------------------------------------------------------------- shards
 @dataclass(frozen=True)
 class ShardItem:
-    """What a shard gives: a sequence, or None to report rows left out or, with `ended`, its end."""
+    """An item of a shard: a sequence, or None with a report of rows left out or, if `ended`, of its end."""
 
     sequence: PackedSequence | None
     state: dict[str, Any]
@@ -349,7 +348,7 @@ def look(
 
 
 def counts_exactly(mixture: Mixture, config: LoaderConfig) -> bool:
-    """Whether `steps_per_run` counts all rows."""
+    """True where `steps_per_run` counts all rows."""
     return (mixture.num_rows or 0) * (config.epochs or 1) <= _COUNTED
 
 
@@ -375,8 +374,8 @@ def steps_per_run(mixture: Mixture, processor: Processor, config: LoaderConfig) 
 # -------------------------------------------------------------------------------------------------- loader
 @dataclass
 class LoaderState:
-    """Where a loader stands: rows handed out on its rank, padding included; and, of its shards, their states,
-    which ones have ended, and what was left out. Never changed once it is a loader's: copies are."""
+    """A position of a loader: rows handed out on its rank, padding included, the states of its shards, those
+    that have ended, and counts of what was left out. A loader's own is never changed: copies are."""
 
     rows: int
     shard_states: dict[int, dict[str, Any]]
@@ -474,7 +473,7 @@ class Loader:
         return None
 
     def _open_shards(self) -> dict[int, Iterator[ShardItem | str]]:
-        """What gives each shard's items: the shard itself, or the worker process that it shares."""
+        """The iterator of each shard's items: its own, or that of a worker process, which it shares."""
         active = [shard for shard in self.shards if shard not in self.state.ended]
         common, states = (self.mixture, self.processor, self.config), self.state.shard_states
         make = {shard: partial(Shard, shard, *common, states.get(shard)) for shard in active}
@@ -500,7 +499,8 @@ class Loader:
         return items
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part of where the data stand: plain numbers, some kilobytes. Call it between steps."""
+        """This rank's share of the position in the data: plain numbers, some kilobytes. Call it between
+        steps."""
         state = self.state
         assert state.rows % self.rows_per_step == 0, f"{state.rows} rows are no whole number of steps"
         return {
@@ -542,7 +542,7 @@ class Loader:
         self.state = LoaderState(rows, shards, ended, drops)
 
     def _order(self) -> dict[str, Any]:
-        """Everything that decides which rows come when. The keys are those of saved states."""
+        """Settings and data that decide the order of rows, under the keys of saved states."""
         config = self.config
         packing = [config.sequence_length, config.max_tiles, config.packing_buffer_size]
         return {
@@ -574,7 +574,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------- workers
 class _WorkerShards(IterableDataset):
-    """The shards of one worker process, a turn each, until each has ended.
+    """The shards of one worker process, a sequence of each in turn, until each has ended.
 
     A DatasetError's message is an item. Raised here, it would arrive with a traceback in it; an error that is
     an item and raised there would hold the workers' queues in a circle, and these take ten seconds to close.

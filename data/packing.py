@@ -31,6 +31,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.image_sizes import measure
 from data.images import describe
+from data.labels import check_written
 from data.processor import Processor
 from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
 from data.tiles import Parts, Visual, plan_image
@@ -67,7 +68,7 @@ class Sample:
 
     @property
     def prompt(self) -> int:
-        """Positions before the assistant's last message."""
+        """Number of positions before the assistant's last message."""
         end = len(self.labels)
         while self.labels[end - 1] == IGNORE_INDEX:
             end -= 1
@@ -77,7 +78,7 @@ class Sample:
 
     @property
     def tokens(self) -> int:
-        """Positions it takes in the language model."""
+        """Number of its positions in the language model."""
         return len(self.input_ids)
 
     @property
@@ -116,7 +117,7 @@ class SampleEncoder:
         processor, name = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
         with _counted_as(BAD_CONVERSATION, PromptError), _counted_as(BROKEN_IMAGE, ImageError):
             messages = processor.messages(conversation, name)
-            processor.chat.check_written(messages, tools, name)
+            check_written(messages, tools, processor.chat.marks, processor.chat.thoughts_key, name)
         sources = [source for message in messages for source in message.images]
         visuals, sources = self._plans(sources)
         with _counted_as(TOO_MANY_TILES, PromptError):
@@ -139,8 +140,8 @@ class SampleEncoder:
         sample_id: SampleId,
         tools: Sequence[Tool] = (),
     ) -> Sample:
-        """The first of conversations that part within what the assistant says, with the others; what it said
-        before that message has no labels."""
+        """A sample of the first conversation, with the others as its other answers. All are alike up to some
+        message of the assistant, and have labels from that message on alone."""
         samples = [self.encode(conversation, sample_id, tools) for conversation in conversations]
         first, shapes = samples[0].labels, {sample.image_shapes for sample in samples}
         columns = enumerate(zip(*(sample.input_ids for sample in samples), strict=False))
@@ -161,7 +162,7 @@ class SampleEncoder:
         return replace(samples[0], others=others)
 
     def _plans(self, sources: list[Any]) -> tuple[list[Visual], list[Any]]:
-        """Each image as it will be cut, from its header, and each clip; and what to open then."""
+        """Plans of how images and clips will be cut, made from headers, and the sources to open then."""
         limits, plans, kept = self.processor.limits, list[Visual](), list[Any]()
         for source in sources:
             if isinstance(source, Clip):
@@ -209,10 +210,10 @@ def _counted_as(reason: str, *kinds: type[Exception]) -> Iterator[None]:
 def pack_indices(
     tokens: Sequence[int], tiles: Sequence[int], max_tokens: int, max_tiles: int | None
 ) -> list[int]:
-    """Which samples fill a sequence best: indices in rising order, always with the first sample.
+    """Indices of the samples that fill a sequence best, in rising order; the first sample is always taken.
 
-    The first one has waited longest, so no sample waits forever. The others are those whose tokens fill the
-    rest of the sequence as far as any choice can within both limits.
+    It has waited longest, so no sample waits forever. The others are those whose tokens fill the rest of the
+    sequence as far as any choice can within both limits.
 
     Args:
         tokens, tiles: of each sample; the first must fit by itself.
@@ -328,9 +329,9 @@ class Batch(dict):
 
     input_ids, labels, position_ids, segment_ids (B, T), with rotary places position_ids (3, B, T);
     pixel_values if there is an image: `Parts`, which `to` turns into float32 numbers on the device,
-    (N, 3, M, M), or a list of (3, H, W) where sizes differ. What a GPU would have to be waited for is
-    counted here: `labelled` (L,), the places of labels in (B · T), and `placeholders` (K,), those of image
-    placeholders.
+    (N, 3, M, M), or a list of (3, H, W) where sizes differ. Indices are found here, because the host would
+    have to wait for a GPU that finds them: `labelled` (L,), those of labels in (B · T), and `placeholders`
+    (K,), those of image placeholders.
     """
 
     sample_ids: list[tuple[SampleId, ...]]
@@ -401,8 +402,8 @@ def collate(
 
 # ------------------------------------------------------------------------------------------------- masks
 def segment_mask(segment_ids: Tensor) -> Tensor | BlockMask | None:
-    """What `LanguageModel.forward` takes as its attention mask: flex_attention's on CUDA, else SDPA's. None
-    if plain causal attention would show every segment the same."""
+    """The attention mask of `LanguageModel.forward`: flex_attention's on CUDA, else SDPA's. None if plain
+    causal attention would show every segment the same."""
     if segment_ids.is_cuda:  # there, finding out whether it is causal would make the GPU wait
         return block_mask(segment_ids)
     real = segment_ids >= 0

@@ -26,19 +26,12 @@ from PIL import Image
 from torch import Tensor
 
 from data.boxes import CoordinateForm, form_of
-from data.chat import (
-    IMAGES_FIRST,
-    SMOLVLM_CHAT_TEMPLATE,
-    ChatEncoder,
-    Message,
-    check_question,
-    check_text,
-    read_conversation,
-    read_image_order,
-)
+from data.chat import ChatEncoder, read_image_order
+from data.conversation import Message, check_question, check_text, read_conversation
 from data.errors import ImageError, ProcessorError, PromptError
 from data.images import ImageLimits, describe, load_image
-from data.thinking import Thinking
+from data.templates import IMAGES_FIRST, SMOLVLM_CHAT_TEMPLATE
+from data.thinking import ThinkingMarks
 from data.tiles import Images, Parts, Sizes, Visual, cut_image, cut_video
 from data.tokenizer import (
     AnyTokenizer,
@@ -113,10 +106,13 @@ class EncodedConversation:
 
 
 class Processor:
-    """See the module's docstring. Build one with `from_pretrained` or `make_processor`. `image_order` is that
-    of `data.chat.in_order`, which generation_config.json says where the model learnt one only; `config` is
-    the model's, whose context bounds what is tokenized of a prompt; `coordinates` says how the model writes
-    boxes (`coordinates_of`), and `few_images` that it sees videos as images and learnt from fewer."""
+    """See the module's docstring. Build one with `from_pretrained` or `make_processor`.
+
+    image_order: see `data.conversation.in_order`; None for a model that learnt images anywhere.
+    config: the model's, whose context bounds what is tokenized of a prompt.
+    coordinates: how the model writes boxes (`coordinates_of`).
+    few_images: it sees videos as images and learnt from few of them.
+    """
 
     def __init__(
         self,
@@ -210,8 +206,8 @@ class Processor:
         raise TypeError(f"Processor cannot be called: {_INSTEAD['__call__']}")
 
     @property
-    def thinking(self) -> Thinking | None:
-        """How its model thinks before it answers."""
+    def thinking(self) -> ThinkingMarks | None:
+        """The markers of what its model thinks before it answers; None where it does not."""
         return self.chat.thinking
 
     @cached_property

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from data.box_rows import SIZES, BoxRows, FormFor, by_name
-from data.chat import THOUGHTS, GivenText
+from data.conversation import THOUGHTS, GivenText
 from data.errors import BadRow, DatasetError
 from data.tools import Tool, ToolCall
 from messages import one_line
@@ -134,7 +134,7 @@ class RowSchema:
         return messages
 
     def tools(self, row: Mapping[str, Any]) -> list[Tool]:
-        """What the assistant of a row can call, of columns that hold messages. Raises BadRow."""
+        """The tools that the assistant of a row can call, of columns that hold messages. Raises BadRow."""
         given = self.get(row, "tools") if self.text_columns in _TALKS else None
         try:
             return [Tool.read(one) for one in _listed(given)]
@@ -156,7 +156,7 @@ class RowSchema:
         return {"accept": [str(one) for one in given[1:] if one is not None and str(one).strip()]}
 
     def images(self, row: Any) -> list[Any] | None:
-        """What `open_visual` takes, for each image and video of the conversation; None if the ratings are too
+        """The images and videos of the conversation as `open_visual` takes them; None if the ratings are too
         low."""
         if (messages := self.conversation(row)) is None:
             return None
@@ -164,7 +164,7 @@ class RowSchema:
         return [part[part["type"]] for part in parts if part["type"] != "text"]
 
     def shown(self, row: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """("image" or "video", what `open_visual` takes) of the columns, images first."""
+        """("image" or "video", a value for `open_visual`) of the columns, images first."""
         return [(kind, self._image(one)) for kind in ("image", "video") for one in self.held(row, kind)]
 
     def held(self, row: Mapping[str, Any], kind: str) -> Sequence[Any]:
@@ -176,11 +176,11 @@ class RowSchema:
         return value if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
 
     def get(self, row: Mapping[str, Any], name: str) -> Any:
-        """What a row has in one of our columns, None without."""
+        """The value of a row in one of our columns, None without."""
         return self.constants[name] if name in self.constants else held(row, self.columns.get(name, name))
 
     def turns_kept(self, row: Mapping[str, Any]) -> list[bool] | None:
-        """Which of the `texts` have the ratings they need; None if the row has not."""
+        """For each of the `texts`, True if its ratings suffice; None if those of the row do not."""
         texts = self.get(row, "texts") if self.text_columns == ("texts",) else None
         kept = [True] * (len(texts) if isinstance(texts, Sequence) else 0)
         for column, lowest in self.min_ratings.items():
@@ -194,7 +194,7 @@ class RowSchema:
         return kept if any(kept) or not kept else None
 
     def _image(self, value: Any) -> Any:
-        """What `load_image` takes, for an image as a row holds it."""
+        """An image as a row holds it, made a value for `load_image`."""
         if isinstance(value, Mapping):
             value = value["bytes"] if value.get("bytes") is not None else value.get("path")
         if value is None:
@@ -265,7 +265,7 @@ class RowSchema:
 
 # ------------------------------------------------------------------------------------------- the columns
 def held(row: Mapping[str, Any], column: str) -> Any:
-    """What a row has in a column, or within: `json.turns.0` is the first turn in `json`. None without."""
+    """The value of a row in a column, or within: `json.turns.0` is the first turn in `json`. None without."""
     if column in row:
         return row[column]
     head, dot, rest = column.rpartition(".")
@@ -291,7 +291,7 @@ def _check_names(
 def find_schema(
     columns: Sequence[str], renamed: Mapping[str, str], name: str, constants: Iterable[str] = ()
 ) -> tuple[str, ...]:
-    """Which columns of a dataset hold its text."""
+    """The columns of a dataset that hold its text."""
     has = _check_names(columns, renamed, name, constants)
     have = {*renamed, *constants} | (set(columns) - set(renamed.values()))
     for needed in _TEXT_COLUMNS:
@@ -308,9 +308,8 @@ def find_schema(
 def find_pairs(
     columns: Sequence[str], renamed: Mapping[str, str], first: Any, name: str, constants: Iterable[str] = ()
 ) -> tuple[tuple[str, ...], dict[str, str], dict[str, str]]:
-    """How rows of preferences are read, of which `first` is one: the text columns, and the names of columns
-    for what was chosen, and for what was rejected. Both are texts or messages that go on from the prompt, or
-    hold it as well."""
+    """Text columns of rows of preferences, of which `first` is one, and the names of columns for the chosen
+    answer, and for the rejected one. Both are texts or messages that follow the prompt, or hold it too."""
     have, has = {*renamed, *columns}, _check_names(columns, renamed, name, constants)
     pair = [renamed.get(key, key) for key in PAIR]
     if not {*pair} <= {*columns}:
@@ -335,9 +334,9 @@ def find_images(
     name: str,
     how: str,
 ) -> bool:
-    """Whether one of the first rows has an image. True, too, if none of them can be used for another reason,
-    which is counted and reported elsewhere. DatasetError if none has one, and a column that is not read looks
-    like images or all images are refused.
+    """True if one of the first rows has an image, or if none of them can be used for another reason, which is
+    counted and reported elsewhere. DatasetError if none has one, and a column that is not read looks like
+    images or all images are refused.
 
     Args:
         images_of: a row -> its images, None if its ratings are too low; may raise BadRow.
@@ -376,7 +375,7 @@ def no_images(name: str, columns: Iterable[str], how: str) -> DatasetError:
 
 
 def looks_like_image(value: Any) -> bool:
-    """Whether a column's value may be an image: bytes, or the name of an image file."""
+    """True for values that may be an image: bytes, or the name of an image file."""
     if isinstance(value, list | tuple):
         return bool(value) and looks_like_image(value[0])
     if isinstance(value, Mapping):
@@ -393,7 +392,7 @@ def plain_columns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a column's value is words, numbers, or lists and mappings of these."""
+    """True for words, numbers, and lists and mappings of these."""
     if isinstance(value, Mapping | list | tuple):
         return all(map(is_plain, value.values() if isinstance(value, Mapping) else value))
     return value is None or isinstance(value, str | int | float)

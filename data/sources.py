@@ -122,7 +122,7 @@ def known_columns(
 
 
 def class_names(rows: Sequence[Any] | Stream, columns: Iterable[str]) -> dict[int, str]:
-    """What numbers in the first of these columns that has a `ClassLabel` mean, or in COCO's rows; else {}."""
+    """Names of numbers in the first of these columns that has a `ClassLabel`, or in COCO's rows; else {}."""
     if known := getattr(rows, "names", None):
         return known
     features = getattr(rows, "features", None) or {}
@@ -201,8 +201,7 @@ def _open(
                 raise _no_split(path, wanted, by_split)
     elif not (files := _local_files(path)):
         check_rows_path(path)
-        found = _downloaded(path, revision) or path
-        return _load(found, path, subset, split, streaming, revision=revision), None
+        return _load(path, path, subset, split, streaming, revision=revision), None
     elif split not in ("", TRAIN) and files[0].suffix not in _BUILDERS:
         raise _no_split(path, split, [f"{TRAIN}, as all files that are named themselves"])
     folder, is_parquet = files[0].parent, files[0].suffix == ".parquet"
@@ -211,16 +210,6 @@ def _open(
     endings, here = {file.suffix for file in files}, [str(file) for file in files]
     opened = partial(map, RowsFile.here, files)
     return _open_files(endings, opened, here, path, split, streaming), folder
-
-
-def _downloaded(path: str, revision: str | None) -> str | None:
-    """Offline, the folder that the Hub's client has of a dataset, if any: the library knows only its own."""
-    hub = client()
-    if not hub.constants.HF_HUB_OFFLINE:
-        return None
-    with suppress(hub.errors.LocalEntryNotFoundError, hub.errors.HFValidationError):
-        return hub.snapshot_download(path, repo_type="dataset", revision=revision, local_files_only=True)
-    return None
 
 
 def count_rows(path: str, subset: str | None, split: str) -> int | None:
@@ -361,11 +350,21 @@ def _features(files: Sequence[str]) -> Any:
     return library().Features.from_arrow_schema(schema)
 
 
-def _builder(path: str, subset: str | None, **options) -> Any:
-    """The library's builder of a folder or of a dataset on the Hub. A downloaded folder's README may name any
-    file of this machine as the dataset's: that is refused."""
-    place = os.path.expanduser(path)
-    builder, folder = library().load_dataset_builder(place, subset, **options), os.path.abspath(place)
+def _builder(path: str, subset: str | None, revision: str | None = None) -> Any:
+    """The library's builder of a folder or of a dataset on the Hub: offline of what the library has copied
+    before, or else of what the Hub's client has. A downloaded folder's README may name any file of this
+    machine as the dataset's: that is refused."""
+    place, hub = os.path.expanduser(path), client()
+    try:
+        builder = library().load_dataset_builder(place, subset, revision=revision)
+    except OSError as error:
+        if not hub.constants.HF_HUB_OFFLINE:
+            raise
+        with suppress(hub.errors.LocalEntryNotFoundError, hub.errors.HFValidationError):
+            copy = hub.snapshot_download(path, repo_type="dataset", revision=revision, local_files_only=True)
+            return _builder(copy, subset)
+        raise error
+    folder = os.path.abspath(place)
     for file in _data_files(builder):
         local = file.split("::")[-1].removeprefix("file://")  # the archive that a file lies in
         if "://" not in local and not Path(os.path.abspath(local)).is_relative_to(folder):

@@ -5,10 +5,17 @@ calls are read in it, is in `inference.markup` and `inference.calls`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+LONGEST_NAME = 100  # characters of a special token that are looked for in values
+# What templates look for in tools.
+SCHEMA_WORDS = {
+    *("array", "boolean", "default", "description", "enum", "function", "integer", "items", "name", "null"),
+    *("nullable", "number", "object", "parameters", "properties", "required", "string", "type"),
+}
 _OF_CALL = {"id", "type", "index", "function", "name"}  # keys of a call without arguments
 
 
@@ -121,18 +128,42 @@ def marks_of(chat_template: str) -> CallMarks:
     return HERMES if HERMES.opens in chat_template and "arguments" in chat_template else PLAIN
 
 
-# ---------------------------------------------------------------------------------------- the plain form
-def list_of(tools: Sequence[Tool]) -> str:
-    """The paragraph of a system message that lists tools for a model whose template knows none."""
-    lines = "\n".join(json.dumps(tool.shown["function"], ensure_ascii=False) for tool in tools)
-    return (
-        f"You can call these functions, each described by a line of JSON:\n{lines}\n\n"
-        "To call one, answer with its name and arguments in tool_call tags; to call several, with one such "
-        'block for each:\n<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n</tool_call>'
-    )
+# --------------------------------------------------------------------------------------------- in prompts
+class Guard:
+    """Breaks up special tokens inside JSON values with empty stand-ins, for templates that look into them.
+
+    A stand-in follows whatever may begin a special token together with what a template writes after it, or
+    lies within one; and it precedes whatever may end one.
+    """
+
+    def __init__(self, names: Sequence[str], nothing: str):
+        self._inside, self._nothing = "\n".join(names), nothing
+        self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
+        ends = {re.escape(name[-1]) for name in names}
+        self._ends = re.compile("|".join(f"(?={one})" for one in ends) or "(?!)")
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {self(key): self(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return list(map(self, value))
+        if not isinstance(value, str) or value in SCHEMA_WORDS:
+            return value
+        ends = (value[-n:] for n in range(1, 1 + min(len(value), LONGEST_NAME)))
+        meets = value in self._inside or not self._beginnings.isdisjoint(ends)
+        return self._ends.sub(self._nothing, value) + self._nothing * meets
 
 
-def call_text(call: ToolCall) -> str:
-    """A call as the plain form writes it."""
-    written = {"name": call.name, "arguments": json.loads(call.arguments)}
-    return f"{PLAIN.opens}\n{json.dumps(written, ensure_ascii=False)}\n{PLAIN.closes}"
+def shown_call(
+    call: ToolCall, guard: Guard, stand_in: Callable[[str, str], str], name: str = ""
+) -> dict[str, Any]:
+    """A call as a template gets it. `stand_in` takes a text and its role; `name` stands before the call's."""
+
+    def argument(value: Any) -> Any:
+        """A text that is written in one way only can have a stand-in, as those of messages have."""
+        same = isinstance(value, str) and value.strip() == value and json.dumps(value)[1:-1] == value
+        return stand_in(value, "") if same else guard(value)
+
+    arguments = {guard(key): argument(value) for key, value in json.loads(call.arguments).items()}
+    function = {"name": name + guard(call.name), "arguments": arguments}
+    return call.shown | {"id": guard(call.id), "function": function}

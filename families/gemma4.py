@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -26,7 +27,9 @@ __all__ = ["open_images", "positions"]
 NAME = "gemma4"
 TITLE = "transformers Gemma 4 (E2B, E4B)"
 BOX_FORMS: dict[str, str] = {}
-# What hears, and keys of layers that read those of others.
+PROCESSORS = {NAME: ("Gemma4Processor", "Gemma4ImageProcessor")}
+GGUF: dict[str, Any] = {}
+# The audio tower, and keys of layers that read those of others.
 IGNORABLE = re.compile(
     r"model\.(audio_tower|embed_audio)\..*|lm_head\.weight"
     r"|model\.language_model\.layers\.\d+\.self_attn\.(k|v)_(proj|norm)\..*"
@@ -61,7 +64,7 @@ _VISION = keys.same(
 }
 _TURNS = {"rope_theta": keys.Key("rope_theta", 100.0)}  # in the tower's rope_parameters
 _MARKERS = {"video_token_id": 258_884, "audio_token_id": 258_881}  # where a config.json has none
-# Keys whose other values would need code that is not here.
+# Keys of which other values need code that is not here.
 _PLAIN_TEXT = {"attention_k_eq_v": False, "enable_moe_block": False, "attention_bias": False}
 _PLAIN_VISION = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 
@@ -80,7 +83,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     heads, width = keys.number(values, "num_attention_heads"), values["hidden_size"]
     tower = keys.checked(Gemma4VisionConfig, **values)
     keys.expect(vision, {"head_dim": width // heads, "num_key_value_heads": heads})
-    parts = {"family": NAME, "vision": tower, "scale_factor": 1}
+    parts: dict[str, Any] = {"family": NAME, "vision": tower, "scale_factor": 1}
     return vlm_config(config, generation, 258_880, True, _read_text(text), _MARKERS, **parts)
 
 
@@ -116,7 +119,8 @@ def _read_text(stored: Mapping) -> Gemma4TextConfig:
 
 
 def _full_head_dim(known: dict, kinds: list[str], head_dim: int) -> int:
-    """What published checkpoints say once, transformers 5.23 writes for each layer that differs."""
+    """The width of heads with full attention: published checkpoints have it once, transformers 5.23 writes
+    it for each layer that differs."""
     if "per_layer_config" not in known:
         return known.get("global_head_dim", 512)
     of_layers = keys.section(known, "per_layer_config")
@@ -133,20 +137,16 @@ _NAMES = {
     "language_model.lm_head.": "lm_head.",
     "language_model.": "model.language_model.",
 }
-_IN_TOWER = re.compile(r"(layers\.\d+\.)([qkvo]_proj|[qk]_norm|gate_proj|up_proj|down_proj)\.")
+_IN_TOWER = {f".{name}.": f".self_attn.{name}." for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+_IN_TOWER |= {f".{name}.": f".self_attn.{name}." for name in ("q_norm", "k_norm")}
+_IN_TOWER |= {f".{name}_proj.": f".mlp.{name}_proj." for name in ("gate", "up", "down")}
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
-    """Where each of our tensors lies."""
-
-    def stored_tensor(name: str) -> StoredTensor:
-        theirs = rename(name, _NAMES)
-        if name.startswith("vision_model."):
-            part = "self_attn" if re.search(r"\.[qkvo]_", name) else "mlp"
-            theirs = _IN_TOWER.sub(rf"\1{part}.\2.", theirs)
-        return StoredTensor(theirs)
-
-    return stored_tensor
+    """The place of each of our tensors."""
+    return lambda name: StoredTensor(
+        rename(name, _NAMES, _IN_TOWER if name.startswith("vision_model.") else {})
+    )
 
 
 def build(config: VLMConfig) -> tuple[nn.Module, nn.Module, Gemma4LanguageModel]:
@@ -189,7 +189,3 @@ def write(config: VLMConfig, dtype: str) -> dict:
     }
     architecture, without = "Gemma4ForConditionalGeneration", {"audio_config": None}
     return write_config(config, dtype, architecture, NAME, described, seen, _MARKERS, **without)
-
-
-def processor_classes(config: VLMConfig) -> tuple[str, str]:
-    return "Gemma4Processor", "Gemma4ImageProcessor"

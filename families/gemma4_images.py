@@ -17,7 +17,7 @@ from families.qwen_images import QwenImages
 from families.saving import SavedProcessor
 from models.checkpoints.files import Opened
 
-# What a tokenizer_config.json calls the placeholder and what stands around it, and what they mostly are.
+# Names of the placeholder and of the tokens around it in tokenizer_config.json, and their usual texts.
 _TOKENS = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
 _POSITIONS = (70, 140, 280, 560, 1120)  # that transformers lets an image have
 # Gemma4ImageProcessor's own, where a file does not say: pixels in 0 … 1, which the tower shifts.
@@ -31,8 +31,8 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class Gemma4Images(QwenImages):
-    """How a transformers Gemma4ImageProcessor resizes an image, as `settings` of preprocessor_config.json
-    have it; `tokens` as of `_TOKENS`."""
+    """The rule of transformers' Gemma4ImageProcessor. `settings` are those of preprocessor_config.json,
+    `tokens` as of `_TOKENS`."""
 
     def __init__(self, settings: Mapping[str, Any], tokens: Mapping[str, str]):
         known: dict[str, Any] = _DEFAULTS | {name: one for name, one in settings.items() if one is not None}

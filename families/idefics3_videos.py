@@ -11,19 +11,25 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from data.chat import SMOLVLM_VIDEO_TEMPLATE
 from data.errors import ProcessorError
+from data.templates import SMOLVLM_CHAT_TEMPLATE
 from data.tiles import MOST_TILE_SIDE, Part, Parts, Visual, check_numbers, pixels_of, resized, shape_within
 from data.tokenizer import FAKE, GLOBAL, IMAGE
 from data.video import Clip
 from families.videos import VideoRule
+
+# transformers' for conversations with videos, whatever the checkpoint has
+VIDEO_TEMPLATE = SMOLVLM_CHAT_TEMPLATE.replace(
+    "{{ '<image>' }}{% endif %}",
+    "{{ '<image>' }}{% elif line['type'] == 'video' %}{{ '<video>' }}{% endif %}",
+)
 
 
 class SmolVideos(VideoRule):
     """Frames as images that are not cut, each with its time in the prompt."""
 
     token = "<video>"
-    template: str | None = SMOLVLM_VIDEO_TEMPLATE
+    template: str | None = VIDEO_TEMPLATE
 
     def __init__(
         self,

@@ -33,6 +33,8 @@ from models.vision_transformer import MLPProjector, VisionTransformer
 NAME = "internvl"
 TITLE = "transformers InternVL3 / InternVL3.5 (repositories whose names end in -HF)"
 BOX_FORMS: dict[str, str] = {}
+PROCESSORS = {NAME: ("InternVLProcessor", "GotOcr2ImageProcessor")}
+GGUF: dict[str, Any] = {}
 # What follows from the config, a tied head, and a token that only pre-training used.
 IGNORABLE = re.compile(r".*rotary_emb\.inv_freq|(language_model\.)?lm_head\.weight|.*\.mask_token")
 # How our tensors' names begin as transformers' modules have them, which adapters name and we write, and as in
@@ -59,8 +61,8 @@ _INSIDE = {
     "projector.fc2.": "projector.linear_2.",
 }
 _LEADING = ("vision_model.class_token", "vision_model.position_embedding.weight")
-# Keys of config.json and of its vision_config whose other values would need code that is not here.
-_PLAIN = {
+# Keys of config.json and of its vision_config, of which other values need code that is not here.
+_PLAIN: dict[str, Any] = {
     "vision_feature_layer": -1, "vision_feature_select_strategy": "default", "projector_hidden_act": "gelu",
 }  # fmt: skip
 _PLAIN_VISION = {"use_absolute_position_embeddings": True, "use_mean_pooling": True}
@@ -110,12 +112,12 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     if not folded.is_integer():
         raise CheckpointError(f"config.json: expected downsample_ratio to be 1, 1/2, 1/4, …, got {ratio!r}")
     decoder = text_config({"model_type": "qwen2"} | text, {})
-    parts = {"family": NAME, "vision": vision, "scale_factor": int(folded)}
+    parts: dict[str, Any] = {"family": NAME, "vision": vision, "scale_factor": int(folded)}
     return vlm_config(config, generation, 151_667, True, decoder, **parts)
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
-    """Where each of our tensors lies, under the names of today or the older ones."""
+    """The place of each of our tensors, under the names of today or older ones."""
     older = any(name.startswith("vision_tower.") for name in stored_names)
     fronts = {ours: theirs[older] for ours, theirs in _FRONTS.items()}
 
@@ -136,19 +138,19 @@ def write(config: VLMConfig, dtype: str) -> dict:
     """config.json in transformers' layout, in which nothing is left to a reader's defaults."""
     vision = {name: getattr(config.vision, name) for name in VISION_KEYS}
     vision |= {"model_type": "internvl_vision", **keys.write(config.vision, _OWN), **_PLAIN_VISION}
-    more = {**_PLAIN, "downsample_ratio": 1 / config.scale_factor, "image_seq_length": positions(config)}
+    more: dict[str, Any] = {
+        **_PLAIN,
+        "downsample_ratio": 1 / config.scale_factor,
+        "image_seq_length": positions(config),
+    }
     described = write_text(config, dtype)
     return write_config(config, dtype, "InternVLForConditionalGeneration", NAME, described, vision, **more)
 
 
-def processor_classes(config: VLMConfig) -> tuple[str, str]:
-    return "InternVLProcessor", "GotOcr2ImageProcessor"
-
-
 # -------------------------------------------------------------------------------------------------- images
 class InternVLImages(tiles.TiledImages):
-    """How transformers' InternVLProcessor cuts images and writes them into a prompt. `settings` are what
-    preprocessor_config.json has, `tile_positions` is its `image_seq_length`."""
+    """The rule of transformers' InternVLProcessor. `settings` are those of preprocessor_config.json,
+    `tile_positions` is its `image_seq_length`."""
 
     image_token = IMAGE
     flat = True

@@ -34,8 +34,8 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class Lfm2Images(tiles.TiledImages):
-    """How transformers' Lfm2VlProcessor cuts images and writes them into a prompt: a large one becomes a grid
-    of tiles, and all of it in its own shape follows. `settings` are what preprocessor_config.json has."""
+    """The rule of transformers' Lfm2VlProcessor: a large image becomes a grid of tiles, and all of it in its
+    own shape follows. `settings` are those of preprocessor_config.json."""
 
     image_token = IMAGE
     flat = own_sizes = True

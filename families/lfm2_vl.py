@@ -19,6 +19,7 @@ from families.lfm2_images import image_rule, open_images
 from families.qwen_vl import positions
 from families.saving import write_config
 from families.text import text_config, vlm_config, write_text
+from models.checkpoints import gguf_config
 from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import TextConfig, VLMConfig
 from models.language_model import LanguageModel
@@ -29,6 +30,7 @@ __all__ = ["image_rule", "open_images", "positions"]
 NAME = "lfm2_vl"
 TITLE = "transformers LFM2-VL / LFM2.5-VL"
 BOX_FORMS = {kind: "lfm2.5-vl" for kind in ("lfm2_vl", "lfm2-vl")}
+PROCESSORS = {NAME: ("Lfm2VlProcessor", "Lfm2VlImageProcessor")}
 IGNORABLE = re.compile(r"(model\.)?vision_tower\.(vision_model\.)?head\..*|lm_head\.weight")  # its pooling
 # Defaults are those of transformers' Lfm2Config and Siglip2VisionConfig.
 _TEXT: dict[str, Any] = {
@@ -61,7 +63,7 @@ _PROJECTOR = {
         lambda kind: kind == "block",
     ),
 }
-_PLAIN = {"projector_hidden_act": "gelu"}  # whose other values would need code that is not here
+_PLAIN = {"projector_hidden_act": "gelu"}  # other values need code that is not here
 _PLAIN_VISION = {"hidden_act": "gelu_pytorch_tanh"}
 
 
@@ -85,7 +87,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         last_norm=True,
         merger_norm_eps=1e-5,
     )
-    parts = {"family": NAME, "vision": tower, "scale_factor": 1}
+    parts: dict[str, Any] = {"family": NAME, "vision": tower, "scale_factor": 1}
     tied = config.get("tie_embedding", True)
     return vlm_config(config, generation, 396, tied, _read_text(text), **parts)
 
@@ -139,16 +141,14 @@ _IN_TEXT = {
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
-    """Where each of our tensors lies."""
+    """The place of each of our tensors."""
     nested = any(".vision_tower.vision_model." in name for name in stored_names)
 
     def stored_tensor(name: str) -> StoredTensor:
-        theirs = rename(name, _NAMES)
-        for ours, other in (_IN_TOWER if name.startswith("vision_model.") else _IN_TEXT).items():
-            theirs = theirs.replace(ours, other)
-        if nested:
-            theirs = theirs.replace(".vision_tower.", ".vision_tower.vision_model.")
-        return StoredTensor(theirs)
+        theirs = rename(name, _NAMES, _IN_TOWER if name.startswith("vision_model.") else _IN_TEXT)
+        return StoredTensor(
+            theirs.replace("vision_tower.", "vision_tower.vision_model.") if nested else theirs
+        )
 
     return stored_tensor
 
@@ -175,9 +175,67 @@ def write(config: VLMConfig, dtype: str) -> dict:
         **_PLAIN_VISION,
         **keys.write(config.vision, _VISION),
     }
-    more = {**_PLAIN, **keys.write(config.vision, _PROJECTOR)}
+    more: dict[str, Any] = {**_PLAIN, **keys.write(config.vision, _PROJECTOR)}
     return write_config(config, dtype, "Lfm2VlForConditionalGeneration", NAME, text, vision, **more)
 
 
-def processor_classes(config: VLMConfig) -> tuple[str, str]:
-    return "Lfm2VlProcessor", "Lfm2VlImageProcessor"
+_TILES = {
+    "preproc_image_size": "tile_size",
+    "preproc_min_tiles": "min_tiles",
+    "preproc_max_tiles": "max_tiles",
+}
+_LIMITS = {"image_min_pixels": "min_image_tokens", "image_max_pixels": "max_image_tokens"}
+
+
+def _read_gguf(tower: gguf_config.Tower) -> tuple[dict[str, Any], dict[str, Any]]:
+    said, vision = tower.said, tower.section(gguf_config.SIGLIP)
+    scale = said.get("projector.scale_factor", 2)
+    vision["num_patches"] = gguf_config.rows(tower.tensors, "v.position_embd.weight")
+    config = {
+        "image_token_id": tower.id("<image>"),
+        "downsample_factor": scale,
+        "projector_hidden_size": gguf_config.rows(tower.tensors, "mm.1.weight"),
+        "projector_bias": "mm.1.bias" in tower.tensors,
+        "projector_use_layernorm": "mm.input_norm.weight" in tower.tensors,
+        "vision_config": vision,
+    }
+    images = {"downsample_factor": scale, "encoder_patch_size": vision.get("patch_size")}
+    images |= tower.section(_TILES)
+    for key, name in _LIMITS.items():
+        if key in said:
+            side = gguf_config.number({"scale": scale}, "scale", 64) * gguf_config.number(
+                vision, "patch_size"
+            )
+            images[name] = gguf_config.number(said, key, 2**28) // side**2
+    return config, images | {"image_processor_type": "Lfm2VlImageProcessor"}
+
+
+def _read_gguf_text(config: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers without key heads are convolutions."""
+    heads = config.get("num_key_value_heads")
+    if not isinstance(heads, list) or not all(type(one) is int for one in heads) or not any(heads):
+        raise ValueError(f"lfm2.attention.head_count_kv: expected a number each layer, got {str(heads)[:80]}")
+    return {
+        "num_key_value_heads": max(heads),
+        "layer_types": ["full_attention" if one else "conv" for one in heads],
+        "norm_eps": config.get("rms_norm_eps"),
+        "conv_L_cache": said.get("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+GGUF = {
+    "lfm2": gguf_config.Layout(
+        NAME, {"lfm2": "lfm2"}, _read_gguf, _read_gguf_text,
+        fronts=lambda config: {
+            "projector.merger.norm.": "mm.input_norm.", "projector.merger.fc": "mm.",
+            "language_model.norm.": "token_embd_norm.",
+        },
+        inside={"language_model": {".conv.": ".shortconv.", ".shortconv.weight": ".shortconv.conv.weight"}},
+        joins={
+            # (D, C, P, P) there, (D, P · P · C) in the Hub's layout; (D, K) there, (D, 1, K) in the Hub's.
+            "vision_model.patch_embedding.weight": (lambda kernel: kernel.permute(0, 2, 3, 1).flatten(1), ()),
+            ".conv.weight": (lambda kernel: kernel[:, None], ()),
+        },
+    )
+}  # fmt: skip

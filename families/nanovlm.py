@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from data.chat import CHATML_TEMPLATE, V01_IMAGE, V01_TEMPLATE, Message, tokenizer_template
+from data.chat import tokenizer_template
+from data.conversation import Message
 from data.errors import ProcessorError, PromptError
 from data.tiles import Parts, TiledImages, Visual, check_tiles, pixels_of, tiles_of
 from data.tokenizer import AnyTokenizer, open_with
@@ -34,20 +35,33 @@ from families.keys import checked, expect, section
 from models.checkpoints import weights
 from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.names import REPO_ID
-from models.checkpoints.sources import open_files
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.language_model import rope_frequencies
 
 NAME = "nanovlm"
 TITLE = "nanoVLM (today's and v0.1)"
 BOX_FORMS: dict[str, str] = {}
+GGUF: dict[str, Any] = {}
 INV_FREQ = "decoder.rotary_embd.inv_freq"
 HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
 # The frequencies are read by `read_config`, and a tied head is the embedding.
 IGNORABLE = re.compile(re.escape(INV_FREQ) + "|" + re.escape(HEAD))
 # The same network. It is saved in transformers' layout; nanoVLM's own is written by `tools.convert`.
 build, positions, write = idefics3.build, idefics3.positions, idefics3.write
-processor_classes = idefics3.processor_classes
+PROCESSORS = idefics3.PROCESSORS
+
+# nanoVLM's, today and in v0.1
+CHATML_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+V01_IMAGE = "<|image|>"  # a token of ours: v0.1 had image features in front of all text, without placeholders
+V01_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|image|>Question: ' +"
+    " message['content'] | replace('<|image|>', '') + ' Answer:' }}"
+    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
 
 # Keys of config.json -> (section, field, default) of ours.
 FIELDS: dict[str, tuple[str, str, Any]] = {
@@ -126,7 +140,7 @@ def _image_token_id(config: Mapping, vocab_size: int) -> int:
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> weights.StoredTensorOf:
-    """Where each of our tensors lies. A tied checkpoint stores only the head."""
+    """The place of each of our tensors. A tied checkpoint stores only the head."""
 
     def stored_tensor(name: str) -> weights.StoredTensor:
         theirs = weights.rename(name, _PREFIXES, _INSIDE)
@@ -158,7 +172,7 @@ def _with_stored_theta(text: TextConfig, entries: Mapping[str, weights.Entry]) -
 
 # -------------------------------------------------------------------------------------------------- images
 class NanoVLMImages(TiledImages):
-    """How a nanoVLM checkpoint (its config.json as a dict) cuts images and writes them into a prompt."""
+    """The rule of a nanoVLM checkpoint, by its config.json."""
 
     string_content = flat = whole_first = True
 
@@ -242,7 +256,7 @@ def open_images(opened: Opened) -> tuple[NanoVLMImages, AnyTokenizer, str]:
     if opened.file("tokenizer.json") is not None:
         words = opened
     else:
-        words = open_files(inside if inside.is_dir() else named)
+        words = opened.other(inside if inside.is_dir() else named)
     tokenizer = open_with(words, ())
     extra = config.get("vlm_extra_tokens") or {"image_token": V01_IMAGE}
     absent = [token for token in extra.values() if token not in tokenizer.get_vocab()]

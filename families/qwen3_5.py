@@ -26,6 +26,8 @@ __all__ = ["build", "grid", "image_rule", "open_images", "places", "positions"]
 NAME = "qwen3_5"
 TITLE = "transformers Qwen3.5"
 BOX_FORMS = {NAME: "qwen3-vl"}
+PROCESSORS = {NAME: ("Qwen3VLProcessor", "Qwen2VLImageProcessor")}
+GGUF: dict[str, Any] = {}
 IGNORABLE = re.compile(qwen_vl.IGNORABLE.pattern + r"|(model\.)?mtp\..*")
 _MARKERS = {"video_token_id": 248_057, "vision_start_token_id": 248_053, "vision_end_token_id": 248_054}
 # Defaults are those of transformers' Qwen3_5TextConfig and Qwen3NextConfig.
@@ -40,7 +42,7 @@ _DELTA = {
     "delta_key_heads": keys.Key("linear_num_key_heads", 16),
     "delta_value_heads": keys.Key("linear_num_value_heads", 32),
 }
-# Whose other values would need code that is not here: mixtures of experts, attention without its gate.
+# Keys of which other values (mixtures of experts, attention without its gate) need code that is not here.
 _PLAIN = {"model_type": "qwen3_5_text", "attn_output_gate": True, "num_experts": 0}
 _KINDS = {"full_attention": "attention", "linear_attention": "delta"}
 
@@ -75,7 +77,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
         **keys.read(text, _DELTA),
     )
     vision = qwen_vl.vision_config(keys.section(config, "vision_config"), NAME)
-    parts = {"family": NAME, "vision": vision, "scale_factor": 1}
+    parts: dict[str, Any] = {"family": NAME, "vision": vision, "scale_factor": 1}
     return vlm_config(config, generation, 248_056, False, decoder, _MARKERS, **parts)
 
 
@@ -90,7 +92,7 @@ def _layer_types(text: dict) -> tuple[str, ...]:
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
-    """Where each of our tensors lies."""
+    """The place of each of our tensors."""
     # transformers 5.5.0 to 5.5.3 saved the tower inside the text part, 5.5.0 and 5.5.1 the text part inside
     # itself as well.
     of_qwen_vl, nested = qwen_vl.tensor_map(stored_names), re.compile(r"model\.((language_model\.)*)(\w+)")
@@ -123,7 +125,3 @@ def write(config: VLMConfig, dtype: str) -> dict:
     }
     architecture, tower = "Qwen3_5ForConditionalGeneration", qwen_vl.write_vision(config, NAME)
     return write_config(config, dtype, architecture, NAME, written, tower, _MARKERS)
-
-
-def processor_classes(config: VLMConfig) -> tuple[str, str]:
-    return "Qwen3VLProcessor", "Qwen2VLImageProcessor"

@@ -13,7 +13,8 @@ from typing import Any
 
 from PIL import Image
 
-from data.chat import Message, chat_template
+from data.chat import chat_template
+from data.conversation import Message
 from data.errors import ImageError
 from data.tiles import (
     CLIP_PIXELS,
@@ -47,8 +48,8 @@ _LEAST_PICTURE = 48  # positions of a picture to draft an answer from
 
 
 class QwenImages:
-    """How a transformers Qwen2VLImageProcessor (its PIL backend) resizes an image, whole, within a budget of
-    pixels. `settings` are what preprocessor_config.json has; those of `video` are kept for saving.
+    """The rule of transformers' Qwen2VLImageProcessor: an image is resized, whole, within a budget of pixels.
+    `settings` are those of preprocessor_config.json; those of `video` are kept for saving.
 
     least, budget: pixels of a resized image. The budget may be made smaller than `limit`, the checkpoint's.
     """

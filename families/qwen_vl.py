@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from families import keys
+from families.qwen_gguf import GGUF
 from families.qwen_images import image_rule, open_images
 from families.saving import write_config
 from families.text import text_config, vlm_config, write_text
@@ -26,7 +27,7 @@ from models.config import VLMConfig
 from models.language_model import LanguageModel
 from models.packed_vision_transformer import PackedVisionConfig, PackedVisionTransformer, PatchMergers
 
-__all__ = ["image_rule", "open_images"]
+__all__ = ["GGUF", "image_rule", "open_images"]
 
 NAME = "qwen_vl"
 TITLE = "transformers Qwen2.5-VL / Qwen3-VL"
@@ -34,6 +35,7 @@ BOX_FORMS = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
 IGNORABLE = re.compile(r".*rotary_pos_emb\.inv_freq|.*rotary_emb\.inv_freq|lm_head\.weight")
 KINDS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}  # model_type -> a text model's with the same blocks
 _CLASS = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
+PROCESSORS = {kind: (f"{name}Processor", "Qwen2VLImageProcessor") for kind, name in _CLASS.items()}
 # Defaults of transformers' configs, where they are not those of a text model of that type.
 _TEXT: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
@@ -84,13 +86,13 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
     )
     tied = config.get("tie_word_embeddings") or (kind == "qwen2_5_vl" and text.get("tie_word_embeddings"))
     vision = vision_config(keys.section(config, "vision_config"), kind)
-    parts = {"family": NAME, "vision": vision, "scale_factor": 1}
+    parts: dict[str, Any] = {"family": NAME, "vision": vision, "scale_factor": 1}
     config = {**config, "tie_word_embeddings": tied}
     return vlm_config(config, generation, 151_655, False, decoder, _MARKERS, **parts)
 
 
 def multimodal_rope(rope: dict, sections: list[int] | None) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """What is not about places in time, row and column, and how many frequencies each of those has."""
+    """Rotary parameters without those of places, and the numbers of frequencies for time, row and column."""
     found = keys.numbers({"mrope_section": sections} | rope, "mrope_section")
     if len(found) != 3:
         raise CheckpointError(f"config.json: mrope_section: expected three whole numbers, got {found}")
@@ -120,10 +122,6 @@ def _act(kind: str) -> str:
 
 def _kind(config: VLMConfig) -> str:
     return "qwen3_vl" if config.text.rope_interleaved else "qwen2_5_vl"
-
-
-def processor_classes(config: VLMConfig) -> tuple[str, str]:
-    return f"{_CLASS[_kind(config)]}Processor", "Qwen2VLImageProcessor"
 
 
 def write(config: VLMConfig, dtype: str) -> dict:
@@ -168,7 +166,7 @@ _MERGER_2_5 = {".norm.": ".ln_q.", ".fc1.": ".mlp.0.", ".fc2.": ".mlp.2."}
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
-    """Where each of our tensors lies."""
+    """The place of each of our tensors."""
     old = any(name.startswith("visual.") for name in stored_names)
     plain = any("merger.ln_q" in name for name in stored_names)
     plain = plain or (config is not None and _kind(config) == "qwen2_5_vl")

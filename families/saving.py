@@ -1,4 +1,4 @@
-"""What is written for transformers: the keys of config.json that all of its classes have, and processors."""
+"""Files for transformers: the keys of config.json that all of its classes have, and processors."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def write_config(
 
 @dataclass
 class SavedProcessor:
-    """What saving asks of a processor of transformers, for one whose class needs torchvision, for videos.
+    """A processor that is saved as one of transformers whose class needs torchvision, for videos.
 
     image_seq_len: positions of a tile; None where images have sizes of their own.
-    roles: what that class calls special tokens of the tokenizer.
+    roles: names that this class has for special tokens of the tokenizer.
     settings: of processor_config.json, those of images as "image_processor", of videos as "video_processor".
     """
 

@@ -1,8 +1,8 @@
-"""What the text models of several families share: Llama's, Qwen2's and Qwen3's sections of a config.json.
+"""The sections of config.json that several families share: text models of Llama, Qwen2 and Qwen3.
 
 Keys are those of transformers 5.23 and of older checkpoints on the Hub; absent ones take the defaults of
-transformers' LlamaConfig, Qwen2Config and Qwen3Config. Reading and writing of rotary scaling and token ids
-is here, too, and that of a SigLIP-shaped vision section.
+transformers' LlamaConfig, Qwen2Config and Qwen3Config. Rotary scaling, token ids and a SigLIP-shaped vision
+section are read and written here, too.
 """
 
 from __future__ import annotations

@@ -95,11 +95,6 @@ def numbers_per_token(layout: Layout) -> int:
     return sum(heads * width for layer in layout for heads, width, fixed in layer.values() if not fixed)
 
 
-def attended_numbers(layout: Layout) -> int:
-    """Those of them that each token reads: keys and values. A convolution reads the last slots alone."""
-    return numbers_per_token([layer for layer in layout if "key" in layer])
-
-
 def bytes_per_row(layout: Layout) -> int:
     """Bytes of all states of a row."""
     return sum(4 * heads * width * (fixed or 0) for layer in layout for heads, width, fixed in layer.values())

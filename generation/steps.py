@@ -19,6 +19,7 @@ from torch import Tensor
 from generation.kv_cache import KVCache, geometry, has_states, per_row, to_device
 from generation.prompts import Prompt
 from generation.protocol import Decoder
+from generation.threads import eager_pass
 
 # (token ids, cache, start_pos), and the offset where it is not 0
 DecodeStep = Callable[..., Tensor]
@@ -55,11 +56,13 @@ class Step:
         """(B, T) token ids -> (B, T, V) logits of each position; the cache gains T positions in each row."""
         return self._chunk(token_ids, kv_cache, start_pos, offset)
 
+    @eager_pass()
     def _chunk(self, token_ids, kv_cache, start_pos, offset, lengths: list[int] | None = None) -> Tensor:
         x = self._language_model.embed(token_ids)  # (B, T, D)
         at = {"start_pos": start_pos, "offset": offset, "lengths": lengths}
         return self._language_model.logits(self._language_model(x, kv_cache=kv_cache, **at)[0])
 
+    @eager_pass()
     def prefill(
         self,
         embeddings: Tensor,

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from data.processor import EncodedConversation, Processor
-from data.thinking import Span, Thinking
 from data.tiles import Visual
 from generation.decoding import GenerationOutput, TokenStream
 from generation.options import CacheMemoryError, GenerationOptions
@@ -38,6 +37,7 @@ from inference.grammar import Form
 from inference.results import logprobs_of
 from inference.terminal import GreyText, wrapped
 from inference.thinking import Think, for_prompt, form_of, held_to
+from inference.thoughts import Span, Thinking
 
 DEFAULTS = GenerationOptions()
 _COUNTS = ("proposed_tokens", "accepted_tokens", "kv_cache_bytes")
@@ -352,7 +352,7 @@ class AnswerText:
 
     def __init__(self, checkpoint: Checkpoint, options: GenerationOptions = DEFAULTS):
         self._tokenizer = checkpoint.processor.tokenizer
-        self._thinking = checkpoint.processor.thinking
+        self._thinking = checkpoint.thinking
         self._stream, self._thoughts = TextStream(self._tokenizer), TextStream(self._tokenizer)
         self._stops = frozenset(checkpoint.stop_token_ids)
         think, form = isinstance(options.constraint, Think), options.constraint
@@ -491,7 +491,7 @@ def split(
     checkpoint: Checkpoint, ids: list[int], options: GenerationOptions = DEFAULTS
 ) -> tuple[list[int], list[int]]:
     """The tokens of what was thought before an answer, and its own."""
-    thinking = checkpoint.processor.thinking
+    thinking = checkpoint.thinking
     return ([], ids) if thinking is None else thinking.split(ids, isinstance(options.constraint, Think))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from data.processor import EncodedConversation, Processor
+from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import to_rows
 from generation.fast.quantized import pack, pack_layer, put_layers
@@ -23,25 +24,45 @@ from generation.features import FeatureCache
 from generation.memory import trim
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
-from generation.threads import choose, watch
+from generation.threads import limit_threads
 from inference.coordinates import PixelText
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
-from inference.fast import EAGER, Fast, speed_up
+from inference.fast import speed_up
 from inference.forms import Forms
 from inference.kept_weights import KeptWeights
+from inference.thoughts import Thinking
 from models.checkpoints.files import Opened
-from models.checkpoints.load import meta_init, put_parameter
+from models.checkpoints.load import meta_init, prepare_device, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
 from models.checkpoints.sources import one_version
 from models.config import check_device
-from models.vision_language_model import VisionLanguageModel, prepare_device
+from models.vision_language_model import VisionLanguageModel
 
 # Pixels of images that are taken whole, on a CPU: with so many Qwen3-VL-2B computes about 3 TFLOP for a 4:3
 # photograph, as SmolVLM-256M for its 13 tiles. Checkpoints' own budgets are up to 16 million.
 CPU_PIXELS = 2**19
 LARGE = 50_000_000  # weights from which on compiling, 3 to 8 seconds, pays with the first answer
 PACKED = dict.fromkeys(("int8", "int4"), ("cpu", "cuda"))  # dtypes of weights alone, and devices for them
+
+
+@dataclass(frozen=True)
+class Fast:
+    """What was chosen. step: None is the eager one. chosen, tower: their names, or why they are the eager
+    ones."""
+
+    step: DecodeStep | None = None
+    chosen: str = "eager"
+    tower: str = "eager"
+
+    @property
+    def name(self) -> str:
+        """The decode step that was chosen, and why it has been replaced since."""
+        failure = self.step.failure if isinstance(self.step, GraphStep) else None
+        return self.chosen + (f", eager since: {failure}" if failure else "")
+
+
+EAGER = Fast()
 
 
 @dataclass(frozen=True)
@@ -123,10 +144,16 @@ class Checkpoint:
         return self.model.generation_config.get("json", True) is not False
 
     @cached_property
+    def thinking(self) -> Thinking | None:
+        """How the model thinks before it answers; None where it does not."""
+        marks = self.processor.thinking
+        return None if marks is None else Thinking(self.processor.tokenizer, marks)
+
+    @cached_property
     def forms(self) -> Forms:
         """What holds its answers to a grammar or to tools."""
         size = self.model.config.text.vocab_size
-        return Forms(self.processor, size, self.stop_token_ids, self.writes_json)
+        return Forms(self.processor, self.thinking, size, self.stop_token_ids, self.writes_json)
 
     def pixels(self, row: EncodedConversation, lines: bool = True, form: str | None = None) -> PixelText:
         """What makes pixels of the coordinates in an answer to this prompt: lines for a person, or JSON. They
@@ -148,7 +175,7 @@ class Checkpoint:
         """This checkpoint with the fastest decode step and vision tower of this machine (see `speed_up`); the
         answers are the same. The model's weights are rearranged in place."""
         began = time.perf_counter()
-        fast = speed_up(self.model, compiling)
+        fast = Fast(*speed_up(self.model, compiling))
         trim()
         return replace(self, fast=fast, load_seconds=self.load_seconds + time.perf_counter() - began)
 
@@ -191,11 +218,11 @@ def open_checkpoint(
     `VisionLanguageModel.from_pretrained`, or on a CPU and on CUDA int8 (compiled C rounds activations as
     well) and int4 (with a C compiler: the language model's matrices have four bits, all others int8). A CPU
     without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32. `threads` is for all
-    that this process computes: see `generation.threads.choose`. `max_pixels` is that of
+    that this process computes: see `generation.threads.limit_threads`. `max_pixels` is that of
     `Processor.from_pretrained`, by default CPU_PIXELS on a CPU; `fps` and `max_frames` are those of
     `Processor.choose_frames`.
     """
-    choose(threads)
+    limit_threads(threads)
     chosen, began = pick_device(device), time.perf_counter()
     pixels = pixel_budget(chosen, max_pixels)
     if chosen.type not in PACKED.get(dtype, chosen.type):
@@ -221,9 +248,6 @@ def open_checkpoint(
         pack(model, name)
     processor.choose_frames(fps, max_frames)
     trim()
-    if chosen.type == "cpu":
-        for blocks in (model.language_model.layers, model.vision_model.layers):
-            watch(blocks)
     return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
 
 

@@ -8,8 +8,6 @@ number nor on whether it is prefilled or decoded. On CUDA it is the step and the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.cuda.graph import unsupported as unrecorded
 from generation.fast.native.build import NoCompiler
@@ -19,25 +17,6 @@ from generation.fast.tower import FastTower, fast_tower
 from generation.steps import DecodeStep
 from models.packed_vision_transformer import PatchMergers
 from models.vision_transformer import ModalityProjector
-
-
-@dataclass(frozen=True)
-class Fast:
-    """What was chosen. step: None is the eager one. chosen, tower: their names, or why they are the eager
-    ones."""
-
-    step: DecodeStep | None = None
-    chosen: str = "eager"
-    tower: str = "eager"
-
-    @property
-    def name(self) -> str:
-        """The decode step that was chosen, and why it has been replaced since."""
-        failure = self.step.failure if isinstance(self.step, GraphStep) else None
-        return self.chosen + (f", eager since: {failure}" if failure else "")
-
-
-EAGER = Fast()
 
 
 def fast_step(language_model, compiling: bool = True) -> tuple[DecodeStep | None, str]:
@@ -62,12 +41,13 @@ def fast_step(language_model, compiling: bool = True) -> tuple[DecodeStep | None
     return None, "eager: compiling does not pay for a few answers of a small model"
 
 
-def speed_up(model, compiling: bool = True) -> Fast:
-    """The fastest that there is. The model's tower and projector are replaced in place, and weights put into
-    panels. Where nothing is to be compiled, only what costs next to nothing is used."""
+def speed_up(model, compiling: bool = True) -> tuple[DecodeStep | None, str, str]:
+    """The fastest decode step (None: the eager one), and the names of step and tower, or why they are the
+    eager ones. The model's tower and projector are replaced in place, and weights put into panels. Where
+    nothing is to be compiled, only what costs next to nothing is used."""
     step, name = fast_step(model.language_model, compiling)
     if isinstance(model.vision_model, FastTower):
-        return Fast(step, name, FastTower.NAME)
+        return step, name, FastTower.NAME
     faster, tower_name = fast_tower(model.vision_model, compiling)
     model.vision_model = faster or model.vision_model
     if isinstance(model.vision_model, FastTower) or isinstance(step, NativeStep):
@@ -76,4 +56,4 @@ def speed_up(model, compiling: bool = True) -> Fast:
             to_panels(model.projector)
         else:
             model.projector.float()
-    return Fast(step, name, tower_name)
+    return step, name, tower_name

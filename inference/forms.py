@@ -14,6 +14,7 @@ from inference.decide import choices_form
 from inference.errors import FormError, RequestError
 from inference.grammar import Form, Latest, ToolUse, choices_of, plain_call, plain_form, tool_grammar
 from inference.markup import MARKUPS, Markup
+from inference.thoughts import Thinking
 
 if TYPE_CHECKING:
     from inference.constraint import Constraints
@@ -25,9 +26,14 @@ class Forms:
     """Those of a checkpoint. `writes_json`: whether its model has learned to write JSON."""
 
     def __init__(
-        self, processor: Processor, vocab_size: int, stop_token_ids: Sequence[int], writes_json: bool
+        self,
+        processor: Processor,
+        thinking: Thinking | None,
+        vocab_size: int,
+        stop_token_ids: Sequence[int],
+        writes_json: bool,
     ):
-        self._processor, self._vocab_size = processor, vocab_size
+        self._processor, self._thinking, self._vocab_size = processor, thinking, vocab_size
         self._stop_token_ids, self._writes_json = stop_token_ids, writes_json
 
     def constraint(self, grammar: str | ToolUse) -> Form:
@@ -43,7 +49,7 @@ class Forms:
         plain, write = self._plain(grammar)
         if (choices := choices_of(plain)) is not None:
             if (form := self._choices.get(plain)) is None:
-                how = self._processor, self._vocab_size, self._stop_token_ids
+                how = self._processor, self._thinking, self._vocab_size, self._stop_token_ids
                 form = choices_form(*how, choices)
                 self._choices.put(plain, form, len(plain))
             return replace(form, write=write)

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from data.thinking import Span, Thinking
 from generation.options import GenerationOptions
 from inference.errors import ContextFullError
 from inference.grammar import Form
+from inference.thoughts import Span, Thinking
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,7 @@ def for_prompt(
 ) -> GenerationOptions:
     """Options that ask for thinking, as a model answers this prompt with: `max_new_tokens` with those of the
     thinking, as far as the context has room."""
-    think, thinking = options.constraint, checkpoint.processor.thinking
+    think, thinking = options.constraint, checkpoint.thinking
     assert isinstance(think, Think) and thinking is not None, "others were refused, or need none of this"
     answer, closing = options.max_new_tokens, len(thinking.close_ids)
     room = checkpoint.context - len(row.input_ids)
@@ -102,7 +102,7 @@ def budget_of(options: GenerationOptions) -> int | None:
 def thinking_end(checkpoint: Checkpoint, ids: Sequence[int], budget: int | None) -> str:
     """Why the thinking of an answer ended: "stop", or "length" by force, when it had taken all of its budget,
     or, unasked (None), with the answer."""
-    thinking = checkpoint.processor.thinking
+    thinking = checkpoint.thinking
     assert thinking is not None, "something was thought, or asked for"
     return "length" if thinking.span(ids[:budget], budget is not None).place == "inside" else "stop"
 

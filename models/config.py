@@ -63,9 +63,9 @@ class VisionConfig:
     hidden_act: str = "gelu_pytorch_tanh"
     norm_type: str = "layer_norm"
     attention_bias: bool = True  # of queries, keys and values; the output's projection always has one
-    qk_norm: bool = False  # queries and keys are normed, all heads together, before they meet
-    class_token: bool = False  # stands in front of the patches, with a position of its own, and is dropped
-    layer_scale: bool = False  # what a block adds is scaled, feature by feature
+    qk_norm: bool = False  # queries and keys are normed, all heads together
+    class_token: bool = False  # a learnt vector before the patches; its output is dropped
+    layer_scale: bool = False  # a learnt vector scales the output of each half of a block
     last_norm: bool = True  # after the last block
 
     def __post_init__(self):
@@ -142,16 +142,16 @@ class TextConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # queries and keys are normed, head by head, before they are rotated (Qwen3)
     qkv_bias_only: bool = False  # attention_bias is not about the output's projection (Qwen2)
-    # Of the rotary frequencies so many turn by a token's place in time, in a column, in a row of an image
-    # (Qwen-VL); () where all turn by one place. Interleaved: the three take turns, frequency by frequency.
+    # Numbers of rotary frequencies that turn by a token's place in time, by its row and by its column
+    # (Qwen-VL); () where all turn by its position. Interleaved: the three alternate.
     rope_sections: tuple[int, ...] = ()
     rope_interleaved: bool = False
 
-    partial_rotary_factor: float = 1.0  # share of a head's numbers that are rotated, the first ones
-    attention_gate: bool = False  # what a head attends to is weighed, number by number (Qwen3.5)
-    zero_centered_norms: bool = False  # a norm's weight is what differs from 1 (Qwen3.5)
+    partial_rotary_factor: float = 1.0  # share of a head's numbers that are rotated: the first ones
+    attention_gate: bool = False  # a sigmoid gate scales the output of attention (Qwen3.5)
+    zero_centered_norms: bool = False  # norms scale by 1 + weight (Qwen3.5)
 
-    # What mixes a layer's positions: "attention", "conv" or "delta"; () where it is attention everywhere.
+    # The mixer of each layer: "attention", "conv" or "delta"; () where all have attention.
     layer_types: tuple[str, ...] = ()
     conv_kernel: int = 3
     conv_bias: bool = False
@@ -166,7 +166,7 @@ class TextConfig:
     block_norms: ClassVar[int] = 2  # norms of hidden states in a block
 
     def mixer(self, layer: int) -> str:
-        """What mixes the positions of a layer."""
+        """The kind of mixer that a layer has."""
         return self.layer_types[layer] if self.layer_types else "attention"
 
     def __post_init__(self):
@@ -228,7 +228,7 @@ class VLMConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
-    marker_token_ids: tuple[int | None, ...] = ()  # further ones that a family's config.json names
+    marker_token_ids: tuple[int | None, ...] = ()  # further ids that a family's config.json names
 
     def __post_init__(self):
         if isinstance(self.vision, VisionConfig):

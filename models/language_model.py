@@ -62,21 +62,21 @@ class ZeroCenteredRMSNorm(nn.RMSNorm):
 
 
 def rms_norm(config: TextConfig, width: int | None = None) -> nn.RMSNorm:
-    """The norm of this model, of hidden states or of so many numbers."""
+    """A norm of hidden states, or of `width` numbers."""
     kind = ZeroCenteredRMSNorm if config.zero_centered_norms else nn.RMSNorm
     return kind(width or config.hidden_size, config.rms_norm_eps)
 
 
 class At(NamedTuple):
-    """Where the T positions of a pass stand: what its layers need to know besides hidden states and caches.
+    """The positions of a pass: all that its layers need besides hidden states and caches.
 
     rope: cos and sin of their rotary places, each (1 or B, 1, T, D_r).
-    mask: what each position may look at, as `attention_mask_for` makes it: a Tensor, a BlockMask or None.
-    start_pos: the slot of the first one, an int, or (B,) where rows differ.
-    kv_length: how many slots may be looked at.
-    before: how many positions of its segment each one has before it, (T,) or (B, T); with a cache, its slot.
+    mask: the keys that each position may attend to, as `attention_mask_for` makes it.
+    start_pos: the slot of the first position, an int, or (B,) where rows differ.
+    kv_length: number of slots that may be attended to.
+    before: number of positions before each one in its segment, (T,) or (B, T); with a cache, its slot.
     real: (B, T, 1), 0 on padding; None where all are real.
-    lengths: with a cache, how many positions of each row are real, in front; None for all.
+    lengths: with a cache, the number of real positions of each row, the first ones; None for all.
     """
 
     rope: tuple[Tensor, Tensor]
@@ -118,10 +118,10 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """(B, T, D) -> queries (B, H, T, D_h), keys and values (B, H_kv, T, D_h), rotated as they are cached,
-        and what the result's gates are made of (B, T, H · D_h), None where it has none.
+        and the gates before their sigmoid (B, T, H · D_h), or None.
 
-        Attribution takes them from here as well. The fast steps compute their own, and refuse a model whose
-        attention has parts that they do not know.
+        Attribution calls this, too. The fast steps compute their own, and refuse attention that they do not
+        know.
         """
         by_head = (*x.shape[:2], -1, self.head_dim)
         q, k, v = (part(x).view(by_head) for part in (self.q_proj, self.k_proj, self.v_proj))
@@ -256,12 +256,12 @@ class LanguageModel(nn.Module):
 
     @property
     def cache_layout(self) -> Layout:
-        """What each layer keeps of the positions that it has computed."""
+        """The cache's tensors of each layer, by name."""
         return [layer.keeps for layer in self.layers]  # type: ignore[misc]
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """What keys and values are kept in: bfloat16 where weights are packed, else like activations."""
+        """The dtype of keys and values: bfloat16 where weights are packed, else that of activations."""
         packed = self.embed_tokens.weight.dtype != self.norm.weight.dtype
         return torch.bfloat16 if packed else self.norm.weight.dtype
 
@@ -272,14 +272,14 @@ class LanguageModel(nn.Module):
         return self._inv_freq
 
     def turns(self, positions: Tensor) -> Tensor:
-        """What each frequency turns by: (…, T) as they are, or of (3, B, T) each its own, (B, T, D_h / 2)."""
+        """The position that turns each frequency: (…, T) for all alike, or (B, T, D_h / 2) of (3, B, T)."""
         if positions.dim() < 3:
             return positions
         return positions.movedim(0, -1)[..., rope_axes(self.config).to(positions.device)]
 
     @property
     def loss_head(self) -> Callable[[Tensor], Tensor]:
-        """What `models.losses` makes logits with: the matrix, unless there is more to them."""
+        """Hidden states -> logits for `models.losses`: the matrix, where that is all."""
         return self.lm_head
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -299,8 +299,8 @@ class LanguageModel(nn.Module):
         position_ids: Tensor | None,
         offset: int | Tensor,
     ) -> tuple[Tensor, int, Tensor]:
-        """Where x stands, of what `forward` takes: its slots (T,) or (B, T), how many keys it may look at,
-        and its rotary places."""
+        """The positions of x, by the arguments of `forward`: its slots (T,) or (B, T), the number of keys it
+        may attend to, and its rotary places."""
         batch, length, _ = x.shape
         steps = torch.arange(length, device=x.device)
         if isinstance(start_pos, int):
@@ -352,8 +352,8 @@ class LanguageModel(nn.Module):
             position_ids: rotary places where they are not the slots: (B, T), or (3, B, T) by time, row and
                 column for a model with `rope_sections`.
             offset: rotary place less slot where that is one number for each row: an int, or (B,) int64.
-            lengths: with a cache, how many of the T positions of each row are real, in front; None for all.
-                What the others write may be overwritten, but a state would not forget it.
+            lengths: with a cache, the number of real positions among the T of each row, the first ones; None
+                for all. Keys of the others are overwritten later, but a state could not forget them.
 
         Returns:
             (hidden states (B, T, D), the cache that was given).

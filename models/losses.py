@@ -27,7 +27,7 @@ _MIN_POSITIONS = 16  # in a chunk, however wide the vocabulary
 
 
 def chunk_positions(vocab_size: int, device: str) -> int:
-    """How many positions' logits exist at once on a device (its type's name)."""
+    """The number of positions whose logits exist at once on a device (its type's name)."""
     return max(_MIN_POSITIONS, CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"]) // (4 * vocab_size))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float
     compiled as a whole it is compiled with it.
     """
     as_it_is = q.device.type != "cuda" or torch.compiler.is_compiling()
-    flex = flex_attention if as_it_is else _compiled_flex_attention()
+    flex: Any = flex_attention if as_it_is else _compiled_flex_attention()
     return flex(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1], scale=scale)
 
 

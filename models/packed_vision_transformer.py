@@ -40,18 +40,18 @@ class PackedVisionConfig:
     norm_eps: float = 1e-6
     gated_mlp: bool = False
     patch_bias: bool = True
-    channels_last: bool = False  # a patch's numbers are colour by colour of each pixel (SigLIP2)
+    channels_last: bool = False  # a patch is flattened pixel by pixel, not colour by colour (SigLIP2)
     table_side: int = 48  # of the square table of learned positions; 0: there is none
-    table_antialias: bool = False  # stretched as a picture is, edge on edge; else corner on corner
+    table_antialias: bool = False  # it is resized as a picture, edges aligned; else with corners aligned
     rope_theta: float = 10_000.0
     rotary: bool = True  # queries and keys are rotated by row and column
     last_norm: bool = False
-    window: int = 0  # patches a side; 0: every layer attends to the whole image
-    whole_layers: tuple[int, ...] = ()  # which do nevertheless
-    taps: tuple[int, ...] = ()  # layers whose output is taken, too, for the first layers of the text part
+    window: int = 0  # patches along a side of an attention window; 0: layers attend to the whole image
+    whole_layers: tuple[int, ...] = ()  # layers without windows
+    taps: tuple[int, ...] = ()  # layers whose output goes to the first layers of the text part as well
     tokens_per_second: int = 4  # places in time that a video takes (Qwen2.5-VL); kept for saving
-    # Of the projector: its norm is over a whole block, or there is none; its inner width; its biases.
-    merger_norm: str = "patch"
+    # The projector:
+    merger_norm: str = "patch"  # of each patch, of a whole block of them, or none
     merger_norm_eps: float = 1e-6
     merger_width: int | None = None  # None: as wide as a block
     merger_bias: bool = True
@@ -163,11 +163,11 @@ class Arranged:
     """Images as a tower takes them, the patches of a window together."""
 
     patches: Tensor  # (P, C · side · side)
-    places: Tensor | None  # (P, D), float32 or wider than the table: to be added to the embeddings
+    places: Tensor | None  # (P, D), float32 or wider than the table: added to the embeddings
     rope: tuple[Tensor, Tensor] | None  # see axial_rope
-    whole: list[int]  # patches of each image,
-    windows: list[int]  # and of each window
-    order: Tensor | None  # (P,): the place of each patch block by block; None: they stand so
+    whole: list[int]  # number of patches of each image
+    windows: list[int]  # number of patches of each window
+    order: Tensor | None  # (P,): index of each patch in the order block by block; None: that is their order
 
 
 class PackedVisionTransformer(nn.Module):
@@ -210,7 +210,7 @@ class PackedVisionTransformer(nn.Module):
         return features if given.order is None else features[given.order.argsort()]
 
     def arrange(self, images: Sequence[Tensor]) -> Arranged:
-        """What the blocks begin with, and where each patch is."""
+        """The input of the first block, with the position of each patch."""
         config, device = self.config, images[0].device
         grids = [
             (image.shape[-2] // config.patch_size, image.shape[-1] // config.patch_size) for image in images

@@ -10,10 +10,10 @@ from models.config import TextConfig
 
 
 class ShortConvolution(nn.Module):
-    """Two gates around a causal depthwise convolution of a few positions.
+    """Two gates around a causal depthwise convolution over a few positions.
 
-    A cache keeps its inputs by slot, {"conv"} (B, 1, S, D), and not the window that is read next: going back,
-    forking and cutting a prompt anywhere are then what they are for attention.
+    Its cache {"conv"} (B, 1, S, D) holds the inputs of all slots, not only of the last few: so rewinding,
+    forking and cutting a prompt anywhere work as they do with attention.
     """
 
     def __init__(self, config: TextConfig):
@@ -28,8 +28,8 @@ class ShortConvolution(nn.Module):
     def forward(
         self, x: Tensor, layer_cache: dict[str, Tensor] | None, start_pos: int | Tensor, before: Tensor
     ) -> Tensor:
-        """x (B, T, D) -> (B, T, D). `before` (T,) or (B, T) says how many positions of its segment each one
-        has before it; where there is a cache, that is its slot."""
+        """x (B, T, D) -> (B, T, D). `before` (T,) or (B, T) is the number of positions before each one in its
+        segment; with a cache, its slot."""
         taps = self.weight.shape[2]
         first, second, value = self.in_proj(x).chunk(3, dim=-1)
         inputs = first * value
@@ -53,8 +53,8 @@ class ShortConvolution(nn.Module):
 
 
 def causal_convolution(inputs: Tensor, past: Tensor, weight: Tensor, before: Tensor) -> Tensor:
-    """Inputs (B, T, C), with those of the k - 1 positions before them, weighed by (C, 1, k): (B, T, C). What
-    lies before a position's segment is nothing to it; see `ShortConvolution`."""
+    """The convolution (B, T, C) of inputs (B, T, C) and of the k - 1 positions before them with a kernel
+    (C, 1, k). Positions before the start of a segment count as zero; see `ShortConvolution`."""
     taps = weight.shape[2]
     past = torch.cat((past, inputs), 1)  # (B, k - 1 + T, C)
     out = inputs * weight[:, 0, -1]

@@ -23,10 +23,11 @@ from generation.decoding import GenerationOutput, TokenStream
 from generation.kv_cache import KVCache, to_device
 from generation.options import GenerationOptions, with_overrides
 from generation.protocol import Pixels
+from generation.threads import eager_pass
 from messages import unknown_arguments
 from models.checkpoints.backbones import from_backbones
 from models.checkpoints.files import Opened, Origin
-from models.checkpoints.load import Put, load, put_parameter
+from models.checkpoints.load import Put, load, prepare_device, put_parameter
 from models.checkpoints.save import push, save
 from models.config import VLMConfig
 from models.initial_weights import init_weights
@@ -49,27 +50,14 @@ class VLMOutput:
     loss: Tensor | None = None
 
 
-def prepare_device(device: torch.device | str) -> torch.device:
-    """The device, ready to compute on: whoever chooses a device calls this. What it sets holds for the
-    process."""
-    device = torch.device(device)
-    if device.type == "cuda":
-        # On Hopper and Blackwell PyTorch asks cuDNN's attention first, which plans anew for each key length:
-        # while decoding, for each token. Flash and memory-efficient attention plan nothing.
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        # Convolutions in float32 would keep 10 bits of each factor: float32 is to mean float32.
-        torch.backends.cudnn.allow_tf32 = False
-    return device
-
-
 class VisionLanguageModel(nn.Module):
     """A ViT, a projector and a decoder.
 
     Call names are transformers': a processor's output passes straight in as keyword arguments.
 
-    origin: where it was loaded from; None for one that was not.
-    generation_config: what its generation_config.json said besides token ids. Saving writes it again, and
-        `generate` does not apply it: options say everything.
+    origin: where it was loaded from, or None.
+    generation_config: its generation_config.json without token ids. Saving writes it again; `generate` does
+        not apply it, since options say everything.
     """
 
     origin: Origin | None = None
@@ -118,7 +106,7 @@ class VisionLanguageModel(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What activations are computed in; packed weights (generation/fast/quantized.py) take less."""
+        """The dtype of activations; packed weights (generation/fast/quantized.py) have fewer bits."""
         return self.language_model.norm.weight.dtype
 
     def to(self, *arguments, **named) -> VisionLanguageModel:
@@ -133,16 +121,17 @@ class VisionLanguageModel(nn.Module):
         """Initialise every weight whose name starts with `prefix`; see `models.initial_weights`."""
         init_weights(self, self.config, generator, prefix)
 
+    @eager_pass()
     def encode_images(self, pixel_values: Pixels) -> Sequence[Tensor]:
         """Pixels as `parts_of_rows` takes them -> features of each part, (its positions, D), or wider where
-        the family has some for layers of the text part as well."""
+        there are some for further layers of the text part (DeepStack)."""
         parts, _ = self.parts_of_rows(pixel_values)
         numbers = parts if isinstance(parts, list) else parts.to(self.device, self.dtype)
         features = self.projector(self.vision_model(numbers))
         return features if features.dim() == 3 else features.split(self.positions(parts))
 
     def embed_tokens(self, input_ids: Tensor) -> Tensor:
-        """Embeddings (B, T, D); where a placeholder has none, another's stands for it."""
+        """Embeddings (B, T, D); a placeholder beyond the vocabulary gets another token's."""
         if self.config.image_token_id >= (vocab := self.config.text.vocab_size):
             input_ids = input_ids.clamp(max=vocab - 1)
         return self.language_model.embed(input_ids)
@@ -190,7 +179,8 @@ class VisionLanguageModel(nn.Module):
         return x.masked_scatter(places[..., None], features.to(x.dtype))
 
     def positions(self, parts: Pixels) -> list[int]:
-        """How many positions each part takes in a prompt; a ValueError for one that the tower cannot take."""
+        """The number of positions of each part in a prompt; a ValueError for a part that does not fit the
+        tower."""
         of = FAMILIES[self.config.family].positions
         return [of(self.config, *part_size(part)) for part in parts]
 
@@ -212,7 +202,7 @@ class VisionLanguageModel(nn.Module):
     def parts_of_rows(
         pixel_values: Pixels, pixel_attention_mask: Tensor | None = None
     ) -> tuple[Pixels, list[int] | None]:
-        """The real parts of a call, (N, 3, H, W) in order, and how many each row has.
+        """The real parts of a call, (N, 3, H, W) in order, and the number of each row's.
 
         Args:
             pixel_values: (N, 3, H, W), which does not say which tiles are whose (None for the rows), or the

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import generate
+from generation import threads
 from inference import flags
 from models.checkpoints import load
 from models.config import TextConfig, VisionConfig, VLMConfig
@@ -24,6 +25,7 @@ def pytest_configure():
     """One thread: tests fork, and what is forked from a process whose OpenMP has threads may hang."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
+    threads.EACH = 1  # where tests ask for several, small models take them as well
     load.QUIET = 0.01  # tests write files and load them at once, hundreds of times
 
 
@@ -130,11 +132,3 @@ def complaint(cli):
         return err
 
     return run
-
-
-@pytest.fixture(scope="module")
-def uploads(tmp_path_factory):
-    """Where all pages of this module put what is uploaded: Gradio knows one place in a process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
-        yield

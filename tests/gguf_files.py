@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.gguf_files import text_metadata, write_file
 from data.processor import Processor
 from data.tiles import CLIP_PIXELS
-from families import idefics3
+from families import idefics3_images
 from models import VisionLanguageModel
 from models.checkpoints import gguf_tokenizer
 from models.checkpoints.gguf import Place
@@ -50,7 +50,7 @@ def write(folder: Path, target: Path) -> None:
     stored = json.loads((folder / "tokenizer.json").read_text())
     backend |= {name: stored[name] for name in ("pre_tokenizer", "normalizer") if name in stored}
     roles = processor.tokenizer.special_tokens_map
-    images = {**idefics3.DEFAULTS, **(CLIP_PIXELS if kind.startswith("qwen") else {})}
+    images = {**idefics3_images.DEFAULTS, **(CLIP_PIXELS if kind.startswith("qwen") else {})}
     images |= processor.images.settings
     if kind.startswith("qwen"):
         images["size"] = {"shortest_edge": processor.images.least, "longest_edge": processor.images.limit}

@@ -225,6 +225,7 @@ NESTED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("kind", "names"), NESTED)
 def test_a_base_whose_names_transformers_does_not_know_keeps_its_weights(bases, tmp_path, kind, names):
     adapter = make(bases[kind], tmp_path / "adapter", target_modules=layers(opened(bases[kind]), "text")[:2])
@@ -233,6 +234,7 @@ def test_a_base_whose_names_transformers_does_not_know_keeps_its_weights(bases, 
     assert same(merged(tmp_path / "nested", adapter, tmp_path / "to"), expected(bases[kind], adapter))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("part", ["vision_tower", "model.language_model.layers.0"])
 def test_all_of_a_part_with_its_scales_and_bounds(bases, tmp_path, part):
     base = bases["gemma4"]
@@ -347,6 +349,7 @@ def test_no_pattern_is_run_and_the_file_says_what_there_is(bases, tmp_path, chan
         assert same(merged(base, adapter, tmp_path / "to"), wanted)
 
 
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize(
     "changed",
     [

@@ -103,6 +103,7 @@ def test_decode(run):
         assert "left out: llama.cpp float32" in result["printed"]
 
 
+@pytest.mark.slow
 def test_first_token(run, monkeypatch, tmp_path):
     """Every system that is installed, with what it has, and a picture of it."""
     monkeypatch.setattr(draft, "LIMITS", draft.DraftLimits(least_wait=0))

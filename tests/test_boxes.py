@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +16,7 @@ from PIL import Image
 
 import generate
 from data.boxes import COORDINATES, Box, Point, form_of
-from data.chat import Message
+from data.conversation import Message
 from data.processor import Processor
 from generation.options import GenerationOptions
 from inference import answer
@@ -30,12 +26,7 @@ from inference.checkpoint import open_checkpoint
 from inference.command import BOX_FORMATS
 from inference.coordinates import OPEN_NOTE
 from tests import lfm2_checkpoints, qwen_checkpoints
-from tests.pages import EMBEDDED, make_service
-from web.boxes import overlay
 from web.engine import prepare_messages
-from web.page import _messages
-from web.pictures import take_in
-from web.service import AskRequest, Exchange, Visitor
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "checkpoints" / "ocelli-shapes"
@@ -223,42 +214,6 @@ def test_the_form_that_a_checkpoint_names():
             form_of(wrong)
 
 
-def test_the_page_says_pixels():
-    service, visitor = make_service(), Visitor()
-    asked = AskRequest((str(IMAGE),), "Where is the star?", EMBEDDED, max_new_tokens=60)
-
-    async def ask() -> list[list[dict]]:
-        return [_messages(view.log) async for view in service.ask(visitor, asked)]
-
-    *growing, (*question, answer) = asyncio.run(ask())
-    service.close()
-    # With the image, in the answer's own bubble.
-    assert re.search(r"<rect .*<p class=\"said\">star: box( \d+){4}</p>$", answer["content"].value)
-    assert "bbox" not in json.dumps([*growing, question])  # nor while it was made
-
-
-def test_the_page_shows_what_an_answer_locates():
-    asked = AskRequest((str(IMAGE),), "Where?", "")
-    broken = '{"bbox_2d": [9, 1, 2, 3], "label": "<b>"}'
-    hostile = Box("<script>alert(1)</script>", RED.box)
-    known = {"sizes": (SIZE, SIZE), "coordinates": "qwen3-vl"}
-
-    def shown(answer: str, said: Any = "qwen3-vl", **changes) -> str:
-        request = replace(asked, **changes)
-        return overlay(Exchange(request, (), [answer], ["stop"], **known | {"coordinates": said}))
-
-    html = shown(QWEN.write([RED, hostile], SIZE) + broken)
-    assert html.count("<rect") == 2 and "<script" not in html and "<b>" not in html
-    assert f'viewBox="0 0 {SIZE[0]} {SIZE[1]}"' in html and "<circle" in shown(QWEN.write([STAR], SIZE))
-    assert not shown("2") and not shown("[]")
-    assert not shown(QWEN.write([RED], SIZE), images=(str(IMAGE), str(IMAGE)))
-    assert not shown(QWEN.write([RED], SIZE), images=("gone.png",))
-    running = Exchange(asked, (), [QWEN.write([RED], SIZE)], [], **known)
-    for unknown in (running, Exchange(asked, (), [QWEN.write([RED], SIZE)], ["stop"])):
-        assert not overlay(unknown)
-    assert not shown(QWEN.write([RED], SIZE), said=None)
-
-
 # -------------------------------------------------------------------------- families with their own form
 LARGE, CAR = (1000, 600), (250, 150, 500, 450)  # the models see fewer pixels of it
 
@@ -342,26 +297,3 @@ def test_a_family_says_pixels_in_batches_and_to_programs(of_family, tmp_path):
     ]
     row = prepare_messages(sent, GenerationOptions(), checkpoint).row
     assert str(thing[0][key]) in checkpoint.processor.decode(row.input_ids)  # its own numbers again
-
-
-def test_the_page_shows_boxes_over_a_smaller_copy_of_an_upload(of_family, tmp_path):
-    """Its model sees the copy, and the visitor reads pixels of the photograph."""
-    model, image, written = of_family
-    service = make_service(model)
-    checkpoint = service.models.open(model)
-    copy = take_in(str(shutil.copy(image, tmp_path / "street.png")), Image.open(image).convert("RGB"), 640)
-    (visual,) = service.tiled(checkpoint, copy)
-    service.close()
-    assert visual.sizes[0] == LARGE and Image.open(copy).width == 640
-    request = AskRequest((copy,), "Where?", model)
-    known = {"sizes": visual.sizes, "coordinates": checkpoint.processor.coordinates}
-    exchange = Exchange(request, (), [written(CAR)], ["stop"], **known)
-    (line,) = [line for line in exchange.readable(exchange.answers[0]).splitlines() if "box" in line]
-    assert near([float(one) for one in line.split()[-4:]], CAR)
-    half = (visual.sizes[1][0] // 2, visual.sizes[1][1] // 2)  # what a draft is made from
-    small = replace(exchange, small=(LARGE, half), stop_reasons=[])
-    (line,) = small.readable(written(CAR, seen=half), draft=True).splitlines()
-    assert np.allclose([float(one) for one in line.split()[-4:]], CAR, atol=5)
-    drawn = re.search("<rect" + r' \w+="([\d.]+)"' * 4, overlay(exchange))
-    x, y, width, height = map(float, drawn.groups())
-    assert near([x, y, x + width, y + height], CAR)

@@ -9,8 +9,10 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from data import chat
-from data.chat import SMOLVLM_CHAT_TEMPLATE, ChatEncoder, TemplateRefused, read_conversation, render
+from data.chat import ChatEncoder, TemplateRefused, render
+from data.conversation import read_conversation
 from data.errors import PromptTooLong
+from data.templates import SMOLVLM_CHAT_TEMPLATE
 from tests import qwen_checkpoints
 from tests.processors import KINDS, LLAMA_TEMPLATE, processor
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
-from models.checkpoints.sizes import measure
 from models.checkpoints.sources import open_files
 from tests import gemma4_checkpoints, lfm2_checkpoints, qwen_checkpoints, tiny
 from tests.hub_server import HubServer, point_client_at
@@ -56,6 +55,7 @@ def test_qwen3_5_as_transformers_5_5_saved_it(tmp_path, names):
     assert tiny.same_weights(VisionLanguageModel.from_pretrained(tmp_path), expected)
 
 
+@pytest.mark.slow(but=7)
 @pytest.mark.parametrize("kind", ["idefics3", *qwen_checkpoints.KINDS, "lfm2_vl", "gemma4"])
 @pytest.mark.parametrize("part", ["vision", "text", "all"])
 def test_what_the_file_has_instead_of_missing_tensors_is_said(tmp_path, kind, part):
@@ -145,6 +145,7 @@ def test_folders_of_other_formats_are_named_as_such(tmp_path, files, format, des
         assert format in inspect(str(folder))["fits"]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["onnx/decoder_model_merged.onnx", "openvino_language_model.xml", "a.pth"])
 def test_repositories_of_other_formats_are_named_as_such(tmp_path, monkeypatch, name):
     folder = tmp_path / "repo"
@@ -189,7 +190,6 @@ def test_a_repository_that_is_called_gguf_and_holds_safetensors(tmp_path, monkey
     here, name = VisionLanguageModel.from_pretrained(tmp_path / "repo"), "someone/not-for-gguf"
     with HubServer({name: tmp_path / "repo"}) as server:
         point_client_at(monkeypatch, server.url, tmp_path / "cache")
-        assert WEIGHTS in measure(name).sizes
         assert inspect(name)["fits"] == "yes"
         assert tiny.same_weights(VisionLanguageModel.from_pretrained(name), here)
         assert Processor.from_pretrained(name).ask(None, "how many?")

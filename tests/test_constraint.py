@@ -343,6 +343,7 @@ def test_the_probability_of_ending_is_that_of_closing(constraints, tokenizer):
     assert torch.allclose(scores.softmax(0), moved.where(allowed, 0) / moved[allowed].sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_embedded_model_counts(embedded, monkeypatch):
     """Alone, compiled, in a batch and one token at a time: the number that it says without a form; and it is
     as sure of the bracket as it was of its end. It writes the JSON itself here."""
@@ -372,7 +373,7 @@ SEVERAL, CHOICES = {"type": "array", "items": TEXT}, {"type": "array", "items": 
 EXAMPLE = ROOT / "assets/example.png"
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("question", "schema", "value"),
     [
@@ -437,6 +438,7 @@ def test_coordinates_are_written_all_the_same(embedded, place):
         embedded.forms.constraint(json_grammar(schema))
 
 
+@pytest.mark.slow
 def test_other_forms_of_a_model_that_writes_no_json(embedded):
     """What has no plain form is what the schema allows; what is cut is not made whole; what such a model
     cannot fill is refused."""
@@ -485,6 +487,7 @@ def test_of_many_texts_in_a_schema_not_all_are_looked_at(embedded):
         assert json.loads(text) == {"colour": "blue"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 2])
 def test_around_what_was_cut_nothing_is_written(embedded, most):
     """Half a word or number would be another one, in JSON that looks whole."""
@@ -682,6 +685,7 @@ COSTLY = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", COSTLY)
 def test_what_takes_too_long_to_compile_is_ended(constraints, name):
     """It took minutes; and the next one is tried out by the same process."""
@@ -807,6 +811,7 @@ def test_a_closed_model_leaves_no_vocabulary_behind():
 # ------------------------------------------------------------------------------------------ command line
 
 
+@pytest.mark.slow
 def test_the_command_line(as_json, complaint, tmp_path, photo):
     path = tmp_path / "schema.json"
     path.write_text(json.dumps(SCHEMAS["record"]))

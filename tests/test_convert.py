@@ -115,6 +115,7 @@ class TestNanoVLMToTransformers:
         assert VisionLanguageModel.from_pretrained(tmp_path / "to").config.image_token_id == 300
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page(tmp_path, monkeypatch, command, capsys):
     """Each line of docs/hub.md's block about converting, in a folder of its own. The last one prints what the
     page shows, but for the differences, which are the machine's."""
@@ -187,6 +188,7 @@ def test_what_transformers_computes_otherwise_is_refused(tmp_path, command):
 
 
 class TestTheTarget:
+    @pytest.mark.slow
     def test_is_not_overwritten_unasked(self, bare, tmp_path, command):
         target = tmp_path / "to"
         command(bare, target)
@@ -229,6 +231,7 @@ def test_mistakes_are_one_sentence(command, arguments, named, tmp_path, monkeypa
     assert named in err and err.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_push(bare, tmp_path, monkeypatch, capsys):
     """With a name, what was verified is uploaded with its card."""
     with HubServer({}, uploads=tmp_path / "hub") as hub:

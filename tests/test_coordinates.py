@@ -35,6 +35,7 @@ def random_things(random_: random.Random, size: tuple[int, int], boxes: bool) ->
     return [Point("a red star", size if edges else (x1, y1)), Point("a red star", (x2, y2))]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", COORDINATES)
 def test_what_is_written_is_read(name):
     form, random_ = COORDINATES[name], random.Random(name)
@@ -143,7 +144,7 @@ def test_known_answers():
     assert cars.boxes == (Box("a car", (20, 10, 120, 40)), Box("STOP", (20, 10, 120, 40.5)))
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", qwen_checkpoints.KINDS)
 def test_a_click_lands_where_it_should_whatever_was_resized(kind):
     """What a model writes about the image as it sees it, for any size and budget of pixels, is read at most
@@ -223,6 +224,7 @@ def test_a_long_answer_is_read_once_whatever_it_repeats(name):
             assert seconds(text) < 12 * usual + 0.05, part
 
 
+@pytest.mark.slow
 def test_what_is_found_in_broken_json_is_what_can_be_decoded():
     """Around it and within it are all ways to begin, to end and to break off."""
     form, random_ = COORDINATES["qwen3-vl"], random.Random(5)

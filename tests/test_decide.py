@@ -58,7 +58,7 @@ def forced(vlm, inputs: dict, answers=ANSWERS, stops=STOPS) -> list[float]:
     return found
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", invariants.MODELS)
 @pytest.mark.parametrize("entrance", ENTRANCES)
 def test_every_way_gives_the_probabilities_of_teacher_forcing(entrance, model, monkeypatch):

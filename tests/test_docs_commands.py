@@ -31,7 +31,6 @@ RUN_ELSEWHERE = {
     ".venv/bin/transformers serve checkpoints/ocelli-shapes --dtype float32": "tests/test_served.py",
     "make demo": "tests/test_docs_commands.py",  # test_the_page_of_make_demo
     "make serve": "tests/test_serve.py",
-    ".venv/bin/python serve.py --page": "tests/test_serve.py",
     ".venv/bin/python train.py runs/mine/run.yaml": "tests/test_finetune.py",
     ".venv/bin/python -m pytest tests/test_cli.py -k json": "tests/test_cli.py",
     '.venv/bin/python generate.py -q "Describe the picture." --no-cache --stats': "tests/test_cli.py",
@@ -170,6 +169,7 @@ def test_a_command_ends_well(line, shown, here, request):
     assert shown is None or printed.strip() == shown.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [*filter(is_run_here, ALL_BLOCKS)], ids=lambda block: block.text[:40])
 def test_a_python_example_ends_well(block: Block, here):
     printed = fork_python(here, ["-c", block.text])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import math
 import os
@@ -29,11 +28,8 @@ from inference.conversation import Conversation
 from inference.draft import Draft, DraftLimits
 from inference.terminal import ERASE, GREY, GreyText
 from tests.invariants import fast_step
-from tests.pages import make_service
 from tests.processors import KINDS, draw_image, processor
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, record, tiny_vlm, words
-from web.page import _messages
-from web.service import AskRequest, Visitor
 
 QUESTIONS = int(os.environ.get("OCELLI_QUESTIONS", "24"))  # of each kind of step
 ALWAYS = DraftLimits(share=math.inf, least_wait=0, most_prompt=math.inf)
@@ -165,6 +161,7 @@ def test_the_whole_image_is_encoded_once_and_before_the_others(vlm, monkeypatch)
     assert (output.tiles_encoded, output.tiles_reused, len(draft.token_ids)) == (8, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_draft_takes_its_share_of_the_time_and_no_more(vlm):
     full, short = prompts(2, 17)
     for share, tokens in ((0.0, 1), (1e9, 60)):
@@ -345,25 +342,3 @@ def test_a_turn_with_new_images_has_a_draft_and_the_next_one_none(checkpoint, al
         assert got["token_ids"] == expected["token_ids"] and "draft" not in expected
         assert (got["draft"] is not None) == wanted
         assert got["seconds"]["first_token"] > (got["draft"]["draft_seconds"] if wanted else 0)
-
-
-def test_the_page_shows_a_draft_until_the_answer_begins(model_folder, photo, always, monkeypatch):
-    monkeypatch.setattr("web.service.REDRAW", 0)
-    service = make_service(model_folder)
-    request = AskRequest((str(photo),), "how <b>many</b>?", str(model_folder), max_new_tokens=12)
-
-    async def shown(request):
-        found = []
-        async for view in service.ask(Visitor(), request):
-            found += [_messages(view.log)[-1]["content"]] if view.log else []
-        return found, view.log[-1]
-
-    (seen, last), (plain, expected) = (
-        asyncio.run(shown(AskRequest(**vars(request) | {"draft": wanted}))) for wanted in (True, False)
-    )  # in this order: after the first the image is encoded
-    service.close()
-    assert last.answers == expected.answers and seen[-1] == plain[-1]
-    grey = [text for text in seen if "draft" in text]
-    assert grey and not any("draft" in text for text in plain)
-    assert seen.index(grey[-1]) < len(seen) - 2 and last.stats["drafted_words"] < last.stats["first_words"]
-    assert all(re.fullmatch('<span class="draft">[^<]*</span>', text) for text in grey)

@@ -14,12 +14,12 @@ from functools import partial
 
 import pytest
 
-from data.chat import Message
+from data.conversation import Message
 from data.errors import ImageError
 from generation import kv_cache as kv
 from generation.options import GenerationOptions
 from generation.scheduler import Scheduler
-from inference.answer import AnswerText, ask, encode, wholes
+from inference.answer import AnswerText, ask
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.constraint import Constraints
@@ -27,11 +27,9 @@ from inference.forms import Forms
 from inference.grammar import Latest, choice_grammar, pattern_grammar
 from inference.prefix_files import PrefixFolder
 from tests.documents import ROOT
-from tests.test_draft import ALWAYS
 from tests.waiting import PATIENCE, wait_for
 from web import engine as engine_module
 from web.engine import (
-    DRAFT,
     Engine,
     EngineLimits,
     EngineRequest,
@@ -127,6 +125,7 @@ def test_clients_take_turns():
     assert "".join(served) == "".join(order) == "abcabcabaaa"
 
 
+@pytest.mark.slow
 def test_one_with_many_requests_delays_nobody(models):
     engine = Engine(models, EngineLimits(slots=1))
     ended: list[str] = []
@@ -167,6 +166,7 @@ class Doors(Models):
         return replace(self.checkpoint, model=copy.copy(self.checkpoint.model))
 
 
+@pytest.mark.slow
 def test_a_model_that_opens_holds_no_question_to_another(checkpoint):
     """However many wait for it; one that is to be opened as well is opened meanwhile."""
     models = Doors(checkpoint, "near", "shut", "later", "shut and broken")
@@ -211,6 +211,7 @@ def test_a_library_s_panic_as_a_model_opens_reaches_who_waits(checkpoint):
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_busy_model_holds_no_question_to_another(checkpoint, monkeypatch):
     models, step, goes_on = Doors(checkpoint, "busy", "idle"), Scheduler.step, threading.Event()
     engine, busy = Engine(models, EngineLimits(slots=1)), models.open("busy").model
@@ -303,6 +304,7 @@ def test_who_sends_many_new_forms_leaves_places_and_turns_to_others(models, chec
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(models, checkpoint, monkeypatch):
     """Two clients send forms that are compiled for ever; who asks without a form, or with one that is known,
     is answered. Who leaves, waiting or not, leaves nothing behind."""
@@ -338,6 +340,7 @@ def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(models,
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_form_whose_compiled_one_has_gone_holds_nobody_up(models, monkeypatch):
     """It is compiled again where new ones are, not where all others' prompts are made."""
     compiled, threads, asked = Constraints._compile, [], [pattern_grammar(one) for one in ("first", "second")]
@@ -452,6 +455,7 @@ def test_who_leaves_one_of_two_models_frees_the_slot_there(model_folder, photo):
     assert cancelled == [0, 1]
 
 
+@pytest.mark.slow
 def test_errors_reach_whom_they_belong_to(engine, monkeypatch):
     """A broken image, a prompt that does not fit, a fault in a step: the others are answered."""
 
@@ -568,34 +572,11 @@ def test_maps_of_an_answer_are_made_from_what_the_slots_encoded(engine, models, 
     assert asyncio.run(made()) == [(True, 0)]
 
 
-@pytest.mark.parametrize("slots", [1, 4])
-def test_a_draft_comes_before_an_answer_that_it_does_not_change(model_folder, photo, slots, monkeypatch):
-    """In the slot that the answer gets after it."""
-    monkeypatch.setattr("inference.draft.LIMITS", ALWAYS)  # however small the model
-    models = Models([str(model_folder)], device="cpu")
-    checkpoint, options = models.open(models.default), GenerationOptions(max_new_tokens=12)
-    tiled = checkpoint.processor.cut(str(photo))
-
-    def prepare(checkpoint) -> Prepared:
-        short = encode(checkpoint, wholes(checkpoint.processor, [tiled]), "how many?")
-        return Prepared(encode(checkpoint, [tiled], "how many?"), options, short)
-
-    async def run() -> list:
-        return [piece async for piece in engine.submit(EngineRequest(models.default, prepare))]
-
-    engine = Engine(models, EngineLimits(slots=slots, prefill_chunk=16))
-    pieces = asyncio.run(run())
-    engine.close()
-    numbers = [piece.answer for piece in pieces]
-    assert numbers == sorted(numbers) and DRAFT in numbers and len(tiled.parts) > 1
-    ids = [one for piece in pieces for one in piece.token_ids if piece.answer == 0]
-    assert ids == ask(checkpoint, [photo], "how many?", options).finish()["token_ids"][0]
-
-
 async def _answers_of(engine: Engine, **more) -> list[str]:
     return await answers(engine.submit(request(**more)))
 
 
+@pytest.mark.slow
 def test_nothing_of_a_stop_string_is_shown(checkpoint):
     """Whatever the tokens are that it begins and ends in, and however often its beginning comes before."""
     reply = ask(checkpoint, [IMAGES[0]], QUESTIONS[1], GenerationOptions(max_new_tokens=64))
@@ -670,6 +651,7 @@ def test_hashing_weights_and_closing_a_folder_hold_nobody_up(models, tmp_path, m
     assert closed and list((tmp_path / "kept").glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_model_whose_prefixes_are_being_hashed_holds_no_question_to_another(checkpoint, monkeypatch):
     models, go_on = Doors(checkpoint, "near", "hashed"), threading.Event()
     with_prefixes = engine_module.with_prefixes

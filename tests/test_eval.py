@@ -98,6 +98,7 @@ def test_two_ranks_change_nothing(alone, tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
+@pytest.mark.slow
 def test_a_follow_up_is_asked_as_in_a_conversation(checkpoint, task):
     """With the image before its first question; the confidence shows any other prompt."""
     earlier, options = [], GenerationOptions(max_new_tokens=32, confidence=True)
@@ -150,6 +151,7 @@ def test_a_compiled_model_has_all_its_parameters():
     assert plain == describe_model(opened.compiled())["parameters"]
 
 
+@pytest.mark.slow
 def test_an_image_is_encoded_and_prefilled_once_for_all_its_questions(checkpoint, task):
     checkpoint.features.clear()
     stats, opened = Stats(), []
@@ -210,6 +212,7 @@ def test_a_killed_run_resumes_and_a_finished_run_keeps_its_speed(alone, tmp_path
     assert not first["controls"] and set(second["controls"]) == {"blind", "majority"}
 
 
+@pytest.mark.slow
 def test_folders_of_another_run_and_other_files_are_left_alone(alone, tmp_path, capsys):
     rows = ("--data", alone[0] / "rows.jsonl", *EAGER, "--output", tmp_path / "out", "--limit", "2")
     assert run(*rows) == 0
@@ -276,6 +279,7 @@ def test_answers_of_earlier_versions_do_not_say_why_they_ended(alone, tmp_path, 
     assert run("card", tmp_path, tmp_path) == 0 and "cut off" not in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_each_of_several_answers_says_why_it_ended(alone, tmp_path):
     several = ("--samples", 3, "--temperature", 1.0, "--max-new-tokens", 2, "--limit", 4)
     assert run("--data", alone[0] / "rows.jsonl", "--output", tmp_path, *several, *EAGER) == 0
@@ -308,6 +312,7 @@ def test_images_that_do_not_open_score_0_are_listed_and_tried_again(alone, tmp_p
     assert answered(output)["1-2"][0] == expected["1-2"]
 
 
+@pytest.mark.slow
 def test_a_prompt_too_long_for_the_context_scores_0(checkpoint, tmp_path):
     task = shapes_task(2)
     task = replace(task, samples=[replace(task.samples[0], prompt="circle " * 3000), task.samples[1]])
@@ -401,6 +406,7 @@ def test_mistakes_end_in_one_sentence(capsys, monkeypatch, arguments, named):
     assert named in err and err.count("\n") == 1 and not out
 
 
+@pytest.mark.slow
 def test_the_rank_that_fails_says_why(tmp_path, capfd):
     rank = ("--tasks", "shapes", "--limit", 4, *EAGER, "--output", tmp_path / "out")
     assert exits_of_ranks([rank, (*rank, "--model", "./nowhere")]) == [2, 2]
@@ -437,6 +443,7 @@ def test_few_questions_more_are_no_evidence(gained, better):
     assert ("B is better than A" in text) is better and ("may be chance" in text) is not better
 
 
+@pytest.mark.slow
 def test_results_go_into_a_card_and_its_metadata(shapes, tmp_path):
     text = "---\nlicense: mit\n---\n\n# mine\n\n## Evaluation\n\nNone yet.\n\n## Use\n\nAsk it.\n"
     (tmp_path / "README.md").write_text(text)

@@ -120,6 +120,7 @@ def test_the_metric_needs_boxes():
         find_metric("boxes", form="qwen9")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows",
     [
@@ -150,6 +151,7 @@ def test_rows_with_boxes(rows, tmp_path, capsys):
     assert metric.score(star["targets"][0], star["targets"], fields) == 1  # its own target is right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", qwen_checkpoints.KINDS)
 def test_a_family_is_scored_in_its_own_form(kind, monkeypatch, tmp_path):
     """Thousandths, or pixels of what its model sees of the image; so are the targets of the report."""

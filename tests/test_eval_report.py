@@ -39,6 +39,7 @@ def path(tmp_path_factory):
     return folder / "out" / "report.html"
 
 
+@pytest.mark.slow
 def test_it_holds_its_images_and_names_nothing_outside_itself(path):
     report = path.read_text(encoding="utf-8")
     links = re.findall(r"""\b(?:src|href|srcset|action)\s*=\s*["']?([^"'\s>]+)""", report)

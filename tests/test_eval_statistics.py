@@ -88,6 +88,7 @@ def test_calibration_by_hand():
 
 
 # ------------------------------------------------------------------------------------------- two models
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("a", "b"),
     [

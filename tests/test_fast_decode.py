@@ -24,7 +24,7 @@ from generation.fast.quantized import PackedLinear, pack, quantize_rows
 from generation.fast.tower import FastTower
 from generation.prompts import Prompt
 from generation.steps import Step
-from generation.threads import choose
+from generation.threads import limit_threads
 from inference.checkpoint import has_fast_bfloat16, open_checkpoint
 from inference.fast import fast_step, speed_up
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
@@ -94,7 +94,7 @@ def needs_compiler():
         pytest.skip("no C compiler on this machine")
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("rows", "precision"), [(1, "float32"), (5, "float32"), (2, "int8")])
 def test_native_equals_eager(shape, rows, precision):
@@ -134,10 +134,10 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision, parts):
     for company in ([0, 1], [3, 2, 1], [4, 5, 6, 7], [8, 0, 1, 2, 3], list(range(8)), list(range(9))):
         assert torch.equal(logits(company), alone[company]), f"{len(company)} rows"
     try:
-        choose(3)
+        limit_threads(3)
         assert torch.equal(logits([0]), alone[[0]])
     finally:
-        choose(1)
+        limit_threads(1)
 
 
 @torch.no_grad()
@@ -156,7 +156,7 @@ def test_rows_that_have_ended_take_no_part(parts):
     )
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("parts", [{"qk_norm": True}, STATES], ids=["attention", "states"])
 @pytest.mark.parametrize(
@@ -216,6 +216,7 @@ def test_layers_of_unlike_lengths_are_refused():
         NativeStep(lm)(torch.tensor([[1]]), cache, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, torch.tensor([-2, 30, 0])])
 def test_native_rows_at_their_own_positions_and_in_views(offset):
     lm = make_model(tied=True).language_model
@@ -226,6 +227,7 @@ def test_native_rows_at_their_own_positions_and_in_views(offset):
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.slow(but=3)
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(14))
 def test_native_prompts_of_images_equal_eager(seed):
@@ -261,6 +263,7 @@ def test_native_prompts_of_images_equal_eager(seed):
         assert torch.equal(got, other)
 
 
+@pytest.mark.slow
 def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
     rounded = make_model(dtype=torch.bfloat16).language_model
     exact = copy.deepcopy(rounded).float()
@@ -438,7 +441,7 @@ def test_rearranged_weights_are_saved_as_they_were_loaded(loaded, tied, tmp_path
     if loaded == "bfloat16":
         pack(model, loaded)
         model.save_pretrained(tmp_path / "packed")
-    tower = speed_up(model).tower
+    tower = speed_up(model)[2]
     assert tower == FastTower.NAME
     model.save_pretrained(tmp_path / "panels")
     names = sorted(path.name for path in (tmp_path / "first").iterdir())
@@ -450,7 +453,7 @@ def test_rearranged_weights_are_saved_as_they_were_loaded(loaded, tied, tmp_path
         model.half()
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 2])  # head and embedding are one, or two
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_rounded_weights_are_opened_without_a_copy_of_all(tmp_path, monkeypatch, seed, precision):

@@ -14,6 +14,7 @@ from generation.fast.native.step import NativeStep
 from generation.fast.network import DECODER, TOWER
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
+from inference.checkpoint import Fast
 from inference.fast import fast_step, speed_up
 from models import VisionLanguageModel
 from models.language_model import MLP
@@ -116,12 +117,13 @@ def answer(model: VisionLanguageModel, step=None) -> tuple[torch.Tensor, torch.T
     return features, model.generate(**given, **options)
 
 
+@pytest.mark.slow(but=5)
 @pytest.mark.parametrize("change", [*OF_DECODER, *OF_TOWER], ids=lambda change: change.__name__)
 def test_a_strange_network_answers_as_pytorch_does(change):
     model = copy.deepcopy(tiny_vlm())
     change(model)
     features, ids = answer(model)
-    fast = speed_up(model)
+    fast = Fast(*speed_up(model))
     got_features, got = answer(model, fast.step)
     assert torch.equal(got, ids)
     torch.testing.assert_close(got_features, features, atol=1e-4, rtol=1e-4)
@@ -169,7 +171,7 @@ def test_another_projector_is_pytorchs(dtype):
 
     model.projector = Normed()
     features, _ = answer(model)
-    assert isinstance(speed_up(model).step, NativeStep) and isinstance(model.vision_model, FastTower)
+    assert isinstance(speed_up(model)[0], NativeStep) and isinstance(model.vision_model, FastTower)
     assert type(model.projector.shuffle) is ModalityProjector
     got, _ = answer(model)
     tolerance = 1e-4 if dtype == torch.float32 else 5e-2

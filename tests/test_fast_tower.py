@@ -16,7 +16,7 @@ from torch import nn
 from generation.fast.native import build
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower, OneDNNLinear, fast_tower
-from generation.threads import choose
+from generation.threads import limit_threads
 from inference.fast import speed_up
 from models import VisionConfig, VisionLanguageModel
 from models.checkpoints.save import stored_tensors
@@ -126,6 +126,7 @@ def test_it_equals_the_eager_tower(shape, precision):
     check(native(pixels), tower(pixels), precision)
 
 
+@pytest.mark.slow(but=3)
 @torch.no_grad()
 @pytest.mark.parametrize("side", [33, 38, 39])
 @pytest.mark.parametrize("kind", ["idefics3", "internvl"])
@@ -143,7 +144,7 @@ def test_tiles_that_end_within_a_patch_are_cropped_as_transformers_does(tmp_path
     given = pixels if kind == "idefics3" else pixels[0]
     expected = theirs(input_ids=ids, pixel_values=given).logits
     assert (model(ids, pixels).logits - expected).abs().max() < 1e-4
-    assert speed_up(model).tower == FastTower.NAME
+    assert speed_up(model)[2] == FastTower.NAME
     assert (model(ids, pixels).logits - expected).abs().max() < 1e-4
 
 
@@ -173,16 +174,17 @@ def test_images_of_their_own_sizes(kind, precision):
         size = 2 * expected.std()
         check(features / size, expected / size, precision)
         for threads, pictures in ((1, given), (2, given[::-1])):
-            choose(threads)
+            limit_threads(threads)
             alone = [native([picture]) for picture in pictures]
             assert torch.cat(alone[:: 1 if threads == 1 else -1]).equal(features)
-        choose(1)
+        limit_threads(1)
         with pytest.raises(ValueError):
             native([given[1][:, 1:]])
         with pytest.raises(ValueError):
             native([given[1][:2]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_grows_as_the_image_does(kind):
     native = in_c(packed_tower(kind, 3), "float32")
@@ -196,6 +198,7 @@ def test_memory_grows_as_the_image_does(kind):
     assert taken[2] - taken[1] <= 2.02 * (taken[1] - taken[0])
 
 
+@pytest.mark.slow(but=1)
 @torch.inference_mode()
 @pytest.mark.parametrize("precision", ("float32", "bfloat16"))
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,7 +208,7 @@ def test_a_model_in_c_is_saved_as_it_was_loaded(kind, precision, tmp_path):
     before = {name: tensor.make().clone() for name, tensor in stored_tensors(model).items()}
     pixels = images(model.vision_model)
     expected = model.projector(model.vision_model([image.to(model.dtype) for image in pixels])).float()
-    assert speed_up(model).tower == FastTower.NAME
+    assert speed_up(model)[2] == FastTower.NAME
     features = model.projector(model.vision_model(pixels))
     check(features / expected.std(), expected / expected.std(), precision)
     after = {name: tensor.make() for name, tensor in stored_tensors(model).items()}
@@ -265,12 +268,12 @@ def test_a_tile_is_the_same_in_any_company(precision):
     expected = native(pixels)
     try:
         for count in (1, 2, 3):
-            choose(count)
+            limit_threads(count)
             assert native(pixels).equal(expected)
             for i in range(3):
                 assert native(pixels[i : i + 1]).equal(expected[i : i + 1])
     finally:
-        choose(1)
+        limit_threads(1)
 
 
 @pytest.mark.parametrize("kind", ("tiles", *KINDS))

@@ -132,6 +132,7 @@ def test_a_public_host_is_asked_at_the_address_that_was_checked(names, server):
     assert server.asked == [("/a.png", "pictures.example")]
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(
     "host",
     ["127.0.0.1", "localhost", "2130706433", "0177.0.0.1", "127.1", "[::ffff:127.0.0.1]", "0",
@@ -199,6 +200,7 @@ def test_of_many_silent_addresses_a_few_are_tried(names):
     assert names["connected"] == [f"8.8.4.{number}" for number in range(1, fetch.MOST_ADDRESSES + 1)]
 
 
+@pytest.mark.slow
 def test_answers_that_are_no_image(names):
     names["public.example"] = [["8.8.8.8"]]
     assert load_image("http://public.example/café b.png").size == (7, 5)

@@ -9,7 +9,7 @@ from tests.soak.fuzz import fuzz, judge
 INPUTS = {"images": 300, "checkpoints": 150, "gguf": 200, "processor": 150}
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INPUTS)
 def test_inputs_are_taken_or_refused_in_a_sentence(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

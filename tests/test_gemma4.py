@@ -58,6 +58,7 @@ def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):
         assert opened.config == ours.config and same.images.budget == processor.images.budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [70, 280])
 def test_images_are_those_of_transformers_processor(tokens):
     settings = image_settings(tokens)
@@ -110,6 +111,7 @@ def test_what_is_not_here_is_refused(changed):
         gemma4.read_config(config, {}, {})
 
 
+@pytest.mark.slow
 def test_what_no_training_changes_begins_as_in_transformers(tmp_path):
     """Bounds, and what scales and shifts: of a new model, and of one that is made anew from a checkpoint."""
     theirs = type(save_hf(tmp_path / "stored"))(hf_config())

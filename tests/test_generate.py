@@ -24,7 +24,7 @@ def vlm():
     return tiny_vlm()
 
 
-@pytest.mark.slow(but=8)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("entrance", "model", "sampling"), invariants.CASES)
 def test_every_way_to_an_answer_gives_the_same_tokens(entrance, model, sampling):
     vlm, rows, options, expected = invariants.case(model, sampling)
@@ -53,6 +53,7 @@ def test_padded_hidden_states_equal_alone(model, side):
     invariants.padded_hidden_states_equal_alone(vlm, rows, side)
 
 
+@pytest.mark.slow
 def test_100_tokens_cached_and_recomputed(vlm):
     options = {"max_new_tokens": 100, "temperature": 1.0, "repetition_penalty": 1.1, "seed": 7, **NO_STOP}
     (expected,) = invariants.answers(vlm, "recomputed", some_rows(1), **options)

@@ -28,7 +28,7 @@ def transformers_tokens(model, inputs: dict, **options) -> torch.Tensor:
     return new[:, inputs["input_ids"].shape[1] :]
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", tiny.CASES)
 def test_one_prompt(name):
     theirs, ours = models(name)
@@ -39,7 +39,7 @@ def test_one_prompt(name):
     assert expected.shape == (1, NEW) and torch.equal(got, expected) and len(expected.unique()) > 12
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tiny.CASES)
 def test_ragged_batch_of_four(name):
     theirs, ours = models(name)

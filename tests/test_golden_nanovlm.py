@@ -97,6 +97,7 @@ def test_vision_projector_and_logits(folder, case):
         assert difference(got[row, real], wanted[row, real]) <= BAR
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(("folder", "case"), CASES)
 def test_greedy_ids(folder, case):
     stored = expected(folder)

@@ -26,6 +26,7 @@ def batch_for(case: tiny.Case) -> dict[str, torch.Tensor]:
     return inputs | {"labels": ids.masked_fill(hidden | first_real, IGNORE_INDEX)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["idefics3-2-tiles-tied", "smolvlm-2-tiles", "idefics3-biases"])
 def test_every_gradient_is_theirs(name, tmp_path):
     theirs = tiny.hf_model(name)

@@ -22,7 +22,8 @@ from generation.options import NotFiniteError, SamplingParams
 from generation.requests import Request
 from generation.session import Session
 from generation.steps import Step
-from inference.fast import Fast, fast_step
+from inference.checkpoint import Fast
+from inference.fast import fast_step
 from models.checkpoints.load import meta_init
 from models.language_model import LanguageModel
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, stops_for, tape_graphs
@@ -50,7 +51,7 @@ def small_and_taped(monkeypatch):
 # --- the tokens of the eager step
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("model", ["placeholder", "Qwen3-VL", "gated delta rules"])
 def test_tokens_are_those_of_the_eager_step(model, sampling):
@@ -60,7 +61,7 @@ def test_tokens_are_those_of_the_eager_step(model, sampling):
     assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_cache_that_is_outlived(vlm, kept, monkeypatch):
     """Rows end in a buffer of one step's length, and stop before, at and behind its end."""
@@ -75,6 +76,7 @@ def test_a_cache_that_is_outlived(vlm, kept, monkeypatch):
             assert got.kv_cache_bytes == model.generate_detailed(**inputs, **options).kv_cache_bytes
 
 
+@pytest.mark.slow
 def test_streams_in_turn_and_broken_off(vlm):
     """Two answers of one kind at the same time have buffers and caches of their own."""
     step, options = GraphStep(vlm.language_model), {"max_new_tokens": 12, "stop_token_ids": (NEVER,)}
@@ -134,6 +136,7 @@ def test_an_answer_left_alone_does_not_touch_the_next_one(kept, anew, monkeypatc
 # --- what is kept, and what is recorded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True])
 def test_graphs_serve_the_next_answer_where_the_cache_is_kept(vlm, kept, monkeypatch):
     monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
@@ -179,7 +182,7 @@ def test_a_caller_s_choice_is_recorded_with_the_step(vlm, offsets):
 # --- a recording is of one way to choose
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [field.name for field in fields(SamplingParams) if field.name != "seed"])
 def test_no_option_of_sampling_is_forgotten_in_a_recording(vlm, other):
     """Requests that differ in one of them, one after another through one scheduler."""
@@ -199,6 +202,7 @@ def test_no_option_of_sampling_is_forgotten_in_a_recording(vlm, other):
 # --- replaced weights
 
 
+@pytest.mark.slow
 def test_graphs_of_replaced_weights_are_not_replayed():
     model = tiny_vlm()
     step, inputs, options = GraphStep(model.language_model), batch(1), {"max_new_tokens": 8, **NO_STOP}
@@ -215,6 +219,7 @@ def test_graphs_of_replaced_weights_are_not_replayed():
     assert_as_eager(model, step, inputs, **options)
 
 
+@pytest.mark.slow(but=1)
 def test_proposed_tokens_are_verified(vlm, monkeypatch):
     """By the eager step, several at once: where that is asked for."""
     inputs, options = inputs_of(words(1, 9)), {"max_new_tokens": 40, **NO_STOP}
@@ -233,6 +238,7 @@ def refuse(*_):
     raise RuntimeError(f"{WHY}\nat CUDAGraph.cpp:17")
 
 
+@pytest.mark.slow
 def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch):
     """In the middle of an answer, when its cache is read further."""
     step, inputs, recorded = GraphStep(vlm.language_model), batch(1), []

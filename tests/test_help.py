@@ -18,7 +18,7 @@ from models.checkpoints.names import MODELS
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = {
     "generate": "--max-new-tokens",
-    "app": "--any-model",
+    "app": "--drain",
     "serve": "--drain",
     "eval.__main__": "--tasks",
     "tools.__main__": "convert",
@@ -57,9 +57,8 @@ REFUSED = [
     ("generate", ["--model", "owner/nothing"], "owner/nothing"),
     ("generate", ["batch", "assets/question.jsonl", "--out", "OUT"], "assets/questions.jsonl"),
     ("generate", ["batch", "assets/questions.jsonl", "--out", "OUT", "--temperature", "x"], "temperature"),
-    ("app", ["--port", "99999"], "--port"),
-    ("app", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
-    ("app", ["--any-modle"], "--any-model"),
+    ("serve", ["--port", "99999"], "--port"),
+    ("app", ["--drian"], "--drain"),
     ("serve", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     ("serve", ["--drian", "3"], "--drain"),
     ("serve", ["--queue", "0"], "--queue"),
@@ -114,6 +113,7 @@ def run(calls: list[tuple[str, list[str]]]) -> list[tuple[int, str, str]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_without_torch(tmp_path):
     calls = [(name, [arg.replace("OUT", str(tmp_path / "out")) for arg in args]) for name, args, _ in REFUSED]
     for (_, arguments, named), (status, out, err) in zip(REFUSED, run(calls), strict=True):
@@ -121,6 +121,7 @@ def test_mistakes_are_told_without_torch(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_short_names_are_listed_without_torch():
     calls = [(name, ["--model", "list"]) for name in ("generate", "app", "serve", "eval.__main__")]
     for status, out, err in run([*calls, ("tools.__main__", ["inspect", "list"])]):
@@ -128,6 +129,7 @@ def test_the_short_names_are_listed_without_torch():
         assert all(name in out and f"{known.gigabytes} GB" in out for name, known in MODELS.items())
 
 
+@pytest.mark.slow
 def test_help_and_version_need_no_torch():
     calls = [(name, [option]) for name in ENTRY_POINTS for option in ("--help", "--version")]
     for (name, (option,)), (status, out, err) in zip(calls, run(calls), strict=True):

@@ -80,6 +80,7 @@ def changed(config: dict, path: tuple[str, ...], value: object) -> dict:
     return config
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", BASES)
 def test_any_value_of_any_key(kind):
     read(kind, BASES[kind])

@@ -10,10 +10,11 @@ import torch
 from PIL import Image
 
 import serve
-from data.chat import SMOLVLM_CHAT_TEMPLATE, Message, in_order
+from data.conversation import Message, in_order
 from data.errors import ProcessorError
 from data.packing import SampleEncoder
 from data.processor import Processor
+from data.templates import SMOLVLM_CHAT_TEMPLATE
 from generation.options import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
@@ -106,6 +107,7 @@ def test_the_embedded_model_says_its_order_and_every_order_is_one_prompt(embedde
     assert parted.input_ids == whole.input_ids and same_images(parted, whole)
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_in_any_order_and_rows_are_those_that_the_model_is_asked():
     checkpoint, options = open_checkpoint(serve.DEFAULT_MODEL, device="cpu"), GenerationOptions()
     right = ask(checkpoint, [EXAMPLE], QUESTIONS[0], options).finish()["answers"]

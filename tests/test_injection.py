@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from data.chat import read_conversation
+from data.conversation import read_conversation
 from data.errors import PromptError
 from data.packing import SampleEncoder
 from inference.answer import encode as encode_question
@@ -85,7 +85,7 @@ def special_ids(kind: str, ids: list[int]) -> list[int]:
     return [i for i in ids if i in known]
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_typed_text_never_becomes_a_special_token(kind, monkeypatch):
     """In one conversation for each token: every spelling, whole and cut into parts, in every role."""

@@ -16,7 +16,7 @@ from generation.fast.native.panels import round_layer, to_panels
 from generation.fast.quantized import pack
 from generation.kv_cache import bytes_per_position
 from models.checkpoints.save import model_card
-from models.checkpoints.weights import PARTS
+from models.checkpoints.sizes import PARTS
 from models.vision_language_model import VisionLanguageModel
 from tests import lfm2_checkpoints, tiny
 from tests.hub_server import HubServer, point_client_at
@@ -89,6 +89,7 @@ def test_rounded_weights_take_the_memory_that_it_says(report, dtype):
     assert told["memory"][dtype]["cache"] == told["cache"]["bfloat16"]["full_context"]
 
 
+@pytest.mark.slow
 def test_a_repository_gives_headers_only(report, tmp_path, monkeypatch):
     """Of each file of weights at most its first 100 kB, which huggingface_hub asks for; nothing is kept.
     Without a network, what was downloaded whole is read, and nothing else."""

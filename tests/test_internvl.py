@@ -142,7 +142,7 @@ def test_prompts_logits_and_answers_are_theirs(both, batch, reference):
     assert len(answers.unique()) > 3 or ours.config.tie_word_embeddings  # which repeats itself
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("side", "count", "most"), [(SIDE, 300, 12), (SIDE, 9, 4), (SIDE, 3, 1), (448, 3, 12)]
 )
@@ -194,6 +194,7 @@ def test_names_of_modules_and_of_files(both, tmp_path):
     assert all(torch.equal(tensor, opened[name]) for name, tensor in ours.state_dict().items())
 
 
+@pytest.mark.slow(but=1)
 @torch.no_grad()
 @pytest.mark.parametrize(
     "vision",
@@ -210,6 +211,7 @@ def test_other_towers(vision, tmp_path):
     assert torch.equal(again(**inputs).logits, theirs(**inputs).logits)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_published_shapes(size):
     """Every tensor of transformers' model has its place in ours, and nothing else has one."""
@@ -282,7 +284,7 @@ def test_c_serves_it(both):
     _, folder, ours, processor = both
     inputs, options = processor.prepare(CONVERSATIONS["ragged"]), {"max_new_tokens": 12, "stop_token_ids": ()}
     model = VisionLanguageModel.from_pretrained(folder)
-    step = speed_up(model).step
+    step = speed_up(model)[0]
     assert isinstance(step, NativeStep) and isinstance(model.vision_model, FastTower)
     features = [torch.cat(tuple(one.encode_images(inputs["pixel_values"]))) for one in (model, ours)]
     torch.testing.assert_close(*features, atol=BAR, rtol=BAR)
@@ -328,6 +330,7 @@ def test_the_command_line_answers(both, as_json, tmp_path):
     assert made["image_tokens"] == 4 * 9
 
 
+@pytest.mark.slow
 def test_rows_train_it(tmp_path):
     save_hf("qwen3", tmp_path / "hf")
     draw_image(90, 50).save(tmp_path / "photo.png")

@@ -49,6 +49,7 @@ def same(model, state):
     return own.keys() == state.keys() and all(torch.equal(own[name], state[name]) for name in state)
 
 
+@pytest.mark.slow
 def test_a_second_opening_rounds_nothing(opened):
     open_again, _, _, state = opened
     model, rounded = open_again()
@@ -145,7 +146,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_cannot_be_trusted_is_written_anew(opened, damage):
     open_again, _, kept, state = opened
@@ -155,6 +156,7 @@ def test_a_file_that_cannot_be_trusted_is_written_anew(opened, damage):
     assert kept.stat(follow_symlinks=False).st_mode & 0o777 == 0o600 and open_again()[1] == 0
 
 
+@pytest.mark.slow
 def test_somebody_elses_file_is_not_used(opened, monkeypatch):
     open_again, _, kept, _ = opened
     if os.geteuid() == 0:
@@ -164,7 +166,7 @@ def test_somebody_elses_file_is_not_used(opened, monkeypatch):
     assert open_again()[1] > 0
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_another_checkpoint_or_another_code_is_rounded_anew(opened, monkeypatch):
     open_again, folder, kept, _ = opened
     weights = folder / "model.safetensors"
@@ -175,6 +177,7 @@ def test_another_checkpoint_or_another_code_is_rounded_anew(opened, monkeypatch)
     assert len(list(kept.parent.iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_a_draft_that_was_left_is_removed(opened):
     open_again, _, kept, _ = opened
     left, written = (kept.with_name(f".{kept.stem}.{name}.tmp") for name in ("00", "11"))
@@ -186,7 +189,7 @@ def test_a_draft_that_was_left_is_removed(opened):
     assert {*kept.parent.iterdir()} == {kept, written}
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_a_full_folder_forgets_what_was_used_longest_ago_and_a_full_disk_nothing_else(opened, monkeypatch):
     open_again, folder, kept, state = opened
     monkeypatch.setattr(kept_weights, "FOLDER_BYTES", int(1.5 * kept.stat().st_size))

@@ -55,12 +55,14 @@ def filled_cache(batch=1, capacity=6, layers=2, heads=2, dim=4, dtype=torch.floa
     return cache
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS.keys())
 @pytest.mark.parametrize("sizes", [[17], [1] * 17, [5, 12], [1, 7, 2, 7], [9, 1, 1, 6]])
 def test_chunks_equal_one_pass(changes, sizes):
     invariants.chunks_equal_one_pass(language_model(**changes), torch.randn(2, 17, 32), sizes)
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS.keys())
 @pytest.mark.parametrize("sizes", [[1] * 5, [5], [2, 1, 2]])
 def test_rows_at_different_places_equal_alone(changes, sizes):

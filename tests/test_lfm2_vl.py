@@ -39,7 +39,7 @@ BATCH = [
 ]
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(3))
 def test_logits_and_answers_are_those_of_transformers(seed, tmp_path):

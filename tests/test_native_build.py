@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 
 import pytest
 
-from generation.fast.native import build
+from generation import threads
+from generation.fast import tower
+from generation.fast.native import build, panels, step
 from generation.fast.native.step import library_parts, load_step
 from inference.fast import fast_step
 from tests.test_fast_decode import make_model, needs_compiler  # noqa: F401  (for every test here)
@@ -104,3 +107,22 @@ def test_an_empty_cache_home_is_unset(monkeypatch, tmp_path, unset):
     assert build.cache_folder() == tmp_path / ".cache" / "ocelli"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     assert build.cache_folder() == tmp_path / "own" / "ocelli"
+
+
+@pytest.mark.parametrize(
+    "structure, source, name",
+    [
+        (threads.Pass, "team.h", "Pass"),
+        (panels.Matrix, "panels.h", "Matrix"),
+        *((getattr(step, f"_{name}"), "decode.c", name) for name in ("Layer", "Model", "Tokens")),
+        *((getattr(tower, f"_{name}"), "tower.c", name) for name in ("Norm", "Block", "Tower", "Image")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_structures_have_the_same_fields_in_python_and_in_c(structure, source, name):
+    """Else C reads one address as another."""
+    text = re.sub(r"/\*.*?\*/", "", (build.FOLDER / source).read_text(), flags=re.DOTALL)
+    (body,) = re.findall(rf"typedef struct {{([^}}]*)}} {name};", text)
+    declared = [re.sub(r"^\s*(const )?\w+ ", "", line) for line in body.split(";") if line.strip()]
+    fields = [field.strip(" *") for line in declared for field in line.split(",")]
+    assert [field for field, _ in structure._fields_] == fields

@@ -269,6 +269,7 @@ def test_a_budget_of_pixels(both, as_json, tmp_path):
     assert made["max_pixels"] == "30000"
 
 
+@pytest.mark.slow
 def test_another_budget_is_another_run(cli, tmp_path):
     """Answers and scores of other pixels, and of another dtype, are not taken for those of this run."""
     save_hf("qwen3_vl", tmp_path / "model")

@@ -252,6 +252,7 @@ def settings(folder, output: str, **more) -> dict:
     return settings_in(folder, output, **OF_REWARDS | usual | more)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_bit(folder):
     """In the midst of a batch of answers, which are in the state, with what the next line of metrics.jsonl is
     to say of them (`python -m tests.soak.kills --parts rewards` does it at any moment)."""
@@ -320,6 +321,7 @@ def test_groups_in_which_all_are_alike_are_counted_and_teach_nothing(folder):
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_not_learnt_may_be_of_any_length(folder, capsys):
     """It is what rewards compare with; the prompt alone has to fit."""
     row = {"question": "how many", "answer": "red squares " * 100}
@@ -335,6 +337,7 @@ def test_an_answer_that_is_not_learnt_may_be_of_any_length(folder, capsys):
     assert "too long" in refused(capsys, flags(**settings(folder, "longer", **more)))
 
 
+@pytest.mark.slow
 def test_questions_that_no_reward_can_score_are_counted_and_end_a_run_that_has_no_others(folder, capsys):
     more = {"rewards": {"number": 1.0, "iou": 1.0}, "batch_size": 32, "group_size": 2, "answer_tokens": 1}
     said = refused(capsys, flags(**settings(folder, "unscored", **more)))

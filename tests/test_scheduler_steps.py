@@ -10,8 +10,9 @@ import torch
 
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.step import NativeStep
+from generation.keyed_prompts import SHARE_FROM
 from generation.options import NotFiniteError
-from generation.requests import SHARE_FROM, NewTokens, Request, RequestOutput
+from generation.requests import NewTokens, Request, RequestOutput
 from generation.scheduler import Scheduler
 from tests.invariants import fast_step
 from tests.prompts import NO_STOP, PER_TILE, ImageBlock, tiny_vlm, words

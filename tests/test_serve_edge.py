@@ -78,7 +78,7 @@ def test_a_page_may_ask_before_it_sends_a_key(allowing, method):
         assert refused(answer, 403) and ALLOWED not in answer.headers
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("status", "method", "path", "more"),
     [
@@ -181,6 +181,7 @@ def said(stream: str) -> str:
     return re.sub(r'"(\w*_?id|\w*created\w*|\w*completed_at|obfuscation)":\s*("[^"]*"|[0-9.]+)', "", stream)
 
 
+@pytest.mark.slow(but=1)
 @PROTOCOLS
 def test_a_stream_is_never_silent_from_its_first_moment_on(here, monkeypatch, pinging, path):
     expected = here.send("POST", path, json=BODIES[path](stream=True)).text.replace(": ping\n\n", "")
@@ -244,6 +245,7 @@ def test_who_leaves_a_stream_that_pings_takes_the_request_along(tmp_path, monkey
         assert wait_for(lambda: served.engine.stats.running == served.engine.stats.waiting == 0)
 
 
+@pytest.mark.slow
 def test_openais_client_reads_on_over_pings(tmp_path, pinging):
     with running(SlowModels([str(FOLDER)], device="cpu")) as served:  # a step takes longer than a ping
         whole = served.ask().json()["choices"][0]["message"]["content"]
@@ -254,6 +256,7 @@ def test_openais_client_reads_on_over_pings(tmp_path, pinging):
 
 
 # ------------------------------------------------------------------------------------ Anthropic's and others'
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     "more", [{}, {"system": "Be short."}, {"tools": True}, {"thinking": {"type": "disabled"}}]
 )
@@ -295,6 +298,7 @@ def test_usage_may_come_with_each_chunk(here):
     )
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -313,6 +317,7 @@ def test_ollamas_clients_are_told_where_to_ask(here, allowing, method, path):
     assert "/v1" in here.send(method, f"api{path}").json()["error"]
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(
     "path", ["", "v1", "health", "metrics", "openapi.json", "v1/models", f"v1/models/{NAME}"]
 )
@@ -334,6 +339,7 @@ def test_head_of_what_is_not_there(here):
     assert len(answers) == 3 and answers[-1] == b'{"status":"ok"}'
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(
     ("form", "expected"),
     [
@@ -359,6 +365,7 @@ def test_a_grammar_that_no_answer_ends_with_is_refused(here, text):
 
 
 # ---------------------------------------------------------------------------------------------------- proxies
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
@@ -395,6 +402,7 @@ def test_a_request_of_two_lengths_is_refused_and_nothing_follows_it(here, allowi
 
 
 # ----------------------------------------------------------------------------------------------------- videos
+@pytest.mark.slow(but=1)
 @PROTOCOLS
 def test_a_model_without_videos_opens_none(monkeypatch, path):
     """A stranger's video may take seconds to open, let alone to decode."""

@@ -134,6 +134,7 @@ def test_an_answer_that_is_cut_is_incomplete_and_boxes_stand_beside_the_text(res
     assert part.boxes[0]["label"] == "star" and part.boxes[0]["box"]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("summary", [None, "auto"])
 def test_thinking_is_an_item_of_its_own(here, respond, thinking, summary):
     fields = {"model": "qwen", "input": QUESTION, "max_output_tokens": 6, "thinking_token_budget": 9}
@@ -151,6 +152,7 @@ def test_thinking_is_an_item_of_its_own(here, respond, thinking, summary):
     assert again.usage.input_tokens == follow.usage.input_tokens and again.output_text == follow.output_text
 
 
+@pytest.mark.slow(but=1)
 def test_a_conversation_goes_on_from_what_is_kept(here, respond):
     first = respond(**asked(STAR, instructions="Be short."))
     body = {"model": NAME, "input": SHAPES, "previous_response_id": first.id}
@@ -284,6 +286,7 @@ def test_what_changes_no_response_is_ignored(here):
                 assert error.status == 400, (name, value)
 
 
+@pytest.mark.slow
 def test_a_stream_whose_time_is_over_ends_with_a_response_that_failed(tmp_path):
     folder = never_stopping(tmp_path / "model")
     with running(SlowModels([str(folder)], device="cpu"), seconds=1) as served:
@@ -375,6 +378,7 @@ SCHEMA = {"type": "object", "properties": {"to": {"enum": ["left", "right"]}}, "
 SCHEMA |= {"additionalProperties": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_functions_are_called_in_each_protocol_and_their_results_seen(here, stream):
     function = {"name": "move", "description": "Moves.", "parameters": SCHEMA}
@@ -440,6 +444,7 @@ def read_message(answer: httpx.Response) -> dict:
     return made | ended["delta"] | {"usage": ended["usage"], "content": content}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_message_says_what_a_chat_completion_says(here, stream):
     made = read_message(
@@ -484,6 +489,7 @@ def test_calls_and_results_of_a_message():
     assert body["tool_choice"]["function"] == {"name": "look"} and body["parallel_tool_calls"] is False
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -518,6 +524,7 @@ def denied(answer: httpx.Response, status: int, kind: str) -> dict:
     return error
 
 
+@pytest.mark.slow
 def test_a_key_may_come_as_anthropics_clients_send_it_and_every_refusal_has_their_form(monkeypatch):
     with running(api_key="secret", max_body=2**20, queue=1, slots=1) as served:
 

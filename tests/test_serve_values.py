@@ -32,6 +32,7 @@ def called(arguments: str) -> list[dict]:
 
 
 # ------------------------------------------------------------------------------- conversations that are kept
+@pytest.mark.slow
 def test_a_conversation_has_no_more_values_than_one_body(here):
     """However many responses it is spread over."""
     parts = [{"type": "input_text", "text": ""}] * (MOST_PIECES // 3)
@@ -129,7 +130,7 @@ def bodies() -> Iterator[tuple[str, str]]:
     yield MESSAGES, {"messages": [asked], "max_tokens": 4, "top_k": "NUMBER"}
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda text: text[:9])
 def test_numbers_that_json_cannot_hold_are_not_read(here, number):
     """At any place of any protocol, whole or streamed."""

@@ -110,6 +110,7 @@ def test_an_image(ask, as_json, question, stream):
     check(as_json, ask([message(question, EXAMPLE)], stream), ROOT / EXAMPLE, "-q", question)
 
 
+@pytest.mark.slow
 def test_two_images_and_a_system_message(ask, as_json):
     images, question, told = ("assets/three.png", EXAMPLE), "How many shapes are there?", "Be short."
     answer = ask([{"role": "system", "content": told}, message(question, *images)])

@@ -279,6 +279,7 @@ def test_features_are_kept_within_bounds_and_go_by_last_use(vlm):
 # --- generate.py
 
 
+@pytest.mark.slow
 def test_several_questions_share_a_session(as_json, photo):
     questions = ("how many circles?", "what colour is it?", "how many?")
     ask = [part for question in questions for part in ("-q", question)]

@@ -170,6 +170,7 @@ def test_positions_and_sizes_follow_the_coordinates():
     assert checked["position"] > 80 and checked["size"] > 40
 
 
+@pytest.mark.slow
 def test_answer_balance_and_distinct_questions():
     answers = {}
     for i, s in enumerate(scenes(700)):

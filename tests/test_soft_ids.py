@@ -39,7 +39,7 @@ def save_hf(kind, folder, monkeypatch) -> nn.Module:
     return model
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=1)
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_follows_is_that_of_transformers(kind, tmp_path, monkeypatch):

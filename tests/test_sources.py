@@ -333,6 +333,7 @@ def test_files_of_parquet_may_have_columns_that_others_lack(tmp_path, streaming)
     ]
 
 
+@pytest.mark.slow
 def test_a_bad_line_of_a_stream_can_be_found(tmp_path):
     """A file has a million lines, of which one is to be mended."""
     lines = [json.dumps({"question": "what?", "answer": f"answer {i}"}) for i in range(40)]
@@ -395,6 +396,7 @@ def addresses(layouts):
     memory.rm("/bucket", recursive=True)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("where", ["memory", "http"])
 @pytest.mark.parametrize("name", ["parquet/all.parquet", "rows.jsonl"])
@@ -620,7 +622,7 @@ def said(entry: dict, share: Share | None) -> list[tuple[str, bytes]]:
     ]
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "train[:20]"])
 @pytest.mark.parametrize("stored", ["folder", "saved", "parquet", "list", "lines"])
 def test_rows_are_held_out_at_random_and_by_class(tmp_path, stored, split):
@@ -668,6 +670,7 @@ def test_rows_that_end_in_calls_are_compared_by_these(tmp_path, caplog, number):
             assert "look" in said and ("--holdout" in said) == (holdout == 0)
 
 
+@pytest.mark.slow
 def test_a_split_with_one_answer_is_named(tmp_path, caplog):
     """The last fifth of a sorted folder is one class."""
     entry = flowers(tmp_path / "flowers", "folder")

@@ -124,7 +124,7 @@ def guesses(answer: list[int]) -> dict:
     }
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("guess", "sampling"),
     [("by chance", sampling) for sampling in SAMPLINGS]
@@ -142,7 +142,7 @@ def test_tokens_are_those_of_single_steps(way, sampling, guess):
             assert offered.accepted_tokens == 0
 
 
-@pytest.mark.slow(but=6)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("new", [1, 40])
 def test_looked_up_tokens_are_those_of_single_steps(way, sampling, new):
@@ -151,6 +151,7 @@ def test_looked_up_tokens_are_those_of_single_steps(way, sampling, new):
         outputs(way, prompt, max_new_tokens=new, **SAMPLINGS[sampling])
 
 
+@pytest.mark.slow
 def test_a_session_goes_on_after_proposals(way):
     """Also where a streamed answer was left in the middle of what was verified together."""
     vlm, make_step = way
@@ -197,7 +198,7 @@ class Toll:
         return [20, 21, 22][self._count % 10 - 7 :] if self._count % 10 > 6 else []
 
 
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_what_is_looked_up_stands_beside_what_is_forced(way, sampling):
     vlm, make_step = way
@@ -211,7 +212,7 @@ def test_what_is_looked_up_stands_beside_what_is_forced(way, sampling):
     assert sampling != "greedy" or made[1].accepted_tokens > 11
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampling", "chunk"), [*zip(SAMPLINGS, [None, 7, None, 7])])
 def test_rows_of_a_scheduler_each_have_their_own(way, sampling, chunk, monkeypatch):
     """Right, wrong and none side by side, between prompts that are still computed, with uneven lengths."""

@@ -40,7 +40,7 @@ def prepared(tmp_path_factory):
     return prepare
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("kind", SAVES)

@@ -118,6 +118,7 @@ def test_a_chat_cuts_no_word_before_its_first_line_either(model_folder, monkeypa
     assert len(lines) >= 4 and max(map(len, lines)) <= 40
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("tty", [True, False])
 def test_the_name_of_a_model_controls_no_terminal(model_folder, photo, tmp_path, monkeypatch, show, tty):
     """While it is loaded, beside its answer, in a mistake, in a conversation that is saved."""
@@ -154,6 +155,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("way", "tty"), [*((way, True) for way in WAYS), ("an answer", False), ("a chat", False)]
 )

@@ -16,7 +16,8 @@ import pytest
 import torch
 from transformers.cli.serving.utils import parse_assistant_message
 
-from data.chat import ChatEncoder, Message
+from data.chat import ChatEncoder
+from data.conversation import Message
 from data.errors import ThinkingError
 from eval.__main__ import main as eval_main
 from eval.metrics import find_metric
@@ -30,10 +31,9 @@ from generation.scheduler import Scheduler
 from generation.score import decide
 from generation.steps import Step
 from inference.answer import AnswerText, answer_text, answers_of, ask, encode, requests_for
-from inference.checkpoint import Checkpoint, open_checkpoint
+from inference.checkpoint import Checkpoint, Fast, open_checkpoint
 from inference.conversation import Conversation
 from inference.errors import ContextFullError
-from inference.fast import Fast
 from inference.grammar import choice_grammar, json_grammar
 from inference.thinking import Think, for_prompt, held_to
 from messages import for_terminal
@@ -143,10 +143,10 @@ class Scripted(Step):
 def saying(checkpoint: Checkpoint, *texts: str) -> Checkpoint:
     """The checkpoint with a mouth that says `texts` one after another, as long as they are what is taken: the
     first as its thinking, the next from the end of that on. At the end of each it would end its turn."""
-    stop, end = ids_of(checkpoint, "<|im_end|>")[0], checkpoint.processor.thinking.end
+    stop, end = ids_of(checkpoint, "<|im_end|>")[0], checkpoint.thinking.end
 
     def say(fed: list[int]) -> int:
-        _, ended, answer = checkpoint.processor.thinking.text(fed).partition(end)
+        _, ended, answer = checkpoint.thinking.text(fed).partition(end)
         number = 1 if ended else 0
         said = ids_of(checkpoint, texts[number])
         if ended:
@@ -176,6 +176,7 @@ def test_a_prompt_ends_inside_a_block_where_thinking_is_wanted_and_else_outside(
     assert "<think>" not in tokenizer.decode(whole.input_ids)  # a row of training, where there is no prompt
 
 
+@pytest.mark.slow
 def test_what_was_thought_before_earlier_answers_is_left_out_and_nobody_can_type_a_marker(opened):
     """As published templates leave it out, which cannot see into texts here."""
     processor, tokenizer = opened["qwen"].processor, opened["qwen"].processor.tokenizer
@@ -208,17 +209,18 @@ def test_a_model_without_thinking_refuses_it_in_a_sentence(opened, folders, comp
     with pytest.raises(ThinkingError):
         ask(opened["plain"], [], QUESTION, GenerationOptions(constraint=Think()))
     assert "--think" in complaint("--no-image", "-q", QUESTION, "--think", model=folders["plain"])
-    assert opened["plain"].processor.thinking is None
+    assert opened["plain"].thinking is None
 
 
 # ----------------------------------------------------------------------------------------- token by token
+@pytest.mark.slow
 def test_pieces_joined_are_the_whole_however_markers_are_cut(opened):
     """Thoughts and answers of any text, in tokens of any cut, with and without a marker or an end."""
     rng = random.Random(0)
     for name, number in itertools.product(("qwen", "lfm2"), range(150)):
         checkpoint = opened[name]
         thinking, words = (
-            checkpoint.processor.thinking,
+            checkpoint.thinking,
             ["two", " circles", "<", "</", "think", ">", "\n", "é", " "],
         )
         thought, answer = ("".join(rng.choices(words, k=rng.randint(0, 9))) for _ in range(2))
@@ -304,10 +306,11 @@ UNASKED = {  # of a model that thinks where nobody asked for it: what was though
 }
 
 
+@pytest.mark.slow(but=7)
 @pytest.mark.parametrize("said", UNASKED)
 def test_thoughts_that_nobody_asked_for_are_in_no_answer(checkpoint, said):
     """Nor is their end, in a stream either: only what it has said before cannot be taken back."""
-    thinking = checkpoint.processor.thinking
+    thinking = checkpoint.thinking
     ids = ids_of(checkpoint, said.replace("BEGIN", thinking.begin).replace("END", thinking.end))
     thought, answer = UNASKED[said]
     result = answers_of(checkpoint, encode(checkpoint, [], QUESTION), [ids], GenerationOptions())
@@ -330,14 +333,14 @@ def test_thoughts_that_nobody_asked_for_are_in_no_answer(checkpoint, said):
 )
 def test_a_special_token_begins_a_block_after_words_too(opened, said, thought, answer):
     checkpoint = opened["gemma4"]
-    thinking = checkpoint.processor.thinking
+    thinking = checkpoint.thinking
     ids = ids_of(checkpoint, said.replace("BEGIN", thinking.begin).replace("END", thinking.end))
     result = answers_of(checkpoint, encode(checkpoint, [], QUESTION), [ids], GenerationOptions())
     assert result["answers"] == [answer] and result.get("thinking", [""]) == [thought]
     text = AnswerText(checkpoint)
     streamed = "".join(map(text.put, ids)) + text.finish()
     assert streamed.endswith(answer) and "hmm" not in streamed and "thought" not in streamed
-    assert opened["qwen"].processor.thinking.begin_id is None
+    assert opened["qwen"].thinking.begin_id is None
 
 
 def test_a_whole_answer_of_the_server_takes_back_what_was_thought(opened):
@@ -365,7 +368,7 @@ def test_a_whole_answer_of_the_server_takes_back_what_was_thought(opened):
     assert sum(len(piece.logprobs or ()) for piece in made) == len(ids_of(checkpoint, "two"))
 
 
-@pytest.mark.slow(but=11)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("budget", [0, 1, 5, 40])
 @pytest.mark.parametrize("form", [None, "choices", "schema"])
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
@@ -383,7 +386,7 @@ def test_thinking_ends_in_time_and_an_answer_in_its_form_follows(checkpoint, bud
         options = held_to(options, checkpoint.forms.constraint(grammar[form]))
     row = encode(checkpoint, [], QUESTION, think=True)
     bound, generator = for_prompt(checkpoint, row, options), torch.Generator().manual_seed(budget)
-    thinking, ended = checkpoint.processor.thinking, 0
+    thinking, ended = checkpoint.thinking, 0
     size = checkpoint.model.config.text.vocab_size
 
     def logits_of(count: int) -> torch.Tensor:
@@ -411,12 +414,12 @@ def test_thinking_ends_in_time_and_an_answer_in_its_form_follows(checkpoint, bud
 
 
 # ------------------------------------------------------------------------------------------------- answers
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_an_answer_is_the_same_alone_in_company_and_by_the_compiled_step(checkpoint):
     """And takes both limits' tokens at most; where it was cut is said."""
     options = GenerationOptions(max_new_tokens=9, constraint=Think(14), seed=3, temperature=0.9)
     alone = ask(checkpoint, [], QUESTION, options).finish()
-    assert 0 < alone["thinking_tokens"][0] <= 14 + len(checkpoint.processor.thinking.close_ids)
+    assert 0 < alone["thinking_tokens"][0] <= 14 + len(checkpoint.thinking.close_ids)
     assert len(alone["token_ids"][0]) == 9 or alone["stop_reasons"] == ["stop"]
     reply, heard = ask(checkpoint, [], QUESTION, options), list[str]()
     reply.hear = lambda number, piece: heard.append(piece)
@@ -436,6 +439,7 @@ def test_an_answer_is_the_same_alone_in_company_and_by_the_compiled_step(checkpo
     assert fast["token_ids"] == alone["token_ids"] and fast["thinking"] == alone["thinking"]
 
 
+@pytest.mark.slow
 def test_a_model_that_ends_its_thinking_by_itself_answers_at_once(opened):
     """And one that would end its turn there answers, too; what it is held to begins with the answer."""
     for name in ("qwen", "lfm2"):
@@ -454,7 +458,7 @@ def test_a_model_that_ends_its_thinking_by_itself_answers_at_once(opened):
 def test_the_context_leaves_the_thinking_what_the_answer_leaves(checkpoint):
     """In Python, where it would be refused otherwise, and in a conversation."""
     room = checkpoint.context - len(encode(checkpoint, [], QUESTION, think=True).input_ids)
-    closing = len(checkpoint.processor.thinking.close_ids)
+    closing = len(checkpoint.thinking.close_ids)
     for answer in (room // 4, room - closing - 3, room):
         options = GenerationOptions(max_new_tokens=answer, constraint=Think(10**6))
         bound = for_prompt(checkpoint, encode(checkpoint, [], QUESTION, think=True), options)
@@ -473,7 +477,7 @@ def ctrl_c(number: int, piece: str) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow
 def test_a_conversation_goes_on_from_answers_without_their_thinking(checkpoint):
     conversation = Conversation(checkpoint)
     options = GenerationOptions(max_new_tokens=6, constraint=Think(8))
@@ -507,7 +511,7 @@ def test_an_empty_answer_after_thinking_is_as_likely_as_its_end(checkpoint):
         logits = torch.zeros(1, checkpoint.model.config.text.vocab_size)
         logits[0, checkpoint.stop_token_ids[0]] = 1
         choose([one], logits).read()
-    assert one.tokens == [*checkpoint.processor.thinking.close_ids, checkpoint.stop_token_ids[0]]
+    assert one.tokens == [*checkpoint.thinking.close_ids, checkpoint.stop_token_ids[0]]
     assert one.confidence < 0.5
 
 
@@ -515,6 +519,7 @@ def test_an_empty_answer_after_thinking_is_as_likely_as_its_end(checkpoint):
 THINK = ("--no-image", "-q", QUESTION, "--max-new-tokens", 6, "--think", "--think-tokens", 9)
 
 
+@pytest.mark.slow
 def test_the_command_line_shows_thinking_apart(cli, as_json, opened, folders):
     for name in ("qwen", "lfm2"):
         options = GenerationOptions(max_new_tokens=6, constraint=Think(9), confidence=True)
@@ -542,12 +547,13 @@ def test_options_that_thinking_does_not_go_with(complaint, folders):
     complaint(*THINK[:5], "--think-tokens", 3, model=folders["qwen"])
 
 
+@pytest.mark.slow
 def test_a_chat_switches_it_and_a_batch_keeps_it_apart(cli, opened, folders, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTION}\n/think on\n{QUESTION}\n/think off\n/quit\n"))
     flags = ("--max-new-tokens", 6, "--no-image", "--compile", "off")
     status, out, err = cli("chat", *flags, "--think-tokens", 3, "--stats", model=folders["qwen"])
     assert status == 0 and err.count("[thinking] ") == 1 and "[thinking]" not in out
-    limit = 3 + len(opened["qwen"].processor.thinking.close_ids)
+    limit = 3 + len(opened["qwen"].thinking.close_ids)
     assert 0 < int(re.search(r"(\d+) tokens of thinking", err)[1]) <= limit
     monkeypatch.setattr("sys.stdin", io.StringIO("/think on\n"))
     status, _, err = cli("chat", *flags, model=folders["plain"])
@@ -572,6 +578,7 @@ def test_a_chat_switches_it_and_a_batch_keeps_it_apart(cli, opened, folders, tmp
     assert cli(*batch[:-4], *batch[-2:], model=folders["qwen"])[0] == 2  # another run: without a budget
 
 
+@pytest.mark.slow
 def test_metrics_see_the_answer_alone(opened, capsys):
     """Also of a model that thinks without being asked to."""
     for name, think in itertools.product(("qwen", "lfm2"), (None, 50)):
@@ -587,6 +594,7 @@ def test_metrics_see_the_answer_alone(opened, capsys):
     assert "thinking" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen", "lfm2"])
 def test_thinking_that_is_ended_by_force_is_counted(opened, name):
     """But not that which ends by itself with the last token that it may have."""
@@ -616,6 +624,7 @@ def asked(**fields) -> dict:
     return {"model": "qwen", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 6} | fields
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_program_gets_thinking_beside_the_answer(served, opened, stream):
     options = GenerationOptions(max_new_tokens=6, constraint=Think(9), num_return_sequences=2)
@@ -650,6 +659,7 @@ def test_a_program_gets_thinking_beside_the_answer(served, opened, stream):
     )
 
 
+@pytest.mark.slow
 def test_who_does_not_ask_for_thinking_or_cannot_have_it(served):
     for fields in ({}, {"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
         answer = served.send("POST", json=asked(**fields)).json()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import multiprocessing
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-import app
 import serve
 from eval import __main__ as evaluate
 from generation import kv_cache as kv
@@ -26,7 +22,7 @@ from generation.fast.native.panels import round_layer
 from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
-from generation.threads import Crowd, Pace, Paces, choose, quota, watch, with_threads
+from generation.threads import Pass, Threads, limit_threads, quota
 from inference.ask import parser as ask_parser
 from inference.checkpoint import open_checkpoint
 from tests.test_fast_decode import make_model
@@ -39,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(autouse=True)
 def one_thread_afterwards():
     yield
-    choose(1)
+    limit_threads(1)
 
 
 @pytest.fixture
@@ -103,154 +99,103 @@ def test_who_says_how_many_threads(monkeypatch):
     torch.set_num_threads(4)
     monkeypatch.setattr(threads, "processors", lambda: 1.5)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert Crowd().most() == 2 == torch.get_num_threads()
+    assert Threads().limit() == 2 == torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     torch.set_num_threads(4)
-    crowd = Crowd()
-    assert crowd.most() == 4
-    assert crowd.choose(3) == 3 == torch.get_num_threads() == crowd.most()
-    torch.set_num_threads(2)  # as other libraries have it
-    assert crowd.most() == 2
-    crowd.set_torch(1)  # as long as others want the processors
-    assert crowd.most() == 2
-    elsewhere = []
-    other = threading.Thread(target=lambda: elsewhere.append((torch.get_num_threads(), crowd.most())))
-    other.start()
-    other.join(PATIENCE)
-    assert elsewhere == [(1, 2)]
-    crowd.set_torch(2)
+    shared = Threads()
+    assert shared.limit() == 4
+    assert shared.limit(3) == 3 == torch.get_num_threads() == shared.limit()
 
 
-# ----------------------------------------------------------------------- the pace, by times that are made up
+# ------------------------------------------------------------------------------------- beside other work
+LARGE = 100 * threads.EACH
+
+
 class Machine:
-    """A clock, a processor for each thread, and work that takes `one` second on a single thread and `several`
-    on all."""
+    """Passes of 10 ms, in which several threads lose some, on a clock that is made up."""
 
-    def __init__(self, most=2, one=1e-3, several=0.6e-3, learn=Pace.LEARN):
-        self.crowd, self.now, self.most = Crowd(), 100.0, most
-        self.pace = Pace(self.crowd, learn)
-        self.one, self.several = one, several
-        self.late = lambda now: 0.0  # seconds that somebody waits for a helper in a pass
-        self.off = 0.0  # share of the time in which others have the leader's processor
+    def __init__(self, monkeypatch, most: int):
+        self.now, self.off, self.lost, self.counts = 100.0, 0.0, 0.0, list[int]()
+        monkeypatch.setattr(threads.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(threads.time, "thread_time", lambda: self.now - self.off)
+        self.shared = Threads()
+        self.shared.limit(most)
 
-    def seconds(self, threads: int) -> float:
-        return self.one if threads == 1 else self.several * self.most / threads
+    def work(self, made: Pass) -> None:
+        self.counts.append(made.threads)
+        made.lost = self.lost if made.threads > 1 else 0.0
+        self.now += 0.01 + made.lost
 
-    def step(self, waits_known=True) -> int:
-        count, worth = self.pace.plan(self.most, self.now)
-        assert 1 <= count <= self.most and worth >= 0
-        seconds = self.seconds(count)
-        waited = self.late(self.now) if count > 1 else 0.0
-        off = (seconds + waited) * self.off / (1 - self.off)
-        self.now += seconds + waited + off
-        known = (waited, off) if waits_known else (0.0, off if count == 1 else 0.0)
-        self.pace.settle(count, 1, seconds + waited + off, self.now, *known)
-        return count
-
-    def run(self, seconds: float, **how) -> list[int]:
-        end, counts = self.now + seconds, []
-        while self.now < end:
-            counts.append(self.step(**how))
-        return counts
+    def run(self, products: float = LARGE) -> int:
+        self.shared.run(self.work, products)
+        return self.counts[-1]
 
 
-@pytest.mark.parametrize("waits_known", [True, False])
-def test_alone_on_the_machine_all_threads_work(waits_known):
-    machine = Machine(learn=Pace.LEARN if waits_known else 2)
-    counts = machine.run(1.0, waits_known=waits_known)
-    assert counts.count(1) <= 1, "one pass finds out how long it takes with fewer"
+def test_beside_other_work_half_of_the_threads_go_on(monkeypatch):
+    machine = Machine(monkeypatch, 4)
+    assert machine.run() == 4
+    machine.lost = 0.05
+    assert [machine.run(), machine.run(), machine.run()] == [4, 2, 1] and torch.get_num_threads() == 1
+    machine.now += 0.2
+    machine.lost = 0.0
+    assert machine.run() == 4 == torch.get_num_threads()
 
 
-@pytest.mark.parametrize("known", ["at first", "later"])
-@pytest.mark.parametrize("waits_known", [True, False])
-@pytest.mark.parametrize("one", [1e-3, 30e-3])
-def test_others_are_noticed_within_a_few_passes_and_cost_little(known, waits_known, one):
-    """Each pass of several threads waits for a helper that has lost its processor."""
-    machine = Machine(one=one, several=0.6 * one, learn=Pace.LEARN if waits_known else 2)
-    if known == "later":
-        machine.run(100 * one, waits_known=waits_known)
-    machine.late = lambda now: 3e-3 + one
-    assert 1 in [machine.step(waits_known) for _ in range(8)]
-    began, count = machine.now, len(machine.run(5.0, waits_known=waits_known))
-    assert machine.now - began < 1.1 * count * one
+def test_what_tries_cost_is_bounded_and_all_come_back(monkeypatch):
+    """Where others stay, all threads are tried about once a second."""
+    machine = Machine(monkeypatch, 2)
+    machine.lost = 0.03
+    while machine.now < 120:
+        machine.run()
+    assert machine.counts.count(2) < 30
+    machine.lost = 0.0
+    machine.now += threads.LONGEST_PAUSE
+    assert {machine.run() for _ in range(20)} == {2}
+    machine.lost = 0.001  # once, by chance
+    machine.run()
+    machine.lost = 0.0
+    assert machine.run() == 1 and machine.run() == 2
 
 
-def test_what_tries_cost_is_bounded_where_stalls_are_long():
-    """A quota that nobody sees: after 50 ms of two threads, the process is held for 50."""
-    machine = Machine(one=1e-3, several=0.6e-3)
-    used = [0.0, 0.0]  # of a period that ends at
-
-    def throttled(now):
-        if now > used[1]:
-            used[:] = 0.0, now + 0.1
-        used[0] += machine.several
-        return 0.05 if used[0] > 0.05 else 0.0
-
-    machine.late = throttled
-    machine.run(5.0)
-    began, count = machine.now, len(machine.run(10.0))
-    assert machine.now - began < 1.1 * count * machine.one
+def test_small_work_takes_few_threads(monkeypatch):
+    machine = Machine(monkeypatch, 4)
+    each = threads.EACH
+    assert [machine.run(products) for products in (1, each, 3.5 * each, 1000 * each)] == [1, 1, 3, 4]
 
 
-@pytest.mark.parametrize("off", [0.0, 0.5])
-def test_it_comes_back_when_it_is_quiet(off):
-    """Where not even one thread has its processor, no try is worth it meanwhile."""
-    machine = Machine()
-    machine.run(0.1)
-    machine.late, machine.off = lambda now: 4e-3, off
-    counts = machine.run(5.0)
-    assert counts[-1] == 1 and (not off or set(counts[-500:]) == {1})
-    machine.late, machine.off = lambda now: 0.0, 0.0
-    machine.run(Crowd.LONGEST_PAUSE)
-    assert set(machine.run(0.5)) == {2}
+def test_one_pass_at_a_time_has_several_threads(monkeypatch):
+    machine = Machine(monkeypatch, 4)
+    machine.shared.run(lambda made: machine.counts.append(machine.run()), LARGE)
+    assert machine.counts == [1, 1] and machine.run() == 4
 
 
-@pytest.mark.parametrize("several", [0.3e-3, 0.21e-3, 0.2e-3])
-def test_small_work_takes_one_thread_where_that_is_as_fast(several):
-    machine = Machine(one=0.2e-3, several=several)
-    machine.run(0.2)
-    began, counts = machine.now, machine.run(5.0)
-    assert machine.now - began < 1.02 * len(counts) * machine.one
-
-
-def test_of_many_threads_half_go_on_and_come_back_step_by_step():
-    machine = Machine(most=16, one=16e-3, several=1e-3)
-    machine.run(0.2)
-    machine.late = lambda now: 3e-3
-    counts = machine.run(0.2)
-    assert counts[0] == 16 and 8 in counts
-    machine.late = lambda now: 0.0
-    machine.run(5.0)
-    assert set(machine.run(0.5)) == {16}
-
-
-def test_a_pass_that_has_more_to_do_is_not_one_that_others_have_held_up():
-    """Long contexts after short ones: a step at 8,000 positions took one thread, 1.7 times as long as two."""
-    crowd, counts = Crowd(), []
-    crowd.choose(2)
-    paces = Paces(crowd)
-    for passed in range(64):
-        each = 1.0 if passed < 32 else 5.0
-
-        def run(threads, worth, each=each):
-            counts.append(threads)
-            return each * 0.03 / threads, 0.0, 0.0
-
-        with_threads(paces, 1, run, each)
-    assert counts.count(1) <= 1, "one pass finds out how long it takes with fewer"
+@torch.no_grad()
+def test_pytorchs_own_passes_give_way_as_well(monkeypatch):
+    machine = Machine(monkeypatch, 2)
+    for off, expected in ((0.0, 2), (0.4, 2), (0.6, 2), (0.0, 1), (0.9, 1)):
+        with machine.shared.eager():
+            assert torch.get_num_threads() == expected
+            machine.now += 0.1
+            machine.off += 0.1 * off
+    machine.now += threads.LONGEST_PAUSE
+    with torch.enable_grad(), machine.shared.eager():
+        assert torch.get_num_threads() == 1, "training keeps what it has"
+    with machine.shared.eager():
+        assert torch.get_num_threads() == 2
 
 
 # ------------------------------------------------------------------------------------ the same results
 def leaving(stake: float):
-    """`build.make_pass`, in which half of the threads leave as soon as they have waited for so many seconds,
-    and half of the rest after as many more; with less than nothing, wherever they meet."""
+    """`run_pass`, in which half of the threads leave as soon as they have waited for so many seconds, and
+    half of the rest after as many more; with less than nothing, wherever they meet."""
 
-    def make_pass(paces, amount, call, each=1.0):
-        call(build.Pass(torch.get_num_threads(), stake, 0.0))
+    def run_pass(call, products):
+        call(Pass(torch.get_num_threads(), stake))
 
-    return make_pass
+    return run_pass
 
 
+@pytest.mark.slow(but=2)
 @torch.no_grad()
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
@@ -266,32 +211,14 @@ def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
         prompt = step.prefill(embeddings, [70], cache)
         return [prompt, step(torch.tensor([[5]]), cache, 70), fast(pixels), *cache[-1].values()]
 
-    choose(1)
+    limit_threads(1)
     expected = everything()
     torch.set_num_threads(4)
     for stake in (-1.0, 0.0, 2e-6, 1e-5, 3e-5, 1e-4, 1.0):
-        monkeypatch.setattr("generation.fast.native.step.make_pass", leaving(stake))
-        monkeypatch.setattr("generation.fast.tower.make_pass", leaving(stake))
+        monkeypatch.setattr("generation.fast.native.step.run_pass", leaving(stake))
+        monkeypatch.setattr("generation.fast.tower.run_pass", leaving(stake))
         for one, other in zip(everything(), expected, strict=True):
             assert torch.equal(one, other), f"after {stake} s"
-
-
-def test_a_step_says_how_much_more_it_reads_in_longer_contexts_and_of_more_rows(compiler, monkeypatch):
-    """Weights once, and the cache of each row."""
-    lm, said = make_model().language_model, []
-    step, make_pass = NativeStep(lm), build.make_pass
-
-    def noted(paces, amount, call, each):
-        said.append(each - 1)
-        make_pass(paces, amount, call, each)
-
-    monkeypatch.setattr(native_step, "make_pass", noted)
-    for rows, position in ((1, 20), (1, 40), (3, 40)):
-        cache = kv.allocate_for(lm, rows, 80)
-        step(torch.full((rows, 1), 5), cache, position)
-    step.prefill(torch.zeros(1, 41, lm.config.hidden_size), [41], cache[:], 20)  # 20 ... 60
-    once, longer, rows, prompt = said
-    assert longer == pytest.approx(2 * once) and rows == pytest.approx(3 * longer) and prompt == longer
 
 
 def alone_on_one_processor(say) -> None:
@@ -306,10 +233,10 @@ def alone_on_one_processor(say) -> None:
         return [step(torch.tensor([[token]]), cache, token) for token in range(40)]
 
     with torch.no_grad():
-        choose(1)
+        limit_threads(1)
         expected = tokens()
         torch.set_num_threads(4)
-        native_step.make_pass = leaving(0.0)
+        native_step.run_pass = leaving(0.0)
         say.send(all(map(torch.equal, tokens(), expected)))
 
 
@@ -325,46 +252,20 @@ def test_the_thread_that_leads_stays_where_nobody_comes_to_help(compiler):
     process.join()
 
 
-@torch.no_grad()
-def test_blocks_of_pytorch_take_the_threads_that_pay_and_compute_the_same():
-    model = make_model()
-    blocks = model.language_model.layers
-    x = torch.randn(2, 9, 56, generator=torch.manual_seed(0))
-    expected, _ = model.language_model(x)
-    crowd = Crowd()
-    crowd.choose(2)
-    watch(blocks, crowd)
-    for _ in range(4):
-        assert torch.allclose(model.language_model(x)[0], expected, atol=1e-6)
-    now = threads.time.perf_counter()
-    crowd.lost(2, 1e3, now)
-    model.language_model(x)
-    assert torch.get_num_threads() == 1 and crowd.most() == 2
-    copied = copy.deepcopy(model).language_model  # goes its own way
-    assert torch.allclose(copied(x)[0], expected, atol=1e-6)
-
-
-@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="not told by this system")
-def test_who_waits_for_something_else_is_not_kept_from_a_processor():
-    """As one that waits for Python's lock in a busy server: it need not work with fewer threads for that."""
-    before = threads.queued()
-    time.sleep(0.3)
-    assert threads.queued() - before < 0.15
-
-
 # ------------------------------------------------------------- forks, models and threads at once, odd sizes
 def in_a_process(script: str) -> str:
     """What a program prints that has two threads and compiled steps of the tests' models."""
     opening = """
 import copy, os, threading, torch
-from generation import kv_cache as kv
+from generation import kv_cache as kv, threads
 from generation.fast.native.step import NativeStep
 from generation.steps import Step
-from generation.threads import CROWD, choose
+from generation.threads import limit_threads
 from models.config import TextConfig
 from models.language_model import LanguageModel
 from tests.test_fast_decode import make_model
-choose(2)
+limit_threads(2)
+threads.EACH = 1  # small models take several as well
 torch.set_grad_enabled(False)
 def logits(step, lm, count=30):
     with torch.no_grad():
@@ -399,14 +300,14 @@ children = []
 for _ in range(10):
     child = os.fork()
     if child == 0:
-        same = torch.equal(logits(step, lm), expected) and CROWD.most() == 1 and choose(2) == 1
+        same = torch.equal(logits(step, lm), expected) and limit_threads() == limit_threads(2) == 1
         (torch.ones(1000, 1000) @ torch.ones(1000, 1000)).sum()
         os._exit(0 if same else 1)
     children.append(child)
 print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
 stop.set()
 busy.join()
-assert torch.equal(logits(step, lm), expected) and CROWD.most() == 2
+assert torch.equal(logits(step, lm), expected) and limit_threads() == 2
 """
     assert in_a_process(script).split() == str([0] * 10).split()
 
@@ -446,8 +347,8 @@ print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 # ------------------------------------------------------------------------------------------ the entry points
 @pytest.mark.parametrize(
     "parser",
-    [ask_parser(""), serve.build_parser(), app.build_parser(), evaluate.build_parser()],
-    ids=["generate", "serve", "app", "eval"],
+    [ask_parser(""), serve.build_parser(), evaluate.build_parser()],
+    ids=["generate", "serve", "eval"],
 )
 def test_every_program_takes_threads(parser, capsys):
     assert parser.parse_args(["--threads", "3"]).threads == 3
@@ -459,4 +360,4 @@ def test_every_program_takes_threads(parser, capsys):
 
 def test_a_checkpoint_is_opened_with_as_many(model_folder):
     checkpoint = open_checkpoint(model_folder, device="cpu", threads=2)
-    assert threads.CROWD.most() == 2 and checkpoint.compiled().decode_step is not None
+    assert threads.limit_threads() == 2 and checkpoint.compiled().decode_step is not None

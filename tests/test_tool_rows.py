@@ -116,6 +116,7 @@ def by_transformers(own: Processor, messages: list, tools: list | None = None, *
     return own.tokenizer.apply_chat_template(messages, **options)
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("markup", TEMPLATES)
 @pytest.mark.parametrize("form", ["objects", "JSON", "functions"])
 def test_calls_are_learned_as_the_template_writes_them(processors, markup, form):
@@ -330,6 +331,7 @@ def test_calls_and_tools_of_another_form_are_bad_rows(processors, row):
     assert caught.value.reason == "bad conversation"
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("markup", TEMPLATES)
 def test_nothing_typed_in_a_row_is_a_mark_and_the_labels_stay_in_place(processors, markup):
     own, marks = processors[markup], processors[markup].chat.marks.texts

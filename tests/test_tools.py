@@ -19,7 +19,8 @@ import torch
 from pydantic import BaseModel
 from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS as RESPONSE_TEMPLATES
 
-from data.chat import ChatEncoder, Message
+from data.chat import ChatEncoder
+from data.conversation import Message
 from data.errors import PromptError
 from data.tools import GEMMA, PLAIN, Tool, ToolCall
 from inference.calls import CallReader, whole_calls
@@ -250,6 +251,7 @@ def constraints() -> dict:
     return made
 
 
+@pytest.mark.slow
 def test_any_call_of_any_tool_fits_its_schema(constraints):
     """In every markup, whether it must come or may, and however its text arrives. See OCELLI_TOOL_CALLS."""
     kinds = Counter[str]()
@@ -303,6 +305,7 @@ REFERRING = {
 }
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("name", REFERRING)
 def test_references_are_followed_wherever_they_lead(constraints, name):
     """And tools whose definitions have the same names keep apart."""
@@ -320,7 +323,7 @@ def test_references_are_followed_wherever_they_lead(constraints, name):
     assert {*called} == {"f", "g"}
 
 
-@pytest.mark.slow(but=8)
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("form", ["bare", "titled", "list", "either"])
 @pytest.mark.parametrize(
     ("tools", "shared", "parameters"), [(1, 60, 300), (1, 4, 500), (6, 10, 30), (20, 2, 15)]
@@ -447,7 +450,7 @@ def streamed(client: openai.OpenAI, **fields):
     return text, calls, reason
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [NAME, *TEMPLATES])
 @pytest.mark.parametrize("choice", ["required", "named", "allowed"])
 def test_a_client_gets_the_calls_that_it_asks_for(served, model, choice):
@@ -479,6 +482,7 @@ def test_the_embedded_model_fills_in_the_one_value_of_the_one_tool_and_answers_p
         assert message.content == "blue" and message.tool_calls is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [NAME, *TEMPLATES])
 def test_calls_and_results_are_sent_back(served, model):
     """With images, as content parts or text, in what follows a call."""
@@ -507,6 +511,7 @@ def test_an_answer_that_is_cut_says_so(served):
     assert streamed(served.client(), **wanted)[2] == "length"
 
 
+@pytest.mark.slow
 def test_tools_of_pydantic_models_are_parsed_by_the_client(served):
     class Move(BaseModel):
         to: int
@@ -522,6 +527,7 @@ def test_tools_of_pydantic_models_are_parsed_by_the_client(served):
         assert isinstance(answer.choices[0].message.tool_calls[0].function.parsed_arguments, Move)
 
 
+@pytest.mark.slow
 def test_a_schema_for_the_answer_holds_beside_tools(served):
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": record(n=SCHEMAS["integer"])}}
     for seed in range(6):
@@ -549,7 +555,7 @@ def test_the_grammar_of_tools_is_not_written_where_everybody_waits(served, monke
     assert answers[0].message.tool_calls and len(written) == 1
 
 
-@pytest.mark.slow(but=10)
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(
     "key", ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxContains"]
 )
@@ -567,6 +573,7 @@ def test_lengths_are_whole_numbers(served, key, value):
     assert json_grammar(named) and json_grammar({"enum": [{key: value}]})
 
 
+@pytest.mark.slow
 def test_what_cannot_be_asked_for_is_refused(served):
     def function(**fields) -> list:
         return [{"type": "function", "function": {"name": "f"} | fields}]
@@ -616,7 +623,7 @@ def test_thinking_stays_apart_from_calls(tmp_path):
     assert thoughts
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schema",
     [
@@ -656,7 +663,7 @@ def test_the_embedded_model_is_made_to_fill_in_no_more_than_one_value(served, sc
             assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", TEMPLATES)
 def test_any_call_over_the_wire_can_be_read_and_fits_its_schema(served, model):
     """By random weights, whole and streamed. See OCELLI_TOOL_CALLS."""

@@ -125,6 +125,7 @@ def trained_without(base, step: int, monkeypatch, more: dict) -> bytes:
     return (base / "left-out" / MODEL).read_bytes()
 
 
+@pytest.mark.slow
 def test_too_little_memory(base, capsys, monkeypatch):
     """Reported with what to lower; an error of ours is not taken for it."""
     monkeypatch.setattr(train.Run, "backward", lambda *_: torch.empty(2**60, dtype=torch.uint8))
@@ -137,6 +138,7 @@ def test_too_little_memory(base, capsys, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------- rows
+@pytest.mark.slow
 @pytest.mark.parametrize("guess", [0.5, 2])
 def test_a_schedule_ends_with_the_run_though_its_steps_were_estimated(base, guess, monkeypatch, capsys):
     """Also where the rows fill more or fewer steps: no rate is left high, and no step is left out."""
@@ -161,6 +163,7 @@ def test_rate_0_freezes(base):
     assert config.max_tiles == 3 and config.init_from == str(base / "tiny")
 
 
+@pytest.mark.slow
 def test_data_that_end_early_are_evaluated_too(base):
     """After the last step of a run with fewer than asked for: its line, scores, and a card that has them."""
     more = {"steps": 1000, "epochs": 1, "save_every": 1000, "log_every": 100, "eval_every": 100}
@@ -173,6 +176,7 @@ def test_data_that_end_early_are_evaluated_too(base):
     assert states(base / "early" / FOLDER)[-1].name == f"step-{logged['step']:08d}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("projector_lr", "tower"), [(-1, ""), (1e-2, "q_proj,fc2")])
 def test_adapters(base, projector_lr, tower):
     """Saved as a standard adapter that opens on the transformers model, and merged beside it."""
@@ -242,6 +246,7 @@ def watched(base):
     return base / "watched"
 
 
+@pytest.mark.slow
 def test_speed_and_time_left(watched):
     rows = metrics(watched, "loss")
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and rows[-1]["seconds_left"] == 0
@@ -342,6 +347,7 @@ def test_a_run_stops_early(base, capsys):
     assert len(losses()) == 10
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_killed_ends_the_run_with_a_sentence(base, monkeypatch, capsys):
     """The kernel does so where memory is short; and where the data end before the steps, the run says so."""
     whole, killed = train.Run.step, []
@@ -387,6 +393,7 @@ def test_a_look_at_the_rows(base, tmp_path, capsys):
     assert learned[0] in compared and "⟦" not in compared  # the model learns from answers that it samples
 
 
+@pytest.mark.slow
 def test_answers_and_scores_change_nothing(base, watched):
     train.main(settings(base, "alone", eval_samples=0, steps=4, save_every=2))
     assert curve(base / "alone") == curve(watched)
@@ -482,6 +489,7 @@ def test_a_finished_run_is_pushed(base, tmp_path, monkeypatch, capsys):
         assert "/commit/" in capsys.readouterr().out and len(curve(tmp_path / "run")) == 3
 
 
+@pytest.mark.slow
 def test_an_upload_that_failed_is_tried_again(base, tmp_path, monkeypatch, capsys):
     """By the same command: the model is where it was written."""
     push = {"output": str(tmp_path / "run"), "push_to_hub": "me/tiny", "steps": 2}
@@ -495,6 +503,7 @@ def test_an_upload_that_failed_is_tried_again(base, tmp_path, monkeypatch, capsy
         assert "nothing to train" in said and f"{hub.url}/me/tiny/commit/" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [True, False])
 def test_a_step_says_how_many_rows_it_learns(base, tmp_path, packing):
     """Of packed sequences more than --batch-size; also over several steps of one line."""
@@ -510,6 +519,7 @@ def test_a_step_says_how_many_rows_it_learns(base, tmp_path, packing):
     assert two == [(each[0][0] + each[1][0]) / 2, (each[2][0] + each[3][0]) / 2]
 
 
+@pytest.mark.slow
 def test_a_share_of_the_rows_is_held_out(base, tmp_path, capsys):
     """No row of it is learnt, and a model does not say that it knows what its base does."""
     write_rows(tmp_path / "rows.jsonl", 20)
@@ -546,6 +556,7 @@ def test_boxes_are_scored_in_a_run(base, tmp_path):
     assert 0 <= row["eval_accuracy"] <= 1
 
 
+@pytest.mark.slow
 def test_the_rows_of_readme_can_be_trained_on(base, tmp_path, monkeypatch):
     """Its command, with a smaller model: no row is left out. The command that evaluates on them is run as it
     is (test_docs_commands.py)."""
@@ -582,16 +593,19 @@ def test_a_dataset_by_its_hub_id(base, tmp_path):
             [sys.executable, "train.py", *arguments], cwd=ROOT, env=env, capture_output=True, text=True
         )
         code = "from data.sources import *; print(open_datasets([{'path': 'owner/rows'}]).num_rows)"
-        offline = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env=env | {"HF_HUB_OFFLINE": "1"},
-            capture_output=True,
-            text=True,
-        )
+        for kept in ("datasets", "hub"):  # the library's copy, and then what the Hub's client has downloaded
+            offline = subprocess.run(
+                [sys.executable, "-c", code],
+                cwd=ROOT,
+                env=env | {"HF_HUB_OFFLINE": "1"},
+                capture_output=True,
+                text=True,
+            )
+            assert offline.stdout.split() == ["12"], (kept, offline.stderr)
+            assert len([*tmp_path.rglob("*.arrow")]) == 1, kept
+            shutil.rmtree(tmp_path / "home" / "datasets")
     assert done.returncode == 0, done.stderr
     card = ModelCard((tmp_path / "run" / "README.md").read_text()).data
     assert (card.language, card.datasets, card.base_model) == (["de"], ["owner/rows"], None)
-    assert offline.stdout.split() == ["12"], offline.stderr
     seen = {name for _, _, rows in curve(tmp_path / "run") for row in rows for name, _ in row}
     assert seen == {"owner/rows", "streamed"}

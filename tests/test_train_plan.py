@@ -112,6 +112,7 @@ def tiny_plan(frozen=(), samples=1, precision="float32", shape=TINY, **more):
 
 
 # --------------------------------------------------------------------------------- parameters and memory
+@pytest.mark.slow
 def test_parameters_are_the_published_ones():
     plan, tied = plan_with(SMOLVLM), plan_with(replace(SMOLVLM, tie_word_embeddings=True))
     assert sum(plan.parameters.values()) == sum(plan.trainable.values()) == 256_484_928
@@ -163,7 +164,7 @@ def loss_of(model, batch):
     return model.summed_loss(hidden, batch["labels"])[0]
 
 
-@pytest.mark.slow(but=12)
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(
     "precision, frozen, segments, shape",
     [
@@ -192,6 +193,7 @@ def test_checkpointing_keeps_little():
     assert 1.2 < little.run_flops / little.flops < 4 / 3
 
 
+@pytest.mark.slow
 def test_fsdp_cuts_what_it_shards():
     config = SHAPES["SmolVLM-2.2B"]
     ddp, fsdp = (plan_with(config, ranks=8, batch_size=8, parallel=kind).memory for kind in ("ddp", "fsdp"))
@@ -202,7 +204,7 @@ def test_fsdp_cuts_what_it_shards():
 
 
 # -------------------------------------------------------------------------------------------------- FLOPs
-@pytest.mark.slow(but=4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "frozen", [(), ("vision_model",), ("language_model",), ("projector", "language_model")], ids=str
 )
@@ -215,6 +217,7 @@ def test_flops_are_those_of_torchs_counter(frozen, shape):
     assert tiny_plan(frozen, shape=shape).flops == pytest.approx(counter.get_total_flops(), rel=0.03)
 
 
+@pytest.mark.slow
 def test_adapters_in_the_tower_are_counted_where_they_are():
     """With the projector trained beside them: by the plan, and by what measures a run that learns so."""
     model, batch = model_of(TINY), batch_of(TINY)
@@ -278,7 +281,7 @@ def plan_for(*arguments: str):
     return plan_of(*parse_arguments([*arguments, "--plan"]))[0]
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "parameters"),
     [

@@ -63,6 +63,7 @@ def test_two_ranks(base):
     same(expected, curve(output))
 
 
+@pytest.mark.slow
 def test_ranks_drop_out_other_inputs(base):
     """With the same masks on every rank, dropout would be weaker than it is asked to be."""
     folder, settings, _ = base

@@ -123,6 +123,7 @@ def test_dropout_is_that_of_a_run_that_was_never_stopped(folder):
     assert curve(folder / "dropout") == whole
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_it_at_once(folder, capfd, monkeypatch):
     def impatient(*arguments) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -158,6 +159,7 @@ def test_a_full_disk_does_not_end_the_run(folder, capfd):
     assert curve(folder / "full") == curve(folder / "empty")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room, ranks, more", [(1000, 1, {}), (32_768, 2, {"async_save": True})])
 def test_a_full_disk_with_no_state_on_it(folder, capfd, room, ranks, more):
     """Too small for run.yaml, or for a state's tensors: the system's reason is given."""
@@ -189,6 +191,7 @@ def test_a_model_that_was_not_saved_is_saved_by_the_next_start(folder, capsys, m
     assert one == other
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_in_the_last_save(folder, monkeypatch):
     """All ranks know of it, or none would wait for the other."""
     save = train.Run.save
@@ -210,6 +213,7 @@ def two_steps(folder):
     return folder
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "change",
     [
@@ -229,6 +233,7 @@ def test_what_is_refused_loses_nothing(two_steps, change, capsys, monkeypatch):
     assert contents(two_steps / "two-steps") == before
 
 
+@pytest.mark.slow
 def test_settings_that_have_changed_are_listed(two_steps, capsys):
     shutil.copytree(two_steps / "two-steps", two_steps / "changed")
     change = {"lr": 1e-3, "steps": 3, "weight_decay": 0.2, "schedule": "cosine"}

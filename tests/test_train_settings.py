@@ -30,6 +30,7 @@ def refusal(capsys, arguments: list[str]) -> str:
     return refused(capsys, arguments, lambda given: parse(*given, check=check_settings))
 
 
+@pytest.mark.slow(but=5)
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_recipes_parse_and_come_back(recipe, tmp_path):
     config = parse(str(recipe), "--seed", "5", check=check_settings)
@@ -213,6 +214,7 @@ def default_of(name: str) -> str | bool | int | float:
     return item.default
 
 
+@pytest.mark.slow(but=32)
 @pytest.mark.parametrize(("run", "name", "has"), EFFECTS, ids=str)
 def test_a_flag_that_has_no_effect_is_refused(run, name, has, capsys):
     """By its name, also with the value that it has anyway: somebody expects something of it."""

@@ -69,6 +69,7 @@ def check_within(images: Images, least: int, reopened=lambda rule: rule) -> None
         images.within(least - 1)
 
 
+@pytest.mark.slow(but=1)
 def test_images_may_take_fewer_positions(opened, tmp_path):
     """Also by what is saved with the model."""
     _, model, processor = opened
@@ -179,7 +180,7 @@ def test_every_gradient_is_theirs_padded_or_packed(opened, monkeypatch):
     compare(gradients(ours, lambda model: ours_on(packed, model)), (loss, expected))
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=1)
 def test_answers_to_one_prompt_learn_what_they_learn_alone(opened):
     """The prompt and its images are once in the row, unless layers keep states or windows."""
     _, model, processor = opened

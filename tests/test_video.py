@@ -25,10 +25,9 @@ import torch
 from PIL import Image
 from transformers.video_utils import VideoMetadata, read_video_pyav
 
-import app
 import serve
 from data import video
-from data.chat import Message
+from data.conversation import Message
 from data.errors import ImageError, ProcessorError
 from data.images import ImageLimits, load_image
 from data.loader import Loader, LoaderConfig
@@ -57,7 +56,6 @@ from models.packed_vision_transformer import patches_of
 from tests import tiny
 from tests.clips import clip_of, noise, write_animation, write_clip
 from tests.evaluations import save_rows
-from tests.pages import EXAMPLE, make_service
 from tests.processors import draw_image
 from tests.qwen_checkpoints import KINDS, TEMPLATE, image_settings, save_hf, tokenizer
 from tests.runs import metrics, run, tiny_checkpoint
@@ -65,9 +63,7 @@ from tests.test_serve import refused, running
 from tests.waiting import PATIENCE, wait_for
 from training.rows import RowsLoss
 from web import engine, videos
-from web import service as page
 from web.models import Models
-from web.service import OF_VISITORS, AskRequest, Visitor
 from web.videos import open_apart
 
 CLIPS = int(os.environ.get("OCELLI_CLIPS", 5))  # of each kind; the long run has 200
@@ -214,7 +210,7 @@ def for_transformers(inputs: dict, config, seconds: list[float]) -> dict:
     }
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [5, 8])
 def test_answers_about_videos_are_those_of_transformers(kind, count, tmp_path):
@@ -309,6 +305,7 @@ def test_a_slower_video_of_the_same_frames_is_another_prompt(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------- files
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("suffix", "codec"), [("mp4", "mpeg4"), ("mp4", "libx264"), ("mov", "libx264"), ("avi", "mpeg4")]
 )
@@ -400,6 +397,7 @@ def test_an_animation_is_turned_as_an_image_of_the_same_file(tmp_path, suffix, o
     assert np.array_equal(np.asarray(frames[0]), np.asarray(image))
 
 
+@pytest.mark.slow
 def test_asking_opens_what_a_path_or_bytes_hold(tmp_path):
     pytest.importorskip("av")
     processor = Processor.from_pretrained(DEFAULT_MODEL)
@@ -436,6 +434,7 @@ def test_a_phones_video_stands_upright(tmp_path):
     assert np.array_equal(np.asarray(next(clip.frames([0]))), np.rot90(upright, -1))
 
 
+@pytest.mark.slow
 def test_damaged_videos_end_in_one_sentence(tmp_path):
     pytest.importorskip("av")
     draw = random.Random(0)
@@ -772,73 +771,12 @@ def test_a_video_that_takes_long_holds_up_its_own_client_alone(tmp_path, monkeyp
         assert {one.result().status_code for one in waiting} == {200}
 
 
-@pytest.mark.parametrize("program", [serve, app])
-def test_servers_show_as_many_frames_as_they_are_told(tmp_path, program):
+def test_servers_show_as_many_frames_as_they_are_told(tmp_path):
     save_hf("qwen3_vl", tmp_path / "model")
-    told = program.build_parser().parse_args(["--fps", "0.5", "--max-frames", "6"])
+    told = serve.build_parser().parse_args(["--fps", "0.5", "--max-frames", "6"])
     models = Models([str(tmp_path / "model")], device="cpu", fps=told.fps, max_frames=told.max_frames)
     videos = models.open(models.default).processor.images.videos
     assert (videos.fps, videos.most) == (0.5, 6)
-
-
-def test_a_page_is_shown_videos(tmp_path):
-    save_hf("qwen3_vl", tmp_path / "model")
-    gif = write_animation(tmp_path / "clip.gif", noise(6, 64, 48), 250)
-    service = make_service(tmp_path / "model")
-    try:
-        path = service.take_in(str(gif))
-        service.models.open(service.models.default)
-        checkpoint = service.models.held(service.models.default)
-        (visual,) = service.tiled(checkpoint, path)
-        assert len(visual.times) == 2 and service.tiled(checkpoint, path)[0] is visual
-        request = AskRequest((path,), "how many", service.models.default, max_new_tokens=4)
-        (*_, view) = asyncio.run(all_views(service, request))
-        assert view.log[-1].stop_reasons and not view.failed
-        (tmp_path / "broken.gif").write_bytes(b"GIF89a and no more")
-        with pytest.raises(ImageError):
-            service.take_in(str(tmp_path / "broken.gif"))
-        assert not (tmp_path / "broken.gif").exists()
-    finally:
-        service.close()
-
-
-def test_a_page_decodes_a_video_where_no_other_visitor_waits_for_it(tmp_path, monkeypatch):
-    begun, released = threading.Event(), threading.Event()
-
-    @contextmanager
-    def held(data, limits, name):
-        begun.set()
-        assert released.wait(PATIENCE)
-        with open_apart(data, limits, name) as clip:
-            yield clip
-
-    async def both() -> tuple:
-        """The last view of the first visitor, and of another who asked meanwhile."""
-        first = asyncio.create_task(all_views(service, request))
-        assert await asyncio.to_thread(begun.wait, PATIENCE)
-        image = AskRequest((EXAMPLE,), "how many", service.models.default, max_new_tokens=2)
-        async with asyncio.timeout(PATIENCE / 2):
-            (*_, other) = await all_views(service, image)
-        assert not first.done()
-        released.set()
-        return (await first)[-1], other
-
-    monkeypatch.setattr(page, "open_apart", held)
-    (tmp_path / "endless.gif").write_bytes(endless())
-    service = make_service(image=replace(OF_VISITORS, max_seconds=0.5))
-    try:
-        path = service.take_in(str(tmp_path / "endless.gif"))
-        request = AskRequest((path,), "how many", service.models.default)
-        view, other = asyncio.run(both())
-        assert view.failed and view.returned is request and "endless.gif" in view.notice
-        assert other.log[-1].stop_reasons and not other.failed
-    finally:
-        released.set()
-        service.close()
-
-
-async def all_views(service, request: AskRequest) -> list:
-    return [view async for view in service.ask(Visitor(), request)]
 
 
 # ------------------------------------------------------------------------------------------- the command line

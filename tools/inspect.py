@@ -24,11 +24,12 @@ from generation.kv_cache import Layout, bytes_per_row, numbers_per_token
 from generation.states import snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
-from models.checkpoints.files import CheckpointError, Opened, other_weights
+from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.load import choose_family, empty_model, parameter_shapes, quantization
-from models.checkpoints.sizes import Headers, read_headers
+from models.checkpoints.missing import other_weights
+from models.checkpoints.sizes import PARTS, Headers, module_of, read_headers
 from models.checkpoints.sources import open_files
-from models.checkpoints.weights import FLOATS, PARTS, Shape, check_shapes, module_of
+from models.checkpoints.weights import FLOATS, Shape, check_shapes
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.packed_vision_transformer import PackedVisionConfig
 from models.vision_language_model import VisionLanguageModel

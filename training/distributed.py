@@ -28,8 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from messages import one_line
+from models.checkpoints.load import prepare_device
 from models.packed_vision_transformer import PackedBlock
-from models.vision_language_model import VisionLanguageModel, prepare_device
+from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 
 T = TypeVar("T")

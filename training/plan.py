@@ -25,9 +25,9 @@ from families import FAMILIES
 from families.keys import checked
 from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.load import choose_family, meta_init
-from models.checkpoints.sources import open_files, snapshot
-from models.checkpoints.weights import PARTS as TABLE_PARTS
-from models.checkpoints.weights import module_of
+from models.checkpoints.sizes import PARTS as TABLE_PARTS
+from models.checkpoints.sizes import module_of
+from models.checkpoints.sources import open_files
 from models.config import TextConfig, VLMConfig
 from models.gated_delta import CHUNK
 from models.losses import chunk_positions
@@ -520,7 +520,7 @@ def _joined_shape(config: TrainConfig) -> VLMConfig:
     if config.text_from in PUBLISHED:
         vocabulary = text.vocab_size + added
     else:
-        vocabulary = max(text.vocab_size, len(new_tokenizer(snapshot(config.text_from))))
+        vocabulary = max(text.vocab_size, len(new_tokenizer(open_files(config.text_from).processor_folder)))
     return checked(
         VLMConfig,
         vision=read_vision_config(config_of(config.vision_from)),
@@ -545,7 +545,7 @@ def _images_of(source: str, shape: VLMConfig) -> Images:
     """How a checkpoint's processor cuts images."""
     if source in IMAGES:
         return FAMILIES[shape.family].image_rule(IMAGES[source], shape)
-    return Processor.from_pretrained(snapshot(source), shape).images
+    return Processor.from_pretrained(source, shape).images
 
 
 def _rows_here(config: TrainConfig) -> int | None:

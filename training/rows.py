@@ -26,8 +26,9 @@ from data.visuals import open_video
 from families import FAMILIES
 from families.idefics3 import IdeficsImages
 from generation.options import SamplingParams, adjusted_scores
+from models.checkpoints.files import Opened
 from models.checkpoints.save import public_name, transformers_processor, written
-from models.checkpoints.sources import open_files, snapshot
+from models.checkpoints.sources import open_files
 from models.config import VLMConfig
 from models.losses import chunk_positions, log_probabilities, summed_cross_entropy
 from models.vision_language_model import VisionLanguageModel
@@ -322,9 +323,9 @@ def new_tokenizer(folder: Path):
     return tokenizer
 
 
-def open_processor(folder: Path, shape: VLMConfig, config: TrainConfig) -> Processor:
+def open_processor(source: str | Opened, shape: VLMConfig, config: TrainConfig) -> Processor:
     """The processor of a checkpoint of this shape, with images as the run has them."""
-    processor = Processor.from_pretrained(folder, shape)
+    processor = Processor.from_pretrained(source, shape)
     processor.images = sized(processor.images, config)
     return processor
 
@@ -351,8 +352,8 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
     if config.init_from:
         model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
         assert model.origin is not None, "a loaded model knows where it came from"
-        folder = snapshot(config.init_from, model.origin.commit)
-        return model.train(), open_processor(folder, model.config, config)
+        opened = open_files(config.init_from, model.origin.commit)
+        return model.train(), open_processor(opened, model.config, config)
     text = open_files(config.text_from)
     tokenizer = new_tokenizer(text.processor_folder)
     model = VisionLanguageModel.from_backbones(

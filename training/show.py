@@ -16,7 +16,7 @@ from data.processor import Processor
 from data.row_schemas import OF_BOXES
 from data.sources import Source
 from messages import counted, for_terminal
-from models.checkpoints.sources import snapshot
+from models.checkpoints.sources import open_files
 from training.config import TrainConfig, dataset_entries
 from training.plan import network
 from training.rows import backbone_processor, new_tokenizer, open_processor
@@ -31,10 +31,9 @@ def describe_rows(config: TrainConfig, count: int) -> str:
     mixture, _ = open_both(dataset_entries(config.data), [], config.holdout, config.task == "preferences")
     shape, _ = network(config)
     if config.init_from:
-        folder = snapshot(config.init_from)
-        processor = open_processor(folder, shape, config)
+        processor = open_processor(config.init_from, shape, config)
     else:
-        tokenizer = new_tokenizer(snapshot(config.text_from))
+        tokenizer = new_tokenizer(open_files(config.text_from).processor_folder)
         shape = replace(shape, image_token_id=tokenizer.convert_tokens_to_ids("<image>"))
         processor = backbone_processor(tokenizer, shape, config)
     limits = LoaderConfig(

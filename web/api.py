@@ -1,11 +1,12 @@
-"""The HTTP server for programs: OpenAI's and Anthropic's protocols over an engine. Strangers stand before it.
+"""The HTTP server: OpenAI's and Anthropic's protocols over an engine, and a page. Strangers stand before it.
 
     engine = Engine(Models(["checkpoints/ocelli-shapes"]))
     with socket.create_server(("127.0.0.1", 8000)) as listening:
         Server(engine, Hosts("127.0.0.1")).run([listening])
 
     POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens
-    GET /v1/models, /health, /metrics, /openapi.json; HEAD as well
+    POST /v1/attribution: see `web.attribution`
+    GET / (the page), /v1/models, /health, /metrics, /openapi.json; HEAD as well
 
 The others that answer are written from the first: see `web.blocks`. A stream has a comment in it wherever it
 is silent for PING_SECONDS, so that no proxy takes it for dead.
@@ -43,7 +44,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from data import chat
+from data import conversation
 from data.errors import ImageError
 from data.image_sizes import image_size
 from data.images import ImageLimits, NamedBytes, read_bytes
@@ -53,7 +54,7 @@ from inference.coordinates import PixelText
 from inference.votes import pick
 from messages import printable
 from models import __version__
-from web import anthropic, responses
+from web import anthropic, attribution, page, responses
 from web.blocks import piece_of
 from web.connections import BoundedServer
 from web.engine import (
@@ -77,9 +78,8 @@ PING_SECONDS = 15  # of silence in a stream: proxies wait for 60 or so
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's streams, but for Responses
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx would collect events
 ABOUT = "Small vision-language models, in the protocols of OpenAI and Anthropic."
-OPEN = ("/", "/openapi.json", "/health")  # without a key: a browser can send none, nor can balancers
+OPEN = ("/", "/openapi.json", "/health", "/page/")  # without a key: a page asks for it, balancers send none
 OLLAMA = "/api"
-PATHS = ("/v1", "/health", "/metrics", "/openapi.json", OLLAMA)  # of the server for programs, beside a page
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)  # seconds
@@ -266,7 +266,9 @@ class Api:
             known = ", ".join(self.names)
             message = f"there is no model {name[:100]!r} here: expected one of {known}"
             raise Refused(404, message, "model", "model_not_found")
-        return {"id": name, "object": "model", "created": self.created, "owned_by": "ocelli"}
+        listed = {"id": name, "object": "model", "created": self.created, "owned_by": "ocelli"}
+        held = self.engine.models.held(self.names[name])
+        return listed | ({"ocelli": page.about(held)} if held else {})
 
 
 def api_of(request: Request) -> Api:
@@ -382,6 +384,18 @@ async def count_tokens(request: Request, api: Shared, record: Logged, body: Body
     return JSONResponse({"input_tokens": ticket.prompt_tokens}, headers=headers)
 
 
+@router.post("/v1/attribution", summary="Where the model looked", openapi_extra=body_of())
+async def attribution_maps(request: Request, api: Shared, record: Logged, body: Body) -> Response:
+    value = read_object(body)
+    method = attribution.read_method(value)
+    asked, _ = check_request(value, api.engine.limits.max_new_tokens)
+    record.model = api.listed(asked.model)["id"]
+    messages, client = await opened(request, api, asked, record), client_of(request.scope)
+    prepare = partial(attribution.prepare, messages, method)
+    record.tickets.append(api.engine.submit(EngineRequest(api.names[asked.model], prepare, 1, client=client)))
+    return JSONResponse(await attribution.drawn(record.tickets[-1], attribution.question_of(messages)))
+
+
 async def asked_chat(
     request: Request, api: Api, record: Record, asked: ChatRequest, answers: int | None = None
 ) -> Answer:
@@ -409,7 +423,9 @@ async def chunks_of(
         yield chunk
 
 
-async def opened(request: Request, api: Api, asked: ChatRequest, record: Record) -> list[chat.Message]:
+async def opened(
+    request: Request, api: Api, asked: ChatRequest, record: Record
+) -> list[conversation.Message]:
     """The conversation with its images and videos as bytes. Raises Refused and ImageError."""
     parts = [part for message in asked.messages for part in message.content or ()]
     shown = [(part.type.removesuffix("_url"), part.shown.url) for part in parts if part.shown is not None]
@@ -426,7 +442,7 @@ async def opened(request: Request, api: Api, asked: ChatRequest, record: Record)
         raise errors.exceptions[0] from None
     images = (task.result() for task in opening)
     return [
-        chat.Message(
+        conversation.Message(
             "system" if message.role == "developer" else message.role,
             tuple(
                 ("text", part.text) if part.shown is None else (part.type.removesuffix("_url"), next(images))
@@ -436,7 +452,7 @@ async def opened(request: Request, api: Api, asked: ChatRequest, record: Record)
             message.tool_call_id or "",
             (message.role == "assistant" and message.reasoning_content) or "",
             (message.role == "tool" and message.name) or "",
-            isinstance(message.content, chat.GivenText),
+            isinstance(message.content, conversation.GivenText),
         )
         for message in asked.messages
     ]
@@ -554,7 +570,6 @@ async def description(request: Request) -> Response:
     return JSONResponse(made)
 
 
-@router.get("/", include_in_schema=False)
 @router.get("/v1", include_in_schema=False)
 async def index() -> Response:
     paths = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
@@ -746,16 +761,7 @@ def make_app(engine: Engine, limits: ApiLimits, metrics: Metrics) -> FastAPI:
     app.add_exception_handler(Exception, refuse)  # is raised again for the `Door`
     app.state.api = Api(engine, limits, metrics)
     app.include_router(router)
-    return app
-
-
-def beside(door: ASGIApp, page: ASGIApp) -> ASGIApp:
-    """The server for programs at its own paths, and a page at all others."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        for_programs = scope["type"] == "http" and scope["path"].startswith(PATHS)
-        await (door if for_programs else page)(scope, receive, send)
-
+    app.include_router(page.router)
     return app
 
 
@@ -838,7 +844,7 @@ class Door:
                 self.metrics.first.add(ticket.first_token_seconds)
 
     def _check_key(self, headers: Headers, path: str) -> None:
-        if self._key is None or path in OPEN:
+        if self._key is None or path in OPEN or path.startswith(OPEN[-1]):
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if (other := headers.get("x-api-key")) is not None:  # Anthropic's clients
@@ -880,7 +886,6 @@ class Server(BoundedServer):
 
     Args:
         proxies: addresses whose X-Forwarded-For is believed, such as a balancer's.
-        page: answers for all other paths, if there is one; with its own guard.
         origins: of other sites, such as "https://ui.example", whose pages may ask; "*" is all.
     """
 
@@ -892,7 +897,6 @@ class Server(BoundedServer):
         api_key: str | None = None,
         drain: float = 30,
         proxies: Sequence[str] = (),
-        page: ASGIApp | None = None,
         origins: Sequence[str] = (),
     ):
         self.metrics = Metrics(engine)
@@ -903,7 +907,7 @@ class Server(BoundedServer):
             more: dict[str, Any] = {"allow_private_network": True, "expose_headers": shown}
             door = Origins(door, origins, methods, ["*"], **more)
         super().__init__(
-            door if page is None else beside(door, page),
+            door,
             ws="none",
             log_level="critical",
             access_log=False,
@@ -913,7 +917,7 @@ class Server(BoundedServer):
             forwarded_allow_ips=list(proxies),
             timeout_graceful_shutdown=max(1, round(drain)) + 2,
         )
-        self._engine, self._drain, self._page = engine, drain, page
+        self._engine, self._drain = engine, drain
 
     async def shutdown(self, sockets: list | None = None) -> None:
         """After the drain what is left is told that the server ends."""
@@ -925,6 +929,3 @@ class Server(BoundedServer):
     async def _end(self) -> None:
         await self._engine.drain(self._drain)
         self._engine.close()
-        if self._page is not None:  # the connections of open pages do not end by themselves
-            await asyncio.sleep(1)
-            self.force_exit = True

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 from torch import OutOfMemoryError
 
-from data.chat import GivenText, Message
+from data.conversation import GivenText, Message
 from data.images import ImageLimits, describe, load_image
 from data.processor import EncodedConversation
 from data.tiles import Sizes
@@ -53,7 +53,6 @@ from inference.checkpoint import Checkpoint
 from inference.conversation import ContextFullError
 from inference.coordinates import spoken_form
 from inference.decide import decided
-from inference.draft import of_draft, parts_left, seconds_for, with_seed
 from inference.errors import RequestError, user_errors
 from inference.grammar import Form, ToolUse
 from inference.pixels import rescaled
@@ -61,7 +60,7 @@ from inference.prefix_files import own_folder, with_prefixes
 from inference.thinking import Think, held_to
 from inference.trial import SECONDS
 from web.images import VisitorLimits
-from web.models import GUEST, Models
+from web.models import Models
 from web.videos import RUNNING, open_apart
 
 OPENERS = 2  # threads that open images and encode prompts
@@ -73,7 +72,6 @@ REST_AFTER = 60.0  # seconds without a request, after which memory is given back
 FORGETTING = 0.9  # weight of the seconds that requests took so far, after each one more
 logger = logging.getLogger(__name__)
 END = object()  # of an iterator
-DRAFT = -1  # in place of the number of an answer: of its draft
 
 
 OF_STRANGERS = VisitorLimits(10 * 2**20, 24_000_000, allow_urls=False, allow_paths=False, max_seconds=20)
@@ -116,14 +114,12 @@ class EngineLimits:
 class Prepared(NamedTuple):
     """What a request is to a model.
 
-    draft: a shorter prompt, whose answer may come first, as pieces of answer DRAFT (see `inference.draft`).
     then: other work in the models' thread after the (one) answer with these ids, step by step between those
         of other answers; what it yields comes out of the ticket as `Piece.made`.
     """
 
     row: EncodedConversation
     options: GenerationOptions
-    draft: EncodedConversation | None = None
     then: Callable[[list[int]], Iterator[Any]] | None = None
 
 
@@ -213,8 +209,6 @@ class Ticket:
         self.then: Callable[[list[int]], Iterator[Any]] | None = None  # see `Prepared`
         # Of the models' thread: what is to be scheduled, and the texts of answers that have not ended.
         self.requests: list[Request] = []
-        self.draft: tuple[Request, float] | None = None  # before them, with its `parts_left`, until it ends
-        self.draft_end: float | None = None  # once its first token is there
         self.texts: dict[int, _Text] = {}
         self.decoding = set[Popen[bytes]]()  # see `web.videos.RUNNING`
         self.started: float | None = None
@@ -448,7 +442,7 @@ class Engine:
         self._openers = ThreadPoolExecutor(OPENERS, thread_name_prefix="openers")
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoders")
         # A model that takes long to open, or never ends, takes none of their threads.
-        self._doors = {place: ThreadPoolExecutor(1, f"door of {place}") for place in (*models.names, GUEST)}
+        self._doors = {place: ThreadPoolExecutor(1, f"door of {place}") for place in models.names}
         self._openings: dict[str, Future[Checkpoint]] = {}
         self._former = ThreadPoolExecutor(1, thread_name_prefix="forms")
         self._stores = _Stores(self.limits)
@@ -470,8 +464,8 @@ class Engine:
         with self._lock:
             if self.ending:
                 raise QueueFull(1.0)  # by then the address is another server's, or nobody's
-            place = self.models.place(request.model)
-            others = [one for one in self._tickets if self.models.place(one.request.model) == place]
+            place = request.model
+            others = [one for one in self._tickets if one.request.model == place]
             running = sum(len(one.texts) for one in others if one.started is not None)
             waits = [one.request.client for one in others if one.started is None]
             waiting, most = len(waits), self.limits.max_queue
@@ -506,7 +500,7 @@ class Engine:
                 return opening
             opening.set_running_or_notify_cancel()  # one who gives up does not end it for the others
             self._openings[model] = opening
-        self._doors[self.models.place(model)].submit(self._open_model, model, opening)
+        self._doors[model].submit(self._open_model, model, opening)
         return opening
 
     def _open_model(self, model: str, opening: Future[Checkpoint]) -> None:
@@ -547,7 +541,7 @@ class Engine:
         self._open_next()
 
     def _kind(self, ticket: Ticket) -> tuple[str, bool]:
-        return self.models.place(ticket.request.model), ticket.request.video
+        return ticket.request.model, ticket.request.video
 
     def _queue_of(self, ticket: Ticket) -> _Queue:
         return self._queues.setdefault(self._kind(ticket), _Queue())
@@ -573,7 +567,7 @@ class Engine:
         """Have prompts made as long as few are ready: those hold their images."""
         with self._lock:
             # Without those that may wait for the end of what follows other answers.
-            ready = Counter(self.models.place(one.request.model) for one in self._ready if one.then is None)
+            ready = Counter(one.request.model for one in self._ready if one.then is None)
             for (place, video), queue in self._queues.items():
                 most = max(OPENERS, self.limits.slots)
                 while not self._closed and self._opening[place, video] + ready[place] < most:
@@ -630,7 +624,7 @@ class Engine:
         request, checkpoint = ticket.request, ticket.checkpoint
         assert checkpoint is not None, "it was in a queue"
         RUNNING.set(ticket.decoding)
-        row, options, short, ticket.then = request.prepare(checkpoint)
+        row, options, ticket.then = request.prepare(checkpoint)
         checkpoint.check_images(row.image_tokens)
         if ticket.form is not None:
             options = held_to(options, ticket.form)
@@ -643,15 +637,9 @@ class Engine:
             raise ContextFullError(f"expected a prompt of fewer than {checkpoint.context} tokens, got {got}")
         limit = min(options.max_new_tokens, room)
         options = replace(options, logprobs=request.logprobs, lookup=self.limits.lookup)
-        options = options if short is None else with_seed(options)
         requests = requests_for(checkpoint, row, limit, options)
         numbers, stop = range(len(requests)), request.stop
         ticket.texts = {number: _Text(checkpoint, options, stop) for number in numbers}
-        if short is not None:
-            (draft,) = requests_for(checkpoint, short, limit, of_draft(options))
-            if left := parts_left(checkpoint.model, checkpoint.features, vars(requests[0]), vars(draft)):
-                ticket.draft = replace(draft, key=(ticket, DRAFT)), left
-                ticket.texts[DRAFT] = _Text(checkpoint, options, request.stop)
         ticket.requests = [replace(one, key=(ticket, number)) for number, one in enumerate(requests)]
 
     def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
@@ -671,7 +659,6 @@ class Engine:
             stats.prompt_tokens += ticket.prompt_tokens if ticket.started is not None else 0
             stats.cached_tokens += ticket.cached_tokens
         ticket.requests, ticket.checkpoint, ticket.form, ticket.then = [], None, None, None
-        ticket.draft = None
         ticket.put(error)
 
     # -------------------------------------------------------------------------------- the models' thread
@@ -755,7 +742,7 @@ class Engine:
                 if ticket.then is not None and self._following(checkpoint) >= self.limits.slots:
                     continue
                 self._leave_ready(ticket, started=True)
-                for request in ticket.requests if ticket.draft is None else ticket.draft[:1]:
+                for request in ticket.requests:
                     scheduler.add(request)
             except Exception as error:
                 self._leave_ready(ticket)
@@ -837,13 +824,9 @@ class Engine:
 
     def _deliver(self, scheduler: Scheduler, event: NewTokens | RequestOutput) -> None:
         ticket, number = event.key
-        if number == DRAFT:
-            self._deliver_draft(scheduler, ticket, event)
-            return
         text = ticket.texts.get(number)
         if text is None:  # it has ended at a stop string
             return
-        ticket.texts.pop(DRAFT, None)
         if isinstance(event, NewTokens):
             seconds = time.monotonic() - ticket.began
             if ticket.first_token_seconds is None:
@@ -873,26 +856,6 @@ class Engine:
             self._later.append((ticket, ticket.then(event.token_ids)))
         elif not ticket.texts:
             self._end(ticket)
-
-    def _deliver_draft(self, scheduler: Scheduler, ticket: Ticket, event: NewTokens | RequestOutput) -> None:
-        """More of a draft, or its end: then the answer gets its slot."""
-        if ticket.draft is None or ticket.started is None:
-            return
-        if isinstance(event, NewTokens):
-            now = time.monotonic()
-            if ticket.draft_end is None:
-                ticket.draft_end = ticket.started + seconds_for(now - ticket.started, ticket.draft[1])
-            if ticket.draft_end > ticket.started:
-                ticket.put(ticket.texts[DRAFT].put(DRAFT, event.token_ids))
-            if now <= ticket.draft_end:
-                return
-        ticket.draft = None
-        scheduler.cancel(event.key)
-        try:
-            for request in ticket.requests:
-                scheduler.add(request)
-        except Exception as error:
-            self._refuse(ticket, error)
 
     def _show(self, ticket: Ticket, piece: Piece) -> None:
         ticket.completion_tokens += len(piece.token_ids)

@@ -31,7 +31,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
-from data.chat import LONGEST_TEXT, GivenText
+from data.conversation import LONGEST_TEXT, GivenText
 from data.tools import Tool, ToolCall
 from generation.options import MAX_SEED, GenerationOptions, SamplingParams
 from inference.errors import RequestError

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps, ImageSequence
 
-from data.chat import Message
+from data.conversation import Message
 from data.images import load_image
 
 QUESTION = "What colour is the star, and how many shapes are there?"

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from data.chat import Message
+from data.conversation import Message
 from inference.errors import RequestError
 from messages import one_line
 

@@ -16,8 +16,6 @@ from typing import Any
 
 from torch import nn
 
-from generation.threads import HOOKS
-
 _PANELS, _QUANTIZED = "generation.fast.native.panels", "generation.fast.quantized"
 LINEAR = (nn.Linear, f"{_QUANTIZED}.PackedLinear", f"{_PANELS}.PanelLinear")
 EMBEDDING = (nn.Embedding, f"{_QUANTIZED}.PackedEmbedding", f"{_PANELS}.PanelEmbedding")
@@ -57,7 +55,7 @@ class Network:
             path = re.sub(r"\.\d+", ".*", name)
             if not is_one_of(kind, self.modules.get(path, ())):
                 yield f"{where} is a {full_name(kind)}"
-            if not HOOKS.issuperset((*module._forward_hooks.values(), *module._forward_pre_hooks.values())):
+            if module._forward_hooks or module._forward_pre_hooks:
                 yield f"{where} has hooks"
             tensors = {**module._parameters, **module._buffers}
             weighted = any(is_one_of(base, WEIGHTED) for base in kind.__mro__)
@@ -120,23 +118,21 @@ DECODER = Network(
         "lm_head": LINEAR,
     },
     config="models.config.TextConfig",
-    fields={
-        **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), ANY),
-        **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), ANY),
-        **dict.fromkeys(("max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling"), ANY),
-        # The network itself makes frequencies of these.
-        "rope_scaling.rope_type": ("linear", "llama3"),
-        **dict.fromkeys(("rope_scaling.factor", "rope_scaling.low_freq_factor"), ANY),
-        "rope_scaling.high_freq_factor": ANY,
-        "rope_scaling.original_max_position_embeddings": ANY,
-        "hidden_act": ("silu",),
-        **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias_only", "qk_norm"), (False, True)),
-        **dict.fromkeys(("rope_sections", "layer_types", "conv_kernel"), ANY),
-        **dict.fromkeys(("conv_bias", "rope_interleaved"), (False, True)),
-        **dict.fromkeys(("attention_gate", "zero_centered_norms"), (False, True)),
-        "partial_rotary_factor": ANY,
-        **{f"delta_{name}": ANY for name in ("key_heads", "value_heads", "key_dim", "value_dim")},
-    },
+    fields=dict.fromkeys(
+        (
+            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "layer_types"),
+            *("num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "qkv_bias_only"),
+            *("attention_gate", "qk_norm", "mlp_bias", "rms_norm_eps", "zero_centered_norms", "rope_theta"),
+            *("rope_sections", "rope_interleaved", "partial_rotary_factor", "max_position_embeddings"),
+            *("conv_kernel", "conv_bias"),
+            *(f"delta_{name}" for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
+            "rope_scaling",  # the network itself makes frequencies of these
+            *(f"rope_scaling.{name}" for name in ("factor", "low_freq_factor", "high_freq_factor")),
+            "rope_scaling.original_max_position_embeddings",
+        ),
+        ANY,
+    )
+    | {"rope_scaling.rope_type": ("linear", "llama3"), "hidden_act": ("silu",)},
     eps="rms_norm_eps",
     tensors={
         "layers.*.conv": ("weight", "bias"),
@@ -160,14 +156,15 @@ TOWER = Network(
     },
     tensors={"": ("class_token",), "layers.*": ("layer_scale1", "layer_scale2")},
     config="models.config.VisionConfig",
-    fields={
-        **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers"), ANY),
-        **dict.fromkeys(("num_attention_heads", "num_channels", "image_size", "patch_size"), ANY),
-        "layer_norm_eps": ANY,
-        "hidden_act": ("gelu_pytorch_tanh", "gelu"),
-        "norm_type": ("layer_norm", "rms_norm"),
-        **dict.fromkeys(("attention_bias", "class_token", "layer_scale", "last_norm"), (False, True)),
-    },
+    fields=dict.fromkeys(
+        (
+            *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels"),
+            *("image_size", "patch_size", "layer_norm_eps", "attention_bias", "class_token", "layer_scale"),
+            "last_norm",
+        ),
+        ANY,
+    )
+    | {"hidden_act": ("gelu_pytorch_tanh", "gelu"), "norm_type": ("layer_norm", "rms_norm")},
     eps="layer_norm_eps",
 )
 _PACKED = "models.packed_vision_transformer"

@@ -23,11 +23,9 @@ from torch import Tensor, nn
 
 from generation.fast.native.build import (
     NoCompiler,
-    Pass,
     is_sound,
     library_file,
     load_library,
-    make_pass,
 )
 from generation.fast.native.panels import (
     BITS,
@@ -40,7 +38,7 @@ from generation.fast.native.panels import (
 )
 from generation.fast.network import PACKED_TOWER, TOWER, is_one_of
 from generation.fast.quantized import quantize_rows, replace_layers
-from generation.threads import CROWD, Paces, Turns
+from generation.threads import Pass, fork_safe_lock, run_pass
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
@@ -209,9 +207,9 @@ class FastTower(nn.Module):
             block=self._blocks,
         )
         self._describe(self._description, tower)
+        self._products = sum(tensor.numel() for tensor in tower.buffers())
         self._scratch = torch.empty(0)
-        self._turns = Turns()
-        self._paces = Paces(CROWD)
+        self._lock = fork_safe_lock()
 
     def _describe_block(self, block: _Block, layer, index: int) -> None:
         block.fc1, block.fc2 = layer.mlp.fc1.matrix, layer.mlp.fc2.matrix
@@ -281,8 +279,8 @@ class FastTower(nn.Module):
                 self._description, image, made, self._scratch.data_ptr(), out.data_ptr()
             )
 
-        with self._turns:
-            make_pass(self._paces, len(patches), call)
+        with self._lock:
+            run_pass(call, len(patches) * self._products)
             if self._scratch.numel() > KEPT_FLOATS:
                 self._scratch = torch.empty(0)
 

@@ -12,14 +12,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Protocol
 
 from messages import printable
+from models.checkpoints import missing
+from models.checkpoints.missing import INDEX, WEIGHTS
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "checkpoints"  # the models that come with the repository
 # What a processor, a tokenizer and a chat template may consist of, today's files and older ones.
@@ -30,10 +32,7 @@ PROCESSOR_FILES = (
     "chat_template.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "generation_config.json",
 )  # fmt: skip
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"[\w-][\w.-]{,200}\.safetensors", re.ASCII)
-# How files of weights that are not opened here are called -> whose they are.
-_OTHER_WEIGHTS = {"openvino*.*": "OpenVINO", "*.onnx": "ONNX", "pytorch_model*.bin": "PyTorch's pickle"}
 
 
 class CheckpointError(ValueError):
@@ -72,24 +71,11 @@ def state_of(path: Path) -> tuple[str, int, int, int, int, int]:
     return str(path), info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
-def is_checkpoint(folder: Path) -> bool:
-    return os.path.isfile(folder / "config.json")
-
-
 def check_is_whole(path: Path) -> None:
     """Refuse what Git leaves in the place of a large file."""
     with path.open("rb") as file:
         if file.read(64).startswith(b"version https://git-lfs"):
             raise CheckpointError(f"{path} is a Git-LFS pointer: run `git lfs pull` in {path.parent}")
-
-
-def other_weights(names: Iterable[str]) -> str:
-    """The end of a sentence about a checkpoint with these files and without weights that open here: the
-    format that it has instead."""
-    for pattern, kind in _OTHER_WEIGHTS.items():
-        if name := next((name for name in sorted(names) if PurePath(name).match(pattern)), ""):
-            return f"; it holds {kind} weights ({name}): take the safetensors that they were made from"
-    return ""
 
 
 @dataclass(frozen=True)
@@ -162,10 +148,11 @@ class Folder:
 
 
 class Opened:
-    """A checkpoint's files, found and parsed when they are first asked for."""
+    """A checkpoint's files, found and parsed when they are first asked for. `other` opens another checkpoint,
+    which this one names."""
 
-    def __init__(self, files: Files):
-        self.files, self.source = files, files.source
+    def __init__(self, files: Files, other: Callable[[str | Path], Opened]):
+        self.files, self.source, self.other = files, files.source, other
         self._paths: dict[str, Path | None] = {}
         self._parsed: dict[str, dict[str, Any]] = {}
 
@@ -191,7 +178,9 @@ class Opened:
     def config(self) -> dict[str, Any]:
         """config.json, which every model has."""
         if self.file("config.json") is None:
-            raise self._no_config()
+            raise CheckpointError(
+                f"{self.files.name} has no config.json: {missing.config(self.files.names, self._own)}"
+            )
         return self.json("config.json")
 
     @property
@@ -218,12 +207,17 @@ class Opened:
     def origin(self) -> Origin:
         return Origin(self.source, self.folder, self.commit, self.weights)
 
+    @property
+    def _own(self) -> Path | None:
+        """The folder that a person has, not the client's cache."""
+        return self.files.path if isinstance(self.files, Folder) else None
+
     # ----------------------------------------------------------------------------------------- weights
     @cached_property
     def weights(self) -> tuple[Path, ...]:
         """The files that hold the weights, fetched where they are not here."""
         if (names := self._shards(self.file)) is None:
-            raise self._no_weights()
+            raise CheckpointError(f"{self.files.name} has {missing.weights(self.files.names, self._own)}")
         if absent := [name for name in names if self.file(name) is None]:
             raise CheckpointError(
                 f"{self.files.name} has no {absent[0]}, which its index names: download it again"
@@ -261,24 +255,3 @@ class Opened:
                 f"model-00001-of-00002.safetensors"
             )
         return sorted(set(names))
-
-    # ------------------------------------------------------------------------------------------ errors
-    def _no_config(self) -> CheckpointError:
-        needed = "a checkpoint needs one beside its weights"
-        if isinstance(self.files, Folder):
-            folder, run = self.files.path, self.files.path.resolve().parent
-            needed += other_weights(self.files.names())
-            if (folder / "adapter_config.json").is_file():
-                what = f"open {run}" if is_checkpoint(run) else "merge it: tools convert BASE --adapter"
-                needed = f"it is an adapter; {what}"
-        return CheckpointError(f"{self.files.name} has no config.json: {needed}")
-
-    def _no_weights(self) -> CheckpointError:
-        where, names = self.files.name, list[str]()
-        with suppress(CheckpointError):
-            names = self.files.names()
-        below = ("*.incomplete", ".cache/huggingface/download/*.incomplete")
-        if self.commit is None and any(any(self.folder.glob(name)) for name in below):
-            return CheckpointError(f"{where} has no {WEIGHTS}: a download was cut short, download it again")
-        others = other_weights(names) or "; weights in another format must be converted to safetensors first"
-        return CheckpointError(f"{where} has neither {WEIGHTS} nor {INDEX}{others}")

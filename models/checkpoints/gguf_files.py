@@ -52,12 +52,15 @@ class GgufFiles:
 @cache  # the folder is there as long as the process
 def _translated(*parts: tuple[str, int, int, int, int, int]) -> tempfile.TemporaryDirectory:
     """A folder in the Hub's layout of the GGUF files that have these states."""
+    from families import FAMILIES  # imports torch, which takes seconds
+
+    layouts = {kind: layout for family in FAMILIES.values() for kind, layout in family.GGUF.items()}
     headers = []
     for place, *_ in parts:
         with naming(place):
             headers.append(read_header(Path(place)))
     with naming(parts[0][0]):
-        files = hub_files(*headers)
+        files = hub_files(headers[0], headers[1], layouts)
     folder = tempfile.TemporaryDirectory(prefix="ocelli-gguf-")
     for name, content in files.items():
         written = content if isinstance(content, str) else json.dumps(content)

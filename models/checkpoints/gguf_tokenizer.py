@@ -15,7 +15,7 @@ TEMPLATE, TOKENS, SPEC = "tokenizer.chat_template", "tokenizer.ggml.tokens", "to
 
 
 class _Words(NamedTuple):
-    """How text becomes words: the parts of a tokenizer.json that say so."""
+    """The parts of a tokenizer.json that cut text into words."""
 
     pre_tokenizer: dict[str, Any]
     normalizer: dict[str, Any] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from families import FAMILIES
 from models.checkpoints import gguf
 from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.gguf_tensors import arranged
@@ -67,9 +68,17 @@ def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
         with naming(path):
             tensors = gguf.read_header(path).tensors
         stored |= {name: BlockEntry(path, *where) for name, where in tensors.items()}
-    _mend(stored, opened.config["vision_config"])
+    kind, family = (
+        opened.config["model_type"],
+        next(one for one in FAMILIES.values() if one.recognises(opened.config)),
+    )
+    with naming(opened.source):
+        config = family.read_config(opened.config, {}, {})
+    _mend(stored, config.vision)
     entries: dict[str, Entry] = {}
-    for name, how in arranged(opened.config).items():
+    layout = next(layout for layout in family.GGUF.values() if layout.model_type == kind)
+    llama = opened.config["text_config"]["model_type"] == "llama"
+    for name, how in arranged(family, layout, config, llama).items():
         if all(one in stored for one in how.names):
             pieces = tuple(stored.pop(one) for one in how.names)
             entries[name] = pieces[0] if how.join is None else _joined(name, pieces, how.join)
@@ -86,9 +95,9 @@ def _joined(name: str, pieces: tuple[Entry, ...], join: Callable[..., Tensor]) -
     return JoinedEntry(first.path, first.dtype, tuple(shape), first.begin, first.end, join, pieces)
 
 
-def _mend(stored: dict[str, Entry], vision: Mapping[str, Any]) -> None:
+def _mend(stored: dict[str, Entry], vision: Any) -> None:
     """llama.cpp's older converters called the first matrix of a tower's MLP `ffn_down`."""
-    first, shape = stored.get("v.blk.0.ffn_down.weight"), (vision["intermediate_size"], vision["hidden_size"])
+    first, shape = stored.get("v.blk.0.ffn_down.weight"), (vision.intermediate_size, vision.hidden_size)
     if first is not None and first.shape == shape and shape[0] != shape[1]:
         for up in [name for name in stored if name.startswith("v.blk.") and ".ffn_up." in name]:
             down = up.replace(".ffn_up.", ".ffn_down.")

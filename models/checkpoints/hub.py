@@ -19,8 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from models.checkpoints.files import INDEX, WEIGHTS, CheckpointError, Folder, naming
+from models.checkpoints.files import CheckpointError, Folder, naming
 from models.checkpoints.gguf import header_of
+from models.checkpoints.missing import INDEX, WEIGHTS
 from models.checkpoints.names import KNOWN, hints
 
 T = TypeVar("T")

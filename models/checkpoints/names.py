@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from messages import ALIKE, some
-from models.checkpoints.files import EMBEDDED, CheckpointError, is_checkpoint
+from models.checkpoints.files import EMBEDDED, CheckpointError
 from models.checkpoints.gguf import SUFFIX
+from models.checkpoints.missing import is_checkpoint
 
 _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 REPO_ID = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}", re.ASCII)

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from families import FAMILIES
 from families.text import write_ids
-from models.checkpoints.files import INDEX, CheckpointError, read_json
+from models.checkpoints.files import CheckpointError, read_json
 from models.checkpoints.folder import replace_folder
 from models.checkpoints.hub import client, fetched, one_sentence
 from models.checkpoints.load import choose_family
+from models.checkpoints.missing import INDEX
 from models.checkpoints.weights import FLOATS, Shape, StoredTensorOf, memory_of
 from models.config import VLMConfig
 
@@ -94,7 +95,7 @@ def write_checkpoint(
     write_json(folder / "generation_config.json", generation)
     write_weights(placed(tensors, places), folder, max_shard_bytes)
     if processor is not None:
-        _write_processor(processor, folder, *FAMILIES[config.family].processor_classes(config))
+        _write_processor(processor, folder, *FAMILIES[config.family].PROCESSORS[described["model_type"]])
 
 
 def written(config: VLMConfig, dtype: str = "float32") -> tuple[dict, StoredTensorOf]:

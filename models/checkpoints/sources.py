@@ -16,20 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from models.checkpoints.files import (
-    EMBEDDED,
-    INDEX,
-    WEIGHTS,
-    CheckpointError,
-    Files,
-    Folder,
-    Opened,
-    is_checkpoint,
-    state_of,
-)
+from models.checkpoints.files import EMBEDDED, CheckpointError, Files, Folder, Opened, state_of
 from models.checkpoints.gguf import SUFFIX
 from models.checkpoints.gguf_files import GgufFiles
 from models.checkpoints.hub import Repository
+from models.checkpoints.missing import INDEX, WEIGHTS
 from models.checkpoints.names import MODELS, refuse_slip
 
 T = TypeVar("T")
@@ -46,11 +37,13 @@ def _opened(place: str, source: str | Path, revision: str | None) -> Opened:
     wanted = _without_quantization(str(source))[1]
     if os.path.isfile(place):
         above, name = os.path.split(place)
-        return Opened(GgufFiles(Folder(above or ".", source), source, os.listdir(above or "."), wanted, name))
+        beside = os.listdir(above or ".")
+        return Opened(GgufFiles(Folder(above or ".", source), source, beside, wanted, name), open_files)
     files: Files = Folder(place, source) if os.path.isdir(place) else Repository(place, revision)
     asked = isinstance(files, Folder) or wanted or "gguf" in place.lower()
     names = [name for name in files.names() if "/" not in name] if asked else []
-    return Opened(GgufFiles(files, source, names, wanted) if wanted or holds_gguf(names) else files)
+    files = GgufFiles(files, source, names, wanted) if wanted or holds_gguf(names) else files
+    return Opened(files, open_files)
 
 
 def repository(name: str) -> str:
@@ -75,7 +68,9 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
     text, wanted = _without_quantization(repository(source) if isinstance(source, str) else str(source))
     path = os.path.expanduser(text)
     embedded = EMBEDDED / text.removeprefix(EMBEDDED.name + "/")
-    is_embedded = isinstance(source, str) and embedded.parent == EMBEDDED and is_checkpoint(embedded)
+    is_embedded = (
+        isinstance(source, str) and embedded.parent == EMBEDDED and os.path.isfile(embedded / "config.json")
+    )
     if os.path.isdir(path) or is_embedded:
         if revision is not None:
             raise CheckpointError(
@@ -88,11 +83,6 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
         refuse_slip(text, path, only_path or text.count("/") > 1, bool(wanted), revision)
         return text
     return path
-
-
-def snapshot(source: str | Path, revision: str | None = None) -> Path:
-    """A local folder that holds all files of a processor: the one named, or that of the client's cache."""
-    return open_files(source, revision).processor_folder
 
 
 def check_has_config(source: str | Path, revision: str | None = None) -> None:
@@ -128,10 +118,6 @@ _READ_BELOW = ("*/tokenizer*", "*/*.jinja", ".cache/huggingface/download/*.incom
 _TRIES, _PAUSE = 5, 0.5  # seconds
 
 
-class BeingWrittenError(CheckpointError):
-    """A folder changed each time it was read."""
-
-
 def one_version(source: str | Path, revision: str | None, read: Callable[[Opened], T]) -> T:
     """The result of `read`, all of it from files that did not change meanwhile.
 
@@ -154,7 +140,7 @@ def one_version(source: str | Path, revision: str | None, read: Callable[[Opened
                 return result
             del result  # so that two models are never held at once
         time.sleep(_PAUSE)
-    raise BeingWrittenError(
+    raise CheckpointError(
         f"{source} changed each time it was read: wait until the process that saves to it has finished, and "
         f"try again"
     )

@@ -25,7 +25,6 @@ from models.checkpoints.files import CheckpointError, Opened
 
 Shape = tuple[int, ...]
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-PARTS = ("vision", "projector", "embeddings", "blocks", "head")  # of a VisionLanguageModel
 
 
 # ---------------------------------------------------------------------------------------------------- names
@@ -64,14 +63,6 @@ def part_of_qkv(name: str, fused: str = "qkv") -> StoredTensor | None:
     if found := re.fullmatch(r"(.+\.attn\.)([qkv])_proj(\..+)", name):
         return StoredTensor(f"{found[1]}{fused}{found[3]}", "qkv".index(found[2]), 3)
     return None
-
-
-def module_of(name: str) -> str:
-    """The one of PARTS that a parameter of a `VisionLanguageModel` belongs to."""
-    owner, _, rest = name.partition(".")
-    if owner != "language_model":
-        return {"vision_model": "vision", "projector": "projector"}[owner]
-    return {"embed_tokens": "embeddings", "lm_head": "head"}.get(rest.partition(".")[0], "blocks")
 
 
 def check_shapes(

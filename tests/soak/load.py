@@ -1,9 +1,9 @@
-"""The page and the server under load: clients that ask, leave, read slowly and send garbage, all at once.
+"""The server under load: clients that ask, leave, read slowly and send garbage, all at once.
 
     python -m tests.soak.load                              # both, 10 minutes each
     python -m tests.soak.load server --clients 8 --minutes 1
 
-Starts `app.py` (20 clients) or `serve.py` (64) on the embedded model. Every client has an image of its own
+Starts `serve.py` (64 clients) on the embedded model. Every client has an image of its own
 and knows what the model answers about it when asked alone: an answer that is not this one has crossed from
 another client or is wrong. Prints JSON: requests of each kind, wrong answers, errors, refusals, seconds
 of an answer and memory of the process, which is flat where its median over the last quarter is within 5 % of
@@ -24,7 +24,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,7 +42,6 @@ from tests.waiting import free_port
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = str(ROOT / "checkpoints" / "ocelli-shapes")
 FAMILIES = ("colour", "shape", "count", "position", "word", "digit", "describe")
-WAITING = "…"  # what the page shows in the place of an answer that has not begun
 LEAST_LOOKS = 8  # at the process's memory: two in a quarter
 JSON = {"Content-Type": "application/json"}
 
@@ -94,75 +92,6 @@ class Client(threading.Thread):
         self.found.seconds.append(time.monotonic() - began)
         if text.strip() != self.right[question]:
             self.found.wrong.append(f"{question!r}: expected {self.right[question]!r}, got {text!r}")
-
-
-class Visitor(Client):
-    """A visitor of the page, with Gradio's own requests."""
-
-    KINDS: ClassVar = {"asked": 0.7, "left": 0.15, "garbage": 0.1, "too_large": 0.05}
-    TOO_LARGE = 129 * 2**20  # bytes, of an upload: the page takes 128 MiB
-
-    def prepare(self) -> None:
-        config = self.web.get(self.url + "/config").json()
-        self.ask_id = next(one["id"] for one in config["dependencies"] if one["api_name"] == "ask")
-        self.api = self.url + "/gradio_api/"
-
-    def asked(self) -> None:
-        question, began, last = self.rng.choice(list(self.right)), time.monotonic(), ""
-        for event in self._events(self.image, question):
-            last = answer_in(event) or last
-        self.answered(question, last, began)
-
-    def left(self) -> None:
-        """At a random event, as a closed tab does."""
-        leave = self.rng.randint(0, 4)
-        for number, _ in enumerate(self._events(self.image, self.rng.choice(list(self.right)))):
-            if number >= leave:
-                break
-
-    def garbage(self) -> None:
-        noise = self.rng.randbytes(self.rng.choice((1, 100, 100_000)))
-        for event in self._events(self.image[:60] + noise, "What is it?"):
-            if text := answer_in(event):
-                self.found.wrong.append(f"a broken image was answered: {text!r}")
-        for answer in (
-            self.web.post(self.api + "upload", files={"files": ("a.png", noise)}),
-            self.web.post(self.api + "queue/join", content=noise),
-            self.web.post(self.api + "queue/join", json={"data": [1], "fn_index": 999}),
-        ):
-            assert answer.status_code < 500, f"status {answer.status_code}: {answer.text[:200]}"
-
-    def too_large(self) -> None:
-        answer = self.web.post(self.api + "upload", files={"files": ("a.png", bytes(self.TOO_LARGE))})
-        assert 400 <= answer.status_code < 500, f"an upload of {self.TOO_LARGE:,} bytes: {answer.status_code}"
-
-    def _events(self, image: bytes, question: str) -> Iterator[dict]:
-        """Upload, ask, and what the page says until the answer is whole. A session of its own each time."""
-        session = f"load-{self.number}-{self.rng.randrange(2**32)}"
-        upload = self.web.post(self.api + "upload", files={"files": ("picture.png", image)})
-        file = {"path": upload.raise_for_status().json()[0], "meta": {"_type": "gradio.FileData"}}
-        data = [{"text": question, "files": [file]}, Path(EMBEDDED).name, 1, 0, 1, 0, 0, 64, -1, False, False]
-        body = {"data": data, "fn_index": self.ask_id, "session_hash": session}
-        self.web.post(self.api + "queue/join", json=body).raise_for_status()
-        with self.web.stream("GET", self.api + f"queue/data?session_hash={session}") as stream:
-            for line in stream.iter_lines():
-                if line.startswith("data:"):
-                    event = json.loads(line[5:])
-                    yield event
-                    if event["msg"] in ("process_completed", "close_stream"):
-                        return
-
-
-def answer_in(event: dict) -> str:
-    """What the last message of the chat says, where it is an answer."""
-    output = event.get("output") or {}
-    if event["msg"] not in ("process_generating", "process_completed") or not output.get("data"):
-        return ""
-    chat = output["data"][0]
-    if isinstance(chat, list) and chat and isinstance(chat[0], dict) and chat[-1].get("role") == "assistant":
-        text = "".join(part.get("text", "") for part in chat[-1]["content"])
-        return "" if text == WAITING else text
-    return ""
 
 
 class Program(Client):
@@ -260,7 +189,6 @@ class Program(Client):
 # Clients, how many, a page that answers when it is up, and the command: with less room than 64 clients fill,
 # so that some are refused, and kept prefixes of some images make way for others'.
 TARGETS: dict[str, tuple[type[Client], int, str, list[str]]] = {
-    "page": (Visitor, 20, "/config", ["app.py", "--no-browser"]),
     "server": (
         Program, 64, "/health",
         ["serve.py", "--model", EMBEDDED, "--dtype", "float32",
@@ -303,7 +231,7 @@ def start(target: str, folder: str) -> tuple[subprocess.Popen, str]:
 
 
 def run(target: str, clients: int, seconds: float) -> dict:
-    """Load the page or the server for so long; what came of it. It is then ended."""
+    """Load the server for so long; what came of it. It is then ended."""
     kind, _, path, _ = TARGETS[target]
     checkpoint = open_checkpoint(EMBEDDED, device="cpu", dtype="float32")
     questions = [questions_of(number, checkpoint) for number in range(clients)]
@@ -353,7 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)} (default: all)"
     )
-    parser.add_argument("--clients", type=int, help="(default: 20 of the page, 64 of the server)")
+    parser.add_argument("--clients", type=int, help="(default: 64)")
     parser.add_argument("--minutes", type=float, default=10)
     options, bad = parser.parse_args(arguments), 0
     for target in options.targets or TARGETS:

@@ -25,11 +25,7 @@ from pathlib import Path
 
 import torch
 
-from generation.threads import Paces, with_threads
-
 FOLDER = Path(__file__).parent
-_LONG = ctypes.c_int64
-STAKE = 2e-4  # seconds that threads may wait for one another in a pass, whatever that brings
 # Sums are vectorised by hand and stay as they are written, so that a row's result is the same in any batch.
 # NaN and infinity keep their meaning.
 _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
@@ -153,26 +149,6 @@ def _compile(compiler: str, source: str, options: tuple[str, ...], target: Path)
         content = draft.read_bytes()
         draft.write_bytes(content + hashlib.sha256(content).digest())
         draft.replace(target)
-
-
-class Pass(ctypes.Structure):
-    """What team.h knows a pass by."""
-
-    _fields_ = (
-        ("threads", _LONG),
-        *((name, ctypes.c_double) for name in ("stake", "worth", "seconds", "waited", "off")),
-    )
-
-
-def make_pass(paces: Paces, amount: int, call: Callable[[Pass], None], each: float = 1.0) -> None:
-    """Call C, which works on `amount` units, with as many threads as pay. each: see `with_threads`."""
-
-    def run(threads: int, worth: float) -> tuple[float, float, float]:
-        made = Pass(threads, STAKE, worth)
-        call(made)
-        return made.seconds, made.waited, made.off
-
-    with_threads(paces, amount, run, each)
 
 
 def library_parts(weight_bits: int, cache_bits: int | None = None) -> tuple[str, tuple[str, ...]]:

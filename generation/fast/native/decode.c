@@ -21,13 +21,13 @@ typedef struct {
     Matrix mix;
     int64_t taps;
     const float *convolution, *conv_bias; /* (taps, D), the last tap is the token's own; (D,) or NULL */
-    cached *inputs; /* (B, S, D) */
+    cached *conv; /* (B, S, D): what was convolved */
     /* Where there is a value norm, the gated delta rule: `mix` gives what is convolved, of C numbers, z gates and b and
      * a rates and decays of each head; see models/gated_delta.py, also for what the cache holds. */
     Matrix z, b, a;
-    const float *a_scale, *a_bias; /* (H_d,): -e^A_log, dt_bias */
-    const float *value_norm;       /* (D_v,) */
-    float *state, *recent, *past;  /* (B, H_d, 2, D_k * D_v), (B, H_d, RING, D_k + D_v + 1), (B, RING, C) */
+    const float *a_scale, *a_bias;   /* (H_d,): -e^A_log, dt_bias */
+    const float *value_norm;         /* (D_v,) */
+    float *state, *recent, *inputs;  /* (B, H_d, 2, D_k * D_v), (B, H_d, RING, D_k + D_v + 1), (B, RING, C) */
 } Layer;
 
 typedef struct {
@@ -240,7 +240,7 @@ static void convolve(const Model *m, const Layer *layer, const Scratch *s, const
     int64_t width = m->width, last = layer->taps - 1;
     for (int64_t i = write; i < written; i++) {
         const float *gate = s->triple + 3 * i * width, *value = gate + 2 * width;
-        cached *slot = layer->inputs + (t->row[i] * capacity + t->position[i]) * width;
+        cached *slot = layer->conv + (t->row[i] * capacity + t->position[i]) * width;
         for (int64_t j = 0; j < width; j++) slot[j] = TO_CACHED(gate[j] * value[j]);
     }
     for (int64_t i = from; i < to; i++) {
@@ -253,7 +253,7 @@ static void convolve(const Model *m, const Layer *layer, const Scratch *s, const
                 const float *before = gate - 3 * back * width, *its = before + 2 * width;
                 for (int64_t j = 0; j < width; j++) y[j] += CACHED_VALUE(TO_CACHED(before[j] * its[j])) * tap[j];
             } else {
-                const cached *slot = layer->inputs + (t->row[i] * capacity + t->position[i] - back) * width;
+                const cached *slot = layer->conv + (t->row[i] * capacity + t->position[i] - back) * width;
                 for (int64_t j = 0; j < width; j++) y[j] += CACHED_VALUE(slot[j]) * tap[j];
             }
         }
@@ -270,7 +270,7 @@ static void convolve_channels(const Layer *layer, const Scratch *s, const Tokens
     const float *tap = layer->convolution + (layer->taps - 1) * wide + channel, *before[WINDOW];
     for (int64_t back = 0; back < taps; back++)
         before[back] = i - back >= first ? s->triple + (i - back) * wide + channel
-                                         : layer->past + (t->row[i] * RING + (at - back) % RING) * wide + channel;
+                                         : layer->inputs + (t->row[i] * RING + (at - back) % RING) * wide + channel;
     for (; j + LANES <= count; j += LANES) {
         vec sum = load_f32(before[0] + j) * load_f32(tap + j);
         for (int64_t back = 1; back < taps; back++)
@@ -330,7 +330,7 @@ static void apply_delta(const Model *m, const Layer *layer, const Scratch *s, co
     int64_t from[3] = {head * kd, keys + head * kd, 2 * keys + head * each * vd}, count[3] = {kd, kd, each * vd};
     for (int64_t i = larger(first, end - RING); i < end; i++)
         for (int part = 0; part < 3; part++)
-            memcpy(layer->past + (row * RING + t->position[i] % RING) * wide + from[part], s->triple + i * wide + from[part],
+            memcpy(layer->inputs + (row * RING + t->position[i] % RING) * wide + from[part], s->triple + i * wide + from[part],
                    count[part] * sizeof(float));
 }
 
@@ -350,110 +350,141 @@ static void begin_token(const Model *m, const Tokens *t, int64_t i, float *x) {
     else memcpy(x + i * m->width, given(m, t, i, 0), m->width * sizeof(float));
 }
 
-/* What each thread does of a pass. With few tokens every one has hidden states and inputs of its own, and makes all of
- * them. */
+/* A thread's part in a pass. With few tokens (`alone`) every thread has hidden states and inputs of its own, and makes all
+ * of them; else those of tokens [mine, end). */
+typedef struct {
+    const Model *m;
+    const Tokens *t;
+    const Scratch *s;
+    Member *me;
+    int64_t capacity, mine, end;
+    int alone;
+    float *x, *mixed, *normed, *heads, *room; /* mixed: NULL where they share it */
+} Work;
+
+/* Wait for the others. 0 if this thread is no longer needed. */
+static int meet(Work *w) {
+    return w->alone ? regroup(w->me) : regroup_and_share(w->me, w->t->count, &w->mine, &w->end);
+}
+static int meet_unless_alone(Work *w) { return w->alone || meet(w); }
+
+static void add_to_x(const Work *w) {
+    for (int64_t i = w->mine * w->m->width; i < w->end * w->m->width; i++) w->x[i] += w->s->added[i];
+}
+
+/* The normed hidden states as inputs of the next products. */
+static Inputs norm_inputs(const Work *w, const float *norm) {
+    int64_t width = w->m->width;
+    Inputs in = inputs_at(w->room, w->t->count, width, PRECISE_HALVES);
+    for (int64_t i = w->mine; i < w->end; i++) {
+        rms_norm(w->x + i * width, norm, w->m->eps, width, w->normed);
+        set_input(in, i, w->normed, width);
+    }
+    return in;
+}
+
+/* What a layer mixes of its tokens, (T, columns of `o`), or NULL if this thread is no longer needed. */
+static const float *mix(Work *w, const Layer *layer, Inputs in) {
+    const Scratch *s = w->s;
+    int64_t from, to;
+    if (layer->taps) product(layer->mix, in, (Output){s->triple, layer->mix.rows, 0}, w->me);
+    if (layer->value_norm) {
+        product(layer->z, in, (Output){s->z, layer->z.rows, 0}, w->me);
+        product(layer->b, in, (Output){s->b, layer->b.rows, 0}, w->me);
+        product(layer->a, in, (Output){s->a, layer->a.rows, 0}, w->me);
+        if (!meet(w)) return NULL;
+        for (int64_t unit; (unit = next_unit(w->me, s->rows * w->m->delta_keys)) >= 0;) {
+            const int64_t *row = s->row + unit / w->m->delta_keys;
+            apply_delta(w->m, layer, s, w->t, row[0], row[1], unit % w->m->delta_keys, w->heads);
+        }
+        return meet(w) ? s->mixed : NULL;
+    }
+    if (layer->taps) {
+        if (!meet(w)) return NULL;
+        float *out = w->alone ? w->mixed : s->mixed;
+        share(w->me, w->t->count, &from, &to);
+        convolve(w->m, layer, s, w->t, w->capacity, w->mine, w->end, from, to, out);
+        return out;
+    }
+    product(layer->q, in, (Output){s->q, layer->q.rows, 0}, w->me);
+    product(layer->k, in, (Output){s->k, layer->k.rows, 0}, w->me);
+    product(layer->v, in, (Output){s->v, layer->v.rows, 0}, w->me);
+    if (!meet(w)) return NULL;
+    const float *attended = attention(w->m, layer, s, w->t, w->capacity, w->mixed, w->heads, w->me);
+    if (attended && !w->alone) share(w->me, w->t->count, &w->mine, &w->end);
+    return attended;
+}
+
+/* added = down(silu(gate) * up). 0 if this thread is no longer needed. */
+static int feed_forward(Work *w, const Layer *layer, Inputs in) {
+    const Scratch *s = w->s;
+    int64_t inner = w->m->inner, n = w->t->count, from, to;
+    product(layer->gate, in, (Output){s->gate, inner, 0}, w->me);
+    product(layer->up, in, (Output){s->up, inner, 0}, w->me);
+    if (evenly_shared(in)) { /* this thread made both */
+        share(w->me, panels_of(layer->gate), &from, &to);
+        to = to * PANEL < inner ? to * PANEL : inner;
+        for (int64_t i = 0; i < n; i++) gated(s->gate + i * inner, s->up + i * inner, from * PANEL, to);
+    } else {
+        if (!meet(w)) return 0;
+        share(w->me, n * inner, &from, &to);
+        gated(s->gate, s->up, from, to);
+    }
+    if (!meet(w)) return 0;
+    in = inputs_at(w->room, n, inner, PRECISE_HALVES);
+    set_inputs(in, w->mine, w->end, s->gate, inner);
+    if (!meet_unless_alone(w)) return 0;
+    product(layer->down, in, (Output){s->added, w->m->width, 0}, w->me);
+    return meet(w);
+}
+
+/* What each thread does of a pass. */
 static void forward(const Model *m, const Tokens *t, const Scratch *s, int64_t capacity, float *logits, Member *me) {
-    int64_t width = m->width, dim = m->head_dim, q_width = m->heads * dim, kv_width = m->kv_heads * dim, n = t->count;
-    int alone = n <= ALONE;
-    float *own = s->own + me->id * s->own_floats, *x = alone ? own : s->x, *mixed = alone ? own + n * width : NULL;
-    int64_t mixed_width = mixed_width_of(m), widest = larger(m->inner, mixed_width), from, to, mine = 0, end = n;
-    float *normed = own + (alone ? n * (width + mixed_width) : 0), *heads = own + s->own_floats - s->mixing_floats;
-    float *room = alone ? normed + round_up(widest, 16) : s->shared_inputs;
-    #define REGROUP \
-        if (!regroup(me)) return; \
-        if (!alone) share(me, n, &mine, &end);
-    #define TOGETHER if (!alone) { REGROUP }
+    int64_t width = m->width, n = t->count, mixed_width = mixed_width_of(m), widest = larger(m->inner, mixed_width);
+    float *own = s->own + me->id * s->own_floats;
+    Work w = {m, t, s, me, capacity, .end = n, .alone = n <= ALONE, .x = s->x, .normed = own, .room = s->shared_inputs};
+    w.heads = own + s->own_floats - s->mixing_floats;
+    if (w.alone) {
+        w.x = own, w.mixed = own + n * width, w.normed = own + n * (width + mixed_width);
+        w.room = w.normed + round_up(widest, 16);
+    }
     for (int64_t i; (i = next_unit(me, n)) >= 0;) {
         for (int64_t j = 0; j < m->rotated / 2; j++) {
             float angle = (float)t->place[i * t->axes + (t->axes > 1 ? m->axis[j] : 0)] * m->inv_freq[j];
             s->cosine[i * m->rotated / 2 + j] = cosf(angle);
             s->sine[i * m->rotated / 2 + j] = sinf(angle);
         }
-        if (!alone) begin_token(m, t, i, s->x);
+        if (!w.alone) begin_token(m, t, i, w.x);
     }
-    for (int64_t i = 0; alone && i < n; i++) begin_token(m, t, i, x);
-    REGROUP
+    for (int64_t i = 0; w.alone && i < n; i++) begin_token(m, t, i, w.x);
+    if (!meet(&w)) return;
     for (int64_t l = 0; l < m->layers; l++) {
         const Layer *layer = m->layer + l;
-        Inputs in = inputs_at(room, n, width, PRECISE_HALVES);
-        for (int64_t i = mine; i < end; i++) {
-            rms_norm(x + i * width, layer->input_norm, m->eps, width, normed);
-            set_input(in, i, normed, width);
-        }
-        TOGETHER
-        const float *attended = alone ? mixed : s->mixed;
-        int64_t attended_width = layer->taps ? width : q_width;
-        if (layer->value_norm) {
-            attended = s->mixed, attended_width = m->delta_heads * m->value_dim;
-            product(layer->mix, in, (Output){s->triple, layer->mix.rows, 0}, me);
-            product(layer->z, in, (Output){s->z, attended_width, 0}, me);
-            product(layer->b, in, (Output){s->b, m->delta_heads, 0}, me);
-            product(layer->a, in, (Output){s->a, m->delta_heads, 0}, me);
-            REGROUP
-            for (int64_t unit; (unit = next_unit(me, s->rows * m->delta_keys)) >= 0;) {
-                const int64_t *row = s->row + unit / m->delta_keys;
-                apply_delta(m, layer, s, t, row[0], row[1], unit % m->delta_keys, heads);
-            }
-            REGROUP
-        } else if (layer->taps) {
-            product(layer->mix, in, (Output){s->triple, 3 * width, 0}, me);
-            REGROUP
-            share(me, n, &from, &to);
-            convolve(m, layer, s, t, capacity, mine, end, from, to, alone ? mixed : s->mixed);
-        } else {
-            product(layer->q, in, (Output){s->q, layer->q.rows, 0}, me);
-            product(layer->k, in, (Output){s->k, kv_width, 0}, me);
-            product(layer->v, in, (Output){s->v, kv_width, 0}, me);
-            REGROUP
-            attended = attention(m, layer, s, t, capacity, mixed, heads, me);
-            if (!attended) return;
-            if (!alone) share(me, n, &mine, &end);
-        }
-        in = inputs_at(room, n, attended_width, PRECISE_HALVES);
-        set_inputs(in, mine, end, attended, attended_width);
-        TOGETHER
+        Inputs in = norm_inputs(&w, layer->input_norm);
+        if (!meet_unless_alone(&w)) return;
+        const float *mixed = mix(&w, layer, in);
+        if (!mixed) return;
+        in = inputs_at(w.room, n, layer->o.columns, PRECISE_HALVES);
+        set_inputs(in, w.mine, w.end, mixed, layer->o.columns);
+        if (!meet_unless_alone(&w)) return;
         product(layer->o, in, (Output){s->added, width, 0}, me);
-        REGROUP
-        in = inputs_at(room, n, width, PRECISE_HALVES);
-        for (int64_t i = mine; i < end; i++) {
-            for (int64_t j = i * width; j < (i + 1) * width; j++) x[j] += s->added[j];
-            rms_norm(x + i * width, layer->post_norm, m->eps, width, normed);
-            set_input(in, i, normed, width);
-        }
-        TOGETHER
-        product(layer->gate, in, (Output){s->gate, m->inner, 0}, me);
-        product(layer->up, in, (Output){s->up, m->inner, 0}, me);
-        if (evenly_shared(in)) { /* this thread made both */
-            share(me, panels_of(layer->gate), &from, &to);
-            to = to * PANEL < m->inner ? to * PANEL : m->inner;
-            for (int64_t i = 0; i < n; i++) gated(s->gate + i * m->inner, s->up + i * m->inner, from * PANEL, to);
-        } else {
-            REGROUP
-            share(me, n * m->inner, &from, &to);
-            gated(s->gate, s->up, from, to);
-        }
-        REGROUP
-        in = inputs_at(room, n, m->inner, PRECISE_HALVES);
-        set_inputs(in, mine, end, s->gate, m->inner);
-        TOGETHER
-        product(layer->down, in, (Output){s->added, width, 0}, me);
-        REGROUP
-        for (int64_t i = mine * width; i < end * width; i++) x[i] += s->added[i];
-        for (int64_t i = mine; l < t->deep && i < end; i++)
-            for (int64_t j = 0; j < width; j++) x[i * width + j] += given(m, t, i, l + 1)[j];
+        if (!meet(&w)) return;
+        add_to_x(&w);
+        in = norm_inputs(&w, layer->post_norm);
+        if (!meet_unless_alone(&w) || !feed_forward(&w, layer, in)) return;
+        add_to_x(&w);
+        for (int64_t i = w.mine; l < t->deep && i < w.end; i++)
+            for (int64_t j = 0; j < width; j++) w.x[i * width + j] += given(m, t, i, l + 1)[j];
     }
-    TOGETHER
-    if (t->outputs) { /* at most as many as tokens */
-        Inputs in = inputs_at(room, t->outputs, width, PRECISE_HALVES);
-        mine = 0, end = t->outputs;
-        if (!alone) share(me, t->outputs, &mine, &end);
-        for (int64_t i = mine; i < end; i++) {
-            rms_norm(x + t->output[i] * width, m->final_norm, m->eps, width, normed);
-            set_input(in, i, normed, width);
-        }
-        TOGETHER
-        product(m->head, in, (Output){logits, m->vocab, 0}, me);
+    if (!meet_unless_alone(&w) || !t->outputs) return;
+    Inputs in = inputs_at(w.room, t->outputs, width, PRECISE_HALVES); /* at most as many as tokens */
+    w.mine = 0, w.end = t->outputs;
+    if (!w.alone) share(me, t->outputs, &w.mine, &w.end);
+    for (int64_t i = w.mine; i < w.end; i++) {
+        rms_norm(w.x + t->output[i] * width, m->final_norm, m->eps, width, w.normed);
+        set_input(in, i, w.normed, width);
     }
+    if (meet_unless_alone(&w)) product(m->head, in, (Output){logits, m->vocab, 0}, me);
 }
 
 /* logits: (outputs, V). Each token's key and value are written into the cache at its position. */

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.fast.native.build import Pass, library_parts, load_library, make_pass
+from generation.fast.native.build import library_parts, load_library
 from generation.fast.quantized import (
     ARITHMETIC,
     LAYERS,
@@ -33,13 +33,12 @@ from generation.fast.quantized import (
     replace_layers,
     rows_of_units,
 )
-from generation.threads import CROWD, Paces
+from generation.threads import Pass, run_pass
 
 BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.int32: 4}  # int32: eight weights
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 _SUMMED = 4_096  # rows
 NOTED = 256  # tokens by which second moments are known
-_packing, _multiplying = Paces(CROWD), Paces(CROWD)
 
 
 class Matrix(ctypes.Structure):
@@ -122,15 +121,13 @@ class PanelWeight(nn.Module):
                 part, codes, scales = rows.float().contiguous(), panels[at // panel :], scale[at:]
                 given = part.data_ptr(), importance.data_ptr()
                 arguments = (*given, *part.shape, codes.data_ptr(), scales.data_ptr())
-                kibibytes = 64 * part.nbytes // 1024 + 1  # each number is looked at so much longer
-                make_pass(_packing, kibibytes, partial(library.ocelli_quantize, *arguments))
+                run_pass(partial(library.ocelli_quantize, *arguments), 64 * part.numel())
                 at += len(part)
         else:
             weight = weight.contiguous()
             panels = torch.empty(count, units, panel * 4 // weight.itemsize, dtype=weight.dtype)
             where, to = weight.data_ptr(), panels.data_ptr()
-            kibibytes = weight.nbytes // 1024 + 1
-            make_pass(_packing, kibibytes, lambda made: library.ocelli_pack(where, *weight.shape, to, made))
+            run_pass(lambda made: library.ocelli_pack(where, *weight.shape, to, made), weight.numel())
         self.register_buffer("weight", panels)
         # As long as the panels are, because C reads whole vectors of them.
         sums = None  # of rows, a few at a time: PyTorch widens them all first
@@ -211,9 +208,8 @@ class PanelLinear(PanelWeight):
         library, matrix = load_panels(BITS[self.weight.dtype]), self.matrix
         room = torch.empty(library.ocelli_linear_floats(matrix, len(rows)))
         from_, to, count = rows.data_ptr(), y.data_ptr(), len(rows)
-        products = count * self.in_features * self.out_features // 2**16 + 1
-        call = library.ocelli_linear
-        make_pass(_multiplying, products, lambda made: call(matrix, from_, count, made, room.data_ptr(), to))
+        products, call = count * self.in_features * self.out_features, library.ocelli_linear
+        run_pass(lambda made: call(matrix, from_, count, made, room.data_ptr(), to), products)
         return y.view(*x.shape[:-1], self.out_features)
 
 

@@ -20,18 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from generation.fast.native.build import (
-    Pass,
     is_sound,
     library_file,
     library_parts,
     load_library,
-    make_pass,
 )
 from generation.fast.native.panels import BITS, Matrix, PanelWeight, to_panels, unreadable
 from generation.fast.network import DECODER
-from generation.kv_cache import KVCache, attended_numbers, geometry, packed_strides
+from generation.kv_cache import KVCache, geometry, packed_strides
 from generation.steps import Step
-from generation.threads import CROWD, Paces, Turns
+from generation.threads import Pass, fork_safe_lock, run_pass
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
@@ -176,13 +174,9 @@ class NativeStep(Step):
             axis=None if self._axis is None else self._axis.data_ptr(),
             layer=self._layers,
         )
-        # Of a position in a cache, the bytes that a token reads, as a share of those of the weights.
-        weights = {tensor.data_ptr(): tensor.nbytes for tensor in self._kept}
-        cached = attended_numbers(language_model.cache_layout) * language_model.cache_dtype.itemsize
-        self._position_share = cached / sum(weights.values())
+        self._products = sum(one.numel() * (8 if one.dtype == torch.int32 else 1) for one in {*self._kept})
         self._scratch = torch.empty(0)
-        self._turns = Turns()  # for the cache's addresses and the scratch memory
-        self._paces = Paces(CROWD)
+        self._lock = fork_safe_lock()  # for the cache's addresses and the scratch memory
 
     def _describe_attention(self, slot: _Layer, attention) -> None:
         for name in ("q", "k", "v", "o"):
@@ -220,25 +214,13 @@ class NativeStep(Step):
         self._kept.extend(module.buffers())
         return module.matrix
 
-    def __call__(
-        self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
-    ) -> Tensor:
-        """(B, 1) token ids -> (B, V) float32 logits; the cache gains one position in each row."""
-        return self.chunk(token_ids, kv_cache, start_pos, offset)[:, 0]
-
     def chunk(
         self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor, offset: int | Tensor = 0
     ) -> Tensor:
         """(B, T) token ids -> (B, T, V) float32 logits; the cache gains T positions in each row."""
         batch, length = token_ids.shape
-        ids = token_ids.reshape(-1).tolist()
-        logits = torch.empty(batch * length, self._vocab)
-        lengths, wanted = [length] * batch, range(batch * length)
-        starts, places = _each(start_pos, batch), None
-        if isinstance(offset, Tensor) or offset:
-            places = _positions(lengths, _each(start_pos + offset, batch))
-        self._run(ids, lengths, starts, wanted, kv_cache, logits, places)
-        return logits.view(batch, length, self._vocab)
+        starts, offsets = _each(start_pos, batch), _each(offset, batch)
+        return self._logits(token_ids.tolist(), kv_cache, starts, offsets).view(batch, length, self._vocab)
 
     def ragged(
         self,
@@ -248,11 +230,13 @@ class NativeStep(Step):
         offsets: Sequence[int],
     ) -> list[Tensor]:
         """Nothing is padded here."""
-        lengths = list(map(len, token_ids))
-        logits, ids = torch.empty(sum(lengths), self._vocab), [one for own in token_ids for one in own]
-        places = _positions(lengths, [sum(pair) for pair in zip(starts, offsets, strict=True)])
-        self._run(ids, lengths, list(starts), range(len(ids)), kv_cache, logits, places)
-        return list(logits.split(lengths))
+        return list(self._logits(token_ids, kv_cache, starts, offsets).split(list(map(len, token_ids))))
+
+    def _logits(self, token_ids, kv_cache: KVCache, starts: Sequence[int], offsets: Sequence[int]) -> Tensor:
+        """Ids of each row, which it has from its start on -> (T, V) of all tokens, row by row."""
+        lengths, ids = list(map(len, token_ids)), [one for own in token_ids for one in own]
+        places = _positions(lengths, list(map(add, starts, offsets))) if any(offsets) else None
+        return self._run(ids, lengths, list(starts), range(len(ids)), kv_cache, places)
 
     def prefill(
         self,
@@ -279,8 +263,8 @@ class NativeStep(Step):
         turned_by = None if places is None else real(places.permute(1, 2, 0)).flatten().tolist()
         rows = [row for row, length in enumerate(lengths) if length]
         ends, starts = list(accumulate(lengths)), _each(start_pos, batch)
-        logits, wanted = torch.empty(len(rows), self._vocab), [ends[row] - 1 for row in rows]
-        self._run(real(embeddings.float()), lengths, starts, wanted, kv_cache, logits, turned_by)
+        wanted = [ends[row] - 1 for row in rows]
+        logits = self._run(real(embeddings.float()), lengths, starts, wanted, kv_cache, turned_by)
         if len(rows) == batch:
             return logits
         return logits.new_zeros(batch, self._vocab).index_copy_(0, torch.tensor(rows), logits)
@@ -292,13 +276,12 @@ class NativeStep(Step):
         starts: list[int],
         wanted: Sequence[int],
         kv_cache: KVCache,
-        logits: Tensor,
         places: list[int] | None,
-    ) -> None:
-        """Tokens, T ids or embeddings (T, (1 + n) · D): of each of the cache's rows so many, from a position
-        on. The logits of those `wanted`, in order, go to logits (n, V). `places`: one or three of each token,
-        where they are rotated by other numbers than their positions. Lists, because a tensor's every
-        operation takes as long as a small model's layer."""
+    ) -> Tensor:
+        """The logits (n, V) of the tokens that are `wanted`, in order. Tokens, T ids or embeddings
+        (T, (1 + n) · D), belong to the cache's rows, `lengths` of them to each, from a position on. `places`:
+        one or three of each token, where they are rotated by other numbers than their positions. Lists,
+        because a tensor's every operation takes as long as a small model's layer."""
         held = geometry(kv_cache)
         capacity, head_stride = held.capacity, held.strides[1] // held.strides[2]
         # C reads and writes where it is told to.
@@ -315,7 +298,7 @@ class NativeStep(Step):
         rows = [row for row, length in enumerate(lengths) for _ in range(length)]
         positions = _positions(lengths, starts)
         axes = 1 if places is None else len(places) // len(rows)
-        with self._turns:
+        with self._lock:
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
                 for name, own in layer.items():
@@ -323,15 +306,15 @@ class NativeStep(Step):
                     if own.stride() != expected:
                         raise ValueError(f"kv_cache: expected strides {expected}, got {own.stride()}")
                     setattr(slot, name, own.data_ptr())
-            done = 0  # logits so far
+            logits, done = torch.empty(len(wanted), self._vocab), 0  # done: so many logits
             for first in range(0, len(rows), MOST_TOKENS):
                 end = min(first + MOST_TOKENS, len(rows))
                 here = [token - first for token in wanted if first <= token < end]
                 given, kind = tokens[first:end], "embedding" if isinstance(tokens, Tensor) else "id"
-                at, part_rows = _longs(positions[first:end]), rows[first:end]
+                at = _longs(positions[first:end])
                 part = _Tokens(
                     count=end - first,
-                    row=_longs(part_rows),
+                    row=_longs(rows[first:end]),
                     position=at,
                     axes=axes,
                     place=at if places is None else _longs(places[first * axes : end * axes]),
@@ -341,11 +324,10 @@ class NativeStep(Step):
                 )
                 if isinstance(given, Tensor):
                     part.deep = given.shape[1] // self._description.width - 1
-                to = logits[done:].data_ptr()
-                # Weights are read once, and the cache of each row.
-                each = 1 + sum(at) * len({*part_rows}) / part.count * self._position_share
-                make_pass(self._paces, part.count, partial(self._pass, library, part, head_stride, to), each)
+                call = partial(self._pass, library, part, head_stride, logits[done:].data_ptr())
+                run_pass(call, part.count * self._products)
                 done += len(here)
+        return logits
 
     def _pass(self, library: ctypes.CDLL, part: _Tokens, capacity: int, logits: int, made: Pass) -> None:
         needed = library.ocelli_scratch_floats(self._description, part, made.threads)

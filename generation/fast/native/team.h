@@ -22,13 +22,11 @@
 #include <unistd.h>
 #endif
 
-/* What generation/threads.py asks for, and what it learns. Times are in seconds. */
+/* What generation/threads.py asks for, and what it learns. */
 typedef struct {
-    int64_t threads;     /* at most */
-    double stake, worth; /* the leader may wait for `stake`, and `worth` more for each second that it works */
-    double seconds;      /* of the pass, */
-    double waited;       /* of these, for helpers, */
-    double off;          /* and while the leader had no processor, though it did not wait */
+    int64_t threads; /* at most */
+    double stake;    /* seconds that the leader may wait, and half as long as it has worked beside */
+    double lost;     /* seconds that it waited beyond that; 0: the helpers have been worth it */
 } Pass;
 
 #define PATIENCE 1e-4 /* seconds to wait with open eyes, and then asleep */
@@ -41,10 +39,9 @@ typedef struct { /* what several write to lies in lines of the cache of its own 
     _Alignas(64) _Atomic uint32_t turn;    /* 2^16 * times that they met + threads from then on */
     _Atomic uint32_t sleepers;
     _Alignas(64) _Atomic int64_t units;    /* taken since they last met */
-    _Alignas(64) Pass pass;                /* from here on the leader's alone */
+    _Alignas(64) Pass *pass;               /* from here on the leader's alone */
     uint32_t due;                          /* what `arrived` is when all are there */
-    double began, since, spent, slept;     /* since: the team's last change; spent: `waited` by then */
-    double processor;
+    double since, waited;                  /* the team's last change; seconds that the leader has waited since then */
     pthread_t leader; /* not asked of OpenMP: clang's and PyTorch's may both be there, and the other one would answer */
 } Team;
 
@@ -55,12 +52,11 @@ typedef struct {
     uint32_t turn;
 } Member;
 
-static inline double clock_of(clockid_t which) {
+static inline double now(void) {
     struct timespec t;
-    clock_gettime(which, &t);
+    clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-static inline double now(void) { return clock_of(CLOCK_MONOTONIC); }
 
 static inline void breathe(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -87,17 +83,11 @@ static void wake_at(_Atomic uint32_t *word) {
 #endif
 }
 
-static void gather(Team *t, const Pass *pass) {
-    *t = (Team){.joined = 1, .pass = *pass, .leader = pthread_self()};
-    t->processor = clock_of(CLOCK_THREAD_CPUTIME_ID);
-    t->began = t->since = now();
-}
-
 /* Whether the thread is in time to take part. */
 static int join(Team *t, Member *me) {
     *me = (Member){.team = t, .unit = -1};
     if (!pthread_equal(pthread_self(), t->leader)) return (me->id = atomic_fetch_add(&t->joined, 1)) < SEALED;
-    me->threads = t->pass.threads > 1 ? 0 : 1;
+    me->threads = t->pass->threads > 1 ? 0 : 1;
     return 1;
 }
 
@@ -119,45 +109,43 @@ static inline void share(const Member *me, int64_t count, int64_t *from, int64_t
     *to = count * (me->id + 1) / me->threads;
 }
 
-/* Wait until *word is `value`, for at most so many seconds. */
+/* The leader waits until *word is `value`, for at most so many seconds. */
 static void await(Team *t, _Atomic uint32_t *word, uint32_t value, double most) {
     for (int i = 0; i < 64; i++, breathe())
         if (atomic_load(word) == value) return;
     double from = now(), to = from;
-    while (atomic_load(word) != value && to - from < most) {
+    for (; atomic_load(word) != value && to - from < most; to = now()) {
         if (to - from < PATIENCE) {
             for (int i = 0; i < 16; i++) breathe();
-            to = now();
             continue;
         }
         atomic_store(&t->leader_sleeps, 1);
         uint32_t seen = atomic_load(word);
         if (seen != value) sleep_at(word, seen);
         atomic_store(&t->leader_sleeps, 0);
-        double woken = now();
-        t->slept += woken - to;
-        to = woken;
     }
-    t->pass.waited += to - from;
+    t->waited += to - from;
+}
+
+/* Whether the leader has waited for longer than helpers are worth it; then it begins to count anew. */
+static int waited_too_long(Team *t) {
+    double present = now(), worked = present - t->since - t->waited;
+    if (t->waited <= t->pass->stake + worked / 2) return 0;
+    t->pass->lost += t->waited;
+    t->waited = 0;
+    t->since = present;
+    return 1;
 }
 
 static __attribute__((noinline)) void lead(Member *me) {
     Team *t = me->team;
     if (!me->threads) {
-        await(t, &t->joined, (uint32_t)t->pass.threads, t->pass.stake < PATIENCE ? t->pass.stake : PATIENCE);
+        await(t, &t->joined, (uint32_t)t->pass->threads, t->pass->stake < PATIENCE ? t->pass->stake : PATIENCE);
         me->threads = atomic_fetch_add(&t->joined, SEALED);
     }
     t->due += (uint32_t)me->threads - 1;
     await(t, &t->arrived, t->due, INFINITY);
-    double waited = t->pass.waited - t->spent;
-    if (me->threads > 1 && waited > t->pass.stake) { /* the leader itself never leaves */
-        double present = now(), worked = present - t->since - waited;
-        if (waited > t->pass.stake + t->pass.worth * worked) {
-            me->threads /= 2;
-            t->since = present;
-            t->spent = t->pass.waited;
-        }
-    }
+    if (me->threads > 1 && t->waited > t->pass->stake && waited_too_long(t)) me->threads /= 2;
     if (me->loops) atomic_store(&t->units, 0);
     me->turn = ((me->turn >> 16) + 1) << 16 | (uint32_t)me->threads;
     atomic_store(&t->turn, me->turn);
@@ -189,30 +177,21 @@ static inline int regroup(Member *me) {
     return me->id < me->threads;
 }
 
-/* At the end of the region, or where a thread is not needed. */
-static void leave(Team *t, const Member *me) {
-    if (me->id) return;
-    t->pass.seconds = now() - t->began;
-    double processor = clock_of(CLOCK_THREAD_CPUTIME_ID) - t->processor;
-    t->pass.off = fmax(0, t->pass.seconds - t->slept - processor);
+/* `regroup`, and then the part of `count` that is this thread's. */
+static inline int regroup_and_share(Member *me, int64_t count, int64_t *from, int64_t *to) {
+    if (!regroup(me)) return 0;
+    share(me, count, from, to);
+    return 1;
 }
 
-/* After the region. */
-static void report(Team *t, Pass *pass) {
-    double seconds = pass->threads > 1 ? now() - t->began : t->pass.seconds;
-    t->pass.waited += seconds - t->pass.seconds;
-    t->pass.seconds = seconds;
-    *pass = t->pass;
-}
-
-/* `work`, an expression, is run by each member, which it knows as `me`; the pass is told what became of it. */
-#define WITH_TEAM(pass, work) \
-    Team team; \
-    gather(&team, pass); \
-    _Pragma("omp parallel num_threads((int)(pass)->threads)") \
+/* `work`, an expression, is run by each member, which it knows as `me`. At the end all wait for all. */
+#define WITH_TEAM(at, work) \
+    Team team = {.joined = 1, .pass = at, .leader = pthread_self(), .since = now()}; \
+    _Pragma("omp parallel num_threads((int)team.pass->threads)") \
     { \
         Member me; \
         if (join(&team, &me)) work; \
-        leave(&team, &me); \
+        if (!me.id) team.waited -= now(); \
     } \
-    report(&team, pass);
+    team.waited += now(); \
+    waited_too_long(&team);

@@ -153,6 +153,14 @@ static int attend(const Tower *m, const Image *t, const Scratch *s, const Segmen
     return regroup(me);
 }
 
+/* Normed rows [from, to) of the stream as the inputs of the next products. row: (width,), room. */
+static void norm_inputs(const Tower *m, const Scratch *s, Inputs in, Norm norm, int64_t from, int64_t to, float *row) {
+    for (int64_t i = from; i < to; i++) {
+        put_normed(s->x + i * m->width, norm, m->eps, m->width, row);
+        set_input(in, i, row, m->width);
+    }
+}
+
 /* What each thread does of an image. */
 static void encode(const Tower *m, const Image *t, const Scratch *s, float *y, Member *me) {
     int64_t n = rows_of(m, t), width = m->width, columns = m->embedding.columns, from, to, taps = 0;
@@ -160,9 +168,6 @@ static void encode(const Tower *m, const Image *t, const Scratch *s, float *y, M
     Output onto_x = {.y = s->x, .stride = width, .add = 1};
     const enum curve gelu = m->exact_gelu ? ERF_GELU : TANH_GELU;
     float *own = s->own + me->id * s->own_floats;
-    #define REGROUP \
-        if (!regroup(me)) return; \
-        share(me, n, &from, &to);
     Inputs in = inputs_at(s->inputs, t->patches, columns, PRECISE_HALVES), wide = inputs_at(s->wide_inputs, n, m->inner, 1);
     for (int64_t i; (i = next_unit(me, n)) >= 0;) {
         if (width / m->heads % PAIR) s->q[i * s->q_stride + width] = 0; /* the last unit's second half, times zero */
@@ -171,49 +176,43 @@ static void encode(const Tower *m, const Image *t, const Scratch *s, float *y, M
         else memset(s->x + i * width, 0, width * sizeof(float));
         if (i < t->patches) set_input(in, i, t->inputs + i * columns, columns);
     }
-    REGROUP
+    if (!regroup_and_share(me, n, &from, &to)) return;
     product(m->embedding, in, onto_x, me);
-    REGROUP
+    if (!regroup_and_share(me, n, &from, &to)) return;
     in = inputs_at(s->inputs, n, width, 1);
     for (const Block *b = m->block; b < m->block + m->layers; b++) {
-        for (int64_t i = from; i < to; i++) {
-            put_normed(s->x + i * width, b->before_attention, m->eps, width, own);
-            set_input(in, i, own, width);
-        }
-        REGROUP
+        norm_inputs(m, s, in, b->before_attention, from, to, own);
+        if (!regroup_and_share(me, n, &from, &to)) return;
         product(b->q, in, (Output){.y = (float *)s->q, .stride = s->q_stride, .half = HALF_ATTENTION}, me);
         product(b->k, in, (Output){.y = (float *)s->k, .stride = s->q_stride, .half = HALF_ATTENTION}, me);
         product(b->v, in, (Output){.y = (float *)s->v, .stride = s->q_stride, .half = HALF_ATTENTION}, me);
-        REGROUP
+        if (!regroup_and_share(me, n, &from, &to)) return;
         const Output attended = outputs_for(in, s->wide, width);
         if (!(b->windowed ? attend(m, t, s, t->window, t->windows, t->longest, own, attended, me)
                           : attend(m, t, s, &whole, 1, n, own, attended, me))) return;
         share(me, n, &from, &to);
         complete(in, s->wide, width, from, to, own);
-        REGROUP
+        if (!regroup_and_share(me, n, &from, &to)) return;
         onto_x.factor = b->attention_scale;
         product(b->out, in, onto_x, me);
-        REGROUP
-        for (int64_t i = from; i < to; i++) {
-            put_normed(s->x + i * width, b->before_mlp, m->eps, width, own);
-            set_input(in, i, own, width);
-        }
-        REGROUP
+        if (!regroup_and_share(me, n, &from, &to)) return;
+        norm_inputs(m, s, in, b->before_mlp, from, to, own);
+        if (!regroup_and_share(me, n, &from, &to)) return;
         Output inside = outputs_for(wide, s->wide, m->inner);
         if (b->gate.panels) {
             inside.curve = SILU;
             product(b->gate, in, inside, me);
-            REGROUP
+            if (!regroup_and_share(me, n, &from, &to)) return;
         }
         inside.curve = b->gate.panels ? NO_CURVE : gelu;
         inside.times = b->gate.panels != NULL;
         product(b->fc1, in, inside, me);
-        REGROUP
+        if (!regroup_and_share(me, n, &from, &to)) return;
         complete(wide, s->wide, m->inner, from, to, own);
-        REGROUP
+        if (!regroup_and_share(me, n, &from, &to)) return;
         onto_x.factor = b->mlp_scale;
         product(b->fc2, wide, onto_x, me);
-        REGROUP
+        if (!regroup_and_share(me, n, &from, &to)) return;
         for (int64_t i = from; b->tapped && i < to && i < t->patches; i++)
             memcpy(y + (i * m->outputs + taps) * width, s->x + i * width, width * sizeof(float));
         taps += b->tapped;

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from data.chat import read_conversation
+from data.conversation import read_conversation
 from data.packing import dense_mask
 from data.processor import make_processor
 

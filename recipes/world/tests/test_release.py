@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from huggingface_hub import ModelCard
 
 from eval.card import read_results
@@ -11,6 +12,7 @@ from eval.tasks import DEFAULT_MODEL
 from recipes.world import release
 
 
+@pytest.mark.slow
 def test_release_writes_small_weights_and_their_table(tmp_path, capsys):
     folder = tmp_path / "small"
     assert release.main([str(DEFAULT_MODEL), str(folder), "--questions", "10"]) == 0

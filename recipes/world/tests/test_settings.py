@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import train
-from data.chat import IMAGES_FIRST
+from data.templates import IMAGES_FIRST
 from data.tokenizer import SPECIAL_TOKENS
 from eval.tasks import DEFAULT_MODEL
 from models.vision_language_model import VisionLanguageModel

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data.chat import read_conversation
+from data.conversation import read_conversation
 from data.packing import IGNORE_INDEX
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib", "segno")]
