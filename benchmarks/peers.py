@@ -46,11 +46,14 @@ from benchmarks.common import (
     words,
 )
 from generation import kv_cache as kv
-from generation.decoding import GenerationOutput, decode, new_rows, step_of
+from generation.decoding import decode_n
 from generation.fast.native.build import NoCompiler, find_compiler
 from generation.features import FeatureCache
 from generation.kv_cache import CachePosition
+from generation.output import GenerationOutput
+from generation.sampling import new_rows
 from generation.session import Session
+from generation.steps import step_of
 from inference.draft import Draft
 from models.checkpoints.gguf import Place
 from models.checkpoints.load import meta_init, prepare_device
@@ -158,7 +161,7 @@ class Ours:
         cursor = CachePosition(cache, (context,) * batch, self.device)
         logits = fill(torch.empty(batch, text.vocab_size, device=self.device), 1.0)
         step = step_of(self.step, model.language_model)
-        stream = decode(step, logits, rows, cursor)
+        stream = decode_n(step, rows, logits, cursor)
         for _ in range(WARM_UP + 1):
             next(stream)
         start = now(self.device)

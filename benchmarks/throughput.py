@@ -58,7 +58,7 @@ from benchmarks.common import (
 )
 from benchmarks.peers import Transformers
 from data.tiles import Parts
-from generation.decoding import GenerationOptions
+from generation.options import GenerationOptions
 from generation.prefix_store import PrefixStore
 from generation.requests import Request
 from generation.scheduler import Scheduler

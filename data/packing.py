@@ -34,7 +34,7 @@ from data.images import describe
 from data.labels import check_written
 from data.processor import Processor
 from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
-from data.tiles import Parts, Visual, plan_image
+from data.tiles import Parts, Visual
 from data.tools import Tool
 from data.video import Clip
 from families import FAMILIES
@@ -174,8 +174,7 @@ class SampleEncoder:
                 (width, height), source = measure(source, limits)
             kept.append(source)
             with _counted_as(TOO_MANY_TILES, ImageError), _counted_as(BROKEN_IMAGE, ProcessorError):
-                name = describe(source)
-                plans.append(plan_image(self.processor.images, width, height, name, limits.max_tiles))
+                plans.append(self.processor.plan((width, height), describe(source)))
         tiles, positions = sum(len(one.parts) for one in plans), sum(one.positions for one in plans)
         most = tiles if self.max_tiles is None else self.max_tiles
         # Where the images alone do not fit, no prompt of all their placeholders is built.

@@ -29,10 +29,10 @@ from data.boxes import CoordinateForm, form_of
 from data.chat import ChatEncoder, read_image_order
 from data.conversation import Message, check_question, check_text, read_conversation
 from data.errors import ImageError, ProcessorError, PromptError
+from data.frames import check_video, few_images, shown_as
 from data.images import ImageLimits, describe, load_image
-from data.templates import IMAGES_FIRST, SMOLVLM_CHAT_TEMPLATE
 from data.thinking import ThinkingMarks
-from data.tiles import Images, Parts, Sizes, Visual, cut_image, cut_video
+from data.tiles import Images, Parts, Sizes, Visual
 from data.tokenizer import (
     AnyTokenizer,
     FolderTokenizer,
@@ -59,7 +59,6 @@ _INSTEAD = {
     "image_processor": "use hf_processor.image_processor, which is transformers' own",
 }
 LEAST_PIXELS = 1024  # that whole images may be made to fit
-FRAMES_AS_IMAGES = 8  # of a video, for a model that takes images alone
 Conversation = Sequence[Mapping[str, Any]]
 
 
@@ -106,12 +105,12 @@ class EncodedConversation:
 
 
 class Processor:
-    """See the module's docstring. Build one with `from_pretrained` or `make_processor`.
+    """See the module's docstring. Built by `from_pretrained` or `data.new_processor.make_processor`.
 
     image_order: see `data.conversation.in_order`; None for a model that learnt images anywhere.
     config: the model's, whose context bounds what is tokenized of a prompt.
     coordinates: how the model writes boxes (`coordinates_of`).
-    few_images: it sees videos as images and learnt from few of them.
+    generation_config: what the checkpoint's file of that name says.
     """
 
     def __init__(
@@ -123,10 +122,10 @@ class Processor:
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         image_order: str | None = None,
         coordinates: Any = None,
-        few_images: bool = False,
+        generation_config: Mapping[str, Any] = {},
     ):
         self.images, self.image_order, self.coordinates = images, image_order, coordinates
-        self.few_images, self.tokenizer, self.limits = few_images, tokenizer, limits
+        self.generation_config, self.tokenizer, self.limits = generation_config, tokenizer, limits
         self.stop_token_ids = turn_ends(tokenizer)
         self.image_token_id = tokenizer.convert_tokens_to_ids(images.image_token)
         if config is not None:
@@ -180,11 +179,9 @@ class Processor:
                     images.budget = min(images.budget, max_pixels)
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
-                generation = opened.generation_config
-                most = generation.get("most_images")
-                few = isinstance(most, int) and most < FRAMES_AS_IMAGES and images.videos is None
-                learnt = {"few_images": few, "coordinates": coordinates_of(described, generation)}
-                return cls(images, tokenizer, template, config, limits, read_image_order(opened), **learnt)
+                said, order = opened.generation_config, read_image_order(opened)
+                forms = coordinates_of(described, said)
+                return cls(images, tokenizer, template, config, limits, order, forms, said)
         except ProcessorError:
             raise
         except CheckpointError as error:  # which names the file
@@ -271,30 +268,19 @@ class Processor:
         return self.images.normalise_messages(opened, label)
 
     def _opened(self, kind: str, value: Any) -> list[tuple[str, Any]]:
-        """A part of a message; of a video, where the family has none, some of its frames as images. An image
-        that moves is its first frame to a model of few images."""
+        """A part of a message, or of a video what is shown as it."""
         if kind != "video" or isinstance(value, Visual):
             return [(kind, value)]
-        clip = open_video(value, self.limits)
-        self.check_video(clip.name, clip.animated)
-        if self.images.videos is not None:
-            return [(kind, clip)]
-        if self.few_images:
-            return [("image", next(clip.frames([0])))]
-        count = min(FRAMES_AS_IMAGES, clip.count)
-        indices = [round(place * (clip.count - 1) / max(count - 1, 1)) for place in range(count)]
-        return [("image", frame) for frame in clip.frames(indices)]
+        return shown_as(self, open_video(value, self.limits))
+
+    @cached_property
+    def few_images(self) -> bool:
+        """Whether it sees videos as images, and learnt from fewer images than stand for one."""
+        return few_images(self.generation_config, self.images)
 
     def check_video(self, name: str, animated: bool) -> None:
-        """Raises ImageError for a video, which may not be open yet, if the model takes none but images that
-        move, or its chat template writes none."""
-        if self.images.videos is not None and not self.chat.writes_videos:
-            raise ImageError(f"{name}: this model's chat template has no place for it; take another model")
-        if self.few_images and not animated:
-            raise ImageError(
-                f"{name}: this model has learned from few images at a time, and takes no video; ask "
-                "about one of its frames, or take another model (--model list)"
-            )
+        """ImageError for a video, which may not be open yet, that the model does not take."""
+        check_video(self, name, animated)
 
     def encode_conversation(
         self,
@@ -338,30 +324,47 @@ class Processor:
         """`cut` of what `open_visual` takes: an image, a video, or the frames that stand for one."""
         if isinstance(source, Visual):
             return [source]
-        shown, name, most = open_visual(source, self.limits), describe(source), self.limits.max_tiles
+        shown = open_visual(source, self.limits)
         if isinstance(shown, Image.Image):
-            return [cut_image(self.images, shown, name, most)]
-        return [replace(self.cut(one), name=shown.name) for _, one in self._opened("video", shown)]
+            return [self._cut(shown, describe(source))]
+        return [replace(self.cut(one), name=shown.name) for _, one in shown_as(self, shown)]
+
+    def cut(self, source: Any) -> Visual:
+        """An image (anything `load_image` takes) loaded, resized and cut, for several questions about it; or
+        a Clip, where the family takes videos."""
+        if isinstance(source, Visual):
+            return source
+        if isinstance(source, Clip) and self.images.videos is not None:
+            return self._cut(source, source.name)
+        return self._cut(load_image(source, self.limits), describe(source))
+
+    def _cut(self, shown: Image.Image | Clip, name: str) -> Visual:
+        """The parts are counted before they are made."""
+        planned = self.plan(shown, name)
+        rule: Any = self.images.videos if isinstance(shown, Clip) else self.images
+        visual = rule.cut(shown)
+        assert (visual.parts.shape, visual.grid) == (planned.parts.shape, planned.grid), "plans are kept to"
+        return replace(visual, name=name)
+
+    def plan(self, shown: Image.Image | Clip | tuple[int, int], name: str = "image") -> Visual:
+        """What `cut` makes of a video, or of an image of this size, with pixels on the meta device. Raises
+        ImageError for more parts than `max_tiles`."""
+        if isinstance(shown, Clip) and self.images.videos is not None:
+            planned = self.images.videos.plan(shown)
+        else:
+            planned = self.images.plan(*(shown if isinstance(shown, tuple) else shown.size))
+        if (count := len(planned.parts)) > (most := self.limits.max_tiles):
+            size = " x ".join(map(str, planned.size))
+            raise ImageError(
+                f"{name}: expected at most {most} tiles, got {count} of {size} pixels; shrink the image or "
+                "raise ImageLimits.max_tiles"
+            )
+        return planned
 
     def choose_frames(self, fps: float | None = None, most: int | None = None) -> None:
         """Have videos show so many frames a second, and of each no more than `most`; None changes nothing."""
         if (videos := self.images.videos) is not None:
             videos.fps, videos.most = fps or videos.fps, min(most or videos.most, videos.most)
-
-    def plan(self, shown: Image.Image | Clip) -> Visual:
-        """What `cut` makes of it, with pixels on the meta device."""
-        if isinstance(shown, Clip) and self.images.videos is not None:
-            return self.images.videos.plan(shown)
-        return self.images.plan(*shown.size)
-
-    def cut(self, source: Any) -> Visual:
-        """An image (anything `load_image` takes) loaded, resized and cut, for several questions about it."""
-        if isinstance(source, Visual):
-            return source
-        if isinstance(source, Clip) and self.images.videos is not None:
-            return cut_video(self.images.videos, source, self.limits.max_tiles)
-        image = load_image(source, self.limits)
-        return cut_image(self.images, image, describe(source), self.limits.max_tiles)
 
     def form(self, size: tuple[int, int], name: str = "") -> CoordinateForm | None:
         """The form of that name, or else the model's, for an image of `size`; None where it is not known.
@@ -423,32 +426,6 @@ class Processor:
         return self.tokenizer.decode(
             ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
-
-
-def make_processor(
-    tokenizer: AnyTokenizer,
-    *,
-    image_size: int,
-    image_seq_len: int,
-    longest_edge: int | None = None,
-    split: bool = False,
-    chat_template: str | None = None,
-    images_first: bool = False,
-    config: VLMConfig | None = None,
-) -> Processor:
-    """A processor for a new model, in transformers' Idefics3 form (`.hf_processor`).
-
-    Args:
-        tokenizer: has SmolVLM's special tokens, as what `data.tokenizer.build_tokenizer` gives.
-        image_size: side of a tile in pixels, the vision model's.
-        image_seq_len: positions that a tile takes in a prompt.
-        longest_edge: what an image is resized to before it is split, or, unsplit, squashed into a tile; one
-            tile by default, four with `split`.
-        chat_template: SmolVLM's by default; with `images_first` it puts a message's images before its text.
-    """
-    images = NEW.new_images(tokenizer, image_size, image_seq_len, longest_edge, split)
-    template = chat_template or (IMAGES_FIRST if images_first else SMOLVLM_CHAT_TEMPLATE)
-    return Processor(images, tokenizer, template, config)
 
 
 def coordinates_of(config: Mapping, generation: Mapping) -> Any:

@@ -211,7 +211,7 @@ class Stream:
         return f"section {section + 1} of {self.num_sections}, row {row}"
 
     def identity(self) -> list[Any]:
-        """What tells whether the rows are still the same, as far as that is known without reading them."""
+        """A value that is another one for other files, as far as that is known without reading them."""
         return [self.num_sections]
 
 
@@ -222,6 +222,7 @@ class FileStream(Stream):
         self.files, self.features = files, features
         self.sections = [(at, *section) for at, file in enumerate(files) for section in file.sections()]
         self.num_sections = len(self.sections)
+        self._sizes = [[file.name, file.size()] for file in files]  # asked once: a state is saved often
 
     def read(self, section: int, start: int = 0) -> Iterator[tuple[int, Any]]:
         """A row's number is where it begins in its file, times the number of files, and its file."""
@@ -235,4 +236,4 @@ class FileStream(Stream):
         return f"{self.files[file].name}, {its} {begin}"
 
     def identity(self) -> list[Any]:
-        return [[file.name, file.size()] for file in self.files]
+        return self._sizes

@@ -15,8 +15,6 @@ training process.
 from __future__ import annotations
 
 import hashlib
-import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,28 +23,28 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from data.errors import ImageError, ProcessorError, PromptError
+from data.errors import ProcessorError, PromptError
+from data.part_tensors import on_device, packed, unpacked
 from data.video import Clip
 
 Cell: TypeAlias = tuple[int, int, int, int]  # top, left, bottom, right
 # (width, height) of an image in pixels: its own, and that in which its model sees it.
 Sizes: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
-_AMPLE = 16  # times the tiles' bytes: so much shared memory must be free for them to go through it
 _AS_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # numpy has no bfloat16
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What a tower encodes as a whole: a tile. It is not changed any more, nor is what it is a view of. Two
-    are equal where all that their numbers depend on is.
+    """A piece of an image that a tower encodes at once, such as a tile. Nobody changes its tensors. Two parts
+    are equal if all that their numbers depend on is equal.
 
     pixels: (3, M, M) uint8, or float32 where they were computed with after rescaling (nanoVLM's whole image).
     values: (3, 256) float32, what a byte stands for in each colour; None where the pixels are numbers.
-    time: of what a video shows after its first part, rotary places since that; None where places do not tell.
+    time: rotary places since the first part of its video; None for that one, and where the family's places
+        have no time.
 
     Frames of a video that are encoded together have pixels (3, F, M, M).
     """
@@ -76,7 +74,7 @@ class Part:
 
     @property
     def key(self) -> bytes:
-        """A SHA-256 of all that it leaves in a cache: of its numbers, and of when it is shown."""
+        """A SHA-256 of all that a cache keeps of it depends on: its numbers, and when it is shown."""
         return self.digest if self.time is None else hashlib.sha256(self.digest + b"%d" % self.time).digest()
 
     def write(self, out: Tensor) -> None:
@@ -107,7 +105,7 @@ class Parts:
 
     @classmethod
     def planned(cls, count: int, height: int, width: int | None = None, frames: int | None = None) -> Parts:
-        """Parts that have a shape, square ones without a width, and no pixels yet."""
+        """Parts that have a shape and no pixels yet; they are square unless a width is given."""
         shape = (3, *([frames] if frames else []), height, width or height)
         return cls((Part(torch.empty(shape, dtype=torch.uint8, device="meta"), None),) * count)
 
@@ -158,51 +156,18 @@ class Parts:
     def _numbers(self, device: torch.device | str, dtype: torch.dtype) -> Tensor:
         """`to` of parts of one size."""
         if torch.device(device).type != "cpu":
-            return self._on_device(torch.device(device), dtype)
+            return on_device(self.parts, torch.device(device), dtype)
         numbers = torch.empty(self.shape, dtype=dtype)
         for tile, own in zip(self.parts, numbers):
             tile.write(own)
         return numbers
 
-    def _on_device(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """`to` of parts of one size, with a copy of the bytes, and a table of their numbers there."""
-        pinned = device.type == "cuda"
-        coded, *on_host = self._joined(pinned)
-        codes, others, values = (part.to(device, non_blocking=pinned) for part in on_host)
-        codes, others = (part.view(-1, *self.shape[1:]) for part in (codes, others))
-        places = codes.int()
-        colours = torch.arange(0, 768, 256, dtype=torch.int32, device=device)
-        places += colours.view(3, *[1] * (codes.dim() - 2))
-        numbers = values.to(dtype).flatten().index_select(0, places.flatten()).view(codes.shape)
-        if coded.all():
-            return numbers
-        own = {True: iter(numbers), False: iter(others.to(dtype))}
-        return torch.stack([next(own[one]) for one in coded.tolist()])
-
-    def _joined(self, pinned: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(n,) bool, which parts are bytes; all of those, (K,) uint8; those of the others, (L,) float32;
-        (3, 256), what the bytes stand for. All but the first `pinned` in memory for copies to a GPU."""
-        found = [tile.values for tile in self.parts if tile.values is not None]
-        distinct = {id(one): one for one in found}.values()  # from several workers, several
-        assert all(torch.equal(one, found[0]) for one in distinct), "tiles are of one processor"
-        coded = torch.tensor([tile.values is not None for tile in self.parts], dtype=torch.bool)
-
-        def joined(bytes_: bool, dtype: torch.dtype) -> Tensor:
-            own = [tile.pixels.flatten() for tile in self.parts if (tile.values is not None) == bytes_]
-            out = torch.empty(sum(map(len, own)), dtype=dtype, pin_memory=pinned)
-            return torch.cat(own, out=out) if own else out
-
-        codes, others = joined(True, torch.uint8), joined(False, torch.float32)
-        values = torch.zeros(3, 256, pin_memory=pinned)
-        return coded, codes, others, values.copy_(found[0]) if found else values
-
     def __reduce__(self) -> tuple[Any, tuple]:
-        """Between processes tensors go through shared memory. Containers often have 64 MB of it, and whoever
-        writes more is killed: where it is short, arrays go through the pipe, which is slower."""
-        shapes, joined = [(tile.pixels.shape, tile.time) for tile in self.parts], self._joined()
-        if _free_shared_memory() >= _AMPLE * self.nbytes:
-            return _apart, (shapes, *joined)
-        return _from_arrays, (shapes, *(field.numpy() for field in joined))
+        return _unpickled, packed(self.parts)
+
+
+def _unpickled(*fields: Any) -> Parts:
+    return Parts(tuple(Part(*one) for one in unpacked(*fields)))
 
 
 @dataclass(frozen=True)
@@ -229,35 +194,9 @@ class Visual:
         return self.size, (self.parts.shape[-1], self.parts.shape[-2])
 
 
-Shape: TypeAlias = tuple[torch.Size, int | None]  # of a part's pixels; its time
-
-
-def _apart(shapes: list[Shape], coded: Tensor, codes: Tensor, others: Tensor, values: Tensor) -> Parts:
-    parts, done = [], {True: 0, False: 0}
-    for (shape, time), bytes_ in zip(shapes, coded.tolist(), strict=True):
-        start, done[bytes_] = done[bytes_], done[bytes_] + shape.numel()
-        pixels = (codes if bytes_ else others)[start : done[bytes_]].view(shape)
-        parts.append(Part(pixels, values if bytes_ else None, time))
-    return Parts(tuple(parts))
-
-
-def _from_arrays(shapes: list[Shape], *fields: Any) -> Parts:
-    return _apart(shapes, *map(torch.from_numpy, fields))
-
-
-def _free_shared_memory() -> float:
-    """Bytes; elsewhere than on Linux there is no such bound."""
-    if not os.path.isdir("/dev/shm"):
-        return float("inf")
-    space = os.statvfs("/dev/shm")
-    return space.f_bavail * space.f_frsize
-
-
 # ------------------------------------------------------------- parts, as a stranger's settings cut images
 MOST_TILE_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
 MOST_TILE_TOKENS = 65_536  # per tile
-MOST_PIXELS = 8192 * 8192  # of an image that is taken whole, four times as many as any checkpoint's
-MOST_TILES = 400  # the time to list their grids grows with the square
 
 
 class Videos(Protocol):
@@ -394,31 +333,6 @@ class TiledImages:
         return messages
 
 
-class TileGrids:
-    """The grids of `least` to `most` square tiles of a side, as InternVL's rule has them."""
-
-    def __init__(self, least: Any, most: Any, side: int):
-        if type(least) is not int or type(most) is not int or not 1 <= least <= most <= MOST_TILES:
-            raise ProcessorError(
-                f"preprocessor_config.json: expected 1 <= least <= most <= {MOST_TILES} tiles, "
-                f"got {least!r} and {most!r}"
-            )
-        grids = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
-        self._grids = sorted((one for one in grids if math.prod(one) >= least), key=math.prod)
-        self._tile = side * side
-
-    def nearest(self, width: int, height: int) -> tuple[int, int]:
-        """(rows, columns) that relate most like the image's sides. Of two that do alike, and here only then,
-        the one of more tiles is taken unless they would be more than twice the image."""
-        best, nearest = (1, 1), math.inf
-        for rows, columns in self._grids:  # those of few tiles first
-            distance = abs(width / height - columns / rows)
-            large = width * height > 0.5 * self._tile * columns * rows
-            if distance < nearest or (distance == nearest and large):
-                best, nearest = (rows, columns), distance
-        return best
-
-
 def pixels_of(image: Image.Image) -> Tensor:
     """An RGB image → (3, H, W) uint8."""
     return torch.from_numpy(np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)))
@@ -429,15 +343,6 @@ def tiles_of(image: Image.Image, side: int, values: Tensor) -> Parts:
     grid = np.asarray(image).reshape(image.height // side, side, image.width // side, side, 3)
     pixels = np.ascontiguousarray(grid.transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side))
     return Parts.of(torch.from_numpy(pixels), values)
-
-
-# How transformers' image processors that resample bicubically, with CLIP's mean and deviation, make numbers
-# of pixels where a file does not say.
-CLIP_PIXELS: dict[str, Any] = {
-    "do_resize": True, "resample": int(Image.Resampling.BICUBIC), "do_rescale": True,
-    "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-}  # fmt: skip
 
 
 def byte_values(settings: Mapping[str, Any]) -> torch.Tensor:
@@ -472,40 +377,6 @@ def reading_settings(settings: Mapping[str, Any]) -> Iterator[None]:
         yield
     except (KeyError, ValueError, TypeError, ArithmeticError) as error:
         raise PromptError(f"image settings: {type(error).__name__}: {error}") from error
-
-
-def plan_image(images: Images, width: int, height: int, name: str, most: int) -> Visual:
-    """`Images.plan`; an ImageError for more than `most` parts."""
-    return _of_parts(images.plan(width, height), name, most)
-
-
-def _of_parts(planned: Visual, name: str, most: int) -> Visual:
-    if (count := len(planned.parts)) > most:
-        raise ImageError(
-            f"{name}: expected at most {most} tiles, got {count} of {' x '.join(map(str, planned.size))} "
-            "pixels; shrink the image or raise ImageLimits.max_tiles"
-        )
-    return planned
-
-
-def cut_image(images: Images, image: Image.Image, name: str, most: int) -> Visual:
-    """An RGB image in at most `most` parts, counted before they are made; see `plan_image`."""
-    planned, visual = plan_image(images, *image.size, name, most), images.cut(image)
-    assert (visual.parts.shape, visual.grid) == (planned.parts.shape, planned.grid), "plans are kept to"
-    return replace(visual, name=name)
-
-
-def cut_video(videos: Videos, clip: Clip, most: int) -> Visual:
-    """A video in at most `most` parts, counted before a frame is decoded."""
-    _of_parts(videos.plan(clip), clip.name, most)
-    return replace(videos.cut(clip), name=clip.name)
-
-
-def resized(pixels: Tensor, width: int, height: int, mode: str) -> Tensor:
-    """(3, H, W) uint8 in another size, as torchvision resizes, which calls the same operator."""
-    if pixels.shape[1:] == (height, width):
-        return pixels
-    return F.interpolate(pixels[None], (height, width), mode=mode, antialias=True)[0]
 
 
 def shape_within(width: int, height: int, longest_side: int) -> tuple[int, int]:

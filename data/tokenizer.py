@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from tokenizers import AddedToken, Tokenizer, processors
 
 from data.errors import ProcessorError, PromptError
+from data.transformers_tokenizer import gpt2, of_transformers
 from messages import one_line
-from models.checkpoints.files import Opened, read_json
+from models.checkpoints.files import Opened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,27 +30,9 @@ IMAGE = "<image>"
 FAKE = "<fake_token_around_image>"
 GLOBAL = "<global-img>"
 END = "<end_of_utterance>"
-MAX_GRID = 6  # <row_1_col_1> ... <row_6_col_6>: as many tiles a side as Idefics3 can name
-
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    END,
-    FAKE,
-    IMAGE,
-    GLOBAL,
-    *(f"<row_{r}_col_{c}>" for r in range(1, MAX_GRID + 1) for c in range(1, MAX_GRID + 1)),
-)
-
 
 # ----------------------------------------------------------------------------------------- files of a folder
 MOST_IDS = 4_194_304  # as many as a config may say there are
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, {} where there is no file."""
-    return read_json(path) if path.is_file() else {}
 
 
 def image_settings(opened: Opened) -> dict[str, Any]:
@@ -101,7 +84,7 @@ class FolderTokenizer:
     def transformers_tokenizer(self) -> PreTrainedTokenizerBase:
         """transformers' own, for saving and for whatever this class has not."""
         try:
-            tokenizer = _of_transformers(self.folder)
+            tokenizer = of_transformers(self.folder)
         except Exception as error:  # whatever transformers raises; the folder may have gone meanwhile
             said = f"transformers cannot open its tokenizer ({one_line(error, 200)})"
             raise ProcessorError(f"{self.folder}: {said}") from error
@@ -181,15 +164,15 @@ def open_tokenizer(opened: Opened) -> AnyTokenizer:
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     kind = model.get("model_type")  # of smolvlm transformers takes tokenizer.json as it is
     plain = named in _PLAIN or (named in _GPT2 and kind == "smolvlm")
-    defaults = {} if plain else dict.fromkeys(("unk_token", "bos_token", "eos_token"), SPECIAL_TOKENS[0])
+    defaults = {} if plain else dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
     known = spec and (plain or named in _GPT2) and kind in _MODELS and not _CHANGING & config.keys()
     roles = _roles(folder, defaults | config, spec) if known else None
     if roles is None:
-        return _of_transformers(folder)
+        return of_transformers(folder)
     if plain:
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     else:
-        backend = _gpt2(spec, bool(config.get("add_prefix_space", False)), set(roles.values()))
+        backend = gpt2(spec, bool(config.get("add_prefix_space", False)), set(roles.values()))
     if spec.get("padding"):
         roles.setdefault("pad_token", spec["padding"]["pad_token"])
     if backend.post_processor is None:
@@ -205,26 +188,6 @@ def open_with(opened: Opened, tokens: Sequence[str]) -> AnyTokenizer:
     if absent := [token for token in tokens if token not in tokenizer.get_added_vocab()]:
         raise PromptError(f"tokenizer: expected special tokens for images, {', '.join(absent)} are absent")
     return tokenizer
-
-
-def _of_transformers(folder: Path) -> PreTrainedTokenizerBase:
-    """What transformers makes of a folder. It calls `from_pretrained` of whatever class of its own has the
-    name that these files give: a processor's asks for its tokenizer, and so for ever."""
-    import transformers.models.auto.tokenization_auto
-
-    config, model = read_object(folder / "tokenizer_config.json"), read_object(folder / "config.json")
-    name = config.get("tokenizer_class") or model.get("tokenizer_class")
-    name = name if isinstance(name, str) else ""
-    for known in {name, name.removesuffix("Fast"), f"{name}Fast"} if name else ():
-        found = transformers.models.auto.tokenization_auto.tokenizer_class_from_name(known)
-        if found is None or hasattr(found, "_backends"):  # of a library that is not installed
-            continue
-        if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerBase)):
-            raise PromptError(f"expected tokenizer_class to name a tokenizer, got {name[:80]!r}")
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    if model.get("model_type") not in (None, *transformers.CONFIG_MAPPING):
-        options["config"] = transformers.PreTrainedConfig()  # else a type that it does not know is warned of
-    return transformers.AutoTokenizer.from_pretrained(folder, **options)
 
 
 def _roles(folder: Path, config: dict[str, Any], spec: dict[str, Any]) -> dict[str, str] | None:
@@ -248,24 +211,6 @@ def _roles(folder: Path, config: dict[str, Any], spec: dict[str, Any]) -> dict[s
         roles |= config.get("model_specific_special_tokens") or {}
     tokens = [*roles.values(), *(one.get("content") if isinstance(one, dict) else one for one in extra)]
     return roles if same and all(isinstance(one, str) and one in there for one in tokens) else None
-
-
-def _gpt2(spec: dict[str, Any], add_prefix_space: bool, special: set[str]) -> Tokenizer:
-    """What transformers makes of a tokenizer.json for its class GPT2Tokenizer: vocabulary, merges and
-    post-processor are the file's, the other rules are the class's."""
-    byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
-    rules = {
-        "normalizer": None,
-        "pre_tokenizer": byte_level | {"add_prefix_space": add_prefix_space},
-        "decoder": byte_level | {"add_prefix_space": True},
-        "model": {name: spec["model"][name] for name in ("type", "vocab", "merges")}
-        | {"continuing_subword_prefix": "", "end_of_word_suffix": ""},
-        "added_tokens": [
-            token | {"special": token["special"] or token["content"] in special}
-            for token in spec.get("added_tokens") or ()
-        ],
-    }
-    return Tokenizer.from_str(json.dumps(spec | rules))
 
 
 # -------------------------------------------------------------------------------- special tokens out of reach

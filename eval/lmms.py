@@ -46,7 +46,7 @@ from eval.lmms_tasks import (
     task_result,
     write_result,
 )
-from generation.decoding import GenerationOptions
+from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request
 from inference.answer import answer_text, requests_for
 from inference.batch import open_scheduler

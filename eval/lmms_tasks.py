@@ -29,8 +29,7 @@ from eval.results import (
 )
 from eval.statistics import score_interval
 from eval.tasks import TRIED
-from generation.decoding import GenerationOptions
-from generation.options import SamplingParams
+from generation.options import GenerationOptions, SamplingParams
 from inference.checkpoint import Checkpoint, RequestError
 
 MAX_NEW_TOKENS = 1024  # where a task sets none

@@ -72,7 +72,7 @@ from eval.tasks import (
     own_task,
     shapes_task,
 )
-from generation.decoding import GenerationOptions
+from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request, Stats
 from inference.answer import read_answer, requests_for, split
 from inference.batch import open_scheduler

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from data.errors import ProcessorError
 from data.templates import SMOLVLM_CHAT_TEMPLATE
-from data.tiles import MOST_TILE_SIDE, Part, Parts, Visual, check_numbers, pixels_of, resized, shape_within
+from data.tiles import MOST_TILE_SIDE, Part, Parts, Visual, check_numbers, pixels_of, shape_within
 from data.tokenizer import FAKE, GLOBAL, IMAGE
 from data.video import Clip
+from families.resizing import resized
 from families.videos import VideoRule
 
 # transformers' for conversations with videos, whatever the checkpoint has

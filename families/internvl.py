@@ -22,6 +22,7 @@ from data.errors import ProcessorError
 from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families import keys
 from families.idefics3 import positions
+from families.resizing import CLIP_PIXELS, MOST_TILES, TileGrids
 from families.saving import SavedProcessor, write_config
 from families.text import VISION_KEYS, text_config, vision_config, vlm_config, write_text
 from models.checkpoints.files import CheckpointError, Opened
@@ -84,7 +85,7 @@ ROLES = {
 _DEFAULTS: dict[str, Any] = {
     "crop_to_patches": True,  # which transformers' InternVLProcessor asks for whatever a file says
     "do_convert_rgb": True, "size": {"height": 384, "width": 384}, "min_patches": 1, "max_patches": 12,
-    **tiles.CLIP_PIXELS,
+    **CLIP_PIXELS,
 }  # fmt: skip
 
 
@@ -162,7 +163,7 @@ class InternVLImages(tiles.TiledImages):
             self.tile_size: int = self.settings["size"]["height"]
             self._resample, self._values = tiles.pixel_rule(self.settings)
         most = self.settings["max_patches"]
-        self._grids = tiles.TileGrids(self.settings["min_patches"], most, self.tile_size)
+        self._grids = TileGrids(self.settings["min_patches"], most, self.tile_size)
         tiles.check_tiles(self.tile_size, self.tile_size, tile_positions)
         self.longest_side = self.tile_size * most  # an image of one row
         if self.settings["size"].get("width") != self.tile_size:
@@ -175,7 +176,7 @@ class InternVLImages(tiles.TiledImages):
 
     def within(self, positions: int) -> InternVLImages:
         most = self._tiles_within(positions)
-        most = min(most - 1, tiles.MOST_TILES) if most > 2 else 1  # all of a cut image is one more
+        most = min(most - 1, MOST_TILES) if most > 2 else 1  # all of a cut image is one more
         counts = {"min_patches": min(self.settings["min_patches"], most), "max_patches": most}
         return InternVLImages(self.settings | counts, self.tile_positions)
 

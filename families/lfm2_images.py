@@ -19,6 +19,7 @@ from data.chat import chat_template
 from data.errors import ProcessorError
 from data.tokenizer import IMAGE, AnyTokenizer, image_settings, open_with
 from families.qwen_videos import fit
+from families.resizing import CLIP_PIXELS, MOST_PIXELS, TileGrids, resized
 from families.saving import SavedProcessor
 from models.checkpoints.files import Opened
 from models.config import VLMConfig
@@ -28,7 +29,7 @@ START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
 _DEFAULTS: dict[str, Any] = {
     "downsample_factor": 2, "do_image_splitting": True, "min_tiles": 2, "max_tiles": 10,
     "use_thumbnail": True, "min_image_tokens": 64, "max_image_tokens": 256, "encoder_patch_size": 16,
-    "tile_size": 512, "max_pixels_tolerance": 2.0, **tiles.CLIP_PIXELS,
+    "tile_size": 512, "max_pixels_tolerance": 2.0, **CLIP_PIXELS,
     "resample": int(Image.Resampling.BILINEAR), "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
 }  # fmt: skip
 
@@ -56,8 +57,8 @@ class Lfm2Images(tiles.TiledImages):
             tokens = (known.min_image_tokens, known.max_image_tokens)
             self.least, self.most = (count * self.factor**2 for count in tokens)
             tiles.check_numbers(
-                ("least pixels of an image", self.least, tiles.MOST_PIXELS),
-                ("most pixels of an image", self.most, tiles.MOST_PIXELS),
+                ("least pixels of an image", self.least, MOST_PIXELS),
+                ("most pixels of an image", self.most, MOST_PIXELS),
             )
             self._largest = self.most * float(known.max_pixels_tolerance)
         if resample not in (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC):
@@ -67,7 +68,7 @@ class Lfm2Images(tiles.TiledImages):
         self._mode = resample.name.lower()
         self.tile_positions, self.with_whole = (self.tile_size // self.factor) ** 2, bool(known.use_thumbnail)
         fewest, most = (known.min_tiles, known.max_tiles) if known.do_image_splitting else (1, 1)
-        self._grids = tiles.TileGrids(fewest, most, self.tile_size)
+        self._grids = TileGrids(fewest, most, self.tile_size)
         self._splits, self.longest_side = most > 1, self.tile_size * most  # an image of one row
         if self.tile_size % self.factor:
             raise ProcessorError(
@@ -76,7 +77,7 @@ class Lfm2Images(tiles.TiledImages):
             )
 
     def within(self, positions: int) -> Lfm2Images:
-        tiles.check_numbers(("positions", positions, tiles.MOST_PIXELS // self.factor**2))
+        tiles.check_numbers(("positions", positions, MOST_PIXELS // self.factor**2))
         own, settings = self.settings["max_image_tokens"], dict(self.settings)
         rest = positions - own * self.with_whole
         most = min(rest // self.tile_positions, settings["max_tiles"])
@@ -116,11 +117,11 @@ class Lfm2Images(tiles.TiledImages):
         planned, side, parts = self.plan(*image.size), self.tile_size, list[tiles.Parts]()
         (rows, columns), pixels = planned.grid, tiles.pixels_of(image)
         if planned.grid != self.uncut:
-            resized = tiles.resized(pixels, columns * side, rows * side, self._mode)
-            cut = resized.view(3, rows, side, columns, side).permute(1, 3, 0, 2, 4)
+            grown = resized(pixels, columns * side, rows * side, self._mode)
+            cut = grown.view(3, rows, side, columns, side).permute(1, 3, 0, 2, 4)
             parts.append(tiles.Parts.of(cut.reshape(-1, 3, side, side), self._values))
         if planned.grid == self.uncut or self.with_whole:
-            whole = tiles.resized(pixels, *self._whole_size(*image.size), self._mode)
+            whole = resized(pixels, *self._whole_size(*image.size), self._mode)
             parts.append(tiles.Parts.of(whole[None], self._values))
         return replace(planned, parts=tiles.Parts.cat(parts))
 

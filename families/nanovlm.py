@@ -31,7 +31,7 @@ from data.errors import ProcessorError, PromptError
 from data.tiles import Parts, TiledImages, Visual, check_tiles, pixels_of, tiles_of
 from data.tokenizer import AnyTokenizer, open_with
 from families import idefics3
-from families.keys import checked, expect, section
+from families.keys import Key, checked, expect, read, section
 from models.checkpoints import weights
 from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.names import REPO_ID
@@ -46,7 +46,7 @@ INV_FREQ = "decoder.rotary_embd.inv_freq"
 HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
 # The frequencies are read by `read_config`, and a tied head is the embedding.
 IGNORABLE = re.compile(re.escape(INV_FREQ) + "|" + re.escape(HEAD))
-# The same network. It is saved in transformers' layout; nanoVLM's own is written by `tools.convert`.
+# The same network, which is saved in transformers' layout.
 build, positions, write = idefics3.build, idefics3.positions, idefics3.write
 PROCESSORS = idefics3.PROCESSORS
 
@@ -63,25 +63,20 @@ V01_TEMPLATE = (
     "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
 
-# Keys of config.json -> (section, field, default) of ours.
-FIELDS: dict[str, tuple[str, str, Any]] = {
-    "vit_hidden_dim": ("vision", "hidden_size", None),
-    "vit_inter_dim": ("vision", "intermediate_size", 3072),
-    "vit_patch_size": ("vision", "patch_size", 16),
-    "vit_img_size": ("vision", "image_size", 224),
-    "vit_n_heads": ("vision", "num_attention_heads", 12),
-    "vit_n_blocks": ("vision", "num_hidden_layers", 12),
-    "vit_ln_eps": ("vision", "layer_norm_eps", 1e-6),
-    "lm_hidden_dim": ("text", "hidden_size", None),
-    "lm_inter_dim": ("text", "intermediate_size", 1536),
-    "lm_rms_eps": ("text", "rms_norm_eps", 1e-5),
-    "lm_re_base": ("text", "rope_theta", 100_000),
-    "lm_max_position_embeddings": ("text", "max_position_embeddings", 8192),
-    "lm_vocab_size": ("text", "vocab_size", 49_152),
-    "lm_n_heads": ("text", "num_attention_heads", 9),
-    "lm_n_kv_heads": ("text", "num_key_value_heads", 3),
-    "lm_n_blocks": ("text", "num_hidden_layers", 30),
-}
+# Our fields of the tower and of the text part -> keys of config.json.
+_VISION = {
+    "hidden_size": Key("vit_hidden_dim"), "intermediate_size": Key("vit_inter_dim", 3072),
+    "patch_size": Key("vit_patch_size", 16), "image_size": Key("vit_img_size", 224),
+    "num_attention_heads": Key("vit_n_heads", 12), "num_hidden_layers": Key("vit_n_blocks", 12),
+    "layer_norm_eps": Key("vit_ln_eps", 1e-6),
+}  # fmt: skip
+_TEXT = {
+    "hidden_size": Key("lm_hidden_dim"), "intermediate_size": Key("lm_inter_dim", 1536),
+    "rms_norm_eps": Key("lm_rms_eps", 1e-5), "rope_theta": Key("lm_re_base", 100_000.0),
+    "max_position_embeddings": Key("lm_max_position_embeddings", 8192),
+    "vocab_size": Key("lm_vocab_size", 49_152), "num_attention_heads": Key("lm_n_heads", 9),
+    "num_key_value_heads": Key("lm_n_kv_heads", 3), "num_hidden_layers": Key("lm_n_blocks", 30),
+}  # fmt: skip
 # Our tensor names -> theirs: how they begin, and what then stands in them.
 _PREFIXES = {
     "vision_model.layers.": "vision_encoder.blocks.",
@@ -109,14 +104,11 @@ def recognises(config: Mapping) -> bool:
 def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, weights.Entry]) -> VLMConfig:
     """nanoVLM's flat config.json -> VLMConfig. It names no stop tokens: those are the tokenizer's."""
     expect(config, {"vit_cls_flag": False, "lm_attn_scaling": 1.0})
-    values: dict[str, dict] = {"vision": {}, "text": {}}
-    for key, (part, field, default) in FIELDS.items():
-        values[part][field] = config.get(key, default)
-    text = _with_stored_theta(checked(TextConfig, **values["text"]), stored)
+    text = _with_stored_theta(checked(TextConfig, **read(config, _TEXT)), stored)
     return checked(
         VLMConfig,
         family=NAME,
-        vision=checked(VisionConfig, **values["vision"]),
+        vision=checked(VisionConfig, **read(config, _VISION)),
         text=text,
         scale_factor=config.get("mp_pixel_shuffle_factor", 2),
         image_token_id=_image_token_id(config, text.vocab_size),

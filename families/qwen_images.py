@@ -17,8 +17,6 @@ from data.chat import chat_template
 from data.conversation import Message
 from data.errors import ImageError
 from data.tiles import (
-    CLIP_PIXELS,
-    MOST_PIXELS,
     Cell,
     Parts,
     Videos,
@@ -31,6 +29,7 @@ from data.tiles import (
 from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families.keys import number, section
 from families.qwen_videos import QwenVideos, fit
+from families.resizing import CLIP_PIXELS, MOST_PIXELS
 from families.saving import SavedProcessor
 from models.checkpoints.files import Opened
 from models.config import VLMConfig

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from data.errors import ImageError, ProcessorError
-from data.tiles import Part, Parts, Visual, check_numbers, pixels_of, resized
+from data.tiles import Part, Parts, Visual, check_numbers, pixels_of
 from data.video import Clip
+from families.resizing import resized
 from families.videos import MOST_FRAMES, VideoRule
 
 

@@ -161,27 +161,24 @@ _NAMES = {
     "language_model.lm_head.": "lm_head.",
     "language_model.": "model.language_model.",
 }
-_WITHIN = {".self_attn.out_proj.": ".attn.proj.", ".mlp.fc": ".mlp.linear_fc", ".fc": ".linear_fc"}
-_MERGER_2_5 = {".norm.": ".ln_q.", ".fc1.": ".mlp.0.", ".fc2.": ".mlp.2."}
+# What stands in names of the tower; of mergers, those of Qwen2.5-VL and those of Qwen3-VL.
+_IN_TOWER = {".self_attn.out_proj.": ".attn.proj.", ".self_attn.": ".attn.", ".mlp.fc": ".mlp.linear_fc"}
+_IN_MERGERS = {".norm.": ".ln_q.", ".fc1.": ".mlp.0.", ".fc2.": ".mlp.2."}, {".fc": ".linear_fc"}
 
 
 def tensor_map(stored_names: Collection[str], config: VLMConfig | None = None) -> StoredTensorOf:
     """The place of each of our tensors."""
     old = any(name.startswith("visual.") for name in stored_names)
-    plain = any("merger.ln_q" in name for name in stored_names)
-    plain = plain or (config is not None and _kind(config) == "qwen2_5_vl")
+    third = not any("merger.ln_q" in name for name in stored_names)
+    third = third and (config is None or _kind(config) == "qwen3_vl")
+    inside = {"vision_model": _IN_TOWER, "projector": _IN_MERGERS[third]}
 
     def stored_tensor(name: str) -> StoredTensor:
-        theirs, part, parts = rename(name, _NAMES), 0, 1
-        if name.startswith(("vision_model.", "projector.")):
-            if found := part_of_qkv(theirs.replace(".self_attn.", ".attn.")):
-                theirs, part, parts = found.name, found.part, found.parts
-            for ours, other in (_MERGER_2_5 if plain and name.startswith("projector.") else _WITHIN).items():
-                theirs = theirs.replace(ours, other, 1) if ".linear_fc" not in theirs else theirs
+        theirs = rename(name, _NAMES, inside.get(name.partition(".")[0], {}))
         if old:
             theirs = re.sub(r"^model\.visual\.", "visual.", theirs)
             theirs = re.sub(r"^model\.language_model\.", "model.", theirs)
-        return StoredTensor(theirs, part, parts)
+        return part_of_qkv(theirs) or StoredTensor(theirs)
 
     return stored_tensor
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.tokenizer import read_object
+from data.transformers_tokenizer import read_object
 from families.text import both_dtypes
 from models.config import VLMConfig
 

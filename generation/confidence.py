@@ -14,10 +14,15 @@ Autoregressive Structured Prediction", 2021).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from generation.kv_cache import to_device
+from generation.options import adjusted_scores
 
 
 class TokenLogprobs(NamedTuple):
@@ -30,6 +35,72 @@ class TokenLogprobs(NamedTuple):
 
     logprob: float | None
     top: list[tuple[int, float]]
+
+
+@dataclass
+class Report:
+    """What is said of the probabilities of one answer's tokens.
+
+    sums: of `chosen_logprobs`, over the tokens that count for its confidence.
+    tokens: of each token, where the options ask for log-probabilities.
+    """
+
+    sums: tuple[float, float] = (0.0, 0.0)
+    tokens: list[TokenLogprobs] = field(default_factory=list)
+
+    def add(self, chosen: Sequence[float] | None, logprobs: TokenLogprobs | None, stops: bool) -> None:
+        """Note a token, with its `chosen_logprobs` where it may count for the confidence."""
+        if chosen is not None and not (stops and self.sums[1]):
+            self.sums = self.sums[0] + chosen[0], self.sums[1] + chosen[1]
+        if logprobs is not None:
+            self.tokens.append(logprobs)
+
+    @property
+    def confidence(self) -> float:
+        """The geometric mean of the probabilities of the tokens that count."""
+        return math.exp(min(0.0, self.sums[0] / max(1.0, self.sums[1])))
+
+
+class Reports:
+    """The log-probabilities that rows report of one step's tokens: made from the logits (k, V) before masks
+    change them, and completed with the tokens `of` the step.
+
+    forced: the numbers of rows that report a token which a constraint forces.
+    """
+
+    def __init__(self, rows: Sequence[Any], logits: Tensor):
+        asked = [n for n, row in enumerate(rows) if row.options.logprobs is not None and not row.stop_reason]
+        held = [n for n in asked if rows[n].tokens and rows[n].constraint is not None]
+        self.forced = [n for n in held if rows[n].constraint.forced()]
+        asked = [n for n in asked if n not in self.forced]
+        self._rows, self._own = rows, [n for n in asked if rows[n].options.logprobs_mode == "model"]
+        self._sampled = [n for n in asked if rows[n].options.logprobs_mode == "sampler"]
+        self._logprobs = rows_of(logits, self._own).float().log_softmax(-1) if self._own else logits
+
+    def of(self, logits: Tensor, token: Tensor) -> list[tuple[list[int], Tensor, Tensor]]:
+        """Numbers of rows, with the `likeliest` of their masked logits (k, V) and tokens (k, 1)."""
+        rows, reports = self._rows, []
+        for count, members in alike(self._own, lambda number: rows[number].options.logprobs).items():
+            own = rows_of(self._logprobs, [self._own.index(number) for number in members])
+            reports.append((members, *likeliest(own, rows_of(token, members), count)))
+        kinds = alike(self._sampled, lambda number: (rows[number].params, rows[number].options.logprobs))
+        for (params, count), members in kinds.items():
+            logprobs = adjusted_scores(rows_of(logits, members), params).log_softmax(-1)
+            reports.append((members, *likeliest(logprobs, rows_of(token, members), count)))
+        return reports
+
+
+def alike(numbers: Iterable[int], kind: Callable[[int], Any]) -> dict[Any, list[int]]:
+    """Numbers of rows by what they have in common."""
+    groups: dict[Any, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(kind(number), []).append(number)
+    return groups
+
+
+def rows_of(x: Tensor, numbers: list[int]) -> Tensor:
+    """These rows of x, without a copy where they are all."""
+    return x if numbers == list(range(len(x))) else x[to_device(torch.tensor(numbers), x.device)]
 
 
 def likeliest(logprobs: Tensor, token: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -51,8 +122,3 @@ def chosen_logprobs(logits: Tensor, token: Tensor) -> Tensor:
     logprobs = scores.gather(1, token)[:, 0] - scores.logsumexp(-1)
     chosen = torch.stack((logprobs, torch.ones_like(logprobs)))
     return torch.where((scores > -math.inf).sum(-1) > 1, chosen, 0)
-
-
-def confidence_of(logprobs: float, count: float) -> float:
-    """The confidence of an answer with the sum of its tokens' log-probabilities and the number of these."""
-    return math.exp(min(0.0, logprobs / max(1.0, count)))

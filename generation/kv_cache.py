@@ -249,11 +249,6 @@ class CachePosition:
             self._view = view(self.kv_cache, view_length(self.longest, self.kv_cache))
         return self._view, start_pos
 
-    def rewind(self, count: int) -> None:
-        """Give back each row's last `count` positions."""
-        self.longest -= count
-        self.start_pos = self.start_pos - count
-
 
 def view_length(longest: int, kv_cache: KVCache) -> int:
     """Positions of the cache that rows of different lengths read, the longest of them of `longest`."""

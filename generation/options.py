@@ -198,8 +198,8 @@ class GenerationOptions(SamplingParams):
     prefill_chunk: positions of a prompt that are computed at a time, which bounds the memory of activations;
         None computes all at once.
     lookup: tokens that are looked up in prompt and answer and verified together (`generation.speculation`):
-        "auto" where that gives the same bits and as long as it pays, "on" always, "off" never. Of `generate`
-        a single answer to a single prompt has them, and only by a step that can verify them.
+        "auto" where that gives the same bits and as long as it pays, "on" always, "off" never. Sessions and
+        schedulers have them, by a step that can verify them; `model.generate`, the reference, has none.
     constraint: makes a `generation.protocol.Constraint`, anew for each answer; None allows all tokens. What
         it forces is computed together, in place of looked-up tokens.
     """

@@ -124,7 +124,12 @@ class Constraint(Protocol):
 
 
 class Proposer:
-    """Proposes the next tokens of one row, for one answer; `generation.speculation` has those there are."""
+    """Proposes the next tokens of one row, for one answer; `generation.speculation` has those there are.
+
+    given: how many tokens of the answer it has been given.
+    """
+
+    given = 0
 
     def propose(self, new_ids: list[int]) -> list[int]:
         """The ids that may follow, none or any number, after `new_ids`, which came since the last call."""

@@ -5,25 +5,25 @@
     chosen.read()                                      # waits for it, and notes it in the rows
     rows[0].tokens, rows[0].stop_reason
 
-`choose` reads nothing back from the device, so that the next step may run before its tokens are read. For
-rows that differ in nothing but numbers a CUDA graph can record it (`recordable`).
+`choose` is three steps: constraints mask the logits, a token is drawn from what is left, and what was asked
+about its probability is reported. It reads nothing back from the device, so that the next step may run before
+its tokens are read. For rows that differ in nothing but numbers a CUDA graph can record it (`recordable`).
 
 A row's random numbers are a hash of its seed and of how many it has drawn: the same on every device, alone or
-in any batch, without a generator's state, and all rows in one call. What filters do is in
-`generation/options.py`.
+in any batch, without a generator's state, and all rows in one call. So row and seed decide an answer, not the
+batch that it is made in. What temperature, filters and penalties do to logits is in `generation/options.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from generation.confidence import TokenLogprobs, chosen_logprobs, confidence_of, likeliest, token_logprobs
+from generation.confidence import Report, Reports, TokenLogprobs, alike, chosen_logprobs, token_logprobs
 from generation.kv_cache import to_device
 from generation.options import (
     MAX_SEED,
@@ -117,35 +117,33 @@ class Decision:
 
 @dataclass(eq=False)
 class Row:
-    """An answer while it is decoded: what its tokens are chosen by, and those that were.
+    """One answer while it is decoded: what its tokens are chosen by, and those that were.
 
-    options: of one answer, with stop ids that are known.
-    prompt_ids: (T,) without padding: what penalties know.
-    seed: set with the first random number, unless it is given.
-    tokens: those that were read, with the stop token; `launched` is how many were chosen.
-    stop_reason: "stop" or "length" at the end, or "error": then `error` says which.
-    seen: (V,) int32, the tokens so far, for penalties: as `adjusted_scores` takes them.
-    sums: of `chosen_logprobs`, over the tokens that count for its confidence; reports: of each token, where
-        the options ask for log-probabilities.
-    proposer: what proposes its next tokens (see `generation.speculation`), if anything does.
+    prompt_ids: (T,) without padding: what penalties and proposals look at.
+    options: of one answer, with stop ids that are known: `params` of the sampler, and when the answer ends.
+    seed: of its random numbers; drawn with the first of them, unless it is given.
+    constraint: what may come next (`generation.protocol.Constraint`); None allows every token.
+    proposer: what proposes its next tokens (`generation.speculation`), if anything does.
+    tokens: those that were read, with the stop token; `launched` counts those that were chosen, which on a
+        GPU may be one more.
+    stop_reason: "" while it goes on; then "stop" (a stop token), "length" or "error", which is `error`.
+    report: what is said of its tokens' probabilities.
     """
 
     options: GenerationOptions
     prompt_ids: Tensor
     seed: int | None = None
     constraint: Constraint | None = None
-    tokens: list[int] = field(default_factory=list)
-    launched: int = 0
-    stop_reason: str = ""
-    error: Exception | None = None
-    seen: Tensor | None = None
-    sums: tuple[float, float] = (0.0, 0.0)
-    reports: list[TokenLogprobs] = field(default_factory=list)
     proposer: Proposer | None = None
-    _proposed_for: int = 0  # tokens that the proposer was told
+    tokens: list[int] = field(default_factory=list)
+    stop_reason: str = ""
+    report: Report = field(default_factory=Report)
 
     def __post_init__(self):
         self.params, self.stop_ids = self.options.choice, self.options.stop_token_ids or ()
+        self.launched = 0
+        self.error: Exception | None = None
+        self._seen: Tensor | None = None
         if self.options.constraint is not None:
             self.constraint = self.options.constraint()
 
@@ -164,7 +162,7 @@ class Row:
     def confidence(self) -> float:
         """See `generation.confidence`; of one of several answers, its probability among them."""
         if self.decision is None:
-            return confidence_of(*self.sums)
+            return self.report.confidence
         return self.decision.probabilities[self.decision.chosen]
 
     def first_seed(self) -> int:
@@ -173,14 +171,14 @@ class Row:
             (self.seed,) = make_seeds(self.options.seed, 1, 1)
         return self.seed
 
-    def propose(self) -> list[int]:
-        """Ids that may follow what was read; all of what was launched must have been."""
-        if self.proposer is None:
-            return []
-        # The last token is never fed back, so that of n to come at most n - 1 are worth a proposal.
-        worth = self.options.max_new_tokens - len(self.tokens) - 1
-        new_ids, self._proposed_for = self.tokens[self._proposed_for :], len(self.tokens)
-        return self.proposer.propose(new_ids)[:worth]
+    def seen(self, logits: Tensor) -> Tensor:
+        """(V,) int32: how often the answer has each token, as `adjusted_scores` takes it."""
+        if self._seen is None:
+            # One more: an image's placeholder may follow the vocabulary.
+            seen = torch.zeros(logits.shape[1] + 1, dtype=torch.int32, device=logits.device)
+            seen[to_device(self.prompt_ids, logits.device)] = -1
+            self._seen = seen[:-1]
+        return self._seen
 
     def take(self, token_id: int, chosen: Sequence[float] | None, report: TokenLogprobs | None) -> None:
         """Note the next token, or `BAD`, with its `chosen_logprobs` and its report."""
@@ -192,14 +190,21 @@ class Row:
         if constraint is not None:
             constraint.accept(token_id)
         thinks = constraint is not None and constraint.thinking
-        if chosen is not None and not thinks and not (stops and self.sums[1]):
-            self.sums = self.sums[0] + chosen[0], self.sums[1] + chosen[1]
-        if report is not None:
-            self.reports.append(report)
+        self.report.add(None if thinks else chosen, report, stops)
         self.tokens.append(token_id)
         full = len(self.tokens) >= self.options.max_new_tokens
         if stops or full or (constraint is not None and constraint.full):
             self.stop_reason = "stop" if stops else "length"
+
+
+def new_rows(prompt_ids: Sequence[Tensor], options: GenerationOptions) -> list[Row]:
+    """A row for each answer to each prompt (T,), the answers to one prompt side by side."""
+    answers = options.num_return_sequences
+    seeds: list[int] | list[None] = [None] * (len(prompt_ids) * answers)
+    if not options.greedy:
+        seeds = make_seeds(options.seed, len(prompt_ids), answers)
+    each = [ids for ids in prompt_ids for _ in range(answers)]
+    return [Row(options, ids, seed) for ids, seed in zip(each, seeds, strict=True)]
 
 
 @dataclass(eq=False)
@@ -257,43 +262,65 @@ def _sent(tensor: Tensor) -> Tensor:
 
 def choose(rows: Sequence[Row], logits: Tensor) -> Chosen:
     """The next token of each row, from logits (k, V), which constraints change in place."""
-    constrained = [
-        (n, row, row.constraint)
-        for n, row in enumerate(rows)
+    held = [
+        (number, row.constraint)
+        for number, row in enumerate(rows)
         if row.constraint is not None and not row.stop_reason
     ]
-    for number, _, constraint in constrained:
+    for number, constraint in held:
         constraint.close(logits[number])
-    asked = [n for n, row in enumerate(rows) if row.options.logprobs is not None and not row.stop_reason]
-    forced = [n for n, row, held in constrained if n in asked and row.tokens and held.forced()]
-    asked = [number for number in asked if number not in forced]
-    own = [number for number in asked if rows[number].options.logprobs_mode == "model"]
-    logprobs = _rows_of(logits, own).float().log_softmax(-1) if own else logits  # masks change logits
-    if constrained:
-        best = logits.argmax(-1).tolist()
-    for number, row, constraint in constrained:
+    reports = Reports(rows, logits)  # of the model's own probabilities, which masks change
+    if held:
+        mask(rows, logits, held)
+    token = draw(rows, logits)
+    confident = any(row.options.confidence for row in rows)
+    chosen = chosen_logprobs(logits, token) if confident else None
+    return Chosen(
+        rows, token, token[:, 0], logits.amax(-1), chosen, reports.of(logits, token), reports.forced
+    )
+
+
+def mask(rows: Sequence[Row], logits: Tensor, held: Sequence[tuple[int, Constraint]]) -> None:
+    """Set logits (k, V) to -inf where a row's constraint, with its number in `held`, allows no token, and all
+    of a row to NaN, which is its error, where none is allowed."""
+    best = logits.argmax(-1).tolist()
+    for number, constraint in held:
+        row = rows[number]
+        # Confidences are among what is allowed. Else a mask that allows the likeliest changes nothing.
+        argmax_only = row.params.likeliest and not row.options.confidence
         try:
-            # Confidences are among what is allowed. Else a mask that allows the likeliest changes nothing.
-            argmax_only = row.params.likeliest and not row.options.confidence
             if not argmax_only or not constraint.allows(best[number]):
                 constraint.mask(logits[number])
         except ConstraintError as error:  # of this row alone
             row.error = error
             logits[number] = math.nan
-    token = draw_each(rows, logits)
-    reports = []
-    for count, members in _alike(own, lambda number: rows[number].options.logprobs).items():
-        places = [own.index(number) for number in members]
-        found = likeliest(_rows_of(logprobs, places), _rows_of(token, members), count or 0)
-        reports.append((members, *found))
-    sampled = [number for number in asked if rows[number].options.logprobs_mode == "sampler"]
-    kinds = _alike(sampled, lambda number: (rows[number].params, rows[number].options.logprobs))
-    for (params, count), members in kinds.items():
-        logprobs = adjusted_scores(_rows_of(logits, members), params).log_softmax(-1)
-        reports.append((members, *likeliest(logprobs, _rows_of(token, members), count or 0)))
-    confident = any(row.options.confidence for row in rows)
-    chosen = chosen_logprobs(logits, token) if confident else None
-    return Chosen(rows, token, token[:, 0], logits.amax(-1), chosen, reports, forced)
+
+
+def draw(rows: Sequence[Row], logits: Tensor) -> Tensor:
+    """One token for each row, which may want different things: (k, V) -> (k, 1)."""
+    if all(row.params == rows[0].params for row in rows):  # no copy of the logits
+        return _draw_alike(rows, logits)
+    token = torch.empty(len(rows), 1, dtype=torch.int64, device=logits.device)
+    for members in alike(range(len(rows)), lambda number: rows[number].params).values():
+        index = to_device(torch.tensor(members), logits.device)
+        token[index] = _draw_alike([rows[member] for member in members], logits[index])
+    return token
+
+
+def _draw_alike(rows: Sequence[Row], logits: Tensor) -> Tensor:
+    """Rows with equal parameters."""
+    params, uniform, seen = rows[0].params, None, None
+    if not params.greedy:
+        numbers = torch.tensor([[row.first_seed() for row in rows], [row.launched for row in rows]])
+        uniform = uniforms(*to_device(numbers, logits.device))
+    if params.penalizes:
+        seen = torch.stack([row.seen(logits) for row in rows])  # (k, V)
+    token = sample(logits, params, uniform, seen)
+    if params.penalizes:
+        for row, ids in zip(rows, token, strict=True):
+            own = row.seen(logits)
+            own[ids] = own[ids].clamp(min=0) + 1
+    return token
 
 
 def recordable(
@@ -319,55 +346,9 @@ def recordable(
     return choose_in_place
 
 
-def draw_each(rows: Sequence[Row], logits: Tensor) -> Tensor:
-    """One token for each row, which may want different things: (k, V) -> (k, 1)."""
-    if all(row.params == rows[0].params for row in rows):  # no copy of the logits
-        return _draw_alike(rows, logits)
-    token = torch.empty(len(rows), 1, dtype=torch.int64, device=logits.device)
-    for members in _alike(range(len(rows)), lambda number: rows[number].params).values():
-        index = to_device(torch.tensor(members), logits.device)
-        token[index] = _draw_alike([rows[member] for member in members], logits[index])
-    return token
-
-
 def keep(scores: Tensor, ids: Sequence[int]) -> None:
-    """Set all others of scores (V,) to -inf."""
+    """Set scores (V,) of all other tokens to -inf, in place."""
     index = list(ids)
     kept = scores[index]
     scores.fill_(-math.inf)
     scores[index] = kept
-
-
-def _alike(numbers: Iterable[int], kind: Callable[[int], Any]) -> dict[Any, list[int]]:
-    """Numbers of rows by what they have in common."""
-    alike: dict[Any, list[int]] = {}
-    for number in numbers:
-        alike.setdefault(kind(number), []).append(number)
-    return alike
-
-
-def _rows_of(x: Tensor, numbers: list[int]) -> Tensor:
-    """These rows of x, without a copy where they are all."""
-    return x if numbers == list(range(len(x))) else x[to_device(torch.tensor(numbers), x.device)]
-
-
-def _draw_alike(rows: Sequence[Row], logits: Tensor) -> Tensor:
-    """Rows with equal parameters."""
-    params, uniform, seen = rows[0].params, None, None
-    if not params.greedy:
-        numbers = torch.tensor([[row.first_seed() for row in rows], [row.launched for row in rows]])
-        uniform = uniforms(*to_device(numbers, logits.device))
-    if params.penalizes:
-        for row in rows:
-            if row.seen is None:
-                # One more: an image's placeholder may follow the vocabulary.
-                seen_ids = torch.zeros(logits.shape[1] + 1, dtype=torch.int32, device=logits.device)
-                seen_ids[to_device(row.prompt_ids, logits.device)] = -1
-                row.seen = seen_ids[:-1]
-        seen = torch.stack([row.seen for row in rows if row.seen is not None])  # (k, V)
-    token = sample(logits, params, uniform, seen)
-    if seen is not None:
-        for row, ids in zip(rows, token, strict=True):
-            if row.seen is not None:
-                row.seen[ids] = row.seen[ids].clamp(min=0) + 1
-    return token

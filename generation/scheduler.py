@@ -40,7 +40,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.decoding import step_of
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, embed_after, first_part, read_prompt
 from generation.options import (
@@ -57,7 +56,7 @@ from generation.sampling import Chosen, Row, choose, recordable
 from generation.score import Ids, decide, look_ahead
 from generation.slots import SlotCache
 from generation.speculation import Speculation
-from generation.steps import DecodeStep
+from generation.steps import DecodeStep, step_of
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run
 PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no more than this ...
@@ -114,7 +113,6 @@ class Scheduler:
         self.lag = LAG if model.device.type == "cuda" else 0
         self._cache = SlotCache(model.language_model, slots, prefixes)
         self.budget = self._cache.budget
-        self.budget.check(self.budget.positions)
         # Of each slot: the token to be fed; its position, the row's seed, how many numbers it has drawn, the
         # offset of its rotary places, and the token that a recorded step has chosen, or BAD.
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
@@ -607,7 +605,7 @@ class Scheduler:
             self._leave(row, kept=False)
             self._events.append(self._failed(row.key, row.error))
             return
-        reports = None if row.options.logprobs is None else row.reports[row.told :]
+        reports = None if row.options.logprobs is None else row.report.tokens[row.told :]
         self._events.append(NewTokens(row.key, row.tokens[row.told :], reports, row.reused))
         row.told = len(row.tokens)
         if row.stop_reason:
@@ -616,7 +614,7 @@ class Scheduler:
             self.stats.new_tokens += len(row.tokens)
             confidence = row.confidence if row.options.confidence else None
             counts = row.stop_reason, row.length, row.reused
-            reports = None if row.options.logprobs is None else row.reports
+            reports = None if row.options.logprobs is None else row.report.tokens
             self._events.append(
                 RequestOutput(row.key, row.tokens, *counts, confidence, row.decision, reports)
             )

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.kv_cache import KVCache
-from generation.sampling import Decision, Row, keep, sample, uniforms
+from generation.kv_cache import CachePosition, KVCache
+from generation.sampling import Chosen, Decision, Row, choose, keep, sample, uniforms
 from generation.steps import Step
 
 AHEAD_BYTES = 128 * 2**20  # of copies of a row at a time; one is always made
@@ -108,6 +108,25 @@ def decide(rows: Iterable[Row], logits: Tensor, ahead: Ahead) -> None:
         choice = None if row.constraint is None or row.stop_reason else row.constraint.choice
         if choice is not None and choice.decision is None:
             choice.decide(row, logits[number], ahead)
+
+
+def choose_answers(
+    step: Step, rows: Sequence[Row], position: CachePosition
+) -> Callable[[Sequence[Row], Tensor], Chosen]:
+    """`sampling.choose` for these rows of a cache, which may come to a choice among answers."""
+
+    def ahead(row: Row, said: Sequence[Ids]) -> Iterator[Tensor]:
+        number = rows.index(row)
+        start, offset = (
+            at if isinstance(at, int) else int(at[number]) for at in (position.start_pos, position.offset)
+        )
+        return look_ahead(step, position.kv_cache, number, start, offset, said)
+
+    def choose_all(rows: Sequence[Row], logits: Tensor) -> Chosen:
+        decide(rows, logits, ahead)
+        return choose(rows, logits)
+
+    return choose_all
 
 
 def log_probabilities(

@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from functools import partial
 from threading import RLock
 
-import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.decoding import GenerationOutput, TokenStream, fields_of, pad_id
 from generation.features import FeatureCache
 from generation.keyed_prompts import KeyedPrompt, read_prompt
 from generation.memory import check_fits
 from generation.options import CacheMemoryError, GenerationOptions, with_overrides
+from generation.output import GenerationOutput, TokenStream, column_of, fields_of, pad_id
 from generation.prefix_store import PrefixStore
 from generation.protocol import Pixels, VisionLanguage
 from generation.requests import SlotRow, each_answer
@@ -207,7 +206,7 @@ class Session:
                     self.reuse = PrefixReuse(reused, length - reused, encoded, tiles - encoded)
                 if count == max(len(row.tokens) for row in rows):
                     break
-                yield torch.tensor([row.tokens[count] if count < len(row.tokens) else pad for row in rows])
+                yield column_of(rows, count, pad)
                 self._check_current(rows)
                 count += 1
         finally:

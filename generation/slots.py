@@ -99,6 +99,7 @@ class SlotCache:
     def __init__(self, language_model: Decoder, count: int, prefixes: PrefixStore | None = None):
         self._language_model, self.count, self.prefixes = language_model, count, prefixes
         self.budget = CacheBudget(language_model, count)
+        self.budget.check(self.budget.positions)
         self.kv_cache: KVCache = []  # until the first `reserve`
         self.filled, self._used = [0] * count, [0] * count  # _used: positions that were ever written to
         self._states = kv.has_states(language_model.cache_layout)

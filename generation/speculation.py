@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from generation.kv_cache import STATE_WINDOW, has_states
+from generation.options import GenerationOptions
 from generation.protocol import Constraint, Proposer, VisionLanguage
 from generation.sampling import Chosen, Row, choose
 from generation.steps import Step
@@ -119,6 +120,12 @@ class LikelyLookup(PromptLookup):
         return ids[: max(int(math.log(self.LIKELY) / math.log(share)), self.found == SIZES[0])]
 
 
+def looks_up(options: GenerationOptions, step: Step) -> bool:
+    """Whether tokens of an answer with these options are looked up: "auto" where answers stay the same to the
+    bit."""
+    return options.lookup == "on" or (options.lookup == "auto" and step.same_bits)
+
+
 class Speculation:
     """The proposals of rows that one step decodes together.
 
@@ -133,22 +140,29 @@ class Speculation:
         self._most = STATE_WINDOW // 2 if has_states(model.language_model.cache_layout) else None
 
     def begin(self, row: Row) -> None:
-        """Give a row its proposer: what its constraint forces, and as its options say what is looked up,
-        "auto" only where answers stay the same to the bit."""
+        """Give a row its proposer: of what its constraint forces, and of what is looked up."""
         options, step, inputs = row.options, self._step, (row.prompt_ids, self._image_token_id)
         if not step.chunks:
             return
         proposer: Proposer | None = None
         if options.lookup == "on":
             proposer = PromptLookup(*inputs)
-        elif options.lookup == "auto" and step.same_bits:
+        elif looks_up(options, step):
             proposer = LikelyLookup(*inputs, self)
         row.proposer = proposer if row.constraint is None else ForcedTokens(row.constraint, proposer)
 
     def propose(self, rows: Sequence[Row]) -> list[list[int]]:
         """Ids that may follow in each row, none for most."""
         self.alone = len(rows) == 1
-        return [row.propose()[: self._most] for row in rows]
+        return [self._ids_for(row)[: self._most] for row in rows]
+
+    def _ids_for(self, row: Row) -> list[int]:
+        if (proposer := row.proposer) is None:
+            return []
+        # The last token is never fed back, so that of n to come at most n - 1 are worth a proposal.
+        worth = row.options.max_new_tokens - len(row.tokens) - 1
+        new_ids, proposer.given = row.tokens[proposer.given :], len(row.tokens)
+        return proposer.propose(new_ids)[:worth]
 
     def observe(self, rows: Sequence[Row], proposals: Sequence[Sequence[int]]) -> None:
         """These are in the pass that comes next, or none."""

@@ -150,6 +150,13 @@ class FunctionStep(Step):
         return self._function(token_ids, kv_cache, start_pos, offset)
 
 
+def step_of(decode_step: DecodeStep | None, language_model: Decoder) -> Step:
+    """The step of options or a scheduler: the eager one for None."""
+    if decode_step is None:
+        return Step(language_model)
+    return decode_step if isinstance(decode_step, Step) else FunctionStep(decode_step, language_model)
+
+
 def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -> Step:
     """The slow reference: no cache; images, prompt and all tokens so far are recomputed for each token."""
     new_ids: list[Tensor] = []

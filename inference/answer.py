@@ -22,12 +22,14 @@ import torch
 
 from data.processor import EncodedConversation, Processor
 from data.tiles import Visual
-from generation.decoding import GenerationOutput, TokenStream
 from generation.options import CacheMemoryError, GenerationOptions
+from generation.output import GenerationOutput, TokenStream
 from generation.requests import Request, each_answer
 from generation.sampling import Decision
 from generation.score import Choices
 from generation.session import Session
+from generation.speculation import looks_up
+from generation.steps import DecodeStep, Step
 from inference.calls import CallPiece, begun
 from inference.checkpoint import Checkpoint, RequestError
 from inference.decide import decided
@@ -123,6 +125,9 @@ def start(
     if isinstance(options.constraint, Think):
         options = for_prompt(checkpoint, row, options)
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
+    single = options.use_cache and options.num_return_sequences == 1
+    if session is None and single and _in_session(options, step):
+        session = Session(checkpoint.model)
     try:
         generate_stream = (checkpoint.model if session is None else session).generate_stream
         return generate_stream(**inputs_of(checkpoint, row), options=options)
@@ -130,6 +135,13 @@ def start(
         raise
     except ValueError as error:
         raise RequestError(error) from error
+
+
+def _in_session(options: GenerationOptions, step: DecodeStep | None) -> bool:
+    """Whether a session answers faster than `model.generate`: it verifies proposed tokens together, and does
+    not wait for steps that are recorded."""
+    ahead = isinstance(step, Step) and (step.records or looks_up(options, step))
+    return ahead or options.constraint is not None or options.lookup == "on"
 
 
 def inputs_of(checkpoint: Checkpoint, row: EncodedConversation) -> dict[str, Any]:

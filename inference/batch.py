@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from data.processor import EncodedConversation, Processor
 from data.tiles import Visual
-from generation.decoding import GenerationOptions
+from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request, RequestOutput
 from generation.scheduler import Scheduler
 from inference.answer import answers_of, encode, requests_for

@@ -29,8 +29,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from data.errors import expanded, replacing
 from data.tiles import Visual
-from generation.decoding import GenerationOptions
-from generation.options import MAX_SEED
+from generation.options import MAX_SEED, GenerationOptions
 from inference.checkpoint import Checkpoint, RequestError
 from inference.command import log_other_model, seen_at
 from inference.conversation import Conversation

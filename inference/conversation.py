@@ -23,7 +23,8 @@ from typing import Any
 
 from data.processor import EncodedConversation, Processor
 from data.tiles import Sizes, Visual
-from generation.decoding import GenerationOptions, TokenStream
+from generation.options import GenerationOptions
+from generation.output import TokenStream
 from generation.session import Session
 from inference.answer import Reply, answers_of, draft_of, for_choices, start, wholes
 from inference.checkpoint import Checkpoint, RequestError

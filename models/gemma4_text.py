@@ -1,9 +1,9 @@
-"""Gemma 4's decoder as transformers has it: layers that look back a window among such that look at all,
-norms before and after each part, numbers of each token for each layer, and last layers that read the keys of
-earlier ones.
+"""Gemma 4's decoder as transformers has it: sliding-window attention in most layers and full attention in
+some, norms before and after each part, per-layer embeddings, and last layers that read the keys of earlier
+ones.
 
-It takes and gives what `LanguageModel` does. Its embeddings are wider: after the D numbers of a position come
-the `per_layer_width` numbers that its token has for each layer.
+It is called as `LanguageModel` is. Its embeddings are wider: after the D numbers of a position come the
+`per_layer_width` numbers of its token for each layer.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from models.packed_rows import additive
 
 @dataclass(frozen=True)
 class Gemma4TextConfig(TextConfig):
-    """Gemma 4's decoder. Of its layers some look back `sliding_window` positions, with heads of `head_dim`,
-    and some at all, with heads of `full_head_dim`; those that are "shared" have no keys of their own and read
-    what the last layer of their kind before them keeps. `layer_types` has one for each."""
+    """Gemma 4's decoder. "sliding" layers attend to the last `sliding_window` positions with heads of
+    `head_dim`, "full" ones to all with heads of `full_head_dim`. "shared" layers have no keys of their own
+    and read those of the last layer of their kind before them. `layer_types` has one for each layer."""
 
     kinds: ClassVar[tuple[str, ...]] = ("sliding", "full", "sliding shared", "full shared")
     act: ClassVar[str] = "gelu_pytorch_tanh"
@@ -48,10 +48,10 @@ class Gemma4TextConfig(TextConfig):
     full_head_dim: int = 512
     full_rotary_factor: float = 0.25
     full_rope_theta: float = 1e6
-    shared_mlp_factor: int = 1  # by which the inner width of a shared layer is larger
-    per_layer_width: int = 0  # numbers of a token for each layer, from a table of their own; 0: none
+    shared_mlp_factor: int = 1  # factor of the inner width of shared layers
+    per_layer_width: int = 0  # width of per-layer embeddings, which have a table of their own; 0: none
     per_layer_vocab: int = 262_144
-    per_layer_count: int = 0  # layers that the table has numbers for
+    per_layer_count: int = 0  # layers that the table has embeddings for
     logit_cap: float | None = None
     # Of padding, which learns nothing; in the table for each layer an image's positions are padding, too.
     placeholder_id: int = 0
@@ -79,7 +79,7 @@ class Gemma4TextConfig(TextConfig):
 
 
 def scaled(x: Tensor, width: int) -> Tensor:
-    """Times √width, as that is in the dtype of x."""
+    """x · √width, with the root rounded to the dtype of x."""
     return x * torch.tensor(width**0.5, dtype=x.dtype, device=x.device)
 
 
@@ -106,8 +106,8 @@ class Gemma4Attention(nn.Module):
         at: At,
         read: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """x (B, T, D) -> (B, T, D), and the keys and values (B, H_kv, S, D_h) that it looked at, which a
-        shared layer `read`s."""
+        """x (B, T, D) -> (B, T, D), and the keys and values (B, H_kv, S, D_h) that it attended to. A shared
+        layer gets those as `read`."""
         by_head = (*x.shape[:2], -1, self.head_dim)
         q = apply_rope(self.q_norm(self.q_proj(x).view(by_head)).transpose(1, 2), *at.rope)
         if read is None:
@@ -140,7 +140,7 @@ class Gemma4Block(nn.Module):
             self.post_per_layer_input_norm = nn.RMSNorm(width, eps)
 
     def forward(self, x: Tensor, own: Tensor | None, *attention) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """`own` (B, T, P) is what the position has for this layer; for the rest see `Gemma4Attention`."""
+        """`own` (B, T, P) are the embeddings for this layer; for the rest see `Gemma4Attention`."""
         mixed, read = self.self_attn(self.input_layernorm(x), *attention)
         x = x + self.post_attention_layernorm(mixed)
         x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
@@ -176,7 +176,7 @@ class Gemma4LanguageModel(LanguageModel):
         return self.lm_head if self.config.logit_cap is None else self.logits
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Ids (B, T) -> (B, T, D + layers · P): embeddings, and what a token has for each layer."""
+        """Ids (B, T) -> (B, T, D + layers · P): embeddings, and those for each layer."""
         config = self.config
         for soft_id in self.soft_ids:  # a model may write one itself, which no image then replaces
             input_ids = input_ids.masked_fill(input_ids == soft_id, config.placeholder_id)
@@ -192,8 +192,8 @@ class Gemma4LanguageModel(LanguageModel):
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def frequencies(self, kind: str, device: torch.device) -> Tensor:
-        """(D_h / 2,) float32. Layers that look at all turn a share of a head's numbers, by frequencies that
-        are a share of those of the whole head."""
+        """(D_h / 2,) float32. Layers with full attention rotate a share of a head's numbers, by the first
+        frequencies of the whole head."""
         if kind == "sliding":
             return rope_frequencies(self.config, device)
         dim = self.config.full_head_dim
@@ -243,7 +243,7 @@ class Gemma4LanguageModel(LanguageModel):
 def windowed(
     mask: Tensor | BlockMask | None, window: int, length: int, kv_length: int, slots: Tensor
 ) -> Tensor | BlockMask | None:
-    """`attention_mask_for`'s mask where a query sees `window` positions at most, itself included."""
+    """`attention_mask_for`'s mask for queries that see at most `window` positions, themselves included."""
     if kv_length <= window:
         return mask
     if isinstance(mask, BlockMask):

@@ -1,5 +1,5 @@
-"""Gemma 4's tower and projector as transformers has them: whole images in patches, pooled to the positions
-that they take among the text."""
+"""Gemma 4's tower and projector as transformers has them: whole images in patches, which are pooled to the
+positions of the text part."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Gemma4VisionConfig(PackedVisionConfig):
     channels_last: bool = True
     table_side: int = 10_240
     rope_theta: float = 100.0
-    clips: bool = False  # what goes into and out of each matrix is clipped
-    standardizes: bool = False  # what is pooled is shifted and scaled
+    clips: bool = False  # inputs and outputs of linear layers are clipped
+    standardizes: bool = False  # pooled features are shifted and scaled
 
 
 def bound(value: float) -> nn.Parameter:
@@ -39,7 +39,7 @@ def bound(value: float) -> nn.Parameter:
 
 
 class ClippedLinear(nn.Module):
-    """A matrix; where the config says so, what goes in and what comes out is clipped to stored bounds."""
+    """A linear layer whose input and output are clipped to stored bounds, if the config says so."""
 
     def __init__(self, config: Gemma4VisionConfig, width: int, out: int):
         super().__init__()

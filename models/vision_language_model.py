@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from families import FAMILIES
 from generation import decoding
-from generation.decoding import GenerationOutput, TokenStream
 from generation.kv_cache import KVCache, to_device
 from generation.options import GenerationOptions, with_overrides
+from generation.output import GenerationOutput, TokenStream
 from generation.protocol import Pixels
 from generation.threads import eager_pass
 from messages import unknown_arguments
@@ -165,18 +165,16 @@ class VisionLanguageModel(nn.Module):
         x = self.embed_tokens(input_ids)
         if features is None:
             return x
-        if features.shape[1] > x.shape[2]:
-            x = F.pad(x, (0, features.shape[1] - x.shape[2]))
-        if (width := features.shape[1]) < x.shape[2]:  # what an id has beside its embedding stays
-            x, rest = x.split((width, x.shape[2] - width), dim=-1)
-            return torch.cat((self._placed(x, input_ids, features, placeholders), rest), dim=-1)
-        return self._placed(x, input_ids, features, placeholders)
-
-    def _placed(self, x: Tensor, input_ids: Tensor, features: Tensor, placeholders: Tensor | None) -> Tensor:
-        if placeholders is not None:
-            return x.flatten(0, 1).index_copy(0, placeholders, features.to(x.dtype)).view_as(x)
-        places = torch.eq(input_ids, self.config.image_token_id)
-        return x.masked_scatter(places[..., None], features.to(x.dtype))
+        if (width := features.shape[1]) > x.shape[2]:
+            x = F.pad(x, (0, width - x.shape[2]))
+        x, rest = x[..., :width], x[..., width:]  # a token's numbers beside its embedding stay
+        features = features.to(x.dtype)
+        if placeholders is None:
+            places = torch.eq(input_ids, self.config.image_token_id)
+            x = x.masked_scatter(places[..., None], features)
+        else:
+            x = x.flatten(0, 1).index_copy(0, placeholders, features).view_as(x)
+        return torch.cat((x, rest), dim=-1) if rest.shape[2] else x
 
     def positions(self, parts: Pixels) -> list[int]:
         """The number of positions of each part in a prompt; a ValueError for a part that does not fit the

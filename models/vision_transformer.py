@@ -73,7 +73,8 @@ class VisionBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patch convolution, learned positions, pre-norm blocks and, if it has one, a final norm; no pooling."""
+    """Patch convolution, learned positions, pre-norm blocks and a final norm, if the config has one; no
+    pooling."""
 
     def __init__(self, config: VisionConfig):
         super().__init__()

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from data.loader import outliving_signals
+from data.new_processor import build_tokenizer, make_processor
 from data.packing import IGNORE_INDEX, Batch, dense_mask
-from data.processor import Processor, make_processor
-from data.tokenizer_training import build_tokenizer
+from data.processor import Processor
 from families import FAMILIES
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel, part_size

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
-from data.tokenizer_training import build_tokenizer
+from data.new_processor import build_tokenizer
 from models.gemma4_vision import Gemma4VisionConfig
 from models.packed_vision_transformer import block_order, patches_of
 from tests.rows import WORDS

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from benchmarks.gguf_files import text_metadata, write_file
 from data.processor import Processor
-from data.tiles import CLIP_PIXELS
 from families import idefics3_images
+from families.resizing import CLIP_PIXELS
 from models import VisionLanguageModel
 from models.checkpoints import gguf_tokenizer
 from models.checkpoints.gguf import Place

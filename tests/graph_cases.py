@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from generation.decoding import GenerationOutput
 from generation.fast.cuda.graph import Graphs, GraphStep
+from generation.output import GenerationOutput
 from tests.invariants import collate
 from tests.prompts import NO_STOP, some_rows
 

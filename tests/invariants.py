@@ -19,12 +19,12 @@ from torch import Tensor
 from data.tiles import Parts
 from generation import kv_cache as kv
 from generation.confidence import TokenLogprobs
-from generation.decoding import GenerationOutput
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
+from generation.output import GenerationOutput
 from generation.prefix_store import PrefixStore
 from generation.requests import Request, each_answer
 from generation.sampling import Decision

@@ -23,9 +23,8 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 import families
-from data.processor import Processor, make_processor
-from data.tokenizer import SPECIAL_TOKENS
-from data.tokenizer_training import build_tokenizer
+from data.new_processor import SPECIAL_TOKENS, build_tokenizer, make_processor
+from data.processor import Processor
 from models.checkpoints.sources import open_files
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import train
-from data.processor import Processor, make_processor
+from data.new_processor import make_processor
+from data.processor import Processor
 from eval.tasks import DEFAULT_MODEL
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel

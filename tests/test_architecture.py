@@ -66,8 +66,11 @@ FLOORS = {
         "data.pixels",
         "data.video",
         "data.visuals",
+        "data.frames",
         "data.tiles",
+        "data.part_tensors",
         "data.tokenizer",
+        "data.transformers_tokenizer",
         "data.chat",
         "data.conversation",
         "data.labels",
@@ -176,6 +179,19 @@ def test_who_imports_whom():
     assert not {name: modules for name, modules in wrong.items() if modules}
     for name in ENTRY_POINTS:  # they may import everything but what stands beside the product
         assert not [module for module in imports(name) if within(module, "recipes")], name
+
+
+def test_families_are_known_by_their_config_alone():
+    """Outside of their room. `families.NEW` is the one of new models; tools convert one family's files."""
+    general = {"families", "families.keys", "families.text"}
+    rooms = tuple(room for room in ROOMS if room not in ("families", "tools", "benchmarks", "recipes"))
+    named = {
+        name: theirs
+        for name in MODULES
+        if name.startswith(rooms) or name in ENTRY_POINTS
+        if (theirs := {one for one in imports(name) if within(one, "families")} - general)
+    }
+    assert not named
 
 
 def test_generation_needs_torch_only():

@@ -260,7 +260,7 @@ def test_out_of_memory(complaint, monkeypatch):
     def greedy(rows, logits):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB. GPU 0 has\nmore. See ...")
 
-    monkeypatch.setattr(sampling, "draw_each", greedy)
+    monkeypatch.setattr(sampling, "draw", greedy)
     err = complaint("--json")
     assert "20 GiB" in err and "--num-answers" in err and "more" not in err
 
@@ -282,7 +282,7 @@ def test_a_bug_is_not_hidden_and_ctrl_c_is_no_bug(cli, monkeypatch):
         def choose(rows, logits):
             raise error
 
-        monkeypatch.setattr(sampling, "draw_each", choose)
+        monkeypatch.setattr(sampling, "draw", choose)
         return cli("--max-new-tokens", 2)
 
     with pytest.raises(ValueError, match="a bug"):

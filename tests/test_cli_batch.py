@@ -10,7 +10,7 @@ import pytest
 
 from data.images import load_image
 from generation import sampling
-from generation.sampling import draw_each
+from generation.sampling import draw
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import draw_image
 
@@ -125,9 +125,9 @@ def test_an_interrupted_run_keeps_what_it_has(batch, questions, tmp_path, monkey
         calls.append(1)
         if len(calls) == 15:
             raise KeyboardInterrupt
-        return draw_each(rows, logits)
+        return draw(rows, logits)
 
-    monkeypatch.setattr(sampling, "draw_each", interrupted)
+    monkeypatch.setattr(sampling, "draw", interrupted)
     assert "interrupted" in batch("--batch-size", 2, status=130)
     done = len(read(tmp_path / "out.jsonl"))
     assert 1 <= done <= 4
@@ -170,9 +170,9 @@ def test_one_answer_that_fails_fails_its_line_alone(batch, questions, tmp_path, 
         for row, own in zip(rows, logits):
             if len(row.tokens) == 2 and row.options.max_new_tokens == 14 and row.options.seed == 5:
                 own.fill_(float("nan"))
-        return draw_each(rows, logits)
+        return draw(rows, logits)
 
-    monkeypatch.setattr(sampling, "draw_each", poisoned)
+    monkeypatch.setattr(sampling, "draw", poisoned)
     write(tmp_path / "questions.jsonl", questions)
     assert "4 answered, 1 failed" in batch("--temperature", 1.0, "--seed", 4, "--num-answers", 2, status=1)
     results = read(tmp_path / "out.jsonl")

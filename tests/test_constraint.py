@@ -18,7 +18,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from data.tokenizer_training import build_tokenizer
+from data.new_processor import build_tokenizer
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.step import NativeStep
 from generation.options import ConstraintError, GenerationOptions

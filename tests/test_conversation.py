@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from data.errors import ImageError, PromptError
-from data.processor import make_processor
+from data.new_processor import make_processor
 from generation import sampling
-from generation.decoding import GenerationOptions
-from generation.options import NotFiniteError
+from generation.options import GenerationOptions, NotFiniteError
+from generation.session import Session
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.command import DEFAULT_MODEL, EXAMPLE_IMAGE
 from inference.conversation import (
@@ -85,7 +85,7 @@ def test_proposed_tokens_are_counted(conversation):
     p, model = conversation.checkpoint.processor, conversation.checkpoint.model
     options = GenerationOptions(max_new_tokens=60, lookup="on")
     row = encode_next(p, (), conversation.system, [], conversation.visuals(WIDE), "why? why? why?")
-    alone = model.generate_detailed(**p.collate([row]), options=options)
+    alone = Session(model).generate_detailed(**p.collate([row]), options=options)
     result = conversation.send("why? why? why?", [WIDE], options).finish()
     assert result["token_ids"] == alone.rows()
     counts = result["proposed_tokens"], result["accepted_tokens"]
@@ -112,7 +112,7 @@ def test_the_embedded_model_answers_as_from_text():
 def test_a_stopped_answer_is_kept_as_far_as_it_went(conversation, monkeypatch, how):
     """If it has a token; without one nothing was answered."""
     expected = Conversation(conversation.checkpoint, "be brief").send("how many?", [WIDE], SHORT).finish()
-    sample, calls = sampling.draw_each, []
+    sample, calls = sampling.draw, []
 
     def interrupted(rows, logits):
         calls.append(1)
@@ -123,7 +123,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_went(conversation, monkeypatch, h
     reply = conversation.send("how many?", [WIDE], SHORT)
     if "Ctrl-C" in how:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(sampling, "draw_each", interrupted)
+            patch.setattr(sampling, "draw", interrupted)
             list(reply)
     elif how == "leaving the block":
         with reply:
@@ -164,7 +164,7 @@ def test_errors_leave_the_history_as_it_was(conversation, tmp_path, monkeypatch)
         raise NotFiniteError(2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sampling, "draw_each", broken)
+        patch.setattr(sampling, "draw", broken)
         reply = conversation.send("why?", options=SHORT)
         with pytest.raises(NotFiniteError):
             reply.finish()

@@ -19,7 +19,7 @@ from eval.results import describe_model, official_table
 from eval.run import BLANK, answers, by_image, evaluate, share
 from eval.statistics import calibration, score_interval
 from eval.tasks import DEFAULT_MODEL, DataConfig, TaskError, data_task, shapes_task
-from generation.decoding import GenerationOptions
+from generation.options import GenerationOptions
 from generation.requests import Stats
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint

@@ -15,10 +15,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generation import kv_cache as kv
-from generation.decoding import GenerationOptions
 from generation.fast.cuda import graph
 from generation.fast.cuda.graph import Graphs, GraphStep, bucket_of
-from generation.options import NotFiniteError, SamplingParams
+from generation.options import GenerationOptions, NotFiniteError, SamplingParams
 from generation.requests import Request
 from generation.session import Session
 from generation.steps import Step
@@ -225,7 +224,7 @@ def test_proposed_tokens_are_verified(vlm, monkeypatch):
     inputs, options = inputs_of(words(1, 9)), {"max_new_tokens": 40, **NO_STOP}
     expected = vlm.generate(**inputs, **options)
     offer(monkeypatch, Guess(lambda ids: expected[0, len(ids) :][:6].tolist()))
-    got = vlm.generate_detailed(**inputs, decode_step=GraphStep(vlm.language_model), **options)
+    got = Session(vlm).generate_detailed(**inputs, decode_step=GraphStep(vlm.language_model), **options)
     assert torch.equal(got.token_ids, expected) and got.accepted_tokens > 30
 
 

@@ -18,8 +18,8 @@ from transformers.models.internvl.processing_internvl import InternVLProcessor
 
 import train
 from data.errors import ProcessorError
+from data.new_processor import build_tokenizer
 from data.processor import Processor
-from data.tokenizer_training import build_tokenizer
 from families import internvl
 from generation.fast.native import build
 from generation.fast.native.step import NativeStep

@@ -32,7 +32,7 @@ from eval.lmms_tasks import (
 from eval.metrics import find_metric
 from eval.results import official_table
 from eval.tasks import DEFAULT_MODEL, TRIED
-from generation.decoding import GenerationOptions
+from generation.options import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import RequestError, open_checkpoint, pick_device
 from inference.grammar import choice_grammar

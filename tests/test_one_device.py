@@ -4,8 +4,6 @@ the host inside a recorded step. On the meta device, which computes nothing and 
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,12 +11,14 @@ from torch.utils._pytree import tree_leaves
 
 from data.tiles import Parts
 from generation import kv_cache as kv
-from generation.decoding import GenerationOptions, _Stopwatch, encode_once
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import ARITHMETIC, pack
+from generation.features import FeatureCache
 from generation.kv_cache import CachePosition
+from generation.options import GenerationOptions
+from generation.output import Stopwatch
 from generation.prompts import compact, prompt_lengths
 from generation.sampling import Row, choose, recordable
 from generation.steps import Step
@@ -128,7 +128,11 @@ def test_nothing_is_read_back_before_the_first_token(model, padded):
     ids[1, :padded] = ids[0, -1]
     lengths = prompt_lengths(model.config, ids, mask, 8)
     with OneDevice() as seen:  # what reads from the meta device raises
-        x = model.embed(ids, Parts.cat((tiles, tiles)), encode=partial(encode_once, model))
+        x = model.embed(
+            ids,
+            Parts.cat((tiles, tiles)),
+            encode=lambda parts: FeatureCache(model, 0).encode(parts, parts.digests)[0],
+        )
         rows, position = at_work(model, 2, tuple(lengths), temperature=1.0, repetition_penalty=1.1)
         logits = Step(model.language_model).prefill(
             compact(x, mask, lengths).embeddings, lengths, position.kv_cache
@@ -156,7 +160,7 @@ def test_laps_are_timed_by_the_device(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    watch = _Stopwatch(torch.device("cuda"))
+    watch = Stopwatch(torch.device("cuda"))
     watch.lap("vision")
     watch.lap("prefill")
     assert not waited

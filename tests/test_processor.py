@@ -14,10 +14,9 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.images import ImageLimits
+from data.new_processor import SPECIAL_TOKENS, build_tokenizer, make_processor
 from data.packing import SampleEncoder
-from data.processor import Processor, make_processor
-from data.tokenizer import SPECIAL_TOKENS
-from data.tokenizer_training import build_tokenizer
+from data.processor import Processor
 from families.idefics3 import IdeficsImages
 from families.nanovlm import NanoVLMImages
 from inference.command import DEFAULT_MODEL as EMBEDDED

@@ -99,7 +99,9 @@ def outputs(way, prompt, proposer=None, **options):
     with pytest.MonkeyPatch.context() as patch:
         if proposer is not None:
             offer(patch, proposer)
-        offered = vlm.generate_detailed(**inputs_of(prompt), lookup="on", decode_step=step, **options)
+        offered = Session(vlm).generate_detailed(
+            **inputs_of(prompt), lookup="on", decode_step=step, **options
+        )
     assert offered.rows() == plain.rows() and offered.stop_reasons == plain.stop_reasons
     assert offered.decode_steps == len(step.calls) == plain.decode_steps - offered.accepted_tokens
     assert offered.proposed_tokens == sum(step.calls) - len(step.calls)
@@ -204,7 +206,9 @@ def test_what_is_looked_up_stands_beside_what_is_forced(way, sampling):
     vlm, make_step = way
     options = {"max_new_tokens": 40, "constraint": Toll, **SAMPLINGS[sampling], **NO_STOP}
     made = [
-        vlm.generate_detailed(**inputs_of(REPEATING), decode_step=make_step(vlm), lookup=lookup, **options)
+        Session(vlm).generate_detailed(
+            **inputs_of(REPEATING), decode_step=make_step(vlm), lookup=lookup, **options
+        )
         for lookup in ("off", "on")
     ]
     assert made[0].rows() == made[1].rows()
@@ -270,7 +274,7 @@ def test_logits_that_are_not_finite_are_reported_for_their_token(vlm):
         right = Guess(lambda ids: answer[len(ids) :][:4])
         with pytest.MonkeyPatch.context() as patch, pytest.raises(NotFiniteError) as failed:
             offer(patch, right)
-            vlm.generate(**inputs_of(REPEATING), max_new_tokens=9, decode_step=step, **options)
+            Session(vlm).generate(**inputs_of(REPEATING), max_new_tokens=9, decode_step=step, **options)
         assert failed.value.token == 4  # one from the prompt's logits, then two
 
 

@@ -402,7 +402,7 @@ def test_thinking_ends_in_time_and_an_answer_in_its_form_follows(checkpoint, bud
         result = answers_of(checkpoint, row, [one.tokens], options)
         (ids,), (thought,) = result["token_ids"], result["thinking_tokens"]
         assert thinking.end in thinking.text(one.tokens[:thought])
-        assert one.sums[1] <= len(ids)  # the confidence is of the answer
+        assert one.report.sums[1] <= len(ids)  # the confidence is of the answer
         assert thought <= budget + len(thinking.close_ids) + 25 and 1 <= len(ids) <= 25
         assert one.stop_reason == "stop" or len(ids) == 25 or len(one.tokens) == bound.max_new_tokens
         ended += one.stop_reason == "stop"

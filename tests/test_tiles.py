@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
@@ -11,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from data.part_tensors import on_device
 from data.tiles import Parts
-from generation.decoding import encode_once, first_alike
+from generation.features import FeatureCache, digests_of
 from generation.options import GenerationOptions
 from generation.requests import Request
 from generation.scheduler import Scheduler
@@ -61,14 +61,14 @@ def test_every_tile_comes_back_to_the_bit_and_in_its_place(dtype):
 def test_a_device_gets_bytes_and_makes_the_same_numbers(device, dtype):
     tiles, expected = mixed()
     for own, same in ((tiles, expected), (tiles[1:3], expected[1:3]), (tiles[:1], expected[:1])):
-        assert torch.equal(own._on_device(torch.device(device), dtype).cpu(), same.to(dtype))
+        assert torch.equal(on_device(own.parts, torch.device(device), dtype).cpu(), same.to(dtype))
 
 
 @pytest.mark.parametrize(("megabytes", "piped"), [(64, True), (10_000, False)])
 def test_where_shared_memory_is_short_images_go_through_the_pipe(monkeypatch, megabytes, piped):
     """Docker gives 64 MB of it, and a process that writes more is killed."""
     space = SimpleNamespace(f_bavail=megabytes * 2**8, f_frsize=2**12)
-    monkeypatch.setattr("data.tiles.os.statvfs", lambda path: space)
+    monkeypatch.setattr("data.part_tensors.os.statvfs", lambda path: space)
     tiles = Parts.of(codes(6, 1, side=512), VALUES)
     sent = ForkingPickler.dumps(tiles)
     assert (len(sent) > tiles.nbytes) == piped
@@ -111,21 +111,13 @@ def test_equal_tiles_of_a_batch_are_encoded_once(vlm, monkeypatch):
     with monkeypatch.context() as patch:
         _, images = record(patch, vlm)
         with torch.no_grad():
-            once = vlm.embed(**inputs, encode=partial(encode_once, vlm))
+            encode = FeatureCache(vlm, 0).encode
+            once = vlm.embed(**inputs, encode=lambda parts: encode(parts, digests_of(parts))[0])
         answers = vlm.generate(**inputs, **options)
     assert images == [4] * 2
     torch.testing.assert_close(once, each, atol=1e-6, rtol=0)
-    monkeypatch.setattr("generation.decoding.first_alike", lambda tiles: list(range(len(tiles))))
-    assert torch.equal(answers, vlm.generate(**inputs, **options))
-
-
-def test_only_wholly_equal_tiles_are_alike():
-    one = torch.rand(3, 32, 32)
-    last, zero = one.clone(), torch.zeros(3, 32, 32)
-    last[-1, -1, -1] += 1  # none of the pixels that are compared first
-    tiles = torch.stack([one, last, one, zero, last, zero, one])
-    assert first_alike(tiles) == [0, 1, 0, 3, 1, 3, 0]
-    assert first_alike(tiles[:0]) == []
+    alone = [vlm.generate(**row, **options)[0].tolist() for row in rows]
+    assert answers.tolist() == alone
 
 
 @pytest.mark.parametrize("entrance", ["model", "session", "scheduler"])

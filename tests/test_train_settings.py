@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data.tokenizer import SPECIAL_TOKENS
+from data.new_processor import SPECIAL_TOKENS
 from shapes.settings import check_settings, total_steps, vision_steps
 from tests.runs import refused
 from training.config import PlanOptions, TrainConfig, flag, parse_arguments, write_run

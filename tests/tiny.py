@@ -19,8 +19,7 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
-from data.processor import make_processor
-from data.tokenizer_training import build_tokenizer
+from data.new_processor import build_tokenizer, make_processor
 
 CLASSES = {"idefics3": Idefics3ForConditionalGeneration, "smolvlm": SmolVLMForConditionalGeneration}
 VOCAB, IMAGE_ID, PAD_ID = 160, 150, 0

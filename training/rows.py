@@ -16,15 +16,14 @@ from transformers import AutoTokenizer
 from data.errors import BadRow, DatasetError, ImageError, ProcessorError
 from data.held_out import open_both
 from data.loader import DropCount, Loader, LoaderConfig, counts_exactly, merge_states, steps_per_run
+from data.new_processor import SPECIAL_TOKENS, make_processor
 from data.order import ShardReader
 from data.packing import Batch, segment_mask
-from data.processor import Processor, make_processor
+from data.processor import Processor
 from data.sources import Mixture
 from data.tiles import Images
-from data.tokenizer import SPECIAL_TOKENS
 from data.visuals import open_video
-from families import FAMILIES
-from families.idefics3 import IdeficsImages
+from families import FAMILIES, NEW
 from generation.options import SamplingParams, adjusted_scores
 from models.checkpoints.files import Opened
 from models.checkpoints.save import public_name, transformers_processor, written
@@ -338,7 +337,7 @@ def sized(images: Images, config: TrainConfig) -> Images:
             raise ValueError("--max-pixels: has no effect on a model whose images are cut into tiles")
         images.budget = min(images.budget, config.max_pixels)
     if config.longest_edge:
-        if not isinstance(images, IdeficsImages):
+        if not isinstance(images, NEW.IdeficsImages):
             raise ValueError("--longest-edge: expected a checkpoint of Idefics3's kind, such as SmolVLM")
         return images.resized(config.longest_edge)
     try:

@@ -43,7 +43,7 @@ from data.processor import EncodedConversation
 from data.tiles import Sizes
 from data.tools import Tool
 from data.visuals import HEAD, container_of
-from generation.decoding import GenerationOptions
+from generation.options import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
 from generation.scheduler import Scheduler

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from families import idefics3
+from families import NEW
 from families.keys import checked, first_id, section, token_ids
 from families.text import TEXT_FAMILIES, text_config, vision_config
 from models.checkpoints.files import CheckpointError, naming
@@ -33,7 +33,7 @@ from models.checkpoints.load import (
     resolve_tying,
 )
 from models.checkpoints.sources import open_files
-from models.checkpoints.weights import Shape, StoredTensor, StoredTensorOf, check_shapes, rename, shapes_of
+from models.checkpoints.weights import StoredTensor, StoredTensorOf, check_shapes, rename, shapes_of
 from models.config import TextConfig, VisionConfig, VLMConfig
 
 T = TypeVar("T")
@@ -57,18 +57,16 @@ class Backbone:
     optional_prefix: str = ""
 
     def tensor_map(self, stored_names: Collection[str]) -> StoredTensorOf:
-        """Where our tensors lie."""
+        """The place of each of our tensors."""
         prefix = self.optional_prefix
         if any(name.startswith(prefix) for name in stored_names):
             prefix = ""
         return lambda name: StoredTensor(rename(name, self.names).removeprefix(prefix))
 
 
-# Where transformers' SiglipVisionConfig differs from VisionConfig. The tower inside Idefics3 is SigLIP's.
+# Where transformers' SiglipVisionConfig differs from VisionConfig. The tower of new models is SigLIP's.
 _SIGLIP_DEFAULTS = {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}
-_SIGLIP_NAMES = {
-    ours: name.removeprefix("model.") for ours, name in idefics3.NAMES.items() if "vision" in ours
-}
+_SIGLIP_NAMES = {ours: name.removeprefix("model.") for ours, name in NEW.NAMES.items() if "vision" in ours}
 # The other tower of a SigLIP pair, its pooling head, and buffers that follow from the config.
 _SIGLIP_IGNORABLE = re.compile(
     r"(text_model\..*|(vision_model\.)?head\..*|logit_(scale|bias)|.*\.position_ids)"
@@ -84,9 +82,7 @@ def _siglip(of_section: Callable[[Mapping], Mapping]) -> Backbone:
 
 
 def _text(family: str) -> Backbone:
-    return Backbone(
-        f"{family} backbone", lambda config: text_config(config, {}), _TEXT_NAMES, idefics3.IGNORABLE
-    )
+    return Backbone(f"{family} backbone", lambda config: text_config(config, {}), _TEXT_NAMES, NEW.IGNORABLE)
 
 
 # By the model_type of config.json. Fixed-resolution SigLIP2 checkpoints are SigLIP's.
@@ -126,10 +122,6 @@ class _Tower:
             self.config = self.backbone.read_config(self.stored)
         self.entries = entries_of(self.opened)
         self.tensor_map = self.backbone.tensor_map(self.entries)
-
-    def check(self, expected: dict[str, Shape]) -> None:
-        stored = shapes_of(self.entries)
-        check_shapes(expected, self.tensor_map, stored, self.backbone.ignorable, self.opened.source)
 
 
 def _with_revision(source: str | Path) -> tuple[str | Path, str | None]:
@@ -195,7 +187,8 @@ def from_backbones(
         for prefix in towers
     }
     for prefix, tower in towers.items():
-        tower.check(parts[prefix])
+        stored_shapes, ignorable = shapes_of(tower.entries), tower.backbone.ignorable
+        check_shapes(parts[prefix], tower.tensor_map, stored_shapes, ignorable, tower.opened.source)
     for prefix, tower in towers.items():
         fill(model, parts[prefix], tower.tensor_map, tower.entries, dtype, device)
     table, head = model.language_model.embed_tokens, model.language_model.lm_head

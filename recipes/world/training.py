@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from data.new_processor import make_processor
 from data.packing import IGNORE_INDEX, Batch
-from data.processor import Processor, make_processor
+from data.processor import Processor
 from families.idefics3 import IdeficsImages
 from models.vision_language_model import VisionLanguageModel
 from recipes.world import looks

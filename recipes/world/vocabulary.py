@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from data.tokenizer import SPECIAL_TOKENS
-from data.tokenizer_training import with_roles
+from data.new_processor import SPECIAL_TOKENS, with_roles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

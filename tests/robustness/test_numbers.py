@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from families import FAMILIES
-from generation.decoding import GenerationOptions
-from generation.options import NotFiniteError
+from generation.options import GenerationOptions, NotFiniteError
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from models.vision_language_model import VisionLanguageModel

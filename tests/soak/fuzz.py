@@ -41,8 +41,8 @@ from benchmarks.gguf_files import write_file
 from data.errors import ImageError, ProcessorError, PromptError
 from data.image_sizes import image_size
 from data.images import load_image
+from data.new_processor import SPECIAL_TOKENS
 from data.processor import Processor
-from data.tokenizer import SPECIAL_TOKENS
 from models.checkpoints import CheckpointError
 from models.checkpoints.gguf import read_header
 from models.vision_language_model import VisionLanguageModel

@@ -1,6 +1,6 @@
 import pytest
 
-from data.processor import make_processor
+from data.new_processor import make_processor
 from tests.runs import shapes_processor
 
 

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from data.conversation import read_conversation
+from data.new_processor import make_processor
 from data.packing import dense_mask
-from data.processor import make_processor
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import train
+from data.new_processor import SPECIAL_TOKENS
 from data.templates import IMAGES_FIRST
-from data.tokenizer import SPECIAL_TOKENS
 from eval.tasks import DEFAULT_MODEL
 from models.vision_language_model import VisionLanguageModel
 from recipes.world import looks

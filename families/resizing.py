@@ -1,0 +1,55 @@
+"""What image rules of several families share: CLIP's pixels, the grid of tiles that is nearest to an image's
+shape, and torchvision's resizing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from data.errors import ProcessorError
+
+MOST_PIXELS = 8192 * 8192  # of an image that is taken whole, four times as many as any checkpoint's
+MOST_TILES = 400  # the time to list their grids grows with the square
+# How transformers' image processors that resample bicubically, with CLIP's mean and deviation, make numbers
+# of pixels where a file does not say.
+CLIP_PIXELS: dict[str, Any] = {
+    "do_resize": True, "resample": int(Image.Resampling.BICUBIC), "do_rescale": True,
+    "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}  # fmt: skip
+
+
+class TileGrids:
+    """The grids of `least` to `most` square tiles of a side, as InternVL's rule has them."""
+
+    def __init__(self, least: Any, most: Any, side: int):
+        if type(least) is not int or type(most) is not int or not 1 <= least <= most <= MOST_TILES:
+            raise ProcessorError(
+                f"preprocessor_config.json: expected 1 <= least <= most <= {MOST_TILES} tiles, "
+                f"got {least!r} and {most!r}"
+            )
+        grids = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
+        self._grids = sorted((one for one in grids if math.prod(one) >= least), key=math.prod)
+        self._tile = side * side
+
+    def nearest(self, width: int, height: int) -> tuple[int, int]:
+        """(rows, columns) that relate most like the image's sides. Of two that do alike, and here only then,
+        the one of more tiles is taken unless they would be more than twice the image."""
+        best, nearest = (1, 1), math.inf
+        for rows, columns in self._grids:  # those of few tiles first
+            distance = abs(width / height - columns / rows)
+            large = width * height > 0.5 * self._tile * columns * rows
+            if distance < nearest or (distance == nearest and large):
+                best, nearest = (rows, columns), distance
+        return best
+
+
+def resized(pixels: Tensor, width: int, height: int, mode: str) -> Tensor:
+    """(3, H, W) uint8 in another size, as torchvision resizes, which calls the same operator."""
+    if pixels.shape[1:] == (height, width):
+        return pixels
+    return F.interpolate(pixels[None], (height, width), mode=mode, antialias=True)[0]
