@@ -98,7 +98,7 @@ class SamplingParams:
 
     @cached_property
     def choice(self) -> SamplingParams:
-        """The parameters that affect the choice of a token, normalised for comparison: no seed, and no filters
+        """The parameters that affect a token's choice, normalised for comparison: no seed, and no filters
         where the choice is greedy."""
         known = fields(SamplingParams)
         kept = [
