@@ -21,7 +21,7 @@ from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import to_rows
 from generation.fast.quantized import pack, pack_layer, put_layers
 from generation.features import FeatureCache
-from generation.memory import give_back
+from generation.memory import trim
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
 from generation.threads import limit_threads
@@ -176,7 +176,7 @@ class Checkpoint:
         answers are the same. The model's weights are rearranged in place."""
         began = time.perf_counter()
         fast = Fast(*speed_up(self.model, compiling))
-        give_back()
+        trim()
         return replace(self, fast=fast, load_seconds=self.load_seconds + time.perf_counter() - began)
 
 
@@ -247,7 +247,7 @@ def open_checkpoint(
     if name == "bfloat16" and chosen.type == "cpu" and not has_fast_bfloat16():
         pack(model, name)
     processor.choose_frames(fps, max_frames)
-    give_back()
+    trim()
     return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
 
 

@@ -87,7 +87,7 @@ class KeptWeights:
         if not self.tensors:
             self._moments = second_moments(model.language_model)
             del model.language_model  # before the next one comes
-            memory.give_back()
+            memory.trim()
             model.language_model = read().language_model
             self.keep(model)
         return model
@@ -97,7 +97,7 @@ class KeptWeights:
         if not self.tensors:
             if not self._moments or names[0].startswith("language_model."):  # else it is there already
                 put_layers(model, names, read(), partial(round_layer, "int4", moments=self._moments))
-                memory.give_back()  # else half of the memory becomes holes that no tensor fits into
+                memory.trim()  # else half of the memory becomes holes that no tensor fits into
             return
         kept = self.tensors[names[0]]
         for name in names:
