@@ -7,8 +7,6 @@ promised the same bytes twice.
 
 from __future__ import annotations
 
-import ctypes
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -28,13 +26,6 @@ _CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_
 
 _keepers: WeakSet[Any] = WeakSet()
 _lock = Lock()  # for adding to them
-
-
-def trim() -> None:
-    """Return to the system what was freed between blocks that are in use: a copy of each weight, after they
-    have been rearranged. glibc alone keeps such memory, and has this call."""
-    with suppress(AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def register(keeper: Any) -> None:

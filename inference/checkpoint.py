@@ -21,7 +21,6 @@ from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import to_rows
 from generation.fast.quantized import pack, pack_layer, put_layers
 from generation.features import FeatureCache
-from generation.memory import trim
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
 from generation.threads import limit_threads
@@ -36,6 +35,7 @@ from models.checkpoints.files import Opened
 from models.checkpoints.load import meta_init, prepare_device, put_parameter
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
 from models.checkpoints.sources import one_version
+from models.checkpoints.weights import trim
 from models.config import check_device
 from models.vision_language_model import VisionLanguageModel
 

@@ -148,8 +148,9 @@ def parse_words(parser: Parser, arguments: list[str]) -> argparse.Namespace:
 
 def refuse(parser: Parser, *mistakes: str | bool | None) -> None:
     """End in the first of these sentences that is one."""
-    if message := next(filter(None, mistakes), None):
-        parser.error(message)
+    for mistake in mistakes:
+        if mistake:
+            parser.error(str(mistake))
 
 
 def apart(first: str, others: dict[str, Any]) -> str | None:

@@ -44,7 +44,7 @@ from generation.fast.native.panels import (
 )
 from generation.fast.quantized import put_layers
 from models.checkpoints.files import CheckpointError, Opened, state_of
-from models.checkpoints.weights import memory_of
+from models.checkpoints.weights import memory_of, trim
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAST_BYTES = 2**23  # less is rounded in half a second
@@ -87,7 +87,7 @@ class KeptWeights:
         if not self.tensors:
             self._moments = second_moments(model.language_model)
             del model.language_model  # before the next one comes
-            memory.trim()
+            trim()
             model.language_model = read().language_model
             self.keep(model)
         return model
@@ -97,7 +97,7 @@ class KeptWeights:
         if not self.tensors:
             if not self._moments or names[0].startswith("language_model."):  # else it is there already
                 put_layers(model, names, read(), partial(round_layer, "int4", moments=self._moments))
-                memory.trim()  # else half of the memory becomes holes that no tensor fits into
+                trim()  # else half of the memory becomes holes that no tensor fits into
             return
         kept = self.tensors[names[0]]
         for name in names:

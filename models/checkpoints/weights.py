@@ -7,9 +7,11 @@ from the file into memory of its own.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -210,3 +212,10 @@ def memory_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor, bfloat16 included, which NumPy does not have."""
     array: Any = tensor.view(-1).view(torch.uint8).numpy()
     return memoryview(array)
+
+
+def trim() -> None:
+    """Return to the system what was freed between blocks that are in use: a copy of each weight, after they
+    have been rearranged. glibc alone keeps such memory, and has this call."""
+    with suppress(AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
