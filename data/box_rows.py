@@ -39,7 +39,7 @@ def by_name(size: Size, name: str) -> CoordinateForm | None:
 
 @dataclass(frozen=True)
 class BoxRows:
-    """How the boxes of a dataset are read and asked for.
+    """The way in which the boxes of a dataset are read and asked for.
 
     form: a name in COORDINATES; "" is the model's, and qwen3-vl for one that names none.
     corners: boxes are x1, y1, x2, y2.
@@ -88,7 +88,7 @@ class BoxRows:
             yield fields | {"boxes": [box.box for box in boxes]}, form.write(things, size)
 
     def read(self, row: Mapping[str, Any], image: Any) -> tuple[Groups, Size, Any]:
-        """See `groups`; the size of the row's image, and what to open as it. Raises BadRow."""
+        """The row's `groups`, the size of its image, and the image to open. Raises BadRow."""
         try:
             size, image = measure(image)
             return self.groups(row, size, image), size, image

@@ -16,9 +16,9 @@
 Here all coordinates are pixels of the image as `load_image` opens it, upright by its EXIF: (0, 0) is its
 upper left corner, (width, height) its lower right one, and a box is (x1, y1, x2, y2).
 
-Reading takes no notice of what stands around coordinates (sentences, code fences). What has the marks of
-coordinates and is none (broken JSON, a wrong count, NaN, corners swapped, a place outside of the image, a
-list that was cut off) is `Malformed` with the reason, and never a box. What is complete beside it counts.
+Reading ignores text around coordinates (sentences, code fences). Text with the marks of coordinates that is
+none (broken JSON, a wrong count, NaN, corners swapped, a number outside of the image, a list that was cut
+off) is `Malformed` with the reason, and never a box. Complete things beside it count.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Malformed:
-    """What has the marks of coordinates, and why it is none."""
+    """Text with the marks of coordinates that is none, and why."""
 
     text: str
     reason: str
@@ -68,7 +68,7 @@ class Malformed:
 
 @dataclass(frozen=True)
 class Located:
-    """What an answer locates, in its order; all empty where it holds no coordinates."""
+    """The things that an answer locates, in its order; all empty where it holds no coordinates."""
 
     boxes: tuple[Box, ...] = ()
     points: tuple[Point, ...] = ()
@@ -93,7 +93,7 @@ class CoordinateForm(ABC):
     describe: str = field(default="", kw_only=True)
 
     def question(self, kind: str, thing: str = "") -> str:
-        """What to ask for a `kind`: "detect", "point", "describe". ValueError where there is no prompt."""
+        """The question for a `kind`: "detect", "point", "describe". ValueError where there is no prompt."""
         prompt = {"detect": self.detect, "point": self.point, "describe": self.describe}[kind]
         if not prompt and kind == "describe":
             raise ValueError(f"--describe: the form {self.name} has no prompt for it; ask in words with -q")
@@ -116,7 +116,7 @@ class CoordinateForm(ABC):
         say them."""
 
     def read(self, text: str, size: Size, label: str = "") -> Located:
-        """What a text locates in an image of `size`; `label` for what has none."""
+        """The things that a text locates in an image of `size`; `label` is for things without one."""
         found = list(self._found(text[:MAX_TEXT], size))
         boxes = (replace(one, label=one.label or label) for one in found if isinstance(one, Box))
         points = (replace(one, label=one.label or label) for one in found if isinstance(one, Point))
@@ -127,7 +127,7 @@ class CoordinateForm(ABC):
     def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]: ...
 
     def _sayable(self, things: Sequence[Box | Point], size: Size) -> bool:
-        """Whether there is anything to say; ValueError for what is not in the image or not in this form."""
+        """False where there is nothing to say. ValueError for what is not in the image or this form."""
         for thing in things:
             kind, numbers = ("detect", thing.box) if isinstance(thing, Box) else ("point", thing.point)
             self.question(kind)
@@ -267,11 +267,11 @@ class JsonForm(CoordinateForm):
 
 
 def _objects_in(text: str) -> Iterator[tuple[int, int]]:
-    """Where each JSON object in a text begins and ends, and each brace that begins none, with 0 for its end;
-    objects within objects do not come.
+    """The begin and end of each JSON object in a text, and of each brace that begins none, with 0 for its
+    end; without the objects within objects.
 
-    What an attempt finds out about each object and list in it, whole or broken, is kept. So a text that is
-    nothing but beginnings is read once, too, and not once from each of them.
+    An attempt to read an object keeps the ends of all objects and lists in it, whole or broken. So a text of
+    beginnings alone is read once, and not once from each of them.
     """
     ends: dict[int, int] = {}
     at = 0
@@ -353,13 +353,13 @@ class _DocTags(CoordinateForm):
         yield from self._broken(text[end:])
 
     def _broken(self, text: str) -> Iterator[Malformed]:
-        """What begins like a token and is none."""
+        """Text that begins like a token and is none."""
         if (at := text.find("<loc_")) >= 0:
             yield Malformed(_shown(text[at:]), "a location token that is broken or cut off")
 
 
 def lines_of(found: Located) -> list[str]:
-    """What an answer locates, in a line each."""
+    """A line for each thing that an answer locates."""
 
     def line(kind: str, thing: Box | Point) -> str:
         numbers = " ".join(f"{one:.0f}" for one in _numbers(thing))

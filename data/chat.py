@@ -49,8 +49,8 @@ class EncodedText:
 
 
 def read_image_order(opened: Opened) -> str | None:
-    """Where the images of a message stood in a checkpoint's training, "first" or "last", if its
-    generation_config.json says so: such a model answers with less sense where they stand elsewhere."""
+    """The order of a message's images in a checkpoint's training, "first" or "last", if its
+    generation_config.json names one: such a model answers with less sense in another order."""
     order = opened.generation_config.get("image_order")
     if order not in (None, *IMAGE_ORDERS):
         wanted = " or ".join(IMAGE_ORDERS)
@@ -82,7 +82,7 @@ def tokenizer_template(opened: Opened) -> str | None:
 
 
 def _default(written: Any) -> str | None:
-    """Of several templates by name, a dictionary or a list of objects, the one that is used unasked."""
+    """The default of several templates by name, which are a dictionary or a list of objects."""
     named = {entry["name"]: entry["template"] for entry in written} if isinstance(written, list) else written
     template = named.get("default") if isinstance(named, dict) else named
     if not isinstance(template, str) and written is not None:
@@ -390,7 +390,7 @@ class ChatEncoder:
 
     @cached_property
     def writes_videos(self) -> bool:
-        """Whether the template has a place for a video; one that refuses a video without more may have."""
+        """True if the template has a place for a video, or refuses a message of a video alone."""
         with suppress(PromptError):
             rendered, _ = self._render([Message("user", (("video", None),))], True, "", False, ())
             return any(match[0] in self._of_visuals for match in self._pieces.finditer(rendered))

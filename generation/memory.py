@@ -11,7 +11,7 @@ import ctypes
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Any
 from weakref import WeakSet
 
 import psutil
@@ -26,33 +26,26 @@ _CGROUP_V2 = ("memory.max", "memory.current", "inactive_file")
 _CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-class Keeper(Protocol):
-    """A cache that outlives a request, or a mapped file."""
-
-    @property
-    def unused_bytes(self) -> int:
-        """Of its memory on a CPU, what the system calls free: what has never been written to, or a file's."""
-
-
-_keepers: WeakSet[Keeper] = WeakSet()
+_keepers: WeakSet[Any] = WeakSet()
 _lock = Lock()  # for adding to them
 
 
-def give_back() -> None:
+def trim() -> None:
     """Return to the system what was freed between blocks that are in use: a copy of each weight, after they
-    have been rearranged. Of what systems there are, glibc keeps it, and has this call."""
+    have been rearranged. glibc alone keeps such memory, and has this call."""
     with suppress(AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def register(keeper: Keeper) -> None:
-    """Have its unused memory count as taken, for as long as it lives."""
+def register(keeper: Any) -> None:
+    """Count as taken, for as long as it lives, what a cache or a mapped file keeps of a CPU's memory although
+    the system calls that free: its `unused_bytes`, never written to, or a file's."""
     with _lock:
         _keepers.add(keeper)
 
 
 def promised_bytes() -> int:
-    """Of a CPU's memory, what is kept although the system says that it is free."""
+    """The sum of what is registered."""
     with _lock:
         keepers = list(_keepers)
     return sum(keeper.unused_bytes for keeper in keepers)

@@ -25,11 +25,11 @@ import hashlib
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from threading import Lock
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,25 +72,6 @@ class Prefix(NamedTuple):
     end: int
 
 
-class PrefixFiles(Protocol):
-    """Blocks in files; `inference.prefix_files` has them."""
-
-    def holds(self, name: bytes) -> bool: ...
-
-    def read(self, blocks: Sequence[tuple[bytes, int, torch.dtype]], pin: bool) -> Iterator[Tensor | None]:
-        """Blocks by name, how many numbers they have, and of which dtype, in order, in memory of their own
-        (pinned, where a GPU is to read it); None for one that is not there, or not as it was written."""
-
-    def keep(
-        self, blocks: Sequence[tuple[bytes, Tensor | None]], ready: Callable[[], object] | None = None
-    ) -> None:
-        """Note that these blocks, one after another from a prompt's front, have been used, and write those
-        that come with their numbers, once `ready` has returned. Does not wait for that."""
-
-    def close(self) -> None:
-        """Wait until that is done, and take nothing more."""
-
-
 def cut(keys: Tensor, items: Sequence[Item], root: bytes, states: bool = False) -> list[Block]:
     """The whole blocks of a prompt, from its front.
 
@@ -129,7 +110,7 @@ class PrefixStore:
     Args:
         model: whose keys and values these are. Call `drop` when its weights change.
         max_bytes: of blocks in memory. Where less is free, what was used longest ago makes room.
-        files: blocks outlive the process there.
+        files: an `inference.prefix_files.PrefixFolder`: blocks outlive the process there.
         identity: all that the numbers depend on besides the prompt; needed with files, as others write there.
     """
 
@@ -137,7 +118,7 @@ class PrefixStore:
         self,
         model: VisionLanguage,
         max_bytes: int = PREFIX_BYTES,
-        files: PrefixFiles | None = None,
+        files: Any = None,
         identity: bytes = b"",
     ):
         check_integer("max_bytes", max_bytes, low=0)

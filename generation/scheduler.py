@@ -218,10 +218,6 @@ class Scheduler:
             self.give_back()
         return row
 
-    def reusable(self, prompt: KeyedPrompt) -> int:
-        """How many positions of a prompt a slot holds, never all."""
-        return max(self._cache.find(prompt).ready) if self._cache.capacity else 0
-
     def take_over(self, other: Scheduler, prompt: KeyedPrompt) -> None:
         """Hold what another scheduler of this model holds of a prompt, as far as memory allows both."""
         with suppress(CacheMemoryError):

@@ -112,7 +112,7 @@ class SlotCache:
 
     @property
     def unused_bytes(self) -> int:
-        """See `memory.Keeper`; with room for snapshots that are not taken."""
+        """See `memory.register`; with room for snapshots that are not taken."""
         if not self.kv_cache or kv.geometry(self.kv_cache).device.type != "cpu":
             return 0
         used = [min(self.capacity, most) for most in map(max, self._used, self.filled)]

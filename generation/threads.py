@@ -9,9 +9,9 @@ Where threads meet, all wait for the last one. On a processor that has other wor
 it comes a time slice late, 3 to 100 ms, which is longer than many a pass. Nobody says so beforehand: other
 work comes and goes, and a container may hide its quota. So C counts what a pass waits, and when that is too
 much, half of the threads leave it (`native/team.h`). Of PyTorch's operations it is too much when the calling
-thread had no processor for half of a pass. Then half of the threads work for a pause, which is twice as long
-after each try of all that loses. Small work takes few threads from the start. The results are the same with
-any number of threads: in C to the bit, in PyTorch's operations as far as its libraries hold to that.
+thread had no processor for half of a pass. After that half of the threads work for a pause, which is twice as
+long after each try of all that loses. Small work takes few threads from the start. The results are the same
+with any number of threads: in C to the bit, in PyTorch's operations as far as its libraries hold to that.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def cgroups(controller: str, root: Path) -> list[tuple[Path, bool]]:
 
 
 def _quota_of(folder: Path, v2: bool) -> float:
-    """What one cgroup allows; infinite where it says nothing."""
+    """The quota of one cgroup; infinite where it says nothing."""
     names = ("cpu.max",) if v2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     with suppress(OSError, ValueError):
         allowed, period = " ".join((folder / name).read_text() for name in names).split()
@@ -98,13 +98,13 @@ def fork_safe_lock() -> threading.Lock:
 
 
 class Pass(ctypes.Structure):
-    """What team.h knows a pass by."""
+    """A pass as team.h has it."""
 
     _fields_ = (("threads", ctypes.c_int64), ("stake", ctypes.c_double), ("lost", ctypes.c_double))
 
 
 class Threads:
-    """What all work of this process shares."""
+    """The threads of this process, which all passes share."""
 
     def __init__(self) -> None:
         self.most = 0  # threads that anything works on; 0: nobody has asked yet
@@ -144,14 +144,14 @@ class Threads:
         """Make a pass in C over so many products of weights and activations."""
         threads = max(1, min(self._begin(), int(products / EACH)))
         together = threads > 1 and self._team.acquire(blocking=False)
-        made = Pass(threads if together else 1, STAKE)
+        made, began = Pass(threads if together else 1, STAKE), time.perf_counter()
         try:
             call(made)
         finally:
             if together:
                 self._team.release()
-        if together:
-            self._end(threads, made.lost)
+        if together:  # after a small loss it was enough that some left the pass
+            self._end(threads, made.lost if made.lost > (time.perf_counter() - began) / 8 else 0.0)
 
     @contextmanager
     def eager(self) -> Iterator[None]:

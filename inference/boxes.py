@@ -30,7 +30,8 @@ _DECIMALS = 2
 
 
 def located_fields(form: CoordinateForm, found: Located) -> dict[str, list[dict[str, Any]]]:
-    """What an answer locates, as JSON: in pixels of the upright image, and in the model's `raw` numbers."""
+    """The things that an answer locates, as JSON: in pixels of the upright image, and in `raw` numbers, which
+    are the model's."""
 
     def fields(kind: str, thing: Box | Point, numbers: Sequence[float]) -> dict[str, Any]:
         pixels = [round(one, _DECIMALS) for one in numbers]

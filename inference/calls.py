@@ -55,7 +55,8 @@ class ArgumentReader:
         return made, text
 
     def _text(self, text: str) -> tuple[str, str] | None:
-        """More of a text, and what is left; None where more is needed. So do the next two."""
+        """(more of the JSON, the rest) of a text in quotes; None until more of it comes. The next two methods
+        do the same."""
         value, end, rest = text.partition(self._until)
         value = value if end else text[: 1 - len(self._until)]
         if not end and not value:
@@ -115,7 +116,7 @@ class ArgumentReader:
 
 
 def _python_end(text: str) -> int:
-    """Where a value of Python ends that an argument begins with; -1 where more is needed."""
+    """The end of the Python value that a text begins with; -1 where more of the text is needed."""
     depth, quote, escaped = 0, "", False
     for at, char in enumerate(text):
         if escaped:
@@ -160,13 +161,13 @@ def literal(text: str) -> str:
 
 
 def begun(text: str, mark: str) -> int:
-    """How many characters at the end of a text may begin a mark."""
+    """The number of characters at the end of a text that may begin a mark."""
     return max((n for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
 
 
 class CallReader:
-    """Separates calls from the text beside them, while both come. What only looks like a call of these tools
-    is text; the space before a call is neither. must: there is no text, so that what is cut is a call."""
+    """Separates calls from the text beside them while both come. Whatever is no call of these tools is text;
+    the space before a call is neither. must: the answer has no text, so that its cut end is one of a call."""
 
     def __init__(self, markup: Markup, tools: Sequence[Tool], must: bool = False):
         self._must, self._markup, self._held, self._count = must, markup, "", 0

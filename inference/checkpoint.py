@@ -21,7 +21,7 @@ from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import to_rows
 from generation.fast.quantized import pack, pack_layer, put_layers
 from generation.features import FeatureCache
-from generation.memory import give_back
+from generation.memory import trim
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
 from generation.threads import limit_threads
@@ -48,7 +48,7 @@ PACKED = dict.fromkeys(("int8", "int4"), ("cpu", "cuda"))  # dtypes of weights a
 
 @dataclass(frozen=True)
 class Fast:
-    """What was chosen. step: None is the eager one. chosen, tower: their names, or why they are the eager
+    """The chosen decode step (None: the eager one), its name and the tower's, or why they are the eager
     ones."""
 
     step: DecodeStep | None = None
@@ -79,7 +79,7 @@ class Checkpoint:
 
     @cached_property
     def features(self) -> FeatureCache:
-        """Of the tiles that it was asked about last, for all who answer with it or look for what an answer
+        """The features of the latest tiles, for all who answer with it or look for what an answer
         came from. They hold as long as the weights do."""
         return FeatureCache(self.model)
 
@@ -95,7 +95,7 @@ class Checkpoint:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What every result reports about the machine."""
+        """The settings that every result reports."""
         steps = {"decode_step": self.fast.name, "vision_tower": self.fast.tower}
         budget = self.processor.images.budget
         seen = {} if budget is None else {"max_pixels": str(budget)}
@@ -108,7 +108,7 @@ class Checkpoint:
 
     @property
     def num_parameters(self) -> int:
-        """Of the network as its config describes it: a compiled step packs weights, which are no parameters
+        """The number of parameters by its config: a compiled step packs weights, which are no parameters
         then."""
         with meta_init():
             return sum(parameter.numel() for parameter in type(self.model)(self.model.config).parameters())
@@ -119,7 +119,7 @@ class Checkpoint:
 
     @property
     def single_turn(self) -> bool:
-        """Whether its generation_config.json says that it was trained on one question at a time. Such a model
+        """True if its generation_config.json says that it was trained on one question at a time. Such a model
         often gets a follow-up question wrong."""
         return bool(self.model.generation_config.get("single_turn", False))
 
@@ -151,13 +151,13 @@ class Checkpoint:
 
     @cached_property
     def forms(self) -> Forms:
-        """What holds its answers to a grammar or to tools."""
+        """The grammars, choices and tools that its answers are held to."""
         size = self.model.config.text.vocab_size
         return Forms(self.processor, self.thinking, size, self.stop_token_ids, self.writes_json)
 
     def pixels(self, row: EncodedConversation, lines: bool = True, form: str | None = None) -> PixelText:
-        """What makes pixels of the coordinates in an answer to this prompt: lines for a person, or JSON. They
-        are read in the form of that name, or in the model's."""
+        """A writer of the coordinates in an answer to this prompt as pixels: lines for a person, or JSON.
+        They are read in the form of that name, or in the model's."""
         return PixelText(form or self.processor.coordinates, row.sizes, lines)
 
     def check_images(self, count: int) -> None:
@@ -166,7 +166,7 @@ class Checkpoint:
             check_text_only(self.model.generation_config)
 
     def worth_compiling(self, long: bool) -> bool:
-        """Whether `compiled` saves more time than it takes: in a long run, and for a large model. Where there
+        """True if `compiled` saves more time than it takes: in a long run, and for a large model. Where there
         is no fast step, as on MPS, it never does."""
         size = sum(one.numel() for one in (*self.model.parameters(), *self.model.buffers()))
         return self.model.device.type != "mps" and (long or size >= LARGE)
@@ -176,7 +176,7 @@ class Checkpoint:
         answers are the same. The model's weights are rearranged in place."""
         began = time.perf_counter()
         fast = Fast(*speed_up(self.model, compiling))
-        give_back()
+        trim()
         return replace(self, fast=fast, load_seconds=self.load_seconds + time.perf_counter() - began)
 
 
@@ -192,7 +192,7 @@ def too_many_images(name: str, generation_config: Mapping[str, Any], count: int)
 
 
 def other_model(generation_config: Mapping[str, Any], answers: Iterable[str]) -> str:
-    """Where an answer says what its model `knows`, as a refusal does: the beginning of a sentence that names
+    """If an answer says what its model `knows`, as a refusal does: the beginning of a sentence that names
     a model for photographs; else ""."""
     knows = generation_config.get("knows")
     if not (knows and isinstance(knows, str) and any(knows in answer for answer in answers)):
@@ -247,7 +247,7 @@ def open_checkpoint(
     if name == "bfloat16" and chosen.type == "cpu" and not has_fast_bfloat16():
         pack(model, name)
     processor.choose_frames(fps, max_frames)
-    give_back()
+    trim()
     return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
 
 
@@ -261,7 +261,7 @@ def pixel_budget(device: torch.device, max_pixels: int | None) -> int | None:
 
 
 def has_fast_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 at least as fast as float32."""
+    """True if this CPU multiplies bfloat16 at least as fast as float32."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 

@@ -44,8 +44,8 @@ MOST_DIGITS = 20  # of a number, as many as 2**64 has: it ends there, if it may
 MOST_EXPONENT = 2  # digits of an exponent: with more of them no double may hold the number
 
 
-class Place:
-    """Where the end of a JSON text stands that is being written."""
+class JsonEnd:
+    """The state of a JSON text at its end, while it is being written."""
 
     def __init__(self) -> None:
         self.in_string = self._escaped = False
@@ -71,7 +71,7 @@ class Place:
 
     @property
     def ends(self) -> bytes:
-        """What may end the value here, if the grammar allows it: first the shortest way to the end of all."""
+        """The characters that may end the value here, if the grammar allows it, the shortest way first."""
         if self.in_string:
             return b"" if self._escaped else b'"'
         return b"}]),"
@@ -86,7 +86,7 @@ class Place:
 
 
 class Vocabulary:
-    """Of a tokenizer: which tokens end a value, and which stop an answer.
+    """The tokens of a tokenizer that end a value, and those that stop an answer.
 
     vocab_size: of the model, which may have more ids than the tokenizer, or fewer.
     """
@@ -105,7 +105,7 @@ class Vocabulary:
 
 
 class Constraint:
-    """What may come next in one answer: a `generation.protocol.Constraint`.
+    """The tokens that may come next in one answer: a `generation.protocol.Constraint`.
 
     is_json: whether the values of the grammar's answers are JSON.
     """
@@ -118,7 +118,7 @@ class Constraint:
         # One tensor that stays, on these bytes: a token of a small model takes no longer than a few tensors.
         self._bytes = bytearray(vocabulary.tokenizer.vocab_size)
         self._banned = torch.frombuffer(self._bytes, dtype=torch.bool)[: vocabulary.vocab_size]
-        self._place = Place() if is_json else None
+        self._json_end = JsonEnd() if is_json else None
         self._ended = False
         self._closer: int | None = None  # what ends the value where the model would end its answer
         self._closing = False  # it has just done so: what may be left out is left out
@@ -126,17 +126,17 @@ class Constraint:
 
     def close(self, scores: Tensor) -> None:
         self._closer = None
-        if self._place is None or self._ended or self._forced:
+        if self._json_end is None or self._ended or self._forced:
             return
-        long, place = self._place.full_number, self._place
-        if not place.in_string and (banned := self._vocabulary.numbers):
+        long, end = self._json_end.full_number, self._json_end
+        if not end.in_string and (banned := self._vocabulary.numbers):
             scores[banned] = -math.inf
-        if place.exponent is not None:
+        if end.exponent is not None:
             scores[self._vocabulary.exponents] = -math.inf
         if self._matcher.is_accepting():
             if long:
                 keep(scores, self._stop_ids)
-        elif (closer := self._find_closer(self._place.ends)) is not None:
+        elif (closer := self._find_closer(self._json_end.ends)) is not None:
             *stops, closing = scores[[*self._stop_ids, closer]].tolist()
             stop = _log_sum_exp(stops)
             for stop_id in self._stop_ids:
@@ -175,8 +175,8 @@ class Constraint:
             self._ended, self._forced = True, []
             return
         self._matcher.consume_token(token_id)  # one that is not allowed is an error that `mask` raises
-        if self._place is not None:
-            self._place.feed(self._vocabulary.tokenizer.decode_bytes([token_id]))
+        if self._json_end is not None:
+            self._json_end.feed(self._vocabulary.tokenizer.decode_bytes([token_id]))
         if self._forced[:1] == [token_id]:
             self._forced = self._forced[1:]
         else:
@@ -209,7 +209,7 @@ class Constraint:
                 after.consume_tokens(ids)
         if after.is_stopped():
             return ids if after.is_error() else ids + self._stop_ids[:1]
-        if not ids and self._closing and self._place is not None and self._place.after_value:
+        if not ids and self._closing and self._json_end is not None and self._json_end.after_value:
             if after.is_accepting():
                 return self._stop_ids[:1]
             closer = self._find_closer(b"}]")
@@ -315,14 +315,14 @@ class Constraints:
         self._compiled = Latest[llguidance.LLMatcher | str](MOST_BYTES)
 
     def __call__(self, grammar: str) -> Callable[[], Constraint]:
-        """What makes a constraint for each answer; RequestError for a grammar that cannot be used."""
+        """Makes a function that makes a constraint for each answer. Raises RequestError."""
         matcher = self._compiled.get(grammar) or self._compile(grammar)
         if isinstance(matcher, str):
             raise FormError(matcher)
         return self._maker(matcher, grammar)
 
     def kept(self, grammar: str) -> Callable[[], Constraint] | None:
-        """The same, if it need not be compiled; else, or if it cannot be used, None."""
+        """The same for a grammar that is compiled already; None for any other."""
         matcher = self._compiled.get(grammar)
         return None if matcher is None or isinstance(matcher, str) else self._maker(matcher, grammar)
 
@@ -330,7 +330,7 @@ class Constraints:
         return lambda: Constraint(matcher.deep_copy(), self._vocabulary, has_json_values(grammar))
 
     def may_call(self, grammar: str, opens: str, several: bool) -> Callable[[], CallsMayFollow]:
-        """What makes constraints of answers that may call tools; `grammar` is that of a block of calls."""
+        """The same for answers that may call tools; `grammar` is of a block of calls."""
         begin = self(grammar)
 
         def block(after: bytes) -> Constraint | None:
@@ -340,7 +340,7 @@ class Constraints:
         return lambda: CallsMayFollow(self._vocabulary, opens.encode(), several, block)
 
     def _compile(self, grammar: str) -> llguidance.LLMatcher | str:
-        """The matcher, or why there is none. Only what was tried out is compiled here."""
+        """The matcher, or why there is none. Only a grammar that was tried out is compiled here."""
         # Where it spells a special token, llguidance would force that in place of its characters.
         said = grammar.replace(Gemma.NO_MARKS, "")  # texts have no marks in them
         plain = said.replace("\\", "")

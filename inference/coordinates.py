@@ -29,7 +29,7 @@ class PixelText:
         self._unsized: CoordinateForm | None = None  # in which there may be coordinates of no known image
 
     def put(self, piece: str) -> str:
-        """What can be shown with this piece."""
+        """The text that can be shown with this piece."""
         if self._looking and not MARKS.isdisjoint(piece):
             self._looking, form = False, spoken_form(self._coordinates, self._sizes)
             if form is not None and self._sizes is not None:
@@ -42,7 +42,7 @@ class PixelText:
         return piece
 
     def finish(self) -> str:
-        """What is left."""
+        """The rest of the text."""
         if self._pixels is None and self._unsized is not None:
             found = self._unsized.read(self._shown, ANY_SIZE)
             return f"\n{OPEN_NOTE}" if found.boxes or found.points else ""

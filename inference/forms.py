@@ -23,7 +23,7 @@ Written = tuple[str, Callable[[str], str] | None]  # a grammar, and what writes 
 
 
 class Forms:
-    """Those of a checkpoint. `writes_json`: whether its model has learned to write JSON."""
+    """The forms of one checkpoint. `writes_json`: its model has learned to write JSON."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Forms:
         self._stop_token_ids, self._writes_json = stop_token_ids, writes_json
 
     def constraint(self, grammar: str | ToolUse) -> Form:
-        """What holds an answer to a grammar (`inference.grammar`), or to what it may do with tools:
+        """The form of a grammar (`inference.grammar`), or of what an answer may do with tools:
         `GenerationOptions.constraint`. Raises RequestError for what cannot be used, and a tokenizer that
         cannot be held to any grammar."""
         if isinstance(grammar := self._known(grammar), ToolUse):
@@ -70,7 +70,7 @@ class Forms:
         return None if kept is None else Form(kept, write)
 
     def _known(self, grammar: str | ToolUse) -> str | ToolUse:
-        """What of it a model can do: one that did not learn to write JSON calls where it must."""
+        """The part of it that the model can do: without JSON it calls only where it must."""
         text = grammar.text if isinstance(grammar, ToolUse) and not grammar.must else None
         return grammar if text is None or self._writes_json else text
 
@@ -109,7 +109,8 @@ class Forms:
         return replace(form, write=whole, reader=reader)
 
     def _plain(self, grammar: str) -> tuple[str, Callable[[str], str] | None]:
-        """What this model is held to for a grammar, and what writes the answer of that: see `plain_form`."""
+        """The grammar that this model is held to instead, and what writes the answer of that: see
+        `plain_form`."""
         return (None if self._writes_json else plain_form(grammar)) or (grammar, None)
 
     @property
@@ -128,7 +129,7 @@ class Forms:
 
     @cached_property
     def _choices(self) -> Latest[Form]:
-        """By their grammar."""
+        """Compiled choices, by their grammar."""
         return Latest()
 
     @cached_property
@@ -140,5 +141,5 @@ class Forms:
 
 
 def _key(use: ToolUse) -> str:
-    """Which tells apart schemas that compare equal, as those of 1 and true do."""
+    """A digest that tells apart schemas that compare equal, as those of 1 and true do."""
     return sha256(repr(use).encode()).hexdigest()

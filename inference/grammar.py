@@ -1,4 +1,4 @@
-"""What an answer may be, as a grammar: JSON that fits a schema, one of several texts, what a pattern matches.
+"""Grammars of answers: JSON that fits a schema, one of several texts, text that a pattern matches.
 
     grammar = json_grammar({"type": "object", "properties": {"count": {"type": "integer"}}})
     grammar = choice_grammar(["yes", "no"])
@@ -134,12 +134,12 @@ def grammar_of(schema: Any = None, choices: Any = None) -> str | None:
 
 
 def is_json(grammar: str) -> bool:
-    """Whether this is a `json_grammar`."""
+    """True of a `json_grammar`."""
     return grammar.startswith(f"{_START}%json ")
 
 
 def has_json_values(grammar: str) -> bool:
-    """Whether what stands in its answers is JSON, so that `inference.constraint.Place` knows its ends."""
+    """True if the values in its answers are JSON, so that `inference.constraint.JsonEnd` knows their ends."""
     return "%json " in grammar and "<parameter=" not in grammar
 
 
@@ -160,7 +160,7 @@ def response_grammar(response_format: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What an answer may do with tools.
+    """The use of tools that an answer may make.
 
     tools: those that may be called. must: the answer is a call, or several; else it may be text.
     several: more than one call is allowed. text: the grammar of an answer without calls; None for any.
@@ -173,7 +173,7 @@ class ToolUse:
 
 
 def tool_grammar(markup: Markup, use: ToolUse, token: Callable[[str], int | None]) -> str:
-    """What holds an answer to calls of tools: all of it where it must be calls; else a block of them, after
+    """The grammar of calls of tools: of a whole answer where it must be calls; else of a block of them, after
     its opening mark. `token`: the id of a mark that is a token. Raises RequestError."""
     _check_size("tools", "".join(json.dumps(tool.schema) for tool in use.tools))
     written = set[str]()
@@ -212,7 +212,7 @@ def check_grammar(grammar: str) -> str:
 
 @dataclass(frozen=True)
 class Form:
-    """What holds an answer to a grammar: `GenerationOptions.constraint`.
+    """The form that holds an answer: `GenerationOptions.constraint`.
 
     constraint: makes one for each answer.
     write: makes the answer's text of what the model said; None where that is the answer.
@@ -232,7 +232,7 @@ class Form:
 
 
 class Latest(Generic[T]):
-    """What was asked for last, by its key: of at most `most` bytes, each of which counts LEAST_KEPT or more.
+    """The values that were used last, by key: at most `most` bytes, where each counts LEAST_KEPT or more.
     Several threads may ask."""
 
     def __init__(self, most: int = 64 * LEAST_KEPT):
@@ -340,7 +340,7 @@ def _check_fillable(schema: dict) -> None:
 
 
 def _is_place(one: dict, schema: dict) -> bool:
-    """Whether this part of a schema is an object of coordinates, each of which is a list of numbers."""
+    """True of a schema of an object of coordinates, each of which is a list of numbers."""
 
     def fits(name: str, value: dict) -> bool:
         if name == "label":
@@ -470,7 +470,7 @@ _OF_OBJECTS = {"properties", "required", "additionalProperties", "patternPropert
 
 
 def _puts_together(schema: dict) -> bool:
-    """Whether what one part of a schema says of an object may add to what another says."""
+    """True if two keywords of a schema may each add properties to one object."""
     elsewhere = len(_ELSEWHERE & schema.keys())
     return "allOf" in schema or elsewhere > 1 or (elsewhere == 1 and bool(_OF_OBJECTS & schema.keys()))
 

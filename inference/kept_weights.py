@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class KeptWeights:
-    """Of one checkpoint."""
+    """The kept weights of one checkpoint."""
 
     def __init__(self, opened: Opened):
         self._opened = opened
@@ -87,7 +87,7 @@ class KeptWeights:
         if not self.tensors:
             self._moments = second_moments(model.language_model)
             del model.language_model  # before the next one comes
-            memory.give_back()
+            memory.trim()
             model.language_model = read().language_model
             self.keep(model)
         return model
@@ -97,7 +97,7 @@ class KeptWeights:
         if not self.tensors:
             if not self._moments or names[0].startswith("language_model."):  # else it is there already
                 put_layers(model, names, read(), partial(round_layer, "int4", moments=self._moments))
-                memory.give_back()  # else half of the memory becomes holes that no tensor fits into
+                memory.trim()  # else half of the memory becomes holes that no tensor fits into
             return
         kept = self.tensors[names[0]]
         for name in names:
@@ -206,9 +206,9 @@ def write_whole(path: Path, times: tuple[int, int] | None, *parts: bytes | memor
 
 
 def code_digest() -> str:
-    """Of every file of this repository that may have a part in a key or a value: networks, what reads their
-    weights, what computes them in C and on a GPU, and what makes numbers of pixels. A comment that changes
-    costs what was kept; a mended mistake must not live on in it."""
+    """A digest of every file of this repository that has a part in a key or a value: networks, what reads
+    their weights, what computes them in C and on a GPU, and what makes numbers of pixels. A comment that
+    changes costs what was kept; a mended mistake must not live on in it."""
     rooms = ("models", "families", "generation")
     files = [path for room in rooms for path in (ROOT / room).rglob("*")]
     code = sorted(path for path in files if path.suffix in (".py", ".c", ".h"))

@@ -198,7 +198,7 @@ def in_order(parameters: Sequence[Named], comma: str, rules: Rules, written: Cal
 
 # ------------------------------------------------------------------------------------------------- markups
 class Layout(NamedTuple):
-    """How the arguments of one tool stand in a call: one object (JSON, or with a `quote`, Gemma's), or, where
+    """The form of one tool's arguments in a call: one object (JSON, or with a `quote`, Gemma's), or, where
     `named` lists them, fields one after another.
 
     head, tail: before and after the arguments.
@@ -215,7 +215,7 @@ class Layout(NamedTuple):
 
 
 class Markup:
-    """How a family writes calls: blocks between two marks. This class itself is Hermes, the plainest.
+    """A family's way to write calls: blocks between two marks. This class itself is Hermes, the plainest.
 
     before, after: what stands between a block's marks and its calls. inner: between calls of one block, ""
     where a block has one. outer: between blocks, None where there is one.

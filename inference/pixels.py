@@ -117,8 +117,8 @@ def _certain(form: JsonForm, text: str) -> int:
 
 
 def _things(form: JsonForm, text: str, last: bool) -> tuple[list[tuple[int, int]], int]:
-    """Where things stand by themselves or in a list, and up to where no other one can begin. What is within
-    other JSON stays JSON."""
+    """The begin and end of each thing that stands by itself or in a list, and the end of the text in which no
+    other one can begin. A thing within other JSON stays JSON."""
     spans, at, names = list[tuple[int, int]](), 0, (*form.keys, *LABELS)
     while (at := text.find("{", at)) >= 0:
         begun, whole = _OBJECT_BEGINS.match(text, at), _OBJECT.match(text, at, at + _HELD)

@@ -90,7 +90,7 @@ def with_prefixes(
 
 
 class PrefixFolder:
-    """`generation.prefix_store.PrefixFiles` in a folder that belongs to one user: see the module's docstring.
+    """The blocks of a `PrefixStore` in a folder that belongs to one user: see the module's docstring.
 
     Args:
         max_bytes: of all files of blocks; the one used longest ago goes first.
@@ -112,7 +112,8 @@ class PrefixFolder:
         return not self._closed and os.path.lexists(self._path(name))
 
     def read(self, blocks: Sequence[tuple[bytes, int, torch.dtype]], pin: bool) -> Iterator[Tensor | None]:
-        """See `PrefixFiles`. The next blocks are read while one is used."""
+        """Blocks by name, how many numbers they have, and of which dtype, in order, in memory of their own
+        (pinned, where a GPU is to read it); None for one that is not there, or not as it was written."""
         try:
             return self._readers.map(partial(self._read, pin), *zip(*blocks))
         except RuntimeError:  # closed meanwhile
@@ -140,7 +141,8 @@ class PrefixFolder:
     def keep(
         self, blocks: Sequence[tuple[bytes, Tensor | None]], ready: Callable[[], object] | None = None
     ) -> None:
-        """See `PrefixFiles`."""
+        """Note that these blocks, one after another from a prompt's front, have been used, and write those
+        that come with their numbers, once `ready` has returned. Does not wait for that."""
         size = sum(tensor.nbytes for _, tensor in blocks if tensor is not None)
         with self._lock, suppress(RuntimeError):  # closed meanwhile
             busy = self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES

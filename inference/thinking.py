@@ -35,7 +35,7 @@ THINK_TOKENS = 1024  # of thinking, where nobody says how many
 
 @dataclass(frozen=True)
 class Think:
-    """What asks for thinking: `GenerationOptions.constraint`, until `for_prompt` makes it one of a model.
+    """A request for thinking: `GenerationOptions.constraint`, until `for_prompt` makes it one of a model.
 
     tokens: of the thinking at most, its marker included unless that is forced. form: what the answer is held
     to. thinking, stop_token_ids, answer_tokens: of the model, and how long the answer may be.
@@ -53,7 +53,7 @@ class Think:
 
 
 def form_of(options: GenerationOptions) -> Form | None:
-    """What the answers themselves are held to."""
+    """The form that holds the answers themselves."""
     held = options.constraint
     return held.form if isinstance(held, Think) else held if isinstance(held, Form) else None
 
@@ -126,7 +126,7 @@ class _ThinkFirst:
 
     @property
     def _of_answer(self) -> Constraint | None:
-        """What the next token is held to, if it may be one of the answer."""
+        """The constraint of the next token, if that may be one of the answer."""
         return self._form if self._span.place != "inside" and not self._forced else None
 
     @property

@@ -13,7 +13,7 @@ from data.tokenizer import AnyTokenizer
 
 
 class Thinking:
-    """How one checkpoint thinks, in tokens.
+    """The markers of one checkpoint's thinking, in tokens.
 
     begin, end: the markers. begin_id: the first token of the one, where it is special. end_ids: tokens of the
     other, one where the tokenizer has it whole.
@@ -93,8 +93,8 @@ class Span:
             self.thought = self.count
 
     def _ends(self) -> bool:
-        """Whether the marker ends with the latest token. A marker that is one token is not found in text that
-        looks like it."""
+        """True if the latest token ends the marker. Where the marker is a token, text that looks like it is
+        none."""
         end_ids = self._thinking.end_ids
         if len(end_ids) == 1:
             return self._recent[-1] == end_ids[0]

@@ -189,7 +189,7 @@ class Conversation:
         if self.kept is not None:
             self.files = PrefixFolder(self.folder, 10 * self.kept)
             self.store = PrefixStore(self.model, self.kept, self.files, b"these weights")
-        self.session = Session(self.model, self.features, self.store, self.draw.randint(1, 2))
+        self.session = Session(self.model, self.features, self.store)
 
     def close(self) -> None:
         if self.store is not None:

@@ -801,7 +801,7 @@ def test_a_closed_model_leaves_no_vocabulary_behind():
     checkpoint = open_checkpoint(ROOT / "checkpoints" / "ocelli-shapes")
     checkpoint.forms.constraint(json_grammar({"type": "boolean"}))
     checkpoint.forms.constraint(json_grammar({"type": "integer"}))
-    kept = weakref.ref(checkpoint._constraints)
+    kept = weakref.ref(checkpoint.forms._constraints)
     assert kept() is not None
     del checkpoint
     gc.collect()

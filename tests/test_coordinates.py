@@ -225,6 +225,17 @@ def test_a_long_answer_is_read_once_whatever_it_repeats(name):
 
 
 @pytest.mark.slow
+def test_things_within_other_json_take_no_longer_than_alone():
+    def seconds(text: str) -> float:
+        begin = time.process_time()
+        Pixels(COORDINATES["qwen3-vl"], (64, 48), lines=True).put(text)
+        return time.process_time() - begin
+
+    boxes = '{"bbox_2d": [1, 2, 3, 4]}, ' * 8000
+    assert seconds('{"x": [' + boxes) < 4 * seconds(boxes)
+
+
+@pytest.mark.slow
 def test_what_is_found_in_broken_json_is_what_can_be_decoded():
     """Around it and within it are all ways to begin, to end and to break off."""
     form, random_ = COORDINATES["qwen3-vl"], random.Random(5)

@@ -78,7 +78,7 @@ def rounded_bytes(precision: str, name: str, shape: Sequence[int]) -> int:
 
 
 def has_four_bits(precision: str, name: str) -> bool:
-    """Whether a matrix has, or the eight bits of int8."""
+    """Whether a matrix is stored in four bits; else in the eight of int8."""
     return precision == "int4" and not name.startswith(("vision_model.", "projector."))
 
 
@@ -176,7 +176,7 @@ def put_layers(model: nn.Module, names: Sequence[str], tensor: Tensor, make: Mak
 
 
 def pack_layer(precision: str, layer: Any, names: Sequence[str], first: Any) -> nn.Module:
-    """What stands for a layer in bfloat16 or int8 (a `Make`)."""
+    """The replacement of a layer in bfloat16 or int8: a `Make`, after the precision."""
     dtype, weight, scale = ARITHMETIC[layer.weight.device.type], layer.weight.detach(), None
     columns = weight.shape[1]
     if first is not None:

@@ -92,7 +92,7 @@ def _library_parts(weight_bits: int) -> tuple[str, tuple[str, ...]]:
 
 
 def unsupported(tower) -> str | None:
-    """Why tower.c cannot run this vision tower, or None where it can."""
+    """The reason why tower.c cannot run this vision tower, or None."""
     return _kind_of(tower).NETWORK.unknown(tower) or unreadable(tower)
 
 
@@ -165,8 +165,8 @@ class PatchPanels(PanelLinear):
 
 class FastTower(nn.Module):
     """A `models.vision_transformer.VisionTransformer` in C, without gradients. It takes the tower's layers
-    over: their weights are put into panels, and they multiply with these from then on. Threads that share one
-    take turns.
+    over: their weights are put into panels, and they multiply with these from then on. It serves one thread
+    at a time.
 
     Raises NoCompiler, and ValueError for a tower that it does not support (`unsupported` says why).
     """
@@ -218,7 +218,7 @@ class FastTower(nn.Module):
         block.mlp_scale = self._padded(layer.layer_scale2)
 
     def _describe(self, description: _Tower, tower) -> None:
-        """What only such a tower has."""
+        """Fill in what only this kind of tower has."""
         if tower.class_token is not None:
             first = self.position_embedding.weight[0]
             description.class_row = self._padded(tower.class_token[0] + first)
@@ -238,7 +238,7 @@ class FastTower(nn.Module):
         return self
 
     def __getstate__(self) -> object:
-        """What copying and pickling ask for."""
+        """Refuse copying and pickling."""
         raise TypeError("a vision tower in C can be neither copied nor pickled: load the checkpoint again")
 
     @torch.no_grad()

@@ -33,7 +33,7 @@ from models.checkpoints.load import (
     resolve_tying,
 )
 from models.checkpoints.sources import open_files
-from models.checkpoints.weights import Shape, StoredTensor, StoredTensorOf, check_shapes, rename, shapes_of
+from models.checkpoints.weights import StoredTensor, StoredTensorOf, check_shapes, rename, shapes_of
 from models.config import TextConfig, VisionConfig, VLMConfig
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Backbone:
     optional_prefix: str = ""
 
     def tensor_map(self, stored_names: Collection[str]) -> StoredTensorOf:
-        """Where our tensors lie."""
+        """The place of each of our tensors."""
         prefix = self.optional_prefix
         if any(name.startswith(prefix) for name in stored_names):
             prefix = ""
@@ -123,10 +123,6 @@ class _Tower:
         self.entries = entries_of(self.opened)
         self.tensor_map = self.backbone.tensor_map(self.entries)
 
-    def check(self, expected: dict[str, Shape]) -> None:
-        stored = shapes_of(self.entries)
-        check_shapes(expected, self.tensor_map, stored, self.backbone.ignorable, self.opened.source)
-
 
 def _with_revision(source: str | Path) -> tuple[str | Path, str | None]:
     if isinstance(source, Path) or Path(source).expanduser().is_dir() or "@" not in source:
@@ -191,7 +187,8 @@ def from_backbones(
         for prefix in towers
     }
     for prefix, tower in towers.items():
-        tower.check(parts[prefix])
+        stored_shapes, ignorable = shapes_of(tower.entries), tower.backbone.ignorable
+        check_shapes(parts[prefix], tower.tensor_map, stored_shapes, ignorable, tower.opened.source)
     for prefix, tower in towers.items():
         fill(model, parts[prefix], tower.tensor_map, tower.entries, dtype, device)
     table, head = model.language_model.embed_tokens, model.language_model.lm_head

@@ -80,8 +80,8 @@ def check_is_whole(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a checkpoint came from: the name it was opened by, its folder here, the Hub's commit, and the
-    files that its weights were read from."""
+    """The place that a checkpoint came from: the name it was opened by, its folder here, the Hub's commit,
+    and the files that its weights were read from."""
 
     source: str
     folder: Path
@@ -189,7 +189,7 @@ class Opened:
 
     @property
     def folder(self) -> Path:
-        """Where its files are on this machine."""
+        """The folder of its files on this machine."""
         if (found := next(filter(None, map(self.file, PROCESSOR_FILES)), None)) is None:
             raise CheckpointError(
                 f"{self.files.name} has no files of a processor: expected tokenizer.json and others"

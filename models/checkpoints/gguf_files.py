@@ -21,7 +21,8 @@ class GgufFiles:
     def __init__(
         self, files: Files, source: str | Path, names: Iterable[str], wanted: str = "", text: str = ""
     ):
-        """Of the files with these names: `text`, or the text part of that quantization, and its tower."""
+        """Takes `text`, or the text part of the quantization `wanted`, and its tower, of files of these
+        names."""
         with naming(files.name):
             self.gguf: tuple[str, ...] = choose(names, wanted, text)
         self._files = files

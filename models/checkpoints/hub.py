@@ -97,7 +97,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _why_not(error: BaseException) -> str:
-    """Why there was no connection, in words."""
+    """The reason why there was no connection, in words."""
     words: dict[tuple[type[BaseException], ...], str] = {
         (socket.gaierror,): "no network, or no host of that name",
         (ConnectionRefusedError,): "it refuses connections",
@@ -109,7 +109,7 @@ def _why_not(error: BaseException) -> str:
 
 
 def _unreachable() -> tuple[type[Exception], ...]:
-    """What the client raises where there is no network. We then do not ask again, as it would for 23 s."""
+    """The errors of the client without a network. We do not ask again then; the client would, for 23 s."""
     httpx = client().utils.httpx
     offline = client().errors.OfflineModeIsEnabled
     return (offline, httpx.ConnectError, httpx.TimeoutException, httpx.ProxyError)
@@ -121,8 +121,8 @@ def patience() -> Any:
 
 
 def fetched(fetch: Callable[..., T], *what: Any, **how: Any) -> T:
-    """What a call of the client gives. It is tried once more where the Hub had closed a connection that the
-    client kept open, which the client finds out too late."""
+    """The result of a call of the client, which is tried once more where the Hub had closed a connection that
+    the client kept open, which the client finds out too late."""
     with suppress(client().utils.httpx.RemoteProtocolError):
         return fetch(*what, **how)
     return fetch(*what, **how)
@@ -196,7 +196,7 @@ class Repository:
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
         """`one_sentence`; while the commit is not known, with what may have been meant instead. Whoever names
-        a commit knows the repository, or is a visitor of the page, who is not told what lies here."""
+        a commit knows the repository."""
         try:
             with one_sentence(self.repo, self.revision, what):
                 yield

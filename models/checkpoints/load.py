@@ -133,8 +133,8 @@ def choose_family(config: Mapping, source: str) -> ModuleType:
 
 
 def quantization(config: Mapping) -> str:
-    """What a config.json says of quantized weights (MLX by the second key), such as "quantized (fp8)", else
-    ""."""
+    """The words "quantized (fp8)" or the like for a config.json of quantized weights (MLX has the second
+    key), else ""."""
     stored = section(config, "quantization_config") or section(config, "quantization")
     bits = f"{stored['bits']} bits" if stored.get("bits") else ""
     how = str(stored.get("quant_method") or stored.get("quant_algo") or bits)[:40]
@@ -144,7 +144,7 @@ def quantization(config: Mapping) -> str:
 def resolve_tying(
     claimed: bool, stored_tensor: StoredTensorOf, entries: Mapping[str, Entry], source: str
 ) -> bool:
-    """Whether head and embedding are one tensor, from what the config claims and what is stored.
+    """True if head and embedding are one tensor, by the config and the stored tensors.
 
     Claimed and no head of its own: tied. Claimed and a head that differs: both are kept. Not claimed and
     no head: transformers would put a random one; that is refused here.

@@ -1,4 +1,4 @@
-"""What a checkpoint without config.json or weights has instead, for the sentence that refuses it."""
+"""The ends of sentences that refuse a checkpoint without config.json or weights: what it has instead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def other_weights(names: Iterable[str]) -> str:
 
 
 def config(names: Callable[[], list[str]], folder: Path | None) -> str:
-    """What a checkpoint with files of these names needs beside a config.json; `folder`: where it is here."""
+    """The end of a sentence about a missing config.json. `folder` is that of the checkpoint, if it is
+    local."""
     if folder is None:
         return "a checkpoint needs one beside its weights"
     if (folder / "adapter_config.json").is_file():
@@ -37,7 +38,7 @@ def config(names: Callable[[], list[str]], folder: Path | None) -> str:
 
 
 def weights(names: Callable[[], list[str]], folder: Path | None) -> str:
-    """Which weights a checkpoint with files of these names lacks, and what it has instead."""
+    """The end of a sentence about missing weights: which, and what there is instead."""
     below, others = ("*.incomplete", ".cache/huggingface/download/*.incomplete"), ""
     if folder is not None and any(any(folder.glob(name)) for name in below):
         return f"no {WEIGHTS}: a download was cut short, download it again"

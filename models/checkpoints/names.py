@@ -74,13 +74,13 @@ def table() -> str:
 
 
 def short_names(text: str) -> list[str]:
-    """Those that may have been meant, by themselves or by the name of their repository."""
+    """The short names that a text may mean, by themselves or by the name of their repository."""
     short = {name: name for name in MODELS} | {of.repo: name for name, of in MODELS.items()}
     return sorted({short[name] for name in alike(text, short, same_numbers=True)})
 
 
 def alike(name: str, known: Iterable[str], same_numbers: bool = False) -> list[str]:
-    """Those that may have been meant by a name: called the same but for owner, case and dashes, else with
+    """The known names that a name may mean: called the same but for owner, case and dashes, else with
     more after it, else the nearest. Of published models, those with other numbers are other models."""
 
     def plain(one: str) -> str:

@@ -99,8 +99,8 @@ def write_checkpoint(
 
 
 def written(config: VLMConfig, dtype: str = "float32") -> tuple[dict, StoredTensorOf]:
-    """What saving a model writes: config.json, and where each of our tensors goes. A CheckpointError says why
-    it cannot be saved: a trainer asks before the first step, not after the last."""
+    """The config.json that saving a model writes, and where each of our tensors goes. A CheckpointError says
+    why it cannot be saved: a trainer asks before the first step, not after the last."""
     described = FAMILIES[config.family].write(config, dtype)
     return described, choose_family(described, "config.json").tensor_map((), config)
 
@@ -138,7 +138,7 @@ def stored_tensors(model: Any) -> dict[str, Pending]:
 
 
 def _parts_of(module: nn.Module, prefix: str = "") -> Iterator[Callable[[], dict[str, Tensor]]]:
-    """What gives a module's tensors by name, in as small parts as it has: rearranged ones are copies."""
+    """Functions that give a module's tensors by name, submodule by submodule: rearranged ones are copies."""
 
     def own() -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
@@ -151,7 +151,7 @@ def _parts_of(module: nn.Module, prefix: str = "") -> Iterator[Callable[[], dict
 
 
 def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:
-    """Whether a new checkpoint in a folder replaces this file of the old one."""
+    """True for a file of the old checkpoint in a folder that a new one replaces."""
     return bool(_REPLACED.fullmatch(name) or (with_processor and _PROCESSOR.fullmatch(name)))
 
 
@@ -281,7 +281,7 @@ def _check_processor(processor, config: VLMConfig) -> None:
 
 
 def _write_processor(processor, folder: Path, kind: str, kind_of_images: str) -> None:
-    """What transformers 4.57 and 5 both open as processors of these classes.
+    """Write files that transformers 4.57 and 5 both open as processors of these classes.
 
     v5 alone writes a tokenizer class, a list of extra special tokens and nested image settings that 4.57 does
     not know; the older forms written here are read by both.

@@ -1,4 +1,4 @@
-"""What a checkpoint's weights take, before they are read: tensors by their headers."""
+"""The size of a checkpoint's weights, by the headers of its files; and the parts that they belong to."""
 
 from __future__ import annotations
 

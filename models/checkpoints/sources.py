@@ -53,7 +53,7 @@ def repository(name: str) -> str:
 
 
 def holds_gguf(names: Iterable[str]) -> bool:
-    """Whether a folder or repository with these files is opened by its GGUF files."""
+    """True if a folder or repository with these files is opened by its GGUF files."""
     return any(name.endswith(SUFFIX) for name in names) and not {WEIGHTS, INDEX} & {*names}
 
 

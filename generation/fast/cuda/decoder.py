@@ -38,7 +38,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def unsupported(language_model, rows: int = 1) -> str | None:
-    """Why `TritonDecoder` cannot run this model, or that many rows of it; None where it can."""
+    """The reason why `TritonDecoder` cannot run this model, or that many rows of it; None where it can."""
     if reason := DECODER.unknown(language_model):
         return reason
     config, norm = language_model.config, language_model.norm.weight
@@ -158,7 +158,7 @@ class TritonDecoder:
         self._arrived = new(max(self._kv, config.delta_value_heads), dtype=torch.int32)
 
     def sizes(self, rows: int) -> kernels.Sizes:
-        """What the kernels for that many rows are compiled for."""
+        """The sizes that the kernels for that many rows are compiled for."""
         config = self.model.config
         kind, weights = TYPES[self.model.norm.weight.dtype], self.model.embed_tokens.weight.dtype
         return kernels.Sizes(

@@ -57,12 +57,12 @@ def triton_module() -> Any:
 
 
 def unsupported(language_model) -> str | None:
-    """Why `GraphStep` cannot run this model, or None: its cache has to be one that it knows to move."""
+    """The reason why `GraphStep` cannot run this model, or None. It has to know how to move its cache."""
     return DECODER.unknown(language_model)
 
 
 def no_triton(language_model, rows: int = 1) -> str | None:
-    """Why the Triton kernels cannot run this model, or that many rows of it; None where they can."""
+    """The reason why the Triton kernels cannot run this model, or that many rows of it; or None."""
     module = triton_module()
     return "Triton is not installed" if module is None else module.unsupported(language_model, rows)
 
@@ -232,7 +232,7 @@ class GraphStep(Step):
         self._last: tuple | None = None  # batch, cache and weights of the last call
 
     def decoder(self, rows: int) -> TritonDecoder | None:
-        """What decodes that many rows in Triton; None where the eager step does."""
+        """The Triton decoder of that many rows; None where the eager step decodes them."""
         if rows not in self._reasons:
             self._reasons[rows] = no_triton(self._language_model, rows)
         if self._reasons[rows] is not None:
@@ -243,14 +243,14 @@ class GraphStep(Step):
 
     @property
     def name(self) -> str:
-        """What decodes a single row."""
+        """The name of what decodes a single row."""
         if self.decoder(1) is None:
             return f"CUDA graph of the eager step: {self._reasons[1]}"
         return "CUDA graph of Triton kernels"
 
     @property
     def failure(self) -> str | None:
-        """Why steps run without a graph from some point on, or None."""
+        """The reason why steps run without a graph from some point on, or None."""
         return self.graphs.failure
 
     @torch.no_grad()
@@ -365,7 +365,7 @@ def fixed(kv_cache: KVCache, length: int) -> KVCache:
 
 
 def addresses(language_model) -> list[int]:
-    """Where each of its weights lies, and the frequencies, which a stay on another device makes anew."""
+    """The addresses of its weights, and of the frequencies, which a stay on another device makes anew."""
     frequencies = language_model.inv_freq(language_model.norm.weight.device)
     read = (*language_model.parameters(), *language_model.buffers(), frequencies)
     return [tensor.data_ptr() for tensor in read]

@@ -32,7 +32,7 @@ import triton.language as tl
 
 @dataclass(frozen=True)
 class Sizes:
-    """What kernels are compiled for: the model's sizes, types and parts, and the number of rows."""
+    """The constants of the kernels: the model's sizes, types and layers, and the number of rows."""
 
     D: int  # width of the hidden states
     H: int  # query heads
@@ -182,7 +182,7 @@ def widened(weights, words, S: tl.constexpr):
 def ahead(
     matrix, scale, bias, rows, there, K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr, BIAS: tl.constexpr
 ):
-    """What can be read of some rows of a matrix before there is anything to multiply them with: a tile where
+    """The part of a matrix's rows that is read before there is anything to multiply them with: a tile where
     they are multiplied with one vector, and scale and bias (n, 1)."""
     weights = tl.zeros((1, 1), tl.float32)
     words = tl.zeros((1, 1), tl.int32)
@@ -199,8 +199,8 @@ def ahead(
 
 @triton.jit
 def held(x, norm, count, eps, K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr, NORMED: tl.constexpr):
-    """What is known of x (count, K) before the products: one row is it, normed, (1, BK) float32; of several
-    the factors (MANY, 1) that norm them."""
+    """The part of x (count, K) that is known before the products: one row itself, normed, (1, BK)
+    float32; of several the factors (MANY, 1) that norm them."""
     columns = tl.arange(0, BK)
     if S.ONE:
         weight = tl.full((BK,), 1.0, tl.float32)
@@ -347,7 +347,7 @@ def project(
 
 @triton.jit
 def shares_of(keys, SPLITS: tl.constexpr):
-    """How many of `keys` are a share where they are split into at most SPLITS."""
+    """The number of keys in a share, where `keys` are split into at most SPLITS."""
     return tl.maximum(tl.cdiv(tl.cdiv(keys, SPLITS), CHUNK) * CHUNK, SHARE)
 
 

@@ -38,7 +38,7 @@ class NoCompiler(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """Where compiled libraries are kept: $OCELLI_CACHE, or ocelli/ in your cache folder."""
+    """The folder of compiled libraries: $OCELLI_CACHE, or ocelli/ in your cache folder."""
     if own := os.environ.get("OCELLI_CACHE"):
         return Path(own).absolute()
     shared = os.environ.get("XDG_CACHE_HOME", "")  # by its standard, empty or relative means unset
@@ -124,7 +124,7 @@ def digest_of(library: ctypes.CDLL) -> str:
 
 
 def processor() -> str:
-    """Its model, and what it can do."""
+    """The processor's model and its instruction sets."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -42,7 +42,7 @@ NOTED = 256  # tokens by which second moments are known
 
 
 class Matrix(ctypes.Structure):
-    """What panels.h knows a matrix by."""
+    """A matrix as panels.h has it."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("panels", "scale", "sum", "bias")),
@@ -69,7 +69,7 @@ def _declare_panels(opened: ctypes.CDLL) -> None:
 
 
 def load_panels(weight_bits: int) -> ctypes.CDLL:
-    """What linear.h exports, for one weight type. Raises NoCompiler."""
+    """The functions of linear.h, for one weight type. Raises NoCompiler."""
     return load_library(*library_parts(weight_bits), _declare_panels)
 
 
@@ -141,7 +141,7 @@ class PanelWeight(nn.Module):
 
     @classmethod
     def of(cls, shape: tuple[int, int], **parts: Tensor | None) -> PanelWeight:
-        """One of weight, scale, sum and bias as another had them."""
+        """A layer made of weight, scale, sum and bias as another one had them."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.out_features, made.in_features = shape
@@ -151,17 +151,17 @@ class PanelWeight(nn.Module):
 
     @classmethod
     def sharing(cls, other: PanelWeight) -> PanelWeight:
-        """One with the weights of another, and no bias."""
+        """A layer with the weights of another one, and no bias."""
         parts = {name: getattr(other, name) for name in ("weight", "scale", "sum")}
         return cls.of((other.out_features, other.in_features), **parts)
 
     def _apply(self, fn, recurse: bool = True):
-        """What `.to()`, `.half()` and the like call."""
+        """Called by `.to()`, `.half()` and the like."""
         refuse_change(fn)
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """What `state_dict` calls: float weights are those of the layer that this one stands for."""
+        """Called by `state_dict`: float weights are saved as the layer had them that this one replaced."""
         if not self.weight.is_floating_point():
             super()._save_to_state_dict(destination, prefix, keep_vars)
             return
@@ -180,7 +180,7 @@ class PanelWeight(nn.Module):
         return rows.reshape(-1, units * unit)[: self.out_features, : self.in_features].contiguous()
 
     def rows(self, device: torch.device) -> Tensor:
-        """What is in its panels as rows on a device, without scales of rows: int8, or units of four bits."""
+        """Its weights as rows on a device, without the rows' scales: int8, or units of four bits."""
         if self.weight.dtype != torch.int32:
             return self.unpacked().to(device)
         units = self.weight.to(device).transpose(1, 2).flatten(0, 1)[: self.out_features]
@@ -232,7 +232,7 @@ class PanelEmbedding(PanelWeight):
 def to_panel(
     layer: Any, names: Sequence[str], first: Any, bits: int | None = None, moments: Tensor | None = None
 ) -> PanelWeight:
-    """What stands for a layer in panels (a `Make`). bits, moments: see `PanelWeight`."""
+    """The replacement of a layer in panels: a `Make`. bits, moments: see `PanelWeight`."""
     kind = PanelLinear if isinstance(layer, nn.Linear | PackedLinear) else PanelEmbedding
     bias = getattr(layer, "bias", None)
     if first is not None and bias is None:
@@ -247,7 +247,7 @@ def round_layer(
     first: Any,
     moments: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> nn.Module:
-    """`pack_layer`, and for int4 what stands for a layer in panels: with four bits in the language model
+    """`pack_layer`, and for int4 the replacement of a layer in panels: with four bits in the language model
     (moments: of the inputs of matrices, by name), with eight elsewhere. Raises NoCompiler."""
     if precision != "int4":
         return pack_layer(precision, layer, names, first)
@@ -289,7 +289,7 @@ def to_rows(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def unreadable(network: nn.Module) -> str | None:
-    """Why C cannot read the weights of a network that a `Network` knows, or None."""
+    """The reason why C cannot read the weights of a network that a `Network` knows, or None."""
     devices = {tensor.device.type for tensor in (*network.parameters(), *network.buffers())}
     if devices != {"cpu"}:
         return f"the weights are on {' and '.join(sorted(devices))}"

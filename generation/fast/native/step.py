@@ -88,7 +88,7 @@ def _each(number: int | Tensor, rows: int) -> list[int]:
 
 
 def _positions(lengths: Sequence[int], starts: Sequence[int]) -> list[int]:
-    """Of all tokens, row by row."""
+    """The positions of all tokens, row by row."""
     return [start + step for start, length in zip(starts, lengths) for step in range(length)]
 
 
@@ -106,7 +106,7 @@ def load_step(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
 
 
 def unsupported(language_model) -> str | None:
-    """Why decode.c cannot run this model, or None where it can."""
+    """The reason why decode.c cannot run this model, or None."""
     return DECODER.unknown(language_model) or unreadable(language_model)
 
 
@@ -119,7 +119,7 @@ def is_compiled(language_model) -> bool:
 
 class NativeStep(Step):
     """A step in C. The model's weights are put into panels, which its eager code multiplies with from then
-    on. Threads that share a step take turns.
+    on. A step serves one thread at a time.
 
     Raises NoCompiler, and ValueError for a model that it does not support (`unsupported` says why).
     """
@@ -201,7 +201,7 @@ class NativeStep(Step):
         slot.value_norm = self._norm(delta.norm)
 
     def _norm(self, norm: nn.RMSNorm) -> int:
-        """What it scales by."""
+        """The address of the factors of a norm."""
         around_one = type(norm) is not nn.RMSNorm
         return self._float(1 + norm.weight.float() if around_one else norm.weight)
 
