@@ -48,7 +48,8 @@ from eval.lmms_tasks import (
 )
 from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request
-from inference.answer import answer_text, requests_for
+from inference.answer import answer_text
+from inference.asking import requests_for
 from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint, RequestError
 from inference.grammar import choice_grammar

@@ -74,7 +74,8 @@ from eval.tasks import (
 )
 from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request, Stats
-from inference.answer import read_answer, requests_for, split
+from inference.answer import read_answer, split
+from inference.asking import requests_for
 from inference.batch import open_scheduler
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint, pick_device, pixel_budget
 from inference.conversation import Turn, messages_of

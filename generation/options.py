@@ -98,8 +98,8 @@ class SamplingParams:
 
     @cached_property
     def choice(self) -> SamplingParams:
-        """What chooses a token, but for the random number: all of these without the seed, and without the
-        filters where they have no effect."""
+        """The parameters that affect a token's choice, normalised for comparison: no seed, and no filters
+        where the choice is greedy."""
         known = fields(SamplingParams)
         kept = [
             one.name for one in known if one.name != "seed" and not (self.greedy and one.metadata["of_draws"])

@@ -256,8 +256,8 @@ class Scheduler:
 
     @torch.no_grad()
     def step(self) -> list[NewTokens | RequestOutput]:
-        """Compute prompts, all that wait or one chunk, then a token for each row that decodes. First tokens
-        that nobody else waits beside are told of before the next ones are made."""
+        """Compute prompts, all that wait or one chunk, then a token for each row that decodes. If nothing was
+        decoding, the first tokens are returned before another step runs."""
         others = any(row is not None and row.decodes for row in self._rows)
         self._compute_prompts()
         if others or not self._events:
@@ -443,7 +443,7 @@ class Scheduler:
         return choose(rows, logits)
 
     def _ahead(self, row: Row, sequences: Sequence[Ids]) -> Iterator[Tensor]:
-        """See `generation.score.Ahead`."""
+        """The logits of sequences that might come next in a row: `generation.score.Ahead`."""
         assert isinstance(row, SlotRow), "whatever chooses here has a slot"
         start = row.length + len(row.tokens)
         return look_ahead(self._step, self._cache.kv_cache, row.slot, start, row.prompt.offset, sequences)
@@ -534,8 +534,8 @@ class Scheduler:
             self._report(row)
 
     def _place_of(self, row: SlotRow) -> int:
-        """Where a step writes in a row's slot. One that does not decode, between others that do, gets a token
-        for nothing, in a place that holds nothing yet."""
+        """The position that a step writes in a row's slot. An idle row between active ones is fed a dummy
+        token at its next free position."""
         if row.decodes:
             return row.position
         place = row.position if row.launched else row.start

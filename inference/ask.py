@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     questions = args.questions
     if not (questions or STDIN in names or args.detect or args.point or args.describe):
         questions = read_stdin_questions()
-    from inference.answer import ask_each
+    from inference import answer, draft
 
     locator = None
     if args.json or located(args):
@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
     questions = questions or [DEFAULT_QUESTION]
     checkpoint, options = command.load(args, options)
     command.log_sizes(args, names, images, checkpoint)
-    replies = ask_each(checkpoint, images, questions, options, args.system, draft=args.draft)
+    ask_each = draft.ask_each if args.draft else answer.ask_each
+    replies = ask_each(checkpoint, images, questions, options, args.system)
     for number, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         if number == 0:
             log_defaults(args, question, checkpoint)

@@ -22,7 +22,8 @@ from data.tiles import Visual
 from generation.options import GenerationOptions
 from generation.requests import LazyRequest, Request, RequestOutput
 from generation.scheduler import Scheduler
-from inference.answer import answers_of, encode, requests_for
+from inference.answer import answers_of, encode
+from inference.asking import requests_for
 from inference.batch_files import BatchFiles, Line, passed_on, read_question
 from inference.boxes import located
 from inference.checkpoint import PACKED, Checkpoint, RequestError, pick_device, pixel_budget

@@ -26,10 +26,11 @@ from data.tiles import Sizes, Visual
 from generation.options import GenerationOptions
 from generation.output import TokenStream
 from generation.session import Session
-from inference.answer import Reply, answers_of, draft_of, for_choices, start, wholes
+from inference.answer import answers_of, inputs_of, start
+from inference.asking import for_choices
 from inference.checkpoint import Checkpoint, RequestError
 from inference.coordinates import PixelText
-from inference.draft import Draft, with_seed
+from inference.draft import DraftedReply, wholes, with_seed
 from inference.errors import ContextFullError as ContextFullError
 from inference.thinking import Think
 
@@ -106,14 +107,13 @@ class Conversation:
         checkpoint, before = self.checkpoint, self.before
         tiled = tuple(visual for image in images for visual in self.visuals(image))
         asked = next_turn(checkpoint, self.system, before, tiled, question, options)
-        short, drafted, draft = None, None, draft and not isinstance(options.constraint, Think)
+        draft = draft and not isinstance(options.constraint, Think)
+        asked = replace(asked, options=with_seed(asked.options)) if draft else asked
+        stream, row = start(checkpoint, asked.row, asked.options, self.session), asked.row
+        self._pending = TurnReply(self, asked, began, stream)
         if draft:
             short = encode_short(checkpoint, self.system, before, tiled, question) if tiled else None
-            asked = replace(asked, options=with_seed(asked.options))
-        stream = start(checkpoint, asked.row, asked.options, self.session)
-        if draft:
-            drafted = draft_of(checkpoint, asked.row, short, asked.options, self.session)
-        self._pending = TurnReply(self, asked, began, stream, short, drafted)
+            self._pending.with_draft(inputs_of(checkpoint, row), short, self.session)
         return self._pending
 
     def undo(self) -> Turn:
@@ -138,7 +138,7 @@ class Conversation:
             self._pending.close()
 
 
-class TurnReply(Reply):
+class TurnReply(DraftedReply):
     """The answers to the next question of a conversation.
 
     `close`, leaving a `with`, and whatever is done to the conversation next end the answer. The history then
@@ -152,23 +152,19 @@ class TurnReply(Reply):
         asked: NextTurn,
         began: float,
         stream: TokenStream,
-        short: EncodedConversation | None,
-        drafted: Draft | None,
     ):
         self.turn, self.kept = asked.turn, False
         self._conversation, self._asked = conversation, asked.without_tiles()
         self._result: dict[str, Any] | None = None
         prepare = time.perf_counter() - began
-        super().__init__(
-            conversation.checkpoint, self._asked.row, stream, asked.options, prepare, short, drafted
-        )
+        super().__init__(conversation.checkpoint, self._asked.row, stream, asked.options, prepare)
 
     def pixels(self, lines: bool = True) -> PixelText:
         """See `Checkpoint.pixels`."""
         return self.checkpoint.pixels(self.row, lines)
 
     def draft(self) -> Iterator[str]:
-        """See `Reply.draft`; only where `send` was to let it have one."""
+        """See `DraftedReply.draft`; only where `send` was to let it have one."""
         return super().draft() if self._result is None else iter(())
 
     def __enter__(self) -> TurnReply:

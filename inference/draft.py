@@ -1,9 +1,10 @@
 """A first answer from a small picture of each image, while the images are still to be encoded.
 
-    draft = Draft(session, inputs, short_inputs, options)
-    for token_id in draft:                            # as soon as the small picture is encoded
-        ...
-    for ids in session.generate_stream(**inputs, options=options):    # then the answer
+    for reply in ask_each(checkpoint, [image], ["What is this?"], options):
+        for piece in reply.draft():                   # as soon as the small picture is encoded
+            ...
+        for number, piece in reply:                   # then the answer
+            ...
 
 The two are ordinary requests to the same weights, one after the other. An image that is cut into tiles is
 among them once more, as a whole: the short prompt has that tile only. Where images are never cut, it has the
@@ -17,15 +18,23 @@ that the rest will take, which is estimated from the time that its own first tok
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from data.processor import EncodedConversation, Processor
+from data.tiles import Visual
 from generation.features import FeatureCache, digests_of
 from generation.options import GenerationOptions
+from generation.output import GenerationOutput
 from generation.protocol import VisionLanguage
 from generation.sampling import make_seeds
 from generation.session import Session
+from inference.answer import Reply, answer_text, encode, inputs_of, start, text_of
+from inference.asking import for_choices
+from inference.checkpoint import Checkpoint
+from inference.terminal import GreyText, wrapped
+from inference.thinking import Think
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,110 @@ class Draft:
         """With how many of its tokens this answer begins."""
         most = min(len(self.token_ids), len(answer))
         return next((n for n in range(most) if self.token_ids[n] != answer[n]), most)
+
+
+class DraftedReply(Reply):
+    """A reply that may have a draft.
+
+    drafted: that, None where none was asked for; `short` is its prompt, without tiles.
+    """
+
+    drafted: Draft | None = None
+    short: EncodedConversation | None = None
+
+    def with_draft(
+        self, inputs: Mapping[str, Any], short: EncodedConversation | None, session: Session
+    ) -> DraftedReply:
+        """This reply, with a draft of its answer to the `short` prompt; without one it has no token."""
+        checkpoint, small = self.checkpoint, None
+        options = for_choices(self.options, checkpoint.context - len(self.row.input_ids))
+        options = replace(
+            options, stop_token_ids=checkpoint.stop_token_ids, decode_step=checkpoint.decode_step
+        )
+        if short is not None:
+            small, self.short = inputs_of(checkpoint, short), replace(short, parts=None)
+        self.drafted = Draft(session, inputs, small, options)
+        return self
+
+    def _run(self) -> Generator[tuple[int, str], None, None]:
+        if self.drafted is not None:
+            self.drafted.over = True
+        yield from super()._run()
+
+    def draft(self) -> Iterator[str]:
+        """The pieces of the draft's text, if this is iterated first: "" for a token that completes none; no
+        pieces where no draft helps, or the answer has begun."""
+        if self.drafted is not None and not self.drafted.over:
+            self._times = self._times or [time.perf_counter()]
+            text = text_of(self.checkpoint, self.options)
+            for token_id in self.drafted:
+                yield text.put(token_id)
+            yield text.finish()
+
+    def after_draft(self, grey: GreyText, always: bool = False) -> Iterator[tuple[int, str]]:
+        """What iterating gives, once the draft was made and shown; that goes when the answer comes.
+
+        A draft that cannot be shown is not made, unless `always`. Ctrl-C leaves on the screen what is there.
+        """
+        if grey.possible or always:
+            for piece in wrapped(self.checkpoint.pixels(self.short or self.row).each(self.draft())):
+                grey.put(piece)
+
+        def replacing() -> Iterator[tuple[int, str]]:
+            try:
+                for number, piece in self:
+                    grey.clear()
+                    yield number, piece
+            except Exception:  # an answer that failed leaves no draft
+                grey.clear()
+                raise
+            grey.clear()
+
+        return replacing()
+
+    def describe(self, output: GenerationOutput | None) -> dict[str, Any]:
+        """The fields of `Reply.finish`. Where there was to be a "draft": its text, how many tokens it has and
+        with how many of them the answer begins, seconds of work until the first one and until the last; None
+        if none was made."""
+        if (made := self.drafted) is None:
+            return super().describe(output)
+        made.over = True
+        described = {
+            "text": answer_text(self.checkpoint, made.token_ids, self.options),
+            "tokens": len(made.token_ids),
+            "accepted": made.accepted(self.ids[0]),
+            "first_token_seconds": made.first_token_seconds,
+            "draft_seconds": made.seconds,
+        }
+        return super().describe(output) | {"draft": described if made.token_ids else None}
+
+
+def ask_each(
+    checkpoint: Checkpoint,
+    images: Sequence[Any],
+    questions: Sequence[str],
+    options: GenerationOptions,
+    system: str | None = None,
+) -> Iterator[DraftedReply]:
+    """`inference.answer.ask_each` with drafts, where one helps."""
+    images = [visual for image in images for visual in checkpoint.processor.visuals(image)]
+    session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes)
+    small, options = wholes(checkpoint.processor, images), with_seed(options)
+    for question in questions:
+        began = time.perf_counter()
+        checkpoint.check_images(len(images))
+        row = encode(checkpoint, images, question, system, isinstance(options.constraint, Think))
+        short = encode(checkpoint, small, question, system) if small else None
+        stream, inputs = start(checkpoint, row, options, session), inputs_of(checkpoint, row)
+        reply = DraftedReply(checkpoint, row, stream, options, time.perf_counter() - began)
+        yield reply.with_draft(inputs, short, session)
+
+
+def wholes(processor: Processor, images: Sequence[Visual]) -> list[Visual]:
+    """A small picture of each image; [] if none of them is smaller, or an image has none."""
+    found = [whole for image in images if (whole := processor.images.whole(image)) is not None]
+    smaller = any(whole is not image for whole, image in zip(found, images))
+    return found if smaller and len(found) == len(images) else []
 
 
 def of_draft(options: GenerationOptions) -> GenerationOptions:

@@ -22,7 +22,7 @@ from PIL import Image, ImageChops
 
 from data.images import load_image
 from generation.options import GenerationOptions
-from inference.answer import AnswerText
+from inference.answer import text_of
 from inference.checkpoint import Checkpoint
 
 NAME = "planted"
@@ -154,7 +154,7 @@ class Handler(BaseHTTPRequestHandler):
         output = checkpoint.model.generate_detailed(ids, row.parts, options=options)
         choices = []
         for index, (new, reason) in enumerate(zip(output.rows(), output.stop_reasons, strict=True)):
-            texts = AnswerText(checkpoint)
+            texts = text_of(checkpoint)
             text = "".join(map(texts.put, new)) + texts.finish()
             for stop in asked.get("stop") or []:
                 if stop in text and fault != "stop ignored":

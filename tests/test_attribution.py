@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from generation.options import GenerationOptions
-from inference.answer import ask_each
+from inference import draft
 from inference.attribution import draw, occlusion
 from inference.attribution.attention import AttentionMaps, attention_maps, attention_rows, attention_steps
 from inference.attribution.occlusion import OcclusionMaps, Region, greyed, occlusion_maps, occlusion_steps
@@ -180,7 +180,7 @@ def asked_in_a_conversation(checkpoint, image) -> None:
 
 
 def asked_with_a_draft(checkpoint, image) -> None:
-    next(ask_each(checkpoint, [image], ["how many?"], SHORT, draft=True)).finish()
+    next(draft.ask_each(checkpoint, [image], ["how many?"], SHORT)).finish()
 
 
 @pytest.mark.parametrize("door", [asked_in_a_conversation, asked_with_a_draft])

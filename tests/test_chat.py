@@ -206,7 +206,7 @@ def test_help_names_every_command_and_a_mistake_is_one_sentence_and_the_chat_con
 
 
 def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
-    expected, choose, calls = one(photo, "-q", "how many?"), sampling.draw_each, []
+    expected, choose, calls = one(photo, "-q", "how many?"), sampling.draw, []
 
     def broken(rows, logits):
         calls.append(1)
@@ -214,7 +214,7 @@ def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
             raise NotFiniteError(2) if len(calls) == 3 else MemoryError
         return choose(rows, logits)
 
-    monkeypatch.setattr(sampling, "draw_each", broken)
+    monkeypatch.setattr(sampling, "draw", broken)
     lines = ("why?", "how many?", "/undo", "/undo", "/undo")
     status, out, err = talk(*lines, arguments=(photo,))
     assert status == 2 and len(err) == 4 and "not finite" in err[0]
@@ -227,7 +227,7 @@ def test_ctrl_c_ends_what_comes_from_a_pipe(talk, monkeypatch):
     def interrupted(rows, logits):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sampling, "draw_each", interrupted)
+    monkeypatch.setattr(sampling, "draw", interrupted)
     status, _, err = talk("how many?", "why?")
     assert status == 130 and err[-1] == "generate.py: interrupted"
 

@@ -20,7 +20,8 @@ from generation.options import GenerationOptions, NotFiniteError
 from generation.requests import Request, RequestOutput
 from generation.scheduler import Scheduler
 from generation.score import Choices
-from inference.answer import ask, encode, requests_for
+from inference.answer import ask, encode
+from inference.asking import requests_for
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
 from inference.errors import RequestError

@@ -19,7 +19,7 @@ from data.errors import ImageError
 from generation import kv_cache as kv
 from generation.options import GenerationOptions
 from generation.scheduler import Scheduler
-from inference.answer import AnswerText, ask
+from inference.answer import ask, text_of
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.constraint import Constraints
@@ -581,7 +581,7 @@ def test_nothing_of_a_stop_string_is_shown(checkpoint):
     """Whatever the tokens are that it begins and ends in, and however often its beginning comes before."""
     reply = ask(checkpoint, [IMAGES[0]], QUESTIONS[1], GenerationOptions(max_new_tokens=64))
     ids = reply.finish()["token_ids"][0]
-    plain = AnswerText(checkpoint)
+    plain = text_of(checkpoint)
     text = "".join(map(plain.put, ids)) + plain.finish()
     rng = random.Random(0)
     for _ in range(100):
@@ -605,7 +605,7 @@ def test_nothing_of_a_stop_string_is_shown(checkpoint):
             got, told = got + piece.text, told + piece.token_ids
         assert shown.stopped and got == text[: text.index(stop)]
         assert told == ids[: len(told)]  # and no token that came after the text
-        whole = AnswerText(checkpoint)
+        whole = text_of(checkpoint)
         lengths = [0, *itertools.accumulate(len(whole.put(token)) for token in told)]
         assert lengths[-1] >= len(got) and lengths[-2 if told else 0] <= max(0, len(got) - 1)
 

@@ -32,11 +32,11 @@ from generation.features import FeatureCache
 from generation.options import GenerationOptions
 from generation.requests import Request
 from generation.session import Session
-from inference.answer import wholes
 from inference.attribution import occlusion
 from inference.attribution.attention import attention_maps
 from inference.attribution.occlusion import greyed, occlusion_maps
 from inference.checkpoint import CPU_PIXELS, open_checkpoint
+from inference.draft import wholes
 from models import VisionLanguageModel
 from models.checkpoints.load import empty_model, meta_init, parameter_shapes
 from models.checkpoints.weights import check_shapes

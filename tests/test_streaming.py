@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from data.processor import Processor
-from inference.answer import TextStream
+from inference.answer_text import TextStream
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 import generate
-from inference.answer import AnswerText, Reply
+from inference.answer_text import AnswerText
 from inference.boxes import Locator
 from inference.coordinates import PixelText
+from inference.draft import DraftedReply
 from inference.flags import log
 from inference.results import to_json
 from inference.terminal import GreyText, wrapped
@@ -91,7 +92,7 @@ def test_no_word_of_a_draft_is_cut_either(show, monkeypatch):
     shown, text = show(), TEXTS["words"][:100]
     checkpoint = SimpleNamespace(pixels=lambda row: PixelText(None, None))
     reply = SimpleNamespace(draft=lambda: iter(text), checkpoint=checkpoint, short=None, row=None)
-    Reply.after_draft(reply, GreyText())
+    DraftedReply.after_draft(reply, GreyText())
     lines = re.sub(r"\x1b\[\d*m", "", shown.getvalue()).split("\n")
     assert len(lines) == 3 and max(map(len, lines)) <= 40
     assert [word for line in lines for word in line.split()] == text.split()

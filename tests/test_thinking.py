@@ -30,7 +30,8 @@ from generation.sampling import Row, choose
 from generation.scheduler import Scheduler
 from generation.score import decide
 from generation.steps import Step
-from inference.answer import AnswerText, answer_text, answers_of, ask, encode, requests_for
+from inference.answer import answer_text, answers_of, ask, encode, text_of
+from inference.asking import requests_for
 from inference.checkpoint import Checkpoint, Fast, open_checkpoint
 from inference.conversation import Conversation
 from inference.errors import ContextFullError
@@ -238,7 +239,7 @@ def test_pieces_joined_are_the_whole_however_markers_are_cut(opened):
         if rng.random() < 0.5:
             ids = [*ids, checkpoint.stop_token_ids[0]]
         options = GenerationOptions(constraint=Think() if asked else None)
-        reader, thoughts, said = AnswerText(checkpoint, options), list[str](), list[str]()
+        reader, thoughts, said = text_of(checkpoint, options), list[str](), list[str]()
         for token_id in ids:
             said.append(reader.put(token_id))
             thoughts.append(reader.thought())
@@ -317,7 +318,7 @@ def test_thoughts_that_nobody_asked_for_are_in_no_answer(checkpoint, said):
     assert result["answers"] == [answer] and result.get("thinking", [""]) == [thought]
     whole = checkpoint.processor.tokenizer.decode(result["token_ids"][0], skip_special_tokens=True)
     assert whole.strip() == answer
-    text = AnswerText(checkpoint)
+    text = text_of(checkpoint)
     streamed = "".join(map(text.put, ids)) + text.finish()
     assert streamed.endswith(answer) and thinking.end not in streamed and thinking.begin not in streamed
 
@@ -337,7 +338,7 @@ def test_a_special_token_begins_a_block_after_words_too(opened, said, thought, a
     ids = ids_of(checkpoint, said.replace("BEGIN", thinking.begin).replace("END", thinking.end))
     result = answers_of(checkpoint, encode(checkpoint, [], QUESTION), [ids], GenerationOptions())
     assert result["answers"] == [answer] and result.get("thinking", [""]) == [thought]
-    text = AnswerText(checkpoint)
+    text = text_of(checkpoint)
     streamed = "".join(map(text.put, ids)) + text.finish()
     assert streamed.endswith(answer) and "hmm" not in streamed and "thought" not in streamed
     assert opened["qwen"].thinking.begin_id is None

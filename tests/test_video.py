@@ -44,8 +44,9 @@ from families.qwen_videos import QwenVideos
 from generation.features import FeatureCache
 from generation.options import GenerationOptions
 from generation.session import Session
-from inference.answer import answer_text, ask_each, requests_for
+from inference.answer import answer_text, ask_each
 from inference.answer import encode as encode_question
+from inference.asking import requests_for
 from inference.batch import open_scheduler
 from inference.checkpoint import open_checkpoint
 from inference.command import DEFAULT_MODEL

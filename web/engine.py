@@ -47,7 +47,8 @@ from generation.options import GenerationOptions
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
 from generation.scheduler import Scheduler
-from inference.answer import AnswerText, requests_for
+from inference.answer import text_of
+from inference.asking import requests_for
 from inference.calls import CallPiece, begun
 from inference.checkpoint import Checkpoint
 from inference.conversation import ContextFullError
@@ -272,7 +273,7 @@ class _Text:
     """The text of one answer up to a stop string, which may begin in one token and end in another."""
 
     def __init__(self, checkpoint: Checkpoint, options: GenerationOptions, stop: tuple[str, ...]):
-        self._text, self._stop, self.stopped = AnswerText(checkpoint, options), stop, False
+        self._text, self._stop, self.stopped = text_of(checkpoint, options), stop, False
         self._held, self._length = "", 0  # text that is not shown yet; of all text that is
         self._tokens = deque[tuple[int, int, TokenLogprobs | None]]()  # where each begins that is not shown
 

@@ -18,7 +18,8 @@ from torch.nn.functional import pad
 
 from data.images import load_image
 from data.tiles import Cell, Parts, Visual
-from inference.answer import TextStream, encode
+from inference.answer import encode
+from inference.answer_text import TextStream
 from inference.checkpoint import Checkpoint, RequestError
 from models.language_model import At, DecoderBlock, LanguageModel, rope_tables
 
