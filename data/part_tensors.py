@@ -62,7 +62,7 @@ def _joined(parts: Sequence[Part], pinned: bool = False) -> tuple[Tensor, Tensor
     return coded, codes, others, values.copy_(found[0]) if found else values
 
 
-def packed(parts: Sequence[Part]) -> tuple[list[Shape], Any, Any, Any, Any]:
+def packed(parts: Sequence[Part]) -> tuple[Any, ...]:
     """What `unpacked` makes the parts of. Between processes tensors go through shared memory. Containers
     often have 64 MB of it, and whoever writes more is killed: where it is short, arrays go through the pipe,
     which is slower."""

@@ -179,9 +179,9 @@ class Processor:
                     images.budget = min(images.budget, max_pixels)
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
-                said, order = opened.generation_config, read_image_order(opened)
-                forms = coordinates_of(described, said)
-                return cls(images, tokenizer, template, config, limits, order, forms, said)
+                generation, order = opened.generation_config, read_image_order(opened)
+                forms = coordinates_of(described, generation)
+                return cls(images, tokenizer, template, config, limits, order, forms, generation)
         except ProcessorError:
             raise
         except CheckpointError as error:  # which names the file

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -64,7 +63,10 @@ def clip_of_file(source: Path | bytes, container: str, limits: ImageLimits, name
     """A file, or the bytes of one, in the format that FFmpeg calls `container`."""
     if isinstance(source, Path) and (size := source.stat().st_size) > MOST_BYTES:
         raise ImageError(f"{name}: expected at most {MOST_BYTES:,} bytes, got {size:,}")
-    open_file = partial(source.open, "rb") if isinstance(source, Path) else partial(io.BytesIO, source)
+
+    def open_file() -> BinaryIO:
+        return source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
+
     with _decoder(open_file, container, name) as (opened, stream):
         rate = float(stream.average_rate or stream.guessed_rate or UNKNOWN_RATE)
         if not (count := stream.frames):  # as in Matroska; a packet is a frame
