@@ -184,7 +184,9 @@ def said(stream: str) -> str:
 @pytest.mark.slow(but=1)
 @PROTOCOLS
 def test_a_stream_is_never_silent_from_its_first_moment_on(here, monkeypatch, pinging, path):
-    expected = here.send("POST", path, json=BODIES[path](stream=True)).text.replace(": ping\n\n", "")
+    # The second time, so that as much of the prompt is kept as for the third.
+    for _ in range(2):
+        expected = here.send("POST", path, json=BODIES[path](stream=True)).text.replace(": ping\n\n", "")
     with held_up(monkeypatch) as gate, streaming(here, path) as answer:
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
         pieces, text = answer.iter_text(), ""
