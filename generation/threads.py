@@ -110,6 +110,8 @@ class Threads:
         self.most = 0  # threads that anything works on; 0: nobody has asked yet
         self._fewer, self._until, self._pause = 1, 0.0, 0.0  # threads in a pause, its end, its seconds
         self._team = fork_safe_lock()  # one pass at a time has several threads
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.begin_fork)
         self._forked = False
 
     def limit(self, threads: int | None = None) -> int:
@@ -177,5 +179,3 @@ class Threads:
 
 _shared = Threads()
 limit_threads, run_pass, eager_pass = _shared.limit, _shared.run, _shared.eager
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_shared.begin_fork)

@@ -235,6 +235,9 @@ class NativeStep(Step):
     def _logits(self, token_ids, kv_cache: KVCache, starts: Sequence[int], offsets: Sequence[int]) -> Tensor:
         """Ids of each row, which it has from its start on -> (T, V) of all tokens, row by row."""
         lengths, ids = list(map(len, token_ids)), [one for own in token_ids for one in own]
+        if not len(lengths) == len(starts) == len(offsets):
+            got = f"{len(lengths)} rows, {len(starts)} starts and {len(offsets)} offsets"
+            raise ValueError(f"starts, offsets: expected one of each for a row, got {got}")
         places = _positions(lengths, list(map(add, starts, offsets))) if any(offsets) else None
         return self._run(ids, lengths, list(starts), range(len(ids)), kv_cache, places)
 
