@@ -152,7 +152,7 @@ def run(settings: argparse.Namespace, last_port: int | None = None, browser: boo
     try:
         server, listening = start(settings, last_port)
         url = address(settings.host, listening.getsockname()[1])
-        print(f"serve.py: {url} is the page, {url}v1 is for programs (press Ctrl-C to stop)", file=sys.stderr)
+        print(f"serve.py: {url}v1 for programs, {url} for people (press Ctrl-C to stop)", file=sys.stderr)
         if browser:
             webbrowser.open(url)
         server.run([listening])

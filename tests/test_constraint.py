@@ -348,6 +348,7 @@ def test_the_embedded_model_counts(embedded, monkeypatch):
     """Alone, compiled, in a batch and one token at a time: the number that it says without a form; and it is
     as sure of the bracket as it was of its end. It writes the JSON itself here."""
     monkeypatch.delitem(embedded.model.generation_config, "json")
+    embedded = replace(embedded)  # whose forms are made now
     images, question = [ROOT / "assets/cup.png"], "How many shapes are there?"
     constraint = embedded.forms.constraint(json_grammar(ANY))
     options = GenerationOptions(constraint=constraint, confidence=True)
