@@ -1222,6 +1222,8 @@ def test_make_serve(process):
     server, url = process(command=["make", "--no-print-directory", "serve"])
     answer = httpx.post(f"{url}/chat/completions", json=body(), timeout=PATIENCE, trust_env=False)
     assert answer.json()["choices"][0]["message"]["content"] == "blue"
+    for path in ("", "page/page.js", "page/example.png"):
+        assert httpx.get(url.removesuffix("v1") + path, trust_env=False).status_code == 200
     os.killpg(server.pid, signal.SIGINT)
     _, rest = server.communicate(timeout=PATIENCE)
     assert server.returncode in (0, -signal.SIGINT) and "Traceback" not in rest
