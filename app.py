@@ -20,9 +20,10 @@ FIRST_PORT, PORTS = 7860, 100
 def main(arguments: list[str] | None = None) -> int:
     parser = serve.build_parser()
     parser.prog, parser.description = "app.py", __doc__
-    parser.set_defaults(port=FIRST_PORT)
+    parser.set_defaults(port=None)
     settings = parser.parse_args(arguments)
-    last = FIRST_PORT + PORTS - 1 if settings.port == FIRST_PORT else None
+    last = None if settings.port else FIRST_PORT + PORTS - 1
+    settings.port = settings.port or FIRST_PORT
     screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     return serve.run(settings, last, browser=screen and sys.stdout.isatty())
 

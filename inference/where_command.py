@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from data.errors import ImageError
 from inference import command, flags, printing
 from inference.attribution import METHODS, wrong_sheet
 from inference.command import log
@@ -20,11 +21,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     method += "answer less likely"
     parser.add_argument("--method", choices=METHODS, default=METHODS[0], help=method)
     args = command.parse_words(parser, arguments)
-    sheet, shown = wrong_sheet(args.out), [name for name in args.images if name != STDIN]
+    sheet = wrong_sheet(args.out)
     command.refuse(
         parser,
         "--think: the words of an answer without it are drawn" * bool(args.think or args.think_tokens),
-        "expected an image and one question" * (not shown or len(args.questions) != 1),
+        args.no_image and "--no-image: expected an image to look at",
+        "-: stdin holds one image" * (args.images.count(STDIN) > 1),
+        "expected an image and one question" * (not args.images or len(args.questions) != 1),
         sheet and f"--out: {sheet}",
     )
     return args
@@ -35,13 +38,17 @@ def run(args: argparse.Namespace) -> int:
     flags.check_model(args.model, args.revision)
     options = command.generation_options(args, confidence=False)
     images, (question,) = command.open_images(args.images), args.questions
+    from data.video import Clip
     from inference.answer import ask_each
     from inference.attribution import attention, draw
 
+    if clips := [one.name for one in images if isinstance(one, Clip)]:
+        raise ImageError(f"where: expected images, got the video {clips[0]}")
     checkpoint, options = command.load(args, options)
     command.log_sizes(args, args.images, images, checkpoint)
     command.log_unused(args)
-    attention.check_attention(checkpoint)
+    if args.method == "attention":
+        attention.check_attention(checkpoint)
     # The map is made from the features that the answer was.
     (reply,) = ask_each(checkpoint, images, args.questions, options, args.system, keep=True)
     printing.say(checkpoint.pixels(reply.row, not args.grammar, None).each(piece for _, piece in reply))

@@ -259,6 +259,8 @@ class Api:
         self.names, self.created = model_ids(engine.models.names), int(time.time())
         self.images, self.room = Images(limits, engine.limits.image), Room(limits.max_held)
         self.store = responses.Store()
+        # Of attribution one at a time: what waits has its body alone, and no image decoded.
+        self.looking, self.all_looking = Turns(1), asyncio.Semaphore(1)
 
     def listed(self, name: str) -> dict[str, Any]:
         """A model as the protocol lists it. Raises Refused for one that is not here."""
@@ -389,11 +391,14 @@ async def attribution_maps(request: Request, api: Shared, record: Logged, body: 
     value = read_object(body)
     method = attribution.read_method(value)
     asked, _ = check_request(value, api.engine.limits.max_new_tokens)
-    record.model = api.listed(asked.model)["id"]
-    messages, client = await opened(request, api, asked, record), client_of(request.scope)
-    prepare = partial(attribution.prepare, messages, method)
-    record.tickets.append(api.engine.submit(EngineRequest(api.names[asked.model], prepare, 1, client=client)))
-    return JSONResponse(await attribution.drawn(record.tickets[-1], attribution.question_of(messages)))
+    record.model, client = api.listed(asked.model)["id"], client_of(request.scope)
+    turn = api.looking.of(client)  # by name: it goes with the last who waits for it
+    async with turn, api.all_looking:
+        messages = await opened(request, api, asked, record)
+        prepare = partial(attribution.prepare, messages, method)
+        question = EngineRequest(api.names[asked.model], prepare, 1, client=client)
+        record.tickets.append(api.engine.submit(question))
+        return JSONResponse(await attribution.drawn(record.tickets[-1], attribution.question_of(messages)))
 
 
 async def asked_chat(

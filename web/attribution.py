@@ -58,7 +58,10 @@ def prepare(messages: list[Message], method: str, checkpoint: Checkpoint) -> Pre
     question = question_of(messages)
     if len(messages) > 1 or not sources or len(messages[0].parts) > len(sources) + 1 or not question.strip():
         raise ImageError("messages: expected one message, of images and a question")
-    check_attention(checkpoint)
+    if method == "occlusion" and len(sources) > 1:
+        raise ImageError("messages: expected one image, as its windows are greyed one after another")
+    if method == "attention":
+        check_attention(checkpoint)
     limits = replace(OF_STRANGERS, max_bytes=ImageLimits.max_bytes, max_pixels=ImageLimits.max_pixels)
     images = [load_image(source, limits) for source in sources]
     tiled = [one for image in images for one in checkpoint.processor.visuals(image)]

@@ -30,7 +30,7 @@ const newKey = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (one
 let model = "", about = { questions: {} };
 let turns = []; // {images, question, asked (in the model's words), text, thought, boxes, points, figures, ended, where}
 let files = []; // pictures of the next question: {blob, name, video, width, height}
-let example = 0, running = null, key = "";
+let example = 0, running = null, key = "", kept = false; // kept: settings of this tab
 
 // ------------------------------------------------------------------------------------------------ the server
 const address = (path) => $("server").value.trim().replace(/\/+(v1\/*)?$/, "") + path;
@@ -56,6 +56,7 @@ async function connect() {
 		const [first] = (await (await send("/v1/models")).json()).data;
 		model = first.id;
 		about = { questions: {}, ...first.ocelli };
+		if (!turns.length && !kept) $("remember").checked = !about.single_turn;
 		$("about").textContent = $("about").title = about.introduction || model;
 		$("can-think").hidden = !about.thinks;
 		for (const button of document.querySelectorAll(".quick [data-kind]"))
@@ -99,8 +100,9 @@ const imagesOf = (turn) => turns.slice(0, turns.indexOf(turn) + 1).findLast((one
 
 async function messagesOf(turn) {
 	if (!$("remember").checked) return [await userMessage(imagesOf(turn), turn.asked)];
-	const said = [];
-	for (const one of turns.slice(0, turns.indexOf(turn) + 1)) {
+	// A new picture begins anew: earlier ones would be counted among those that are asked about.
+	const before = turns.slice(0, turns.indexOf(turn) + 1), said = [];
+	for (const one of before.slice(Math.max(0, before.findLastIndex((one) => one.images.length)))) {
 		said.push(await userMessage(one.images, one.asked));
 		if (one !== turn) said.push({ role: "assistant", content: one.text });
 	}
@@ -109,16 +111,24 @@ async function messagesOf(turn) {
 
 async function ask(question, asked = question) {
 	if (running || !question.trim()) return;
+	const stop = running = new AbortController();
+	await adding; // pictures that were chosen just before
 	const taken = files;
-	const images = taken.length || turns.length ? taken : [await exampleImage()];
+	let images = taken;
+	try {
+		if (!taken.length && !turns.length) images = [await exampleImage()];
+	} catch {
+		running = null;
+		return say("The server cannot be reached: try again in a moment.");
+	}
 	const turn = { images, question: question.trim(), asked: asked.trim(), text: "", thought: "" };
 	files = [];
 	turns.push(turn);
 	$("question").value = "";
 	say("");
 	show();
+	save();
 	turn.node.scrollIntoView({ block: "end" });
-	running = new AbortController();
 	busy(true);
 	const began = performance.now(), logs = [];
 	try {
@@ -129,7 +139,7 @@ async function ask(question, asked = question) {
 		if ($("seed").value) body.seed = Number($("seed").value);
 		if (about.thinks) body.chat_template_kwargs = { enable_thinking: $("think").checked };
 		turn.figures = {};
-		for await (const chunk of events(await send("/v1/chat/completions", body, running.signal))) {
+		for await (const chunk of events(await send("/v1/chat/completions", body, stop.signal))) {
 			if (chunk.error) throw new Error(chunk.error.message);
 			if (chunk.usage) turn.figures.usage = chunk.usage;
 			for (const { delta, finish_reason, logprobs } of chunk.choices ?? []) {
@@ -146,9 +156,9 @@ async function ask(question, asked = question) {
 		turn.ended = "stopped";
 		if (error.name !== "AbortError") say(error.message);
 		if (!turn.text) { // the question comes back
-			turns.pop();
-			files = taken;
-			$("question").value = question;
+			turns = turns.filter((one) => one !== turn);
+			files = [...taken, ...files];
+			$("question").value ||= question;
 		}
 	}
 	running = null;
@@ -165,7 +175,9 @@ async function whereItLooked(turn, button) {
 	button.textContent = "Looking …";
 	try {
 		const body = { model, messages: [await userMessage(imagesOf(turn), turn.asked)] };
-		turn.where = (await (await send("/v1/attribution", body)).json()).image;
+		const found = await (await send("/v1/attribution", body)).json();
+		turn.where = found.image;
+		if (found.answer.trim() !== turn.text.trim()) say("The map is of this question asked alone, without sampling.");
 		save();
 	} catch (error) {
 		say(error.message);
@@ -205,11 +217,15 @@ async function read(file) {
 	return { blob, name: file.name, width, height };
 }
 
-async function add(list) {
+let adding = Promise.resolve();
+const add = (list) => (adding = adding.then(() => addAll(list)));
+
+async function addAll(list) {
 	const wrong = [];
 	for (const file of list) {
 		try {
-			files.push(await read(file));
+			const image = await read(file);
+			files.push(image);
 		} catch (error) {
 			wrong.push(error.message);
 		}
@@ -337,7 +353,7 @@ function under(turn) {
 	}
 	const button = (text, act) => make("button", { type: "button", textContent: text, onclick: act, disabled: running !== null });
 	line.append(figures, button("Copy", () => navigator.clipboard?.writeText(turn.text)));
-	if (turn === turns.at(-1)) line.append(button("Retry", () => { undo(); ask(turn.question, turn.asked); }));
+	if (turn === turns.at(-1)) line.append(button("Retry", () => retry(turn)));
 	if (imagesOf(turn).length && !turn.where && !imagesOf(turn).some((one) => one.video)) {
 		const where = button("Where did it look?", () => whereItLooked(turn, where));
 		line.append(where);
@@ -348,9 +364,23 @@ function under(turn) {
 // ------------------------------------------------------------------------------------------- what is clicked
 function undo() {
 	const turn = turns.pop();
-	files = turn.images;
-	$("question").value = turn.question;
+	files = [...turn.images, ...files];
+	$("question").value ||= turn.question;
 	say("");
+	show();
+	save();
+}
+
+// The last question once more; where it fails, its answer is back.
+async function retry(turn) {
+	const later = files, typed = $("question").value;
+	turns.pop();
+	files = turn.images;
+	const count = turns.length;
+	await ask(turn.question, turn.asked);
+	if (turns.length === count) turns.push(turn);
+	files = later;
+	$("question").value = typed;
 	show();
 	save();
 }
@@ -370,7 +400,7 @@ function quick(kind) {
 	if (kind === "describe") return ask("Describe the picture.");
 	if (kind === "count") return ask(`How many ${thing || "objects"} are there?`);
 	const verb = kind === "point" ? "Point to" : "Find";
-	if (thing) return ask(`${verb} ${thing}`, about.questions[kind].replace("{thing}", thing));
+	if (thing) return ask(`${verb} ${thing}`, about.questions[kind]?.replaceAll("{thing}", () => thing));
 	say(`${verb} what? Type its name, then press the button again.`);
 	$("question").focus();
 }
@@ -401,12 +431,16 @@ async function restore() {
 	for (const talk of all) if (talk.at < Date.now() - KEPT_DAYS * 86_400_000) talks.delete(talk.id);
 	const mine = all.find((talk) => talk.id === key);
 	turns = mine?.turns ?? [];
+	for (const turn of turns) turn.ended ??= "stopped"; // the page was closed while it was answered
 	for (const [id, value] of Object.entries(mine?.settings ?? {})) $(id)[typeof value === "boolean" ? "checked" : "value"] = value;
 	// A tab that was duplicated has the key of the first one: from here on it has a copy of its own.
 	const tabs = new BroadcastChannel("ocelli"), me = newKey();
 	tabs.onmessage = ({ data }) => {
 		if (data.key === key && data.to === undefined) tabs.postMessage({ to: data.from, key });
-		if (data.to === me && data.key === key) key = sessionStorage.ocelli = newKey();
+		if (data.to === me && data.key === key) {
+			key = sessionStorage.ocelli = newKey();
+			save();
+		}
 	};
 	tabs.postMessage({ from: me, key });
 	return mine;
@@ -436,14 +470,22 @@ document.onpaste = (event) => {
 	const pasted = [...event.clipboardData.files];
 	if (pasted.length && !event.clipboardData.getData("text/plain")) { event.preventDefault(); add(pasted); }
 };
-document.ondragover = (event) => { event.preventDefault(); $("drop").hidden = !event.dataTransfer.types.includes("Files"); };
+document.ondragover = (event) => {
+	if (!event.dataTransfer.types.includes("Files")) return;
+	event.preventDefault();
+	$("drop").hidden = false;
+};
 document.ondragleave = (event) => { if (!event.relatedTarget) $("drop").hidden = true; };
-document.ondrop = (event) => { event.preventDefault(); $("drop").hidden = true; if (event.dataTransfer.files.length) add([...event.dataTransfer.files]); };
+document.ondrop = (event) => {
+	$("drop").hidden = true;
+	if (!event.dataTransfer.files.length) return;
+	event.preventDefault();
+	add([...event.dataTransfer.files]);
+};
 
 (async () => {
-	const before = await restore();
+	kept = Boolean((await restore())?.settings);
 	$("warm").value = $("temperature").value;
 	show();
 	await connect();
-	if (!before?.turns.length) $("remember").checked = !about.single_turn;
 })();
