@@ -40,11 +40,9 @@ import traceback
 from importlib import import_module
 
 from inference import ask
-from inference.command import log
+from inference.command import COMMANDS, log
 from inference.errors import user_errors, user_message
 from messages import for_terminal
-
-COMMANDS = ("chat", "batch", "where")  # beside `ask`, which needs no name
 
 
 def answer(arguments: list[str]) -> int:

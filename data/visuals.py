@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +61,6 @@ def open_video(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
         kinds = "MP4, QuickTime, WebM, Matroska, AVI, an animated GIF, WebP or PNG, or a folder of images"
         raise ImageError(f"{name}: expected a video ({kinds}), got something else")
     return clip
-
-
-def is_video(data: bytes, limits: ImageLimits, name: str, rest: Callable[[], bytes] = bytes) -> bool:
-    """Whether `open_visual` would make a Clip of these bytes, without a look at more than a frame of them.
-    Those that follow the first HEAD may be the `rest`, which is read where they have to tell. Raises
-    ImageError for an animation that cannot be opened."""
-    if container_of(data[:HEAD]) is not None:
-        return True
-    return _ANIMATED.match(data) is not None and moves(data + rest(), limits, name)
 
 
 def clip_of(source: Any, limits: ImageLimits, name: str) -> Any:

@@ -39,21 +39,18 @@ def parser(description: str) -> Parser:
 def parse(arguments: list[str], description: str) -> argparse.Namespace:
     own = parser(description)
     args = command.parse_words(own, arguments)
+    command.refuse_several(own, args)
     several, things = {"--num-answers": args.num_answers > 1}, {"--draft": args.draft}
     compiled = {"--compile on": args.compile == "on", "--lookup on": args.lookup == "on"}
     sheet = args.show_boxes and wrong_sheet(args.show_boxes)
     things |= several | {"--no-image": args.no_image}
     command.refuse(
         own,
-        args.no_image and command.apart("--no-image", {"IMAGE": args.images}),
         located(args) and command.apart("a box or a point", things),
         args.draft
         and command.apart("--draft", several | {"--think": args.think, "--no-cache": not args.cache}),
         None if args.cache else command.apart("--no-cache", compiled | {"--prefix-cache": args.prefix_cache}),
         "--logprobs: expected with --json" * (args.logprobs is not None and not args.json),
-        "--pick: expected with --num-answers" * bool(args.pick and args.num_answers == 1),
-        "--think-tokens: expected with --think" * bool(args.think_tokens and not args.think),
-        "" if all(map(str.strip, args.detect + args.point)) else "--detect, --point: expected a name, got ''",
         "-: stdin holds one image" * (args.images.count(STDIN) > 1),
         sheet and f"--show-boxes: {sheet}",
     )

@@ -44,6 +44,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     part = "answer the Kth of N parts of the questions, for N machines; together they are one run"
     add("--shard", type=shard, metavar="K/N", help=part)
     args = parser.parse_intermixed_args(arguments)
+    command.refuse_several(parser, args)
     if message := _wrong(args):
         parser.error(message)
     return args
@@ -58,15 +59,11 @@ def _wrong(args: argparse.Namespace) -> str | None:
     if not args.batch:
         return "expected a FILE.jsonl, a folder or images, got a question only"
     args.questions = [*asked, *args.questions]
-    if not all(map(str.strip, args.questions + args.detect + args.point)):
-        return "-q, --detect, --point: expected a text, got an empty one"
+    if not all(map(str.strip, args.questions)):
+        return "-q: expected a question, got ''"
     things = args.detect or args.point or args.describe
     if things and args.num_answers > 1:
         return "--detect, --point and --describe cannot be combined with --num-answers"
-    if args.pick and args.num_answers == 1:
-        return "--pick: expected with --num-answers"
-    if args.think_tokens and not args.think:
-        return "--think-tokens: expected with --think"
     images = are_images(args.batch, bool(args.questions or things))
     if images and not (args.questions or things):
         return f"{args.batch[0]}: expected -q TEXT, a question about each image, or one FILE.jsonl alone"

@@ -17,7 +17,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     args = command.parse_words(parser, arguments)
     command.refuse(
         parser,
-        args.no_image and command.apart("--no-image", {"IMAGE": args.images}),
         args.think and command.apart("--think", {"--draft": args.draft}),
         "-: stdin holds the lines of the chat" * (STDIN in args.images),
     )

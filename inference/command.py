@@ -24,6 +24,7 @@ from messages import counted
 from models.checkpoints.names import PHOTOGRAPHS
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = ("chat", "batch", "where")  # beside `ask`, which needs no name
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 EXAMPLE_IMAGE = ROOT / "assets" / "example.png"
 # The names in data.boxes, whose import takes as long as all of this file.
@@ -54,7 +55,8 @@ def choices(text: str) -> str:
 def command_parser(name: str, description: str) -> Parser:
     """A command's parser with the options that all commands have; `name` is "" for `ask`."""
     parser = Parser(prog=f"generate.py {name}".rstrip(), description=description)
-    parser.set_defaults(**_ABSENT)
+    parser.others = COMMANDS
+    parser.set_defaults(**_ABSENT, no_image=False)
     parser.add_argument("--system", metavar="TEXT", help="system message before every question")
     add = parser.add_argument_group("model").add_argument
     add("--model", type=flags.model, default=str(DEFAULT_MODEL), help=flags.MODEL)
@@ -96,13 +98,14 @@ def command_parser(name: str, description: str) -> Parser:
     return parser
 
 
-def add_images(parser: Parser) -> None:
-    """Images with questions among and beside them, and --no-image."""
+def add_images(parser: Parser, needed: bool = False) -> None:
+    """Images with questions among and beside them; --no-image where none is `needed`."""
     images = "images and videos to show together (path, URL, or - for stdin; a folder is the frames of a "
     images += "video). Text that is no file is a question"
     parser.add_argument("images", nargs="*", metavar="IMAGE|QUESTION", help=images)
     add_questions(parser)
-    parser.add_argument("--no-image", action="store_true", help="ask without an image")
+    if not needed:
+        parser.add_argument("--no-image", action="store_true", help="ask without an image")
 
 
 def add_questions(parser: Parser) -> None:
@@ -141,9 +144,23 @@ def parse_words(parser: Parser, arguments: list[str]) -> argparse.Namespace:
     asked = [*filter(positionals.is_question, args.images)]
     args.images = [name for name in args.images if name not in asked]
     args.questions = [*asked, *args.questions]
-    empty = not all(map(str.strip, args.questions))
-    refuse(parser, positionals.lacks_quotes(args.images, asked), "-q: expected a question, got ''" * empty)
+    refuse(
+        parser,
+        positionals.lacks_quotes(args.images, asked),
+        "-q: expected a question, got ''" * (not all(map(str.strip, args.questions))),
+        args.no_image and apart("--no-image", {"IMAGE": args.images}),
+    )
     return args
+
+
+def refuse_several(parser: Parser, args: argparse.Namespace) -> None:
+    """Refuse what is wrong with the options of `add_several` and of thinking."""
+    refuse(
+        parser,
+        "--pick: expected with --num-answers" * bool(args.pick and args.num_answers == 1),
+        "--think-tokens: expected with --think" * bool(args.think_tokens and not args.think),
+        "" if all(map(str.strip, args.detect + args.point)) else "--detect, --point: expected a name, got ''",
+    )
 
 
 def refuse(parser: Parser, *mistakes: str | bool | None) -> None:

@@ -32,6 +32,8 @@ MODEL = "folder, GGUF file, repository on the Hub, or a short name such as smolv
 class Parser(argparse.ArgumentParser):
     """Refuses a wrong command line in one sentence with exit status 2, and has --version."""
 
+    others: tuple[str, ...] = ()  # what may be meant by an unknown option: names of commands
+
     def __init__(self, **options):
         super().__init__(**options, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
         version = f"%(prog)s (Ocelli) {__version__}"
@@ -43,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {printable(message)} (--help lists the options)\n")
 
     def _options(self) -> list[str]:
-        names = list(self._option_string_actions)
+        names = [*self._option_string_actions, *self.others]
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 names += [name for parser in action.choices.values() for name in parser._options()]

@@ -14,7 +14,7 @@ from inference.positionals import STDIN
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = command.command_parser("where", "Draw where the model looked, for each word of its answer.")
-    command.add_images(parser)
+    command.add_images(parser, needed=True)
     drawn = "image to write: a heat map for each word of the answer (default where.png)"
     parser.add_argument("--out", type=Path, metavar="OUT.png", default=Path("where.png"), help=drawn)
     method = "attention (default): where the decoder attends; occlusion: where greying a place makes the "
@@ -25,7 +25,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     command.refuse(
         parser,
         "--think: the words of an answer without it are drawn" * bool(args.think or args.think_tokens),
-        args.no_image and "--no-image: expected an image to look at",
         "-: stdin holds one image" * (args.images.count(STDIN) > 1),
         "expected an image and one question" * (not args.images or len(args.questions) != 1),
         sheet and f"--out: {sheet}",

@@ -132,3 +132,18 @@ def complaint(cli):
         return err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium, the system's or Playwright's; who asks for it is skipped where there is none."""
+    api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    own = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    with api.sync_playwright() as playwright:
+        try:
+            opened = playwright.chromium.launch(executable_path=own, args=arguments)
+        except api.Error as error:
+            pytest.skip(f"no Chromium to start: {str(error).splitlines()[0]}")
+        yield opened
+        opened.close()

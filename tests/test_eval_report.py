@@ -5,9 +5,7 @@ The browser test needs Playwright and a Chromium (`playwright install chromium`,
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 
 import pytest
 
@@ -59,20 +57,6 @@ def test_it_holds_its_images_and_names_nothing_outside_itself(path):
         assert part in report
     worst = report[report.index("Worst answers") : report.index("Random answers")]
     assert all(f"kind {n}" in worst for n in range(1, 10)), "each kind of question has its worst answer there"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    own = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_api.sync_playwright() as playwright:
-        try:
-            opened = playwright.chromium.launch(executable_path=own, args=arguments)
-        except sync_api.Error as error:
-            pytest.skip(f"no Chromium to start: {str(error).splitlines()[0]}")
-        yield opened
-        opened.close()
 
 
 @pytest.mark.slow

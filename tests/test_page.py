@@ -1,15 +1,13 @@
 """The page in a real browser, and the files and maps that the server has for it.
 
-Needs Playwright and a Chromium, see tests/test_eval_report.py. What needs them is skipped where they are not.
+Those in a browser are skipped where there is no Playwright or Chromium: `browser` in tests/conftest.py.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import os
 import re
-import shutil
 import socket
 import threading
 from contextlib import contextmanager
@@ -51,20 +49,6 @@ def served(models: Models, **more):
 def url():
     with served(Models([str(DEFAULT_MODEL)], device="cpu")) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    own = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    with api.sync_playwright() as playwright:
-        try:
-            opened = playwright.chromium.launch(executable_path=own, args=arguments)
-        except api.Error as error:
-            pytest.skip(f"no Chromium to start: {str(error).splitlines()[0]}")
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

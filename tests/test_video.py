@@ -26,7 +26,7 @@ from PIL import Image
 from transformers.video_utils import VideoMetadata, read_video_pyav
 
 import serve
-from data import video
+from data import video, visuals
 from data.conversation import Message
 from data.errors import ImageError, ProcessorError
 from data.images import ImageLimits, load_image
@@ -35,7 +35,7 @@ from data.packing import SampleEncoder, pack
 from data.processor import Processor
 from data.sources import open_datasets
 from data.video import Clip
-from data.visuals import is_video, open_video, open_visual
+from data.visuals import open_video, open_visual
 from families import idefics3
 from families.idefics3 import IdeficsImages
 from families.idefics3_videos import SmolVideos, number_words
@@ -417,7 +417,7 @@ def test_asking_opens_what_a_path_or_bytes_hold(tmp_path):
 def test_a_large_gif_is_a_video(tmp_path):
     """Of megabytes, which Pillow reads in thousands of pieces."""
     data = write_animation(tmp_path / "clip.gif", noise(4, 640, 480)).read_bytes()
-    assert is_video(data, ImageLimits(), "clip") and len(data) > 1_300_000
+    assert isinstance(visuals.clip_of(data, ImageLimits(), "clip"), Clip) and len(data) > 1_300_000
     clip = open_video(data)
     assert clip.count == len(list(clip.frames(range(4)))) == 4
 
@@ -483,9 +483,7 @@ def test_a_process_of_its_own_decodes_the_same_frames(tmp_path, suffix):
         pytest.importorskip("av")
     path = (write_animation if suffix == ".gif" else write_clip)(tmp_path / f"clip{suffix}", noise(9, 64, 48))
     expected, data = open_video(path), path.read_bytes()
-    assert is_video(data, ImageLimits(), "clip")
-    rest = (lambda: data[16:]) if suffix == ".gif" else pytest.fail  # of an MP4 the head tells
-    assert is_video(data[:16], ImageLimits(), "clip", rest)
+    assert isinstance(visuals.clip_of(data, ImageLimits(), "clip"), Clip)
     with open_apart(data, ImageLimits(), "clip") as clip:
         assert clip.animated == expected.animated == (suffix == ".gif")
         assert (clip.count, clip.rate, clip.size) == (expected.count, expected.rate, expected.size)
@@ -498,7 +496,8 @@ def test_a_process_of_its_own_decodes_the_same_frames(tmp_path, suffix):
 def test_a_process_that_decodes_ends_with_its_time_its_memory_or_a_crash(tmp_path, monkeypatch, caplog):
     """The log tells a crash from what was too much."""
     data = endless()
-    assert is_video(data, ImageLimits(), "endless") and not is_video(b"\xff\xd8\xff", ImageLimits(), "JPEG")
+    assert isinstance(visuals.clip_of(data, ImageLimits(), "endless"), Clip)
+    assert not isinstance(visuals.clip_of(b"\xff\xd8\xff", ImageLimits(), "JPEG"), Clip)
     started = []
     monkeypatch.setattr(
         videos, "start_process", lambda program: started.append(start_process(program)) or started[-1]
