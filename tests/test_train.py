@@ -29,6 +29,7 @@ from eval.statistics import score_interval
 from models import VisionLanguageModel
 from shapes import training as shapes_training
 from tests.documents import shell_commands
+from tests.house import edit_json, json_lines
 from tests.hub_server import HubServer, point_client_at
 from tests.rows import png
 from tests.runs import (
@@ -227,7 +228,7 @@ def test_shapes_end_to_end_and_evaluations_change_nothing(tmp_path, capsys, monk
     train.main(flags(**SMALL_SHAPES | none, output=str(never)))
     assert "best/" in capsys.readouterr().out and not (never / "best").exists()
     (kept,) = (never / "samples").iterdir()
-    answers = [json.loads(line) for line in (kept / "answers.jsonl").read_text().splitlines()]
+    answers = json_lines(kept / "answers.jsonl")
     assert kept.name == "step-00000006"
     assert [row["pictures"] for row in answers] == [["00.png"], ["01.png"], ["02.png"]]
     weights = [load_file(folder / MODEL) for folder in (often, never)]
@@ -259,7 +260,7 @@ def test_speed_and_time_left(watched):
 def test_sample_answers_have_their_images(watched):
     for step in (2, 4):
         folder = watched / "samples" / f"step-{step:08d}"
-        rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+        rows = json_lines(folder / "answers.jsonl")
         assert len(rows) == 5 and all(row["question"] and row["target"] for row in rows)
         assert all(row["stop_reason"] in ("stop", "length") for row in rows)
         shown = [name for row in rows for name in row["pictures"]]
@@ -525,7 +526,7 @@ def test_a_share_of_the_rows_is_held_out(base, tmp_path, capsys):
     write_rows(tmp_path / "rows.jsonl", 20)
     shutil.copytree(base / "tiny", tmp_path / "tiny")
     path = tmp_path / "tiny" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"knows": "cats", "single_turn": True}))
+    edit_json(path, knows="cats", single_turn=True)
     more = {"data": str(tmp_path / "rows.jsonl"), "init_from": str(tmp_path / "tiny"), "holdout": 0.25}
     more |= {"steps": 0, "epochs": 2, "output": str(tmp_path / "run")}
     scored = {"eval_metric": "exact_match", "eval_every": 1000}
