@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import multiprocessing
 import os
@@ -20,6 +19,7 @@ from data.processor import Processor
 from eval.tasks import DEFAULT_MODEL
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
+from tests.house import data_url, edit_json, json_lines
 from tests.processors import embedded
 from tests.rows import WORDS, png
 from tests.waiting import PATIENCE, free_port
@@ -98,7 +98,7 @@ def embedded_of_one_tile(folder: Path) -> Path:
     shutil.copytree(DEFAULT_MODEL, folder)
     path = folder / "preprocessor_config.json"
     uncut = {"do_image_splitting": False, "size": {"longest_edge": 128}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | uncut))
+    edit_json(path, **uncut)
     return folder
 
 
@@ -113,7 +113,7 @@ def write_rows(path: Path, count: int = 60, every: int = 4) -> Path:
                 "image": None,
             }
             if i % every == 0:
-                row["image"] = "data:image/png;base64," + base64.b64encode(png(seed=i)).decode()
+                row["image"] = data_url(png(seed=i))
             file.write(json.dumps(row) + "\n")
     return path
 
@@ -198,7 +198,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def metrics(folder: Path, key: str = "step") -> list[dict]:
     """The lines of metrics.jsonl that have this key."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(folder / "metrics.jsonl")
     return [row for row in rows if key in row]
 
 

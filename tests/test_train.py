@@ -28,6 +28,7 @@ import train
 from eval.statistics import score_interval
 from models import VisionLanguageModel
 from tests.documents import shell_commands
+from tests.house import edit_json, json_lines
 from tests.hub_server import HubServer, point_client_at
 from tests.rows import png
 from tests.runs import (
@@ -229,7 +230,7 @@ def test_speed_and_time_left(watched):
 def test_sample_answers_have_their_images(watched):
     for step in (2, 4):
         folder = watched / "samples" / f"step-{step:08d}"
-        rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+        rows = json_lines(folder / "answers.jsonl")
         assert len(rows) == 5 and all(row["question"] and row["target"] for row in rows)
         assert all(row["stop_reason"] in ("stop", "length") for row in rows)
         shown = [name for row in rows for name in row["pictures"]]
@@ -495,7 +496,7 @@ def test_a_share_of_the_rows_is_held_out(base, tmp_path, capsys):
     write_rows(tmp_path / "rows.jsonl", 20)
     shutil.copytree(base / "tiny", tmp_path / "tiny")
     path = tmp_path / "tiny" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"knows": "cats", "single_turn": True}))
+    edit_json(path, knows="cats", single_turn=True)
     more = {"data": str(tmp_path / "rows.jsonl"), "init_from": str(tmp_path / "tiny"), "holdout": 0.25}
     more |= {"steps": 0, "epochs": 2, "output": str(tmp_path / "run")}
     scored = {"eval_metric": "exact_match", "eval_every": 1000}
