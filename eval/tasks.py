@@ -1,7 +1,5 @@
-"""What an evaluation asks and how it scores: a task holds its samples, its prompt and its metric.
-
-shapes_task(500)            # plain drawings, held out; rows of your own: `eval.rows`
-"""
+"""Tasks of an evaluation: samples, a prompt and a metric. `shapes_task(500)` has held-out questions about plain
+drawings; `eval.rows` makes tasks of rows of your own."""
 
 from __future__ import annotations
 
