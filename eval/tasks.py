@@ -1,5 +1,7 @@
-"""Tasks of an evaluation: samples, a prompt and a metric. `shapes_task(500)` has held-out questions about plain
-drawings; `eval.rows` makes tasks of rows of your own."""
+"""Tasks of an evaluation: samples, a prompt and a metric.
+
+`shapes_task(500)` has held-out questions about plain drawings; `eval.rows` makes tasks of rows of your own.
+"""
 
 from __future__ import annotations
 
