@@ -18,7 +18,7 @@ from eval import compare, tasks
 from eval.answers import BLANK, answers, by_image, share
 from eval.metrics import find_metric
 from eval.results import describe_model, official_table
-from eval.rows import data_task
+from eval.rows import Asking, data_task
 from eval.run import evaluate
 from eval.statistics import calibration, score_interval
 from eval.tasks import DEFAULT_MODEL, TaskError, shapes_task
@@ -141,7 +141,7 @@ def test_of_listed_choices_the_likeliest_is_the_answer(checkpoint, alone, tmp_pa
         assert [record["answer"]] == expected["answers"]
         assert record["score"] == (record["answer"] == "B")
         assert record["confidence"] == pytest.approx(max(record["probabilities"].values()), abs=1e-6)
-    task = data_task(replace(config, prompt="{question}", limit=2), metric)
+    task = data_task(config, metric, Asking(prompt="{question}", limit=2))
     for number, answer in answers(checkpoint, task.samples):
         plain = ask(checkpoint, [rows[number]["image"]], rows[number]["question"], GenerationOptions())
         assert [answer.text] == plain.finish()["answers"] and answer.probabilities is None
