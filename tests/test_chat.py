@@ -16,6 +16,7 @@ from generation.options import NotFiniteError
 from inference.chat import COMMANDS
 from inference.command import ROOT
 from messages import for_terminal
+from tests.house import json_lines
 from tests.processors import draw_image
 
 SHORT = ("--max-new-tokens", 8)
@@ -84,7 +85,7 @@ def test_a_model_of_single_questions_is_asked_each_alone(talk, one, photo, other
     assert status == 0 and "single questions" in err[0]
     assert out[:3] == [one(photo, "-q", "how many?"), one(photo, "-q", "why?"), one(other, "-q", "why?")]
     assert out[3] != one(other, "-q", "how many?")
-    saved = [json.loads(line) for line in rows.read_text().splitlines()]
+    saved = json_lines(rows)
     assert [len(row["messages"]) for row in saved] == [2, 2, 4]
     assert all(len(row["images"]) == 1 for row in saved)
     status, out, err = talk("how many?", f"/image {photo}", "how many?", **folder)
