@@ -48,7 +48,7 @@ from messages import for_terminal
 def answer(arguments: list[str]) -> int:
     """Do what the arguments say. Errors of users and of the machine end in one sentence."""
     if arguments[:1] and arguments[0] in COMMANDS:
-        chosen = import_module(f"inference.{arguments[0]}_command")
+        chosen = import_module(f"{ask.__package__}.{arguments[0]}_command")
         args = chosen.parse(arguments[1:])
     else:
         chosen, args = ask, ask.parse(arguments, __doc__)
