@@ -44,7 +44,8 @@ usage: ocelli IMAGE [QUESTION]     answer a question (`ocelli ask --help` has th
   serve     answer programs over HTTP, in OpenAI's and Anthropic's protocols
   page      the same, with its page opened in a browser
   train     fine-tune on rows of your own; without arguments, an example of minutes
-  eval      score a model; eval compare, eval card, eval doctor
+  eval      score a model; also eval compare and eval card
+  prove     show on this machine that every way gives the same tokens, transformers' way too
   convert   write a checkpoint for transformers, in another dtype or with an adapter merged
   inspect   show what a checkpoint is and needs
 
@@ -54,7 +55,7 @@ with Ocelli answers, which knows plain drawings alone.
 # Where our modules are: beside this file in a checkout, below this package where it is installed.
 _BELOW = f"{__name__}." if "__path__" in globals() else ""
 _PROGRAMS = {"serve": "serve", "page": "app", "train": "train", "eval": "eval"}
-_OF_GENERATE, _OF_TOOLS = ("chat", "batch", "where"), ("convert", "inspect")
+_OF_TOOLS = ("convert", "inspect")
 
 
 def __getattr__(name: str):
@@ -76,6 +77,8 @@ def main() -> None:
         return
     if first in _OF_TOOLS:
         program = "tools"
+    elif first == "prove":
+        program = "eval"
     elif first in _PROGRAMS or first == "ask":
         program, arguments = _PROGRAMS.get(first, "generate"), arguments[1:]
     else:
