@@ -14,7 +14,6 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from urllib.request import url2pathname
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
@@ -265,7 +263,6 @@ def dropped(line: str) -> tuple[list[str], str]:
 def terminal_lines() -> Iterator[str]:
     """The lines that a person types, until Ctrl-D. Ctrl-C clears a line."""
     session: PromptSession[str] = PromptSession(
-        history=open_history(),
         completer=CommandCompleter(),
         complete_style=CompleteStyle.READLINE_LIKE,
         complete_while_typing=False,
@@ -294,25 +291,6 @@ class CommandCompleter(Completer):
                     yield Completion(name + " " * bool(takes), start_position=-len(command))
         if not space and is_image_name(command):
             yield from PathCompleter(expanduser=True).get_completions(document, event)
-
-
-def open_history() -> History:
-    """The lines of earlier sessions, in the user's state folder (XDG), for no other user to read."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    path = state / "ocelli" / "chat_history"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-    except OSError as error:
-        log(f"the history of this session is not saved: {path}: {error.strerror}")
-        return InMemoryHistory()
-    return _FileHistory(str(path))
-
-
-class _FileHistory(FileHistory):
-    def store_string(self, string: str) -> None:
-        with suppress(OSError):  # a full disk does not end the conversation
-            super().store_string(string)
 
 
 # ---------------------------------------------------------------------------------------- the transcript

@@ -24,7 +24,7 @@ from inference.thinking import THINK_TOKENS, Think, held_to
 from inference.votes import PICKS
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("chat", "batch", "where")  # beside `ask`, which needs no name
+COMMANDS = ("chat", "batch", "where")  # beside the question itself, which needs no name
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 EXAMPLE_IMAGE = ROOT / "assets" / "example.png"
 # The names in data.boxes, whose import takes as long as all of this file.
@@ -56,7 +56,7 @@ def choices(text: str) -> str:
 
 
 def command_parser(name: str, description: str) -> Parser:
-    """A command's parser with the options that all commands have; `name` is "" for `ask`."""
+    """A command's parser with the options that all commands have; `name` is "" for a question."""
     parser = Parser(prog=f"generate.py {name}".rstrip(), description=description)
     parser.others = COMMANDS
     parser.set_defaults(**_ABSENT)
@@ -124,7 +124,7 @@ def add_draft(parser: Parser) -> None:
 
 
 def add_several(parser: Parser) -> None:
-    """Several answers to each question, and boxes: for `ask` and `batch`."""
+    """Several answers to each question, and boxes: for a question and `batch`."""
     add = parser.add_argument_group("several answers").add_argument
     add("--num-answers", **_NUMBER, default=1, help="answers to each question (default 1)")
     best = "print only one of them: the most frequent, or that with the highest mean confidence"

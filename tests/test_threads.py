@@ -14,6 +14,7 @@ import torch
 
 import serve
 from eval import __main__ as evaluate
+from generate import ask_parser
 from generation import kv_cache as kv
 from generation import threads
 from generation.fast.native import build
@@ -23,7 +24,6 @@ from generation.fast.native.step import NativeStep
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
 from generation.threads import Pass, Threads, limit_threads, quota
-from inference.ask import parser as ask_parser
 from inference.checkpoint import open_checkpoint
 from tests.test_fast_decode import make_model
 from tests.test_fast_tower import make_tower, tiles
@@ -349,7 +349,7 @@ print((got - eager.logits(hidden[:, -1])).abs().max().item() < 1e-3)
 # ------------------------------------------------------------------------------------------ the entry points
 @pytest.mark.parametrize(
     "parser",
-    [ask_parser(""), serve.build_parser(), evaluate.build_parser()],
+    [ask_parser(), serve.build_parser(), evaluate.build_parser()],
     ids=["generate", "serve", "eval"],
 )
 def test_every_program_takes_threads(parser, capsys):
