@@ -79,9 +79,10 @@ class Chat:
 
     def show(self, image: Any, name: str) -> None:
         """Show an image or a video with the next question. Raises ImageError."""
-        visuals = [replace(one, name=name) for one in self.conversation.visuals(image)]
+        processor = self.conversation.checkpoint.processor
+        visuals = [replace(one, name=name) for one in processor.visuals(image)]
         again = name in {one.name for one in self.images}
-        if not again and (seen := seen_at(self.conversation.checkpoint.processor.images, visuals[0])):
+        if not again and (seen := seen_at(processor.images, visuals[0])):
             log(f"{name}: {seen}")
         self.images += visuals
 
