@@ -47,9 +47,8 @@ from inference.attribution import sheet
 from inference.command import EXAMPLE_IMAGE, ROOT, log
 from inference.errors import user_errors, user_message
 from inference.flags import STDIN, Parser, positive
-from inference.printing import print_result, stats_table
+from inference.printing import Aside, GreyText, print_result, stats_table
 from inference.stdin import read_question
-from inference.terminal import Aside, GreyText
 from messages import for_terminal
 
 DEFAULT_QUESTION = "What is in the picture?"  # in the words that the embedded model was trained on

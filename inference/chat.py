@@ -34,9 +34,8 @@ from inference.conversation import Conversation
 from inference.coordinates import PixelText
 from inference.errors import user_errors, user_message
 from inference.flags import check_image_name, is_image_name, log
-from inference.printing import seen_at, stats_table
+from inference.printing import Aside, GreyText, seen_at, stats_table
 from inference.results import to_json
-from inference.terminal import Aside, GreyText
 from inference.thinking import THINK_TOKENS, form_of, think_first
 from messages import did_you_mean, for_terminal
 

@@ -74,7 +74,7 @@ class Checkpoint:
     load_seconds: float  # a decode step's compilation included
     dtype: str = "float32"  # of the weights: float32, bfloat16, float16, int8 or int4
     fast: Fast = EAGER  # decode step and vision tower
-    prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.prefix_files`
+    prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.kept`
 
     @cached_property
     def features(self) -> FeatureCache:

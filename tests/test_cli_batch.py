@@ -203,16 +203,6 @@ def test_bad_files(complaint, tmp_path):
         assert "expected a file" in complaint("batch", questions, "--out", out) and out.is_socket()
 
 
-def test_results_of_a_run_are_not_its_questions(batch, questions, tmp_path):
-    out = tmp_path / "out.jsonl"
-    write(tmp_path / "questions.jsonl", questions)
-    batch()
-    kept = out.read_bytes()
-    (tmp_path / "questions.jsonl").unlink()
-    (tmp_path / "questions.jsonl").symlink_to(out)
-    assert "another file" in batch(status=2) and out.read_bytes() == kept
-
-
 def test_results_of_something_else_are_left_alone(batch, questions, tmp_path, single_folder):
     """Other questions, another model, other options, or no results at all."""
     out, whole = tmp_path / "out.jsonl", ("--temperature", 1, "--seed", 4)

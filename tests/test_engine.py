@@ -25,7 +25,7 @@ from inference.checkpoint import RequestError, open_checkpoint
 from inference.constraint import Constraints
 from inference.forms import Forms
 from inference.grammar import Latest, choice_grammar, pattern_grammar
-from inference.prefix_files import PrefixFolder
+from inference.kept import PrefixFolder
 from tests.documents import ROOT
 from tests.waiting import PATIENCE, wait_for
 from web import engine as engine_module

@@ -56,8 +56,8 @@ from inference.coordinates import spoken_form
 from inference.decide import decided
 from inference.errors import RequestError, user_errors
 from inference.grammar import Form, ToolUse
+from inference.kept import own_folder, with_prefixes
 from inference.pixels import rescaled
-from inference.prefix_files import own_folder, with_prefixes
 from inference.thinking import Think, held_to
 from inference.trial import SECONDS
 from web.images import VisitorLimits
