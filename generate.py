@@ -38,6 +38,7 @@ import argparse
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -127,7 +128,7 @@ def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dic
     single, pieces = args.num_answers == 1 and not args.json, reply
     if args.draft:
         pieces = reply.after_draft(GreyText(not args.json), args.json or args.stats)
-    texts = (piece for _, piece in pieces)
+    texts: Iterator[str] = (piece for _, piece in pieces)
     if single and reply.checkpoint.thinking is not None:
         aside = Aside()
         reply.hear, texts = lambda _, piece: aside.put(piece), aside.before(pieces)

@@ -116,16 +116,15 @@ class Conversation:
         draft = draft and not think
         options = with_seed(options) if draft else options
         turn = Turn(question, new, tuple(row.input_ids[-TAIL:]), alone=not before, sizes=row.sizes)
-        stream, inputs = start(checkpoint, row, options, self.session), inputs_of(checkpoint, row)
+        stream = start(checkpoint, row, options, self.session)
         self._pending = TurnReply(self, turn, row, stream, options, time.perf_counter() - began)
         if draft:
-            alone = iter(
-                wholes(checkpoint.processor, [*(image for turn in before for image in turn.images), *new])
-            )
-            turns = [replace(turn, images=tuple(islice(alone, len(turn.images)))) for turn in before]
-            last = list(alone)  # each new image as one tile; none where that cannot be
+            images = [*(image for turn in before for image in turn.images), *new]
+            small = iter(wholes(checkpoint.processor, images))
+            turns = [replace(turn, images=tuple(islice(small, len(turn.images)))) for turn in before]
+            last = list(small)  # none where there is no new image, or one has no small picture
             short = encode(turns, last, question) if last else None
-            self._pending.with_draft(inputs, short, self.session)
+            self._pending.with_draft(inputs_of(checkpoint, row), short, self.session)
         return self._pending
 
     def undo(self) -> Turn:
