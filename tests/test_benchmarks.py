@@ -20,7 +20,7 @@ from benchmarks.common import SHAPES, build_ours, parameters, prompt, prompt_tok
 from benchmarks.peers import build_transformers
 from inference import draft
 from models.checkpoints.save import written
-from tests.test_serve import running
+from tests.servers import running
 
 TESTS = "tests/test_cuda.py"
 
