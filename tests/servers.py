@@ -6,7 +6,6 @@ with running(slots=1) as served:                # of the embedded model, or anot
 
 from __future__ import annotations
 
-import base64
 import json
 import socket
 import threading
@@ -24,6 +23,7 @@ import openai
 from inference.checkpoint import Checkpoint, open_checkpoint
 from inference.command import DEFAULT_MODEL
 from tests.documents import ROOT
+from tests.house import data_url
 from tests.waiting import PATIENCE, wait_for
 from web.door import Hosts
 from web.engine import Engine, EngineLimits
@@ -80,11 +80,6 @@ def running(
         server.should_exit = True
         thread.join(PATIENCE)
     assert not thread.is_alive()
-
-
-def data_url(image: Path | bytes) -> str:
-    raw = image if isinstance(image, bytes) else image.read_bytes()
-    return "data:image/png;base64," + base64.b64encode(raw).decode()
 
 
 def message(question: str, *images: Path | bytes | str) -> dict:

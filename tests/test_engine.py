@@ -23,7 +23,8 @@ from inference.constraint import Constraints
 from inference.forms import Forms
 from inference.grammar import Latest, choice_grammar, pattern_grammar
 from tests.documents import ROOT
-from tests.servers import FOLDER, data_url, message
+from tests.house import data_url
+from tests.servers import FOLDER, message
 from tests.waiting import PATIENCE, wait_for
 from web import engine as engine_module
 from web.engine import ClientQueue, Engine, EngineLimits, Interrupted, QueueFull, Ticket

@@ -16,6 +16,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import BaseModel, TypeAdapter
 
+from tests.house import data_url
 from tests.pages import never_stopping, slow
 from tests.servers import (
     CHAT,
@@ -28,7 +29,6 @@ from tests.servers import (
     SHAPES,
     STAR,
     Several,
-    data_url,
     message,
     refused,
     running,

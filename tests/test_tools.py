@@ -28,6 +28,7 @@ from inference.constraint import Constraints
 from inference.errors import RequestError
 from inference.grammar import ToolUse, json_grammar, tool_grammar
 from inference.markup import MARKUPS, kinds_of
+from tests.house import data_url
 from tests.schemas import GROWING, SCHEMAS, record
 from tests.servers import (
     CUP,
@@ -35,7 +36,6 @@ from tests.servers import (
     FOLDER,
     NAME,
     STAR,
-    data_url,
     events,
     message,
     refused,
