@@ -109,10 +109,7 @@ def start(settings: argparse.Namespace, last_port: int | None = None):
     origins = [one if one == "*" else origin(one) for one in settings.allowed_origin]
     listening = listen(settings.host, settings.port, last_port)
     from inference.checkpoint import open_checkpoint
-    from web.door import Hosts
-    from web.engine import Engine, EngineLimits
-    from web.guard import ApiLimits
-    from web.server import Server
+    from web import door, engine, guard, server
 
     def limits(kind: Any) -> Any:
         """Limits of a kind, of which options have the names."""
@@ -120,11 +117,11 @@ def start(settings: argparse.Namespace, last_port: int | None = None):
 
     with log_if_slow(settings.prog, settings.model):
         checkpoint = open_checkpoint(settings.model, **machine(settings)).compiled()
-    engine = Engine(checkpoint, limits(EngineLimits))
+    answering = engine.Engine(checkpoint, limits(engine.EngineLimits))
     space = filter(None, [os.environ.get("SPACE_HOST")])  # a Space of Hugging Face is asked by its own name
-    hosts = Hosts(settings.host, [*settings.allowed_host, *space], origins)
-    key, drain, proxies = settings.api_key, settings.drain, settings.proxy
-    return Server(engine, hosts, limits(ApiLimits), key, drain, proxies), listening
+    hosts = door.Hosts(settings.host, [*settings.allowed_host, *space], origins)
+    bounds, key, drain = limits(guard.ApiLimits), settings.api_key, settings.drain
+    return server.Server(answering, hosts, bounds, key, drain, settings.proxy), listening
 
 
 def listen(host: str, port: int, last: int | None = None) -> socket.socket:

@@ -19,15 +19,14 @@ from generation.scheduler import Scheduler
 from inference.answer import ask, text_of
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
-from inference.constraint import Constraints
 from inference.forms import Forms
-from inference.grammar import Latest, choice_grammar, pattern_grammar
+from inference.grammar import choice_grammar
 from tests.documents import ROOT
 from tests.house import data_url
 from tests.servers import FOLDER, message
 from tests.waiting import PATIENCE, wait_for
 from web import engine as engine_module
-from web.engine import ClientQueue, Engine, EngineLimits, Interrupted, QueueFull, Ticket
+from web.engine import Engine, EngineLimits, Interrupted, Lane, QueueFull, Ticket
 from web.guard import ApiLimits
 from web.media import Media
 from web.prompt import prompt_of
@@ -93,10 +92,10 @@ def test_everyone_gets_what_generate_gives_alone(engine, checkpoint):
 def test_clients_take_turns():
     """Whoever has many waits for those who have few, whatever the order in which they came."""
 
-    queue, served = ClientQueue(), ""
+    lane, served = Lane("lane", 99, slow=False), ""
     for client in "aaaabcbbaca":
-        queue.put(request(client=client))
-    while (ticket := queue.get()) is not None:
+        lane.put(request(client=client))
+    while (ticket := lane.next()) is not None:
         served += ticket.client
     assert served == "abcabcabaaa"
 
@@ -213,33 +212,7 @@ def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(checkpo
         engine.close()
 
 
-@pytest.mark.slow
-def test_a_form_whose_compiled_one_has_gone_holds_nobody_up(checkpoint, monkeypatch):
-    """It is compiled again where new ones are, not where all others' prompts are made."""
-    compiled, threads, asked = Constraints._compile, [], [pattern_grammar(one) for one in ("first", "second")]
-
-    def compile_there(self, grammar: str):
-        threads.append(threading.current_thread().name)
-        return compiled(self, grammar)
-
-    def put_alone(self, *kept):
-        self._kept.clear()
-        put(self, *kept)
-
-    put = Latest.put
-    monkeypatch.setattr(Latest, "put", put_alone)
-    monkeypatch.setattr(Constraints, "_compile", compile_there)
-    engine = Engine(checkpoint, EngineLimits(slots=2))
-    try:
-        for grammar, text in zip(asked * 2, ("first", "second") * 2, strict=True):
-            for _ in range(2):
-                assert asyncio.run(_answers_of(engine, grammar=grammar)) == [text]
-        assert len(threads) == 4 and all("forms" in name for name in threads)
-    finally:
-        engine.close()
-
-
-def test_the_queue_is_bounded_and_says_places(checkpoint):
+def test_the_queue_is_bounded(checkpoint):
     engine = Engine(checkpoint, EngineLimits(slots=1, max_queue=4))
     long = {"max_new_tokens": 400, "temperature": 1.5, "seed": 1}
 
@@ -277,32 +250,6 @@ def test_who_leaves_frees_the_slot_and_gets_nothing_more(engine):
         while engine.stats.running:
             await asyncio.sleep(0.005)
         assert await answers(engine.submit(request())) == ["blue"]
-
-    asyncio.run(run())
-
-
-def test_who_leaves_as_the_prompt_is_ready_stops_nobody_else(engine):
-    class Lock:
-        """The engine's own. As the first ticket stands there as ready, its client leaves."""
-
-        def __init__(self):
-            self.own, self.left = engine._lock, False
-
-        def __enter__(self):
-            self.own.acquire()
-
-        def __exit__(self, *_):
-            ready = [] if self.left else list(engine._ready)
-            self.left = self.left or bool(ready)
-            self.own.release()
-            for ticket in ready:
-                ticket.cancelled = True  # the first that `cancel` does
-
-    async def run() -> None:
-        engine._lock = Lock()
-        assert await asyncio.wait_for(answers(engine.submit(request(QUESTIONS[1]))), PATIENCE) == [""]
-        assert await asyncio.wait_for(answers(engine.submit(request())), PATIENCE) == ["blue"]
-        assert (engine.stats.waiting, engine.stats.running) == (0, 0)
 
     asyncio.run(run())
 

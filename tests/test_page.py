@@ -74,13 +74,13 @@ def answers(page) -> list[str]:
 def test_the_page_needs_no_key_and_names_nothing_outside():
     with running(api_key="secret") as served:
         url = served.url.rstrip("/")
-        for path in ("/", "/page/page.js", "/page/page.css", "/page/example.png"):
+        for path in ("/", "/page/page.js", "/page/page.css", "/page/example.png", "/page/ask.md"):
             answer = httpx.get(url + path, trust_env=False)
             assert (
                 answer.status_code == 200
                 and "default-src 'none'" in answer.headers["content-security-policy"]
             )
-            if path != "/page/example.png":
+            if path not in ("/page/example.png", "/page/ask.md"):
                 assert not re.search(r"(src|href)=\"(?!/page/|data:,)|@import|url\(", answer.text)
         for path in ("/page/%2e%2e/serve.py", "/page/serve.py", "/page/"):
             assert httpx.get(url + path, trust_env=False).status_code in (401, 404)
@@ -118,6 +118,8 @@ def test_the_first_screen_has_all_that_a_question_needs(open_page, size, scheme)
         assert box and box["y"] >= 0 and box["y"] + box["height"] <= height, part
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.is_disabled("#undo") and page.is_disabled("#clear")
+    if size != "phone":
+        assert page.get_attribute("#card", "href") == "/page/embedded-model.md" and page.is_visible("#card")
     page.click("#chips button >> nth=0")
     page.wait_for_selector(".under")
     assert answers(page) == ["blue"] and re.match(

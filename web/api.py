@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -50,12 +50,17 @@ class Api:
         # Of attribution one at a time: what waits has its body alone, and no image decoded.
         self.looking, self.all_looking = Turns(1), asyncio.Semaphore(1)
 
-    def model(self, name: str) -> dict[str, Any]:
-        """The model as the protocol lists it. Raises Refused where it has another name."""
+    def check(self, name: str) -> str:
+        """The name of the model. Raises Refused for another one."""
         if name != self.name:
             message = f"there is no model {name[:100]!r} here: expected {self.name}"
             raise Refused(404, message, "model", "model_not_found")
-        listed = {"id": name, "object": "model", "created": self.created, "owned_by": "ocelli"}
+        return name
+
+    @cached_property
+    def listed(self) -> dict[str, Any]:
+        """The model as the protocol lists it."""
+        listed = {"id": self.name, "object": "model", "created": self.created, "owned_by": "ocelli"}
         return listed | {"ocelli": page.about(self.engine.checkpoint)}
 
 
@@ -111,7 +116,7 @@ class Asking:
     def check(self, chat: dict[str, Any]) -> tuple[ChatRequest, dict[str, str]]:
         """See `check_request`."""
         asked, headers = check_request(chat, self.api.limits.max_new_tokens)
-        self.record.model = self.api.model(asked.model)["id"]
+        self.record.model = self.api.check(asked.model)
         return asked, headers
 
     async def completion(self, asked: ChatRequest, answers: int | None = None) -> Completion:
@@ -245,12 +250,12 @@ async def attribution_maps(asking: Asked) -> Response:
 
 @router.get("/v1/models", summary="The model that can be asked")
 async def models(api: Shared) -> Response:
-    return JSONResponse({"object": "list", "data": [api.model(api.name)]})
+    return JSONResponse({"object": "list", "data": [api.listed]})
 
 
 @router.get("/v1/models/{name:path}", summary="The same by its name")
 async def model(api: Shared, name: str) -> Response:
-    return JSONResponse(api.model(name))
+    return JSONResponse(api.listed | {"id": api.check(name)})
 
 
 @router.get("/health", summary="Whether the server runs")

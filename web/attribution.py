@@ -21,6 +21,10 @@ from data.processor import EncodedConversation
 from generation.options import GenerationOptions
 from inference.answer import answer_text, encode
 from inference.attribution import METHODS
+from inference.attribution.attention import attention_steps, check_attention
+from inference.attribution.draw import draw_maps
+from inference.attribution.occlusion import occlusion_steps
+from inference.attribution.teacher_forcing import answer_words
 from inference.checkpoint import Checkpoint, RequestError
 from web.engine import Ticket
 from web.errors import Refused
@@ -53,8 +57,6 @@ class Maps:
 
     def prepare(self, checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:
         if self._method == "attention":
-            from inference.attribution.attention import check_attention
-
             check_attention(checkpoint)
         with ExitStack() as stack:
             opened = (self._media.open(one, 0, checkpoint.processor, stack) for one in self._shown)
@@ -65,10 +67,6 @@ class Maps:
 
     def steps(self, checkpoint: Checkpoint, ids: list[int]) -> Iterator[Any]:
         """None after each step, and at last the answer with its maps and words."""
-        from inference.attribution.attention import attention_steps
-        from inference.attribution.occlusion import occlusion_steps
-        from inference.attribution.teacher_forcing import answer_words
-
         if not (words := tuple(answer_words(checkpoint, ids))):
             raise RequestError("the answer has no word to draw a map for")
         steps = attention_steps if self._method == "attention" else occlusion_steps
@@ -84,8 +82,6 @@ class Maps:
 
     async def drawn(self, ticket: Ticket) -> dict[str, str]:
         """The answer and the sheet of its maps, which takes a second to draw: not in the model's thread."""
-        from inference.attribution.draw import draw_maps
-
         answer, maps, words = [piece.made async for piece in ticket if piece.made is not None][-1]
 
         def sheet() -> str:

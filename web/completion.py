@@ -79,13 +79,13 @@ class Completion:
     async def deltas(self, streamed: bool = True) -> AsyncIterator[Delta]:
         """The answers, piece by piece. Of those that nobody sees before their end the pieces are `_settled`.
         Coordinates in the text become pixels."""
-        sizes, coordinates = None, self._checkpoint.processor.coordinates
+        ticket, coordinates = self._ticket, self._checkpoint.processor.coordinates
         texts, pixels, called = dict[int, str](), dict[int, PixelText](), set[int]()
-        async for piece in self._ticket if streamed else self._settled():
-            number, sizes = piece.answer, self._ticket.sizes
+        async for piece in ticket if streamed else self._settled():
+            number = piece.answer
             about = {"logprobs": self._logprobs(piece), "usage": self._usage()}
             if number not in pixels:
-                pixels[number] = PixelText(coordinates, sizes, lines=False)
+                pixels[number] = PixelText(coordinates, ticket.sizes, lines=False)
             if piece.thought:
                 yield Delta(number, "thought", piece.thought, usage=about["usage"])
             texts[number] = texts.get(number, "") + piece.text
@@ -97,10 +97,10 @@ class Completion:
                     ended=call.ended, usage=about["usage"],
                 )  # fmt: skip
         for number in range(self._asked.n):
-            reason = self._ticket.finish_reasons[number]  # one that was cut is not said to have called
+            reason = ticket.finish_reasons[number]  # one that was cut is not said to have called
             finish = "tool_calls" if number in called and reason == "stop" else reason
             left = pixels[number].finish() if number in pixels else ""
-            beside = located(coordinates, sizes, texts.get(number, "")) | self._ticket.decided[number]
+            beside = located(coordinates, ticket.sizes, texts.get(number, "")) | ticket.decided[number]
             yield Delta(number, "text", left, finish=finish, beside=beside, usage=self._usage())
 
     async def whole(self) -> dict[str, Any]:

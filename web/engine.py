@@ -20,8 +20,8 @@ import math
 import threading
 import time
 import traceback
-from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -104,8 +104,7 @@ class Ticket:
     Errors come out of the iteration: one of `user_errors`, or Interrupted.
 
     prepare: makes the prompt and the options of its answers, in a worker thread.
-    answers: how many; `num_return_sequences` of the options. 0 counts the positions of the prompt and asks
-        nothing.
+    answers: how many, as the options say; of 0 the prompt is counted, and nothing asked.
     stop: texts before which an answer ends; they are not shown.
     logprobs: see `GenerationOptions`.
     client: who takes turns with the others.
@@ -178,57 +177,45 @@ class Ticket:
             self.cancel()
 
 
-class ClientQueue:
-    """Tickets of clients that take turns: one who has many waits for those who have few."""
-
-    def __init__(self) -> None:
-        self._clients: OrderedDict[str, deque[Ticket]] = OrderedDict()  # the next to be served first
-
-    def of(self, client: str) -> Sequence[Ticket]:
-        return self._clients.get(client, ())
-
-    def put(self, ticket: Ticket) -> None:
-        self._clients.setdefault(ticket.client, deque()).append(ticket)
-
-    def get(self, without: Container[str] = ()) -> Ticket | None:
-        """The next one, but for these clients."""
-        if (client := next((one for one in self._clients if one not in without), None)) is None:
-            return None
-        self._clients.move_to_end(client)  # behind the others
-        ticket = self._clients[client][0]
-        self.remove(ticket)
-        return ticket
-
-    def remove(self, ticket: Ticket) -> bool:
-        """Whether it was here."""
-        tickets = self._clients.get(ticket.client, deque())
-        if waited := ticket in tickets:
-            tickets.remove(ticket)
-            if not tickets:
-                del self._clients[ticket.client]
-        return waited
-
-
 class Lane:
-    """Threads that make prompts, and the tickets that wait for them. Of a slow lane a client has one at a
-    time."""
+    """Threads that make prompts, and the tickets that wait for them. Clients take turns: one who has many
+    waits for those who have few. Of a slow lane a client has one prompt made at a time."""
 
     def __init__(self, name: str, threads: int, slow: bool = True):
-        self.threads, self.slow, self.waiting = threads, slow, ClientQueue()
-        self.working = Counter[str]()  # tickets whose prompts are being made, by their clients
+        self.slow, self._threads = slow, threads
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._waiting = OrderedDict[str, deque[Ticket]]()  # by client, the next to be served first
+        self._working = list[str]()  # the clients whose prompts are being made
+
+    def of(self, client: str) -> Sequence[Ticket]:
+        return self._waiting.get(client, ())
+
+    def put(self, ticket: Ticket) -> None:
+        self._waiting.setdefault(ticket.client, deque()).append(ticket)
 
     def next(self) -> Ticket | None:
-        """One that begins now, if a thread is free for it."""
-        if self.working.total() >= self.threads:
+        """One whose prompt is made now, until it is `done`; None where every thread is at work."""
+        busy = self._working if self.slow else ()
+        client = next((one for one in self._waiting if one not in busy), None)
+        if client is None or len(self._working) == self._threads:
             return None
-        if ticket := self.waiting.get([one for one, n in self.working.items() if n] if self.slow else ()):
-            self.working[ticket.client] += 1
+        self._waiting.move_to_end(client)  # behind the others
+        ticket = self._waiting[client][0]
+        self.remove(ticket)
+        self._working.append(client)
         return ticket
 
     def done(self, ticket: Ticket) -> None:
-        self.working[ticket.client] -= 1
-        self.working += Counter()  # without those who have none
+        self._working.remove(ticket.client)
+
+    def remove(self, ticket: Ticket) -> bool:
+        """Whether it has waited here."""
+        tickets = self._waiting.get(ticket.client, deque())
+        if waited := ticket in tickets:
+            tickets.remove(ticket)
+            if not tickets:
+                del self._waiting[ticket.client]
+        return waited
 
 
 class Engine:
@@ -281,20 +268,20 @@ class Engine:
                 rounds = math.ceil(len(waits) / slots * self._seconds)
                 raise QueueFull(min(max(1.0, rounds), LONGEST_WAIT))
             # The same new grammar once more is not one more.
-            many = {one if one.video else one.grammar for one in (*lane.waiting.of(client), ticket)}
+            many = {one if one.video else one.grammar for one in (*lane.of(client), ticket)}
             if lane.slow and len(many) > SLOW_EACH:
                 raise QueueFull(SLOW_SECONDS)
             self._tickets.add(ticket)
             self.stats.requests += 1
             self.stats.waiting += 1
-            lane.waiting.put(ticket)
+            lane.put(ticket)
         self._begin_prompts()
         return ticket
 
     def withdraw(self, ticket: Ticket) -> None:
         """See `Ticket.cancel`. What is being prepared, or has begun, ends in the thread that works on it."""
         with self._lock:
-            waited = any([lane.waiting.remove(ticket) for lane in self._lanes])
+            waited = any([lane.remove(ticket) for lane in self._lanes])
             if ticket in self._ready:
                 waited = True
                 self._ready.remove(ticket)

@@ -51,7 +51,7 @@ def prompt_of(
             conversation.append({
                 "role": "system" if message.role == "developer" else message.role,
                 "content": GivenText(content) if isinstance(message.content, GivenText) else content,
-                "tool_calls": message.calls,
+                "tool_calls": message.tool_calls,
                 "tool_call_id": message.tool_call_id or "",
                 "reasoning_content": (message.role == "assistant" and message.reasoning_content) or "",
                 "name": (message.role == "tool" and message.name) or "",

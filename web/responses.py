@@ -33,15 +33,13 @@ from web.errors import Refused, unexpected
 from web.protocol import ChatRequest, check_values, values_in
 
 KEPT_BYTES = 2**28  # of responses with the conversations before them
-# Fields of this protocol, by what chat completions call them; "" for those that say nothing there.
-NAMES = {
-    "input": "messages", "instructions": "", "text": "response_format", "reasoning": "reasoning_effort",
-    "max_output_tokens": "max_completion_tokens", "previous_response_id": "", "store": "", "include": "",
-    "metadata": "", "truncation": "", "background": "", "conversation": "", "prompt": "",
-}  # fmt: skip
+# Fields of this protocol that chat completions have by another name, or not at all.
+NAMES = (
+    "input", "instructions", "text", "reasoning", "max_output_tokens", "previous_response_id", "store",
+    "include", "metadata", "truncation", "background", "conversation", "prompt",
+)  # fmt: skip
 BACK = {"messages": "input", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
 BACK |= {"max_completion_tokens": "max_output_tokens"}
-INSTEAD = {other: own for own, other in NAMES.items() if other} | {"max_tokens": "max_output_tokens"}
 ABSENT = ("background", "conversation", "prompt", "n", "pick")
 LOGPROBS = "message.output_text.logprobs"
 FAILURES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
@@ -51,9 +49,6 @@ FAILURES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 def chat_body(asked: Mapping[str, Any], before: Sequence[Any] = ()) -> dict[str, Any]:
     """The body of chat completions for a request that follows these messages. What is not of this protocol
     alone is left as it is. Raises Refused."""
-    for name in asked:
-        if (own := INSTEAD.get(name)) is not None:
-            raise Refused(400, f"{own}: expected it in place of {name}", own, "unsupported_parameter")
     check_fields(asked, ABSENT)
     text, reasoning = piece_of(asked, "text", dict) or {}, piece_of(asked, "reasoning", dict) or {}
     include = piece_of(asked, "include", list) or []
@@ -67,7 +62,6 @@ def chat_body(asked: Mapping[str, Any], before: Sequence[Any] = ()) -> dict[str,
         "messages": said,
         "max_completion_tokens": asked.get("max_output_tokens"),
         "response_format": _format(piece_of(text, "format", dict, "text.")),
-        "verbosity": text.get("verbosity"),
         "reasoning_effort": reasoning.get("effort"),
         "tools": tools or None,
         "tool_choice": _choice(asked.get("tool_choice")),
