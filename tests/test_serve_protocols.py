@@ -313,7 +313,7 @@ def converted(made, cut: bool = False) -> list[dict]:
     """The events of an answer that says something and calls two functions, or is cut in the second call."""
     first, second = (
         partial(Delta, 0, "call", call="call_a"),
-        partial(Delta, 0, "call", call="call_b", index=1),
+        partial(Delta, 0, "call", call="call_b", call_number=1),
     )
     deltas = [Delta(0, "text", "Let me "), Delta(0, "text", "look."), first(name="look")]
     deltas += [first(text='{"at": '), first(text="7}"), first(ended=True), second(name="wait")]

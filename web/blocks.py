@@ -21,7 +21,8 @@ NOTHING: dict[str, Any] = {}
 class Delta(NamedTuple):
     """More of an answer.
 
-    call, index, name: of a call its id and number, and at its beginning the function. ended: it is whole.
+    call, call_number, name: of a call its id and number, and at its beginning the function. ended: it is
+        whole.
     finish: why the answer has ended, with its last delta, and beside: what stands beside its text then.
     usage: of all answers, so far.
     """
@@ -31,7 +32,7 @@ class Delta(NamedTuple):
     text: str = ""
     logprobs: Logged = []  # noqa: RUF012
     call: str = ""
-    index: int = 0
+    call_number: int = 0
     name: str = ""
     ended: bool = False
     finish: str = ""

@@ -83,18 +83,18 @@ class Completion:
         texts, pixels, called = dict[int, str](), dict[int, PixelText](), set[int]()
         async for piece in ticket if streamed else self._settled():
             number = piece.answer
-            about = {"logprobs": self._logprobs(piece), "usage": self._usage()}
+            logged, usage = self._logprobs(piece), self._usage()
             if number not in pixels:
                 pixels[number] = PixelText(coordinates, ticket.sizes, lines=False)
             if piece.thought:
-                yield Delta(number, "thought", piece.thought, usage=about["usage"])
+                yield Delta(number, "thought", piece.thought, usage=usage)
             texts[number] = texts.get(number, "") + piece.text
-            yield Delta(number, "text", pixels[number].put(piece.text), **about)
+            yield Delta(number, "text", pixels[number].put(piece.text), logged, usage=usage)
             for call in piece.calls:
                 called.add(number)
                 yield Delta(
-                    number, "call", call.arguments, call=call.id, index=call.index, name=call.name,
-                    ended=call.ended, usage=about["usage"],
+                    number, "call", call.arguments, call=call.id, call_number=call.index, name=call.name,
+                    ended=call.ended, usage=usage,
                 )  # fmt: skip
         for number in range(self._asked.n):
             reason = ticket.finish_reasons[number]  # one that was cut is not said to have called
@@ -104,8 +104,8 @@ class Completion:
             yield Delta(number, "text", left, finish=finish, beside=beside, usage=self._usage())
 
     async def whole(self) -> dict[str, Any]:
-        answers, logged = ([kind() for _ in range(self._asked.n)] for kind in (Blocks, list))
-        choices = list[dict[str, Any]]()
+        answers, choices = [Blocks() for _ in range(self._asked.n)], list[dict[str, Any]]()
+        logged: list[Logged] = [[] for _ in answers]
         async for delta in self.deltas(streamed=False):
             answers[delta.answer].grow(delta)
             logged[delta.answer] += delta.logprobs
@@ -159,7 +159,7 @@ class Completion:
             elif delta.name or (delta.kind == "call" and delta.text):
                 more = {"function": {"arguments": delta.text}}
                 call = tool_call(delta.call, delta.name, delta.text) if delta.name else more
-                yield self._chunk(delta, {"tool_calls": [{"index": delta.index, **call}]})
+                yield self._chunk(delta, {"tool_calls": [{"index": delta.call_number, **call}]})
             if delta.finish:
                 yield self._chunk(delta, delta.beside, finish=delta.finish)
         if self._asked.stream_options is not None and self._asked.stream_options.include_usage:

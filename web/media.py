@@ -59,7 +59,7 @@ class Media:
         try:  # where one fails, the others end with it: they would take room that is never given back
             async with asyncio.TaskGroup() as group:
                 reading = [
-                    group.create_task(one(number, part.type, part.shown))
+                    group.create_task(one(number, part.type, part.shown or ""))
                     for number, part in enumerate(parts, start=1)
                 ]
         except ExceptionGroup as errors:

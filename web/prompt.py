@@ -46,8 +46,9 @@ def prompt_of(
                 size = sizes.pop() if len(sizes) == 1 else None
             elif message.role == "assistant" and size is not None:
                 form = spoken_form(processor.coordinates, processor.images.plan(*size).sizes)
-                for part in content if form is not None else ():
-                    part["text"] = rescaled(form, part["text"], size, back=True)
+                if form is not None:
+                    texts = [rescaled(form, one["text"], size, back=True) for one in content]
+                    content = [{"type": "text", "text": text} for text in texts]
             conversation.append({
                 "role": "system" if message.role == "developer" else message.role,
                 "content": GivenText(content) if isinstance(message.content, GivenText) else content,

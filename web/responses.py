@@ -215,7 +215,8 @@ class Made:
 
     def _item(self, block: Block, ended: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """The item of a block, and its part: without what is in them until the block ends."""
-        text, about = block.text if ended else "", {"status": self._status if ended else "in_progress"}
+        about: dict[str, Any] = {"status": self._status if ended else "in_progress"}
+        text = block.text if ended else ""
         if block.kind == "call":
             about |= {"id": f"fc_{block.key}", "type": "function_call", "call_id": block.call}
             return about | {"name": block.name, "arguments": text}, None
