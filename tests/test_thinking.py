@@ -360,7 +360,9 @@ def test_a_whole_answer_of_the_server_takes_back_what_was_thought(opened):
                 yield piece
 
     async def settled() -> list[Piece]:
-        return [piece async for piece in Completion(None, Told(), None)._settled()]
+        made = Completion(None, None, None)
+        made._ticket = Told()
+        return [piece async for piece in made._settled()]
 
     made = asyncio.run(settled())
     assert "".join(piece.text for piece in made) == "two"

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from models import __version__
 from models.checkpoints.sources import last_name
 from web import anthropic, attribution, page, responses
-from web.blocks import Delta, piece_of
+from web.blocks import piece_of
 from web.completion import Completion
 from web.door import MESSAGES, Record, client_of
 from web.engine import Engine, Ticket
@@ -119,48 +119,32 @@ class Asking:
         self.record.model = self.api.check(asked.model)
         return asked, headers
 
-    async def completion(self, asked: ChatRequest, answers: int | None = None) -> Completion:
-        """The answers to a request, or so many of them. Raises Refused, ImageError and QueueFull."""
-        api, record = self.api, self.record
+    async def ticket(self, asked: ChatRequest, answers: int | None = None) -> Ticket:
+        """What is asked, or so many answers to it. Raises Refused, ImageError and QueueFull."""
+        api, record, client = self.api, self.record, self.client
         if asked.structured_outputs is not None:
             record.names = record.names | {"response_format": "structured_outputs"}
-        options = asked.options(api.limits.max_new_tokens, api.engine.limits.slots)
-        grammar, shown = asked.held_to, await api.media.read(asked, self.client, record.take)
-        record.images = len(shown)
+        options, grammar = asked.options(api.limits.max_new_tokens, api.engine.limits.slots), asked.held_to
+        shown = await api.media.read(asked, client, record.take)
+        record.images, video = len(shown), any(one.name.startswith("video") for one in shown)
         prepare = partial(prompt_of, asked, api.media, shown, options)
-        ticket = self.submit(
-            Ticket(
-                prepare,
-                asked.n if answers is None else answers,
-                tuple(asked.stop),
-                asked.top,
-                self.client,
-                grammar,
-                video=any(one.name.startswith("video") for one in shown),
-            )
-        )
-        return Completion(api.engine.checkpoint, ticket, asked)
+        count, stop = asked.n if answers is None else answers, tuple(asked.stop)
+        return self.submit(Ticket(prepare, count, stop, asked.top, client, grammar, video))
 
     def submit(self, ticket: Ticket) -> Ticket:
         self.record.tickets.append(self.api.engine.submit(ticket))
         return ticket
 
-    async def chunks(self, asked: ChatRequest) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of what is asked, from the first look at its images on."""
-        async for chunk in (await self.completion(asked)).chunks():
-            yield chunk
-
-    async def deltas(self, asked: ChatRequest, streamed: bool) -> AsyncIterator[Delta]:
-        """Likewise the pieces of which other protocols are made."""
-        async for delta in (await self.completion(asked)).deltas(streamed):
-            yield delta
+    def completion(self, asked: ChatRequest) -> Completion:
+        """The answers to what is asked, from the first look at its images on."""
+        return Completion(self.api.engine.checkpoint, asked, partial(self.ticket, asked))
 
     async def converted(
         self, made: Any, checked: ChatRequest, asked: dict[str, Any], headers: dict[str, str]
     ) -> Response:
         """The answer in another protocol: the events of what is `made`, or the whole after them."""
         stream = bool(asked.get("stream"))
-        deltas, silent = await started(self.deltas(checked, stream))
+        deltas, silent = await started(self.completion(checked).deltas(stream))
         if stream:
             return streamed(made.events(deltas), silent, headers)
         async for _ in made.events(deltas):
@@ -189,8 +173,8 @@ def body_of(schema: str = "") -> dict[str, Any]:
 async def chat_completions(asking: Asked) -> Response:
     asked, headers = asking.check(read_object(asking.body))
     if not asked.stream:
-        return JSONResponse(await (await asking.completion(asked)).whole(), headers=headers)
-    return streamed(*await started(asking.chunks(asked)), headers, DONE)
+        return JSONResponse(await asking.completion(asked).whole(), headers=headers)
+    return streamed(*await started(asking.completion(asked).chunks()), headers, DONE)
 
 
 @router.post(RESPONSES, summary="The same in the protocol of OpenAI's Responses", openapi_extra=body_of())
@@ -227,8 +211,7 @@ async def create_message(asking: Asked) -> Response:
 async def count_tokens(asking: Asked) -> Response:
     asking.record.names, asked = anthropic.BACK, read_object(asking.body)
     checked, headers = asking.check(anthropic.chat_body({"max_tokens": 1} | asked))
-    await asking.completion(checked, answers=0)
-    (ticket,) = asking.record.tickets
+    ticket = await asking.ticket(checked, answers=0)
     async for _ in ticket:
         pass
     return JSONResponse({"input_tokens": ticket.prompt_tokens}, headers=headers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from inference.boxes import located
@@ -20,10 +20,12 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 class Completion:
-    """The answers of a checkpoint to one request, from the pieces of a ticket."""
+    """The answers of a checkpoint to one request, from the pieces of the ticket for which it `ask`s."""
 
-    def __init__(self, checkpoint: Checkpoint, ticket: Ticket, asked: ChatRequest):
-        self._checkpoint, self._ticket, self._asked = checkpoint, ticket, asked
+    _ticket: Ticket
+
+    def __init__(self, checkpoint: Checkpoint, asked: ChatRequest, ask: Callable[[], Awaitable[Ticket]]):
+        self._checkpoint, self._asked, self._ask = checkpoint, asked, ask
         self._id, self._created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())  # since 1970
 
     def _object(self, kind: str, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
@@ -79,7 +81,8 @@ class Completion:
     async def deltas(self, streamed: bool = True) -> AsyncIterator[Delta]:
         """The answers, piece by piece. Of those that nobody sees before their end the pieces are `_settled`.
         Coordinates in the text become pixels."""
-        ticket, coordinates = self._ticket, self._checkpoint.processor.coordinates
+        self._ticket = ticket = await self._ask()
+        coordinates = self._checkpoint.processor.coordinates
         texts, pixels, called = dict[int, str](), dict[int, PixelText](), set[int]()
         async for piece in ticket if streamed else self._settled():
             number = piece.answer
