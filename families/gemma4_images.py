@@ -48,9 +48,8 @@ class Gemma4Images(QwenImages):
         self.settings, self.tokens, self.image_token = dict(settings), dict(tokens), tokens["image_token"]
 
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
-        token_id = tokenizer.convert_tokens_to_ids(self.image_token)
         settings = {"image_processor": self.settings}
-        return SavedProcessor(tokenizer, chat_template, token_id, None, self.tokens, settings)
+        return SavedProcessor(tokenizer, chat_template, self.image_token, settings, roles=self.tokens)
 
     def within(self, positions: int) -> Gemma4Images:
         if not (most := max((one for one in _POSITIONS if one <= positions), default=0)):

@@ -134,9 +134,8 @@ class Lfm2Images(tiles.TiledImages):
         return START + text + (THUMBNAIL if cut and rest else "") + IMAGE * rest + END
 
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
-        token_id = tokenizer.convert_tokens_to_ids(IMAGE)
         described = {"image_processor": self.settings | {"image_processor_type": "Lfm2VlImageProcessor"}}
-        return SavedProcessor(tokenizer, chat_template, token_id, None, {}, described)
+        return SavedProcessor(tokenizer, chat_template, IMAGE, described)
 
 
 def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> Lfm2Images:

@@ -27,7 +27,7 @@ from data.tiles import (
     reading_settings,
 )
 from data.tokenizer import AnyTokenizer, image_settings, open_with
-from families.keys import number, section
+from families.keys import section
 from families.qwen_videos import QwenVideos, fit
 from families.resizing import CLIP_PIXELS, MOST_PIXELS
 from families.saving import SavedProcessor
@@ -92,8 +92,7 @@ class QwenImages:
         settings: dict[str, Any] = {"image_processor": self.settings}
         if self.video:
             settings["video_processor"] = self.video
-        token_id = tokenizer.convert_tokens_to_ids(IMAGE)
-        return SavedProcessor(tokenizer, chat_template, token_id, None, {}, settings)
+        return SavedProcessor(tokenizer, chat_template, IMAGE, settings)
 
     def plan(self, width: int, height: int) -> Visual:
         rows, columns = self._grid(width, height)
@@ -154,8 +153,6 @@ def open_images(opened: Opened) -> tuple[QwenImages, AnyTokenizer, str | None]:
     images = QwenImages(image_settings(opened), video)
     second = None
     if opened.config.get("model_type") == "qwen2_5_vl":
-        second = number(
-            {"tokens_per_second": 4} | section(opened.config, "vision_config"), "tokens_per_second"
-        )
+        second = section(opened.config, "vision_config").get("tokens_per_second", 4)
     images.videos = QwenVideos(video or images.settings, images.known, images, second)
     return images, tokenizer, chat_template(opened)

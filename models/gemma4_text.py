@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask
 
 from generation.kv_cache import Kept, KVCache
-from models.config import MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, TextConfig, check_range, make_positive
+from models.config import TextConfig, require
 from models.language_model import (
     MLP,
     At,
@@ -40,7 +40,8 @@ class Gemma4TextConfig(TextConfig):
     and read those of the last layer of their kind before them. `layer_types` has one for each layer."""
 
     kinds: ClassVar[tuple[str, ...]] = ("sliding", "full", "sliding shared", "full shared")
-    act: ClassVar[str] = "gelu_pytorch_tanh"
+    choices: ClassVar = {"hidden_act": ("gelu_pytorch_tanh",)}
+    may_be_zero: ClassVar = ("per_layer_width", "per_layer_count", "placeholder_id")
     block_norms: ClassVar[int] = 5
 
     hidden_act: str = "gelu_pytorch_tanh"
@@ -57,22 +58,11 @@ class Gemma4TextConfig(TextConfig):
     placeholder_id: int = 0
 
     def __post_init__(self):
-        if len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError("Gemma4TextConfig.layer_types: expected one for each layer")
-        check_range(self, 1, MAX_POSITIONS, "sliding_window")
-        check_range(self, 2, MAX_WIDTH, "full_head_dim")
-        check_range(self, 1, 8, "shared_mlp_factor")
-        check_range(self, 0, 4_096, "per_layer_width")
-        check_range(self, 1, MAX_VOCAB, "per_layer_vocab")
-        check_range(self, 0, min(self.vocab_size, self.per_layer_vocab) - 1, "placeholder_id")
-        make_positive(self, "full_rotary_factor", "full_rope_theta")
-        if self.full_rotary_factor > 1:
-            raise ValueError(
-                f"Gemma4TextConfig.full_rotary_factor: expected up to 1, got {self.full_rotary_factor}"
-            )
-        if self.logit_cap is not None:
-            make_positive(self, "logit_cap")
         super().__post_init__()
+        require(self, self.layer_types != (), "layer_types", "one for each layer")
+        require(self, self.full_rotary_factor <= 1, "full_rotary_factor", "at most 1")
+        most = min(self.vocab_size, self.per_layer_vocab) - 1
+        require(self, self.placeholder_id <= most, "placeholder_id", f"at most {most}")
 
     def head_dim_of(self, kind: str) -> int:
         return self.full_head_dim if kind.startswith("full") else self.head_dim

@@ -27,7 +27,7 @@ from generation.fast.tower import FastTower
 from inference.fast import speed_up
 from models import VisionLanguageModel
 from models.checkpoints.files import CheckpointError
-from models.checkpoints.load import empty_model, parameter_shapes
+from models.checkpoints.load import empty_model, parameter_shapes, read_config
 from models.checkpoints.weights import check_shapes
 from tests.processors import draw_image, seen, user
 from tests.prompts import loss_of
@@ -247,7 +247,7 @@ def test_published_shapes(size):
 )
 def test_what_it_has_no_code_for_is_refused(change):
     with pytest.raises(CheckpointError):
-        internvl.read_config({"model_type": "internvl"} | change, {}, {})
+        read_config({"model_type": "internvl"} | change, "here")
 
 
 @pytest.mark.parametrize("most", [0, -5, 100_000, 12.0, "12"])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from families import FAMILIES
+from families import family_of
 from models.checkpoints import gguf
 from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.gguf_tensors import arranged
@@ -68,10 +68,8 @@ def gguf_entries(opened: Opened, paths: Iterable[Path]) -> dict[str, Entry]:
         with naming(path):
             tensors = gguf.read_header(path).tensors
         stored |= {name: BlockEntry(path, *where) for name, where in tensors.items()}
-    kind, family = (
-        opened.config["model_type"],
-        next(one for one in FAMILIES.values() if one.recognises(opened.config)),
-    )
+    kind, family = opened.config["model_type"], family_of(opened.config)
+    assert family is not None, "GGUF files are translated by a family"
     with naming(opened.source):
         config = family.read_config(opened.config, {}, {})
     _mend(stored, config.vision)

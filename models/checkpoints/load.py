@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from families import FAMILIES
+from families import FAMILIES, family_of
 from families.keys import section
-from models.checkpoints.files import CheckpointError, Opened, naming
+from models.checkpoints.files import CheckpointError, Opened
 from models.checkpoints.gguf_weights import gguf_entries
 from models.checkpoints.sources import one_version
 from models.checkpoints.weights import (
@@ -38,6 +38,7 @@ from models.checkpoints.weights import (
 from models.config import VLMConfig
 
 T = TypeVar("T")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 Put = Callable[[nn.Module, Sequence[str], Callable[[], Tensor]], None]
 
 HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
@@ -92,8 +93,7 @@ def _load(cls: Any, opened: Opened, dtype, device, put) -> Any:
     if how := quantization(opened.config):
         raise CheckpointError(f"{opened.source}: its weights are {how}: take the unquantized one")
     entries = entries_of(opened)
-    with naming(opened.source):
-        config = family.read_config(opened.config, opened.generation_config, entries)
+    config = read_config(opened.config, opened.source, opened.generation_config, entries)
     stored_tensor = family.tensor_map(entries)
     tied = resolve_tying(config.tie_word_embeddings, stored_tensor, entries, opened.source)
     stops = set(config.eos_token_ids)
@@ -122,14 +122,25 @@ def entries_of(opened: Opened) -> dict[str, Entry]:
 
 def choose_family(config: Mapping, source: str) -> ModuleType:
     """The family of a config.json; an architecture that no family reads is refused."""
-    for family in FAMILIES.values():
-        if family.recognises(config):
-            return family
+    if (family := family_of(config)) is not None:
+        return family
     raise CheckpointError(
         f"{source}: unsupported architecture (model_type {config.get('model_type')!r}); supported are "
         f"{'; '.join(family.TITLE for family in FAMILIES.values())}, and as backbones of a new "
         "model (VisionLanguageModel.from_backbones) SigLIP, Llama, Qwen2 and Qwen3"
     )
+
+
+def read_config(
+    config: Mapping, source: str, generation: Mapping = NOTHING, stored: Mapping[str, Entry] = NOTHING
+) -> VLMConfig:
+    """The model that a config.json describes. A CheckpointError says what is wrong with it, values of other
+    kinds than its keys have included."""
+    family = choose_family(config, source)
+    try:
+        return family.read_config(config, generation, stored)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(f"{source}: config.json: {error}") from error
 
 
 def quantization(config: Mapping) -> str:
