@@ -94,8 +94,8 @@ def write(config: VLMConfig, dtype: str) -> dict:
 
 
 def _read_gguf(tower: gguf_config.Tower) -> tuple[dict[str, Any], dict[str, Any]]:
-    vision, scale = tower.section(SIGLIP), gguf_config.number(tower.said, "projector.scale_factor", 64)
-    side, patch = (gguf_config.number(vision, name) for name in ("image_size", "patch_size"))
+    vision, scale = tower.section(SIGLIP), tower.said["projector.scale_factor"]
+    side, patch = vision["image_size"], vision["patch_size"]
     vision["hidden_act"] = "gelu_pytorch_tanh" if tower.said.get("clip.use_gelu") else "quick_gelu"
     config = {"image_token_id": tower.id(IMAGE), "scale_factor": scale, "vision_config": vision}
     return config, {

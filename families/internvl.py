@@ -18,11 +18,10 @@ from torch import nn
 
 from data import tiles
 from data.chat import chat_template
-from data.errors import ProcessorError
 from data.tokenizer import AnyTokenizer, image_settings, open_with
 from families import keys
 from families.idefics3 import positions
-from families.resizing import CLIP_PIXELS, MOST_TILES, TileGrids
+from families.resizing import CLIP_PIXELS, TileGrids
 from families.saving import SavedProcessor, write_config, write_text
 from families.text import VISION_KEYS, text_config, vision_config, vlm_config
 from models.checkpoints.files import Opened
@@ -151,10 +150,7 @@ class InternVLImages(tiles.TiledImages):
             self._resample, self._values = tiles.pixel_rule(self.settings)
         most = self.settings["max_patches"]
         self._grids = TileGrids(self.settings["min_patches"], most, self.tile_size)
-        tiles.check_tiles(self.tile_size, self.tile_size, tile_positions)
         self.longest_side = self.tile_size * most  # an image of one row
-        if self.settings["size"].get("width") != self.tile_size:
-            raise ProcessorError("preprocessor_config.json: expected a square size")
 
     def transformers(self, tokenizer: Any, chat_template: str) -> SavedProcessor:
         settings = {"image_seq_length": self.tile_positions, "image_processor": self.settings}
@@ -162,7 +158,7 @@ class InternVLImages(tiles.TiledImages):
 
     def within(self, positions: int) -> InternVLImages:
         most = self._tiles_within(positions)
-        most = min(most - 1, MOST_TILES) if most > 2 else 1  # all of a cut image is one more
+        most = most - 1 if most > 2 else 1  # all of a cut image is one more
         counts = {"min_patches": min(self.settings["min_patches"], most), "max_patches": most}
         return InternVLImages(self.settings | counts, self.tile_positions)
 

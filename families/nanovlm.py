@@ -28,7 +28,7 @@ from PIL import Image
 from data.chat import tokenizer_template
 from data.conversation import Message
 from data.errors import ProcessorError, PromptError
-from data.tiles import Parts, TiledImages, Visual, check_tiles, pixels_of, tiles_of
+from data.tiles import Parts, TiledImages, Visual, pixels_of, tiles_of
 from data.tokenizer import AnyTokenizer, open_with
 from families import idefics3
 from families.keys import Key, expect, read, section
@@ -173,7 +173,6 @@ class NanoVLMImages(TiledImages):
         self.longest_side: int = self.tile_size if self.max_side is None else self.max_side
         self.to_max_side = bool(config.get("resize_to_max_side_len", False))
         self.add_special_tokens = self.in_front  # as nanoVLM: a template's output is tokenized as it stands
-        check_tiles(self.tile_size, self.longest_side, self.tile_positions)
         self._known = tokenizer.get_added_vocab()
 
     def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:

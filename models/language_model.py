@@ -9,7 +9,7 @@ written, and how they are rotated, unless a family has rotary places of its own 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from generation.kv_cache import Kept, KVCache, Layout, geometry
 from models.config import TextConfig
 from models.gated_delta import GatedDeltaRule
-from models.packed_rows import additive, attend_blocks, rope_axes, scaled_frequencies, segment_places
+from models.packed_rows import attend_blocks, in_training, rope_axes, scaled_frequencies, segment_places
 from models.short_convolution import ShortConvolution
 
 
@@ -79,7 +79,7 @@ class At(NamedTuple):
     lengths: with a cache, the number of real positions of each row, the first ones; None for all.
     """
 
-    rope: tuple[Tensor, Tensor]
+    rope: Any
     mask: Any
     start_pos: int | Tensor
     kv_length: int
@@ -242,11 +242,13 @@ class DecoderBlock(nn.Module):
 class LanguageModel(nn.Module):
     """Embeddings in, hidden states out; `logits` is a call of its own."""
 
+    block: ClassVar[Callable[..., nn.Module]] = DecoderBlock
+
     def __init__(self, config: TextConfig, tie_word_embeddings: bool = False):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderBlock(config, i) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.block(config, i) for i in range(config.num_hidden_layers))
         self.norm = rms_norm(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tied = tie_word_embeddings
@@ -360,27 +362,31 @@ class LanguageModel(nn.Module):
         """
         slots, kv_length, positions = self.span(x, attention_mask, kv_cache, start_pos, position_ids, offset)
         mask = attention_mask_for(x.shape[1], kv_length, attention_mask, slots)
-        if isinstance(mask, Tensor) and kv_cache is None and torch.is_grad_enabled():
-            mask = additive(mask, x)
-        rope = rope_tables(self.inv_freq(x.device), self.turns(positions), x.dtype)
         before, real = slots, None
-        if self.config.layer_types and kv_cache is None:
-            whole = attention_mask is None or (
-                isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
-            )
-            if position_ids is None and not whole:
-                raise ValueError("packed segments need position_ids, of which each begins with 0")
-            before = segment_places(positions)
-        if self.config.layer_types and isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
-            # Padding adds nothing to what is near it.
-            real = attention_mask[:, -x.shape[1] :, None].to(x.dtype)
-        at = At(rope, mask, start_pos, kv_length, before, real, lengths)
+        if {"conv", "delta"} & {*self.config.layer_types}:
+            padded = isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
+            if kv_cache is None:
+                if position_ids is None and not (attention_mask is None or padded):
+                    raise ValueError("packed segments need position_ids, of which each begins with 0")
+                before = segment_places(positions)
+            if padded:  # padding adds nothing to what is near it
+                real = attention_mask[:, -x.shape[1] :, None].to(x.dtype)  # type: ignore[index]
+        at = At(None, mask, start_pos, kv_length, before, real, lengths)
+        return self.norm(self.through_layers(x, kv_cache, positions, slots, at)), kv_cache
+
+    def through_layers(
+        self, x: Tensor, kv_cache: KVCache | None, positions: Tensor, slots: Tensor, at: At
+    ) -> Tensor:
+        """Hidden states (B, T, D) after the last layer. `at` has no rotary places yet, which `positions`
+        are."""
+        rope = rope_tables(self.inv_freq(x.device), self.turns(positions), x.dtype)
+        at = at._replace(rope=rope, mask=in_training(at.mask, x, kv_cache))
         x, *deep = x.split(self.config.hidden_size, dim=-1)
         for index, layer in enumerate(self.layers):
             x = layer(x, None if kv_cache is None else kv_cache[index], at)
             if index < len(deep):
                 x = x + deep[index]
-        return self.norm(x), kv_cache
+        return x
 
 
 def attention_mask_for(

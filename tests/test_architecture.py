@@ -46,7 +46,7 @@ FLOORS = {
         ),
         *("models.checkpoints.weights", "models.checkpoints.folder"),
         *("models.checkpoints.gguf", "models.checkpoints.gguf_config"),
-        *("models.checkpoints.gguf_tokenizer", "models.checkpoints.gguf_tensors"),
+        "models.checkpoints.gguf_tokenizer",
     ),
     "networks": (
         *("models.config", "models.language_model", "models.vision_transformer"),

@@ -26,7 +26,7 @@ from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
 from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.load import choose_family, empty_model, parameter_shapes, quantization, read_config
-from models.checkpoints.missing import other_weights
+from models.checkpoints.missing import instead
 from models.checkpoints.sizes import PARTS, Headers, module_of, read_headers
 from models.checkpoints.sources import open_files
 from models.checkpoints.weights import FLOATS, Shape, check_shapes
@@ -101,7 +101,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
 def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, opened: Opened) -> str:
     """Whether the stored tensors are those of the config, and if not, why."""
     if headers is None:
-        return f"no weights here{other_weights(opened.files.names())}"
+        return f"no weights here{instead(opened.files.names())}"
     ignorable = reader.ignorable if isinstance(reader, Backbone) else reader.IGNORABLE
     try:
         names = headers.shapes

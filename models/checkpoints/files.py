@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from messages import printable
-from models.checkpoints import missing
-from models.checkpoints.missing import INDEX, WEIGHTS
+from models.checkpoints.missing import INDEX, WEIGHTS, instead
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "checkpoints"  # the models that come with the repository
 # What a processor, a tokenizer and a chat template may consist of, today's files and older ones.
@@ -47,11 +46,13 @@ class CheckpointError(ValueError):
 
 @contextmanager
 def naming(what: object) -> Iterator[None]:
-    """A ValueError inside comes out as a CheckpointError about this file or checkpoint."""
+    """What is wrong with a file or a checkpoint inside, values of other kinds than they should be included,
+    comes out as a CheckpointError about it."""
     try:
         yield
-    except ValueError as error:
-        raise CheckpointError(f"{what}: {error}") from None
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        said = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{what}: {said}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -143,7 +144,8 @@ class Folder:
     cached = file
 
     def names(self) -> list[str]:
-        paths = (path for pattern in ("*", "*/*") for path in self.path.glob(pattern))
+        patterns = ("*", "*/*", ".cache/huggingface/download/*.incomplete")
+        paths = (path for pattern in patterns for path in self.path.glob(pattern))
         return [path.relative_to(self.path).as_posix() for path in paths]
 
 
@@ -178,9 +180,8 @@ class Opened:
     def config(self) -> dict[str, Any]:
         """config.json, which every model has."""
         if self.file("config.json") is None:
-            raise CheckpointError(
-                f"{self.files.name} has no config.json: {missing.config(self.files.names, self._own)}"
-            )
+            said = instead(self.files.names()) or ": a checkpoint needs one beside its weights"
+            raise CheckpointError(f"{self.files.name} has no config.json{said}")
         return self.json("config.json")
 
     @property
@@ -207,17 +208,13 @@ class Opened:
     def origin(self) -> Origin:
         return Origin(self.source, self.folder, self.commit, self.weights)
 
-    @property
-    def _own(self) -> Path | None:
-        """The folder that a person has, not the client's cache."""
-        return self.files.path if isinstance(self.files, Folder) else None
-
     # ----------------------------------------------------------------------------------------- weights
     @cached_property
     def weights(self) -> tuple[Path, ...]:
         """The files that hold the weights, fetched where they are not here."""
         if (names := self._shards(self.file)) is None:
-            raise CheckpointError(f"{self.files.name} has {missing.weights(self.files.names, self._own)}")
+            said = instead(self.files.names()) or ": other formats must be converted to safetensors first"
+            raise CheckpointError(f"{self.files.name} has neither {WEIGHTS} nor {INDEX}{said}")
         if absent := [name for name in names if self.file(name) is None]:
             raise CheckpointError(
                 f"{self.files.name} has no {absent[0]}, which its index names: download it again"

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from families import FAMILIES, family_of
 from families.keys import section
-from models.checkpoints.files import CheckpointError, Opened
+from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.gguf_weights import gguf_entries
 from models.checkpoints.sources import one_version
 from models.checkpoints.weights import (
@@ -137,10 +137,8 @@ def read_config(
     """The model that a config.json describes. A CheckpointError says what is wrong with it, values of other
     kinds than its keys have included."""
     family = choose_family(config, source)
-    try:
+    with naming(f"{source}: config.json"):
         return family.read_config(config, generation, stored)
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        raise CheckpointError(f"{source}: config.json: {error}") from error
 
 
 def quantization(config: Mapping) -> str:
