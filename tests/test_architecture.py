@@ -89,6 +89,7 @@ MAY_IMPORT = {
     **{name: {*FLOORS["files"]} for name in FLOORS["files"]},
     "models.checkpoints": {"models.checkpoints", "models.config", "families"},  # handed the class of models
     "models.vision_language_model": {"models", "generation", "families"},
+    "models.whole_rows": {"models", "generation.kv_cache", "generation.protocol"},
     "models.language_model": {"models", "generation.kv_cache"},  # what a cache is, which its layers write
     **{
         f"models.{name}": {"models", "generation.kv_cache"}

@@ -208,47 +208,43 @@ class Opened:
     def origin(self) -> Origin:
         return Origin(self.source, self.folder, self.commit, self.weights)
 
-    # ----------------------------------------------------------------------------------------- weights
+    @cached_property
+    def shards(self) -> list[str]:
+        """The names of the files that hold the weights; [] where there are none."""
+        names = self.files.names()
+        if self.files.gguf or WEIGHTS in names or INDEX not in names:
+            return [*self.files.gguf] or [WEIGHTS] * (WEIGHTS in names)
+        weight_map = self.json(INDEX).get("weight_map")
+        found = sorted({*weight_map.values()}) if isinstance(weight_map, dict) else []
+        # A shard is a plain file beside its index: a checkpoint must not name other files of this machine.
+        if not found or not all(_SHARD.fullmatch(str(name)) for name in found):
+            raise CheckpointError(
+                f"{self.files.name}: {INDEX}: expected a weight_map of tensor names to shards beside it, "
+                f"such as model-00001-of-00002.safetensors"
+            )
+        return found
+
     @cached_property
     def weights(self) -> tuple[Path, ...]:
         """The files that hold the weights, fetched where they are not here."""
-        if (names := self._shards(self.file)) is None:
+        if not self.shards:
             said = instead(self.files.names()) or ": other formats must be converted to safetensors first"
             raise CheckpointError(f"{self.files.name} has neither {WEIGHTS} nor {INDEX}{said}")
-        if absent := [name for name in names if self.file(name) is None]:
+        paths = tuple(filter(None, map(self.file, self.shards)))
+        if len(paths) < len(self.shards):
+            absent = {*self.shards} - {path.name for path in paths}
             raise CheckpointError(
-                f"{self.files.name} has no {absent[0]}, which its index names: download it again"
+                f"{self.files.name} has no {min(absent)}, which its index names: download it again"
             )
-        return tuple(filter(None, map(self.file, names)))
+        return paths
 
     @property
     def weights_here(self) -> tuple[Path, ...]:
         """`weights` if they are on this machine, else ()."""
-        self.file("config.json")  # which decides the commit
-        names = self._shards(self.files.cached) or ()
-        if isinstance(self.files, Folder) and names:
-            return self.weights  # which says what its index names and the folder lacks
-        found = [path for path in map(self.files.cached, names) if path is not None]
-        return tuple(found) if len(found) == len(names) else ()
+        found = tuple(filter(None, map(self.files.cached, self.shards)))
+        return found if len(found) == len(self.shards) else ()
 
     @property
     def weight_map(self) -> dict[str, str]:
         """The shard of each tensor by its name; {} where there is one file or GGUF."""
-        single = self.files.gguf or self.weights[0].name == WEIGHTS
-        return {} if single else self.json(INDEX)["weight_map"]
-
-    def _shards(self, find: Callable[[str], Path | None]) -> list[str] | None:
-        """The names of the files that hold the weights, or None."""
-        if self.files.gguf or find(WEIGHTS) is not None:
-            return [*self.files.gguf] or [WEIGHTS]
-        if (path := find(INDEX)) is None:
-            return None
-        weight_map = self.json(INDEX).get("weight_map")
-        names = weight_map.values() if isinstance(weight_map, dict) else ()
-        # A shard is a plain file beside its index: a checkpoint must not name other files of this machine.
-        if not names or not all(isinstance(name, str) and _SHARD.fullmatch(name) for name in names):
-            raise CheckpointError(
-                f"{path}: expected a weight_map of tensor names to shards beside it, which are called like "
-                f"model-00001-of-00002.safetensors"
-            )
-        return sorted(set(names))
+        return {} if self.files.gguf or self.shards == [WEIGHTS] else self.json(INDEX)["weight_map"]

@@ -57,7 +57,7 @@ class Layout:
     texts: architecture of a text part -> the model_type of a text_config.
     read: makes the rest of config.json, with its vision_config, and the settings of images.
     read_text: makes keys of a text_config of those read so far and of the text part's.
-    fronts: for a config, beginnings of our tensors' names -> theirs, where `gguf_tensors` has others.
+    fronts: for a config, beginnings of our tensors' names -> theirs, where `gguf_weights` has others.
     inside: for the tower or the text part, what then stands in our names -> in theirs.
     joins: ends of our names -> the function that makes such a tensor, and what the names of further tensors
         that it takes end in.

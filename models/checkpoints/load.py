@@ -283,29 +283,21 @@ def end_token_id(opened: Opened) -> int | None:
     tokenizer_config.json or tokenizer.json gives its id. The large tokenizer.json is read only where the
     small one does not.
     """
-    folder, inside = "", opened.config.get("lm_tokenizer")
     # nanoVLM's tokenizer is in the folder `lm_tokenizer`, where it is not beside the weights.
-    has_folder = opened.commit is None and isinstance(inside, str) and ".." not in Path(inside).parts
-    if has_folder and not opened.file("tokenizer.json") and not opened.file("tokenizer_config.json"):
-        folder = f"{inside}/"
+    inside, beside = opened.config.get("lm_tokenizer"), ("tokenizer.json", "tokenizer_config.json")
+    folder = f"{inside}/" if inside and opened.commit is None and not any(map(opened.file, beside)) else ""
     config = opened.json(f"{folder}tokenizer_config.json")
-    # A repository that has no tokenizer is not asked for the other files of one.
-    if not config and opened.commit is not None:
-        return None
     token = _text(config.get("eos_token"))
     token = token or _text(opened.json(f"{folder}special_tokens_map.json").get("eos_token"))
     if token is None:
         return None
-    decoder = config.get("added_tokens_decoder")
-    for token_id, added in decoder.items() if isinstance(decoder, dict) else ():
-        if _text(added) == token and token_id.isdecimal():
+    for token_id, added in (config.get("added_tokens_decoder") or {}).items():
+        if _text(added) == token:
             return int(token_id)
     tokenizer = opened.json(f"{folder}tokenizer.json")
-    for added in tokenizer.get("added_tokens") or ():
-        if _text(added) == token:
-            return added["id"]
-    found = (tokenizer.get("model") or {}).get("vocab") or {}
-    return found.get(token) if isinstance(found, dict) else None
+    added = {_text(one): one["id"] for one in tokenizer.get("added_tokens") or ()}
+    vocab = (tokenizer.get("model") or {}).get("vocab") or {}
+    return added.get(token, vocab.get(token) if isinstance(vocab, dict) else None)
 
 
 def _text(token: object) -> str | None:
