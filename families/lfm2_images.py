@@ -22,7 +22,6 @@ from families.qwen_videos import fit
 from families.resizing import CLIP_PIXELS, MODES, TileGrids, resized
 from families.saving import SavedProcessor
 from models.checkpoints.files import Opened
-from models.config import VLMConfig
 
 START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
 # Lfm2VlImageProcessor's own, where a file does not say.
@@ -120,9 +119,7 @@ class Lfm2Images(tiles.TiledImages):
         return SavedProcessor(tokenizer, chat_template, IMAGE, described)
 
 
-def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> Lfm2Images:
-    """The rule of a model with these settings, where there is no folder."""
-    return Lfm2Images(settings)
+image_rule = lambda settings, config: Lfm2Images(settings)  # where there is no folder
 
 
 def open_images(opened: Opened) -> tuple[Lfm2Images, AnyTokenizer, str | None]:

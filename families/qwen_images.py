@@ -23,7 +23,6 @@ from families.qwen_videos import QwenVideos, fit
 from families.resizing import CLIP_PIXELS
 from families.saving import SavedProcessor
 from models.checkpoints.files import Opened
-from models.config import VLMConfig
 
 IMAGE = "<|image_pad|>"
 # Qwen2VLImageProcessor's own, where a file does not say.
@@ -126,9 +125,7 @@ class QwenImages:
         return messages
 
 
-def image_rule(settings: Mapping[str, Any], config: VLMConfig) -> QwenImages:
-    """The rule of a model with these settings, where there is no folder."""
-    return QwenImages(settings)
+image_rule = lambda settings, config: QwenImages(settings)  # where there is no folder
 
 
 def open_images(opened: Opened) -> tuple[QwenImages, AnyTokenizer, str | None]:

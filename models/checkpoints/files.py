@@ -247,4 +247,4 @@ class Opened:
     @property
     def weight_map(self) -> dict[str, str]:
         """The shard of each tensor by its name; {} where there is one file or GGUF."""
-        return {} if self.files.gguf or self.shards == [WEIGHTS] else self.json(INDEX)["weight_map"]
+        return {} if self.files.gguf or self.shards == [WEIGHTS] else self.json(INDEX).get("weight_map", {})

@@ -149,7 +149,7 @@ def header_of(file: BinaryIO, size: int, path: Path) -> Header:
         tensors[name] = Place(label, shape, offset, offset + math.prod(shape) // block * of_block)
     begin = size - reader.left
     begin += -begin % metadata.get("general.alignment", 32)
-    if (end := begin + max((place.end for place in tensors.values()), default=0)) > size:
+    if tensors and (end := begin + max(place.end for place in tensors.values())) > size:
         raise ValueError(f"its tensors end at byte {end} of {size}: it was cut short; download it again")
     moved = {
         name: place._replace(begin=begin + place.begin, end=begin + place.end)
