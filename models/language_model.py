@@ -292,44 +292,6 @@ class LanguageModel(nn.Module):
         """(…, D) hidden states -> (…, V) logits."""
         return self.lm_head(hidden)
 
-    @staticmethod
-    def span(
-        x: Tensor,
-        attention_mask: Tensor | BlockMask | None,
-        kv_cache: KVCache | None,
-        start_pos: int | Tensor,
-        position_ids: Tensor | None,
-        offset: int | Tensor,
-    ) -> tuple[Tensor, int, Tensor]:
-        """The positions of x, by the arguments of `forward`: its slots (T,) or (B, T), the number of keys it
-        may attend to, and its rotary places."""
-        batch, length, _ = x.shape
-        steps = torch.arange(length, device=x.device)
-        if isinstance(start_pos, int):
-            slots = start_pos + steps  # (T,): where the queries stand
-            kv_length = start_pos + length  # the keys that they may look at
-        else:
-            if kv_cache is None:
-                raise ValueError("a start_pos for each row needs a kv_cache")
-            slots = start_pos[:, None] + steps  # (B, T)
-            # Reading the longest row back would stop the device: whoever decodes hands in a buffer (or a view
-            # of one) of fitting length, and the mask hides what a row has not filled.
-            kv_length = geometry(kv_cache).capacity
-        positions = slots + (offset[:, None] if isinstance(offset, Tensor) else offset)
-        if position_ids is not None:
-            positions = position_ids
-        elif isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 and kv_cache is None:
-            # Padding takes no position: the first real token of a row stands at 0.
-            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-        if kv_cache is not None:
-            rows, capacity, *_ = geometry(kv_cache)
-            if rows != batch or capacity < kv_length:
-                raise ValueError(
-                    f"kv_cache holds {rows} rows of {capacity} positions; "
-                    f"this call needs {batch} rows of {kv_length}"
-                )
-        return slots, kv_length, positions
-
     def forward(
         self,
         x: Tensor,
@@ -360,17 +322,41 @@ class LanguageModel(nn.Module):
         Returns:
             (hidden states (B, T, D), the cache that was given).
         """
-        slots, kv_length, positions = self.span(x, attention_mask, kv_cache, start_pos, position_ids, offset)
-        mask = attention_mask_for(x.shape[1], kv_length, attention_mask, slots)
+        batch, length, _ = x.shape
+        steps = torch.arange(length, device=x.device)
+        padded = isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
+        if isinstance(start_pos, int):
+            slots = start_pos + steps  # (T,): where the queries stand
+            kv_length = start_pos + length  # the keys that they may look at
+        else:
+            if kv_cache is None:
+                raise ValueError("a start_pos for each row needs a kv_cache")
+            slots = start_pos[:, None] + steps  # (B, T)
+            # Reading the longest row back would stop the device: whoever decodes hands in a buffer (or a view
+            # of one) of fitting length, and the mask hides what a row has not filled.
+            kv_length = geometry(kv_cache).capacity
+        positions = slots + (offset[:, None] if isinstance(offset, Tensor) else offset)
+        if position_ids is not None:
+            positions = position_ids
+        elif padded and kv_cache is None:
+            # Padding takes no position: the first real token of a row stands at 0.
+            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]  # type: ignore
+        if kv_cache is not None:
+            rows, capacity, *_ = geometry(kv_cache)
+            if rows != batch or capacity < kv_length:
+                raise ValueError(
+                    f"kv_cache holds {rows} rows of {capacity} positions; "
+                    f"this call needs {batch} rows of {kv_length}"
+                )
         before, real = slots, None
         if {"conv", "delta"} & {*self.config.layer_types}:
-            padded = isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
             if kv_cache is None:
                 if position_ids is None and not (attention_mask is None or padded):
                     raise ValueError("packed segments need position_ids, of which each begins with 0")
                 before = segment_places(positions)
             if padded:  # padding adds nothing to what is near it
-                real = attention_mask[:, -x.shape[1] :, None].to(x.dtype)  # type: ignore[index]
+                real = attention_mask[:, -length:, None].to(x.dtype)  # type: ignore
+        mask = attention_mask_for(length, kv_length, attention_mask, slots)
         at = At(None, mask, start_pos, kv_length, before, real, lengths)
         return self.norm(self.through_layers(x, kv_cache, positions, slots, at)), kv_cache
 

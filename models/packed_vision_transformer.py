@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import ClassVar
 
 import torch
@@ -278,13 +278,10 @@ def axial_rope(
 
 def windows_of(grids: Sequence[Grid], config: PackedVisionConfig) -> tuple[Tensor, list[int]]:
     """An order of all patches (P,) in which those of a window stand together, and the windows' lengths."""
-    order, lengths, before = [], [], 0
-    for grid in grids:
-        own, of_image = image_windows(grid, config.merge_size, config.window)
-        order.append(own + before)
-        lengths += of_image
-        before += grid[0] * grid[1]
-    return torch.cat(order), lengths
+    own = [image_windows(grid, config.merge_size, config.window) for grid in grids]
+    begins = accumulate((len(order) for order, _ in own), initial=0)
+    order = torch.cat([order + begin for (order, _), begin in zip(own, begins)])
+    return order, [length for _, lengths in own for length in lengths]
 
 
 @lru_cache(64)
