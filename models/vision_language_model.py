@@ -226,18 +226,17 @@ class VisionLanguageModel(WholeRows, nn.Module):
         `positions` are those that each part takes, of all rows together; `row_parts` how many parts each row
         has, where that is known: then every row must have its own.
         """
-        if row_parts is not None and len(row_parts) != len(input_ids):
-            raise ValueError(
-                f"pixel_values: expected {len(input_ids)} rows as in input_ids, got {len(row_parts)}"
-            )
         # Waits for the device, if ids are there.
         places = torch.eq(input_ids, self.config.image_token_id).sum(1).tolist()
-        rest = iter(positions)
-        features = [sum(islice(rest, count)) for count in row_parts or [len(positions)]]
         if row_parts is None:
-            places = [sum(places)]
-        for row, (expected, got) in enumerate(zip(places, features, strict=True)):
-            if expected != got:
+            places, row_parts = [sum(places)], [len(positions)]
+        if len(row_parts) != len(places):
+            raise ValueError(
+                f"pixel_values: expected {len(places)} rows as in input_ids, got {len(row_parts)}"
+            )
+        rest = iter(positions)
+        for row, (expected, count) in enumerate(zip(places, row_parts)):
+            if expected != (got := sum(islice(rest, count))):
                 raise ValueError(
                     f"{f'row {row}: ' if len(places) > 1 else ''}the prompt holds {expected} image "
                     f"placeholders but the images give {got} features: build both with the same processor"
