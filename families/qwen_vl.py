@@ -88,7 +88,7 @@ def read_config(config: Mapping, generation: Mapping, stored: Mapping[str, Entry
 
 def multimodal_rope(rope: dict, sections: list[int] | None) -> tuple[dict[str, Any], tuple[int, ...]]:
     """Rotary parameters without those of places, and the numbers of frequencies for time, row and column."""
-    found = tuple(rope.get("mrope_section", sections))
+    found = tuple(rope.get("mrope_section") or sections or ())
     plain = {name: value for name, value in rope.items() if not name.startswith("mrope")}
     if plain.get("type", plain.get("rope_type")) == "mrope":
         plain |= {"rope_type": "default", "type": "default"}

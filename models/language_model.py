@@ -324,7 +324,9 @@ class LanguageModel(nn.Module):
         """
         batch, length, _ = x.shape
         steps = torch.arange(length, device=x.device)
-        padded = isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
+        padding: Tensor | None = None
+        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+            padding = attention_mask
         if isinstance(start_pos, int):
             slots = start_pos + steps  # (T,): where the queries stand
             kv_length = start_pos + length  # the keys that they may look at
@@ -338,9 +340,9 @@ class LanguageModel(nn.Module):
         positions = slots + (offset[:, None] if isinstance(offset, Tensor) else offset)
         if position_ids is not None:
             positions = position_ids
-        elif padded and kv_cache is None:
+        elif padding is not None and kv_cache is None:
             # Padding takes no position: the first real token of a row stands at 0.
-            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]  # type: ignore
+            positions = (padding.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
         if kv_cache is not None:
             rows, capacity, *_ = geometry(kv_cache)
             if rows != batch or capacity < kv_length:
@@ -348,14 +350,11 @@ class LanguageModel(nn.Module):
                     f"kv_cache holds {rows} rows of {capacity} positions; "
                     f"this call needs {batch} rows of {kv_length}"
                 )
-        before, real = slots, None
-        if {"conv", "delta"} & {*self.config.layer_types}:
-            if kv_cache is None:
-                if position_ids is None and not (attention_mask is None or padded):
-                    raise ValueError("packed segments need position_ids, of which each begins with 0")
-                before = segment_places(positions)
-            if padded:  # padding adds nothing to what is near it
-                real = attention_mask[:, -length:, None].to(x.dtype)  # type: ignore
+        before, real = slots, None if padding is None else padding[:, -length:, None].to(x.dtype)
+        if kv_cache is None and {"conv", "delta"} & {*self.config.layer_types}:
+            if position_ids is None and attention_mask is not padding:
+                raise ValueError("packed segments need position_ids, of which each begins with 0")
+            before = segment_places(positions)
         mask = attention_mask_for(length, kv_length, attention_mask, slots)
         at = At(None, mask, start_pos, kv_length, before, real, lengths)
         return self.norm(self.through_layers(x, kv_cache, positions, slots, at)), kv_cache

@@ -15,6 +15,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,6 @@ def stored_tensors(model: Any) -> dict[str, Pending]:
     """A model's tensors by name, a tied head once, as the embedding. Of one that was rearranged for decoding
     they are what it was loaded with, to the bit, and each is made when it is written. Raises CheckpointError
     for weights that are not there, on the meta device or rounded to int8 or four bits."""
-
     found: dict[str, Pending] = {}
     for read in _parts_of(model):
         for name, tensor in read().items():
@@ -123,7 +123,7 @@ def stored_tensors(model: Any) -> dict[str, Pending]:
         # Rearranging makes all that is small float32: what loses nothing by it is bfloat16 again.
         for name, one in found.items():
             if one.dtype == torch.float32 and torch.equal((wide := one.make()).bfloat16().float(), wide):
-                found[name] = Pending(one.shape, torch.bfloat16, lambda one=one: one.make().bfloat16())
+                found[name] = Pending(one.shape, torch.bfloat16, partial(_narrow, one))
     return found
 
 
@@ -189,16 +189,23 @@ class Pending:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def _narrow(wide: Pending) -> Tensor:
+    return wide.make().bfloat16()
+
+
+def _fused(parts: list[Pending]) -> Tensor:
+    return torch.cat([part.make() for part in parts])
+
+
 def placed(tensors: Mapping[str, Pending], places: StoredTensorOf) -> dict[str, Pending]:
     """A model's tensors under a checkpoint's own names; what was split on the way in is fused again."""
-
     parts: dict[str, list[Pending]] = {}
     stored: dict[str, Pending] = {}
     pairs = ((places(name), tensor) for name, tensor in tensors.items())
     for place, tensor in sorted(pairs, key=lambda pair: pair[0].part):
         own = parts.setdefault(place.name, [])
         own.append(tensor)
-        make = (lambda own=own: torch.cat([one.make() for one in own])) if place.part else tensor.make
+        make = partial(_fused, own) if place.part else tensor.make
         stored[place.name] = replace(tensor, shape=place.stored_shape(tensor.shape), make=make)
     return stored
 
