@@ -48,25 +48,40 @@ def lora_config(config: TrainConfig, targets: Mapping[str, Iterable[str]], whole
     )
 
 
+def _targets(config: TrainConfig) -> dict[str, list[str]]:
+    given = {"language_model": config.lora_targets, "vision_model": config.lora_vision_targets}
+    return {part: [one.strip() for one in names.split(",")] for part, names in given.items() if names}
+
+
+def adapted_layers(
+    model: nn.Module, config: TrainConfig, places: StoredTensorOf
+) -> dict[str, list[nn.Linear]]:
+    """The linear layers that get adapters, by part of the model."""
+    found = dict[str, list[nn.Linear]]()
+    for part, flag in (("language_model", "--lora-targets"), ("vision_model", "--lora-vision-targets")):
+        names = _targets(config).get(part, [])
+        layers = [
+            (name.rpartition(".")[2], one)
+            for name, one in model.named_modules()
+            if isinstance(one, nn.Linear)
+            and name.startswith(f"{part}.layers.")
+            and places(f"{name}.weight").parts == 1
+        ]
+        known = dict(layers)
+        # The default of the language model names what some families have, and others have not.
+        wrong = [name for name in names if name not in known]
+        if wrong and (part == "vision_model" or len(wrong) == len(names)):
+            raise ValueError(f"{flag}: expected some of {', '.join(known)}, got {', '.join(wrong)}")
+        if names:
+            found[part] = [layer for name, layer in layers if name in names]
+    return found
+
+
 def add_adapters(model: nn.Module, config: TrainConfig, places: StoredTensorOf) -> None:
     """Put adapters in. From then on they alone train, and a projector with a rate of its own. `places` is for
     names that the tower stores in one tensor: peft could not open adapters of these."""
     generator = torch.Generator().manual_seed(config.seed)
-    given = {
-        "language_model.layers": config.lora_targets,
-        "vision_model.layers": config.lora_vision_targets,
-    }
-    targets = {where: [one.strip() for one in names.split(",")] for where, names in given.items() if names}
-    for where, flag in (("language_model", "--lora-targets"), ("vision_model", "--lora-vision-targets")):
-        names = targets.get(f"{where}.layers", ())
-        linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear)]
-        inside = [name for name in linear if name.startswith(f"{where}.layers.")]
-        alone = [name for name in inside if places(f"{name}.weight").parts == 1]
-        known = list(dict.fromkeys(name.rpartition(".")[2] for name in alone))
-        # The default of the language model names what some families have, and others have not.
-        wrong = [name for name in names if name not in known]
-        if wrong and (where == "vision_model" or len(wrong) == len(names)):
-            raise ValueError(f"{flag}: expected some of {', '.join(known)}, got {', '.join(wrong)}")
+    targets = {f"{part}.layers": _targets(config)[part] for part in adapted_layers(model, config, places)}
     _peft().inject_adapter_in_model(lora_config(config, targets), model, _NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or part_of(name) in config.learns)
