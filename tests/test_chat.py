@@ -17,6 +17,7 @@ from generation.options import NotFiniteError
 from inference.chat import COMMANDS
 from inference.command import DEFAULT_MODEL, ROOT
 from messages import for_terminal
+from tests.house import edit_json, json_lines
 from tests.processors import draw_image
 
 SHORT = ("--max-new-tokens", 8)
@@ -85,7 +86,7 @@ def test_a_model_of_single_questions_is_asked_each_alone(talk, one, photo, other
     assert status == 0 and "single questions" in err[0]
     assert out[:3] == [one(photo, "-q", "how many?"), one(photo, "-q", "why?"), one(other, "-q", "why?")]
     assert out[3] != one(other, "-q", "how many?")
-    saved = [json.loads(line) for line in rows.read_text().splitlines()]
+    saved = json_lines(rows)
     assert [len(row["messages"]) for row in saved] == [2, 2, 4]
     assert all(len(row["images"]) == 1 for row in saved)
     status, out, err = talk("how many?", f"/image {photo}", "how many?", **folder)
@@ -96,7 +97,7 @@ def test_more_images_than_a_model_can_tell_apart_are_named_when_they_come(talk, 
     """Also where one of them stands in the conversation already, for a model that is shown that as well."""
     shutil.copytree(DEFAULT_MODEL, tmp_path / "one")
     says = tmp_path / "one" / "generation_config.json"
-    says.write_text(json.dumps(json.loads(says.read_text()) | {"most_images": 1}))
+    edit_json(says, most_images=1)
     counted = {"model": tmp_path / "one"}
     lines = ("How many shapes are there?", f"/image {other}", "/undo", "/memory off", f"/image {other}")
     for images, expected in (((photo,), [1]), ((photo, other), [0, 1])):

@@ -12,6 +12,7 @@ import pytest
 from data.images import load_image
 from inference.batch_files import ImageQuestions
 from models.vision_language_model import VisionLanguageModel
+from tests.house import edit_json, json_lines
 from tests.processors import draw_image
 
 ALONE = ("answers", "token_ids", "stop_reasons", "prompt_tokens", "image_tokens")
@@ -43,7 +44,7 @@ def run(cli):
     def run(*arguments, out="out.jsonl", status=(0,), **options) -> tuple[list[dict], str]:
         got, printed, err = cli("batch", *arguments, "--out", out, **options)
         assert got in status and printed == "", err
-        return [json.loads(line) for line in Path(out).read_text().splitlines()], err
+        return json_lines(Path(out)), err
 
     return run
 
@@ -239,7 +240,7 @@ def test_an_image_stays_in_its_shard_whatever_comes_beside_it(photos):
 def boxes_folder(model_folder, tmp_path_factory) -> Path:
     folder = shutil.copytree(model_folder, tmp_path_factory.mktemp("model") / "boxes")
     path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"coordinates": "qwen3-vl"}))
+    edit_json(path, coordinates="qwen3-vl")
     return folder
 
 

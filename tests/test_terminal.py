@@ -20,6 +20,7 @@ from inference.flags import log
 from inference.results import to_json
 from inference.terminal import GreyText, wrapped
 from messages import for_terminal
+from tests.house import edit_json
 
 HOSTILE = "".join(map(chr, (*range(9), *range(11, 32), *range(127, 160))))
 SAID = f"one{HOSTILE}\x1b]0;owned\x07\u009b2J two\n\tthree"
@@ -126,7 +127,7 @@ def test_the_name_of_a_model_controls_no_terminal(model_folder, photo, tmp_path,
     folder, saved = tmp_path / f"model{HOSTILE.strip()}".replace("\0", ""), tmp_path / "a.md"
     shutil.copytree(model_folder, folder)
     path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"knows": HOSTILE, "most_images": 1}))
+    edit_json(path, knows=HOSTILE, most_images=1)
     monkeypatch.setattr("inference.flags.LOG_AFTER", 0)
     shown = show(tty)
     more = ["--max-new-tokens", "2", "--model", str(folder)]
