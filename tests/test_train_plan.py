@@ -343,6 +343,7 @@ def test_lfm2_by_its_processors_rule_and_the_layers_it_has(tmp_path, capsys):
         ("nanovlm-460m", "--plan-ranks 3", "--batch-size"),
         ("nanovlm-222m", "--plan-text 5000", "5000"),
         ("smolvlm-256m-lora", "--lora-targets qkv", "--lora-targets"),
+        ("smolvlm-256m-lora", "--plan-device abacus", "--plan-device"),
     ],
 )
 def test_what_cannot_be_planned(recipe, arguments, named, capsys):

@@ -20,7 +20,6 @@ from families import FAMILIES
 from models.gated_delta import CHUNK
 from models.packed_vision_transformer import PackedVisionConfig, image_windows
 from models.vision_language_model import VisionLanguageModel, part_size
-from training.config import PEAKS
 
 PARTS = ("vision_model", "projector", "language_model")
 
@@ -124,6 +123,26 @@ def training_flops(costs: Amounts, amounts: Amounts) -> float:
 
 
 # --------------------------------------------------------------------------------------------- devices
+# What data sheets say of each GPU: FLOP/s of dense bfloat16 products with float32 sums. TF32, in which
+# training multiplies float32, has half of that.
+PEAKS = {
+    "A10": 125e12,
+    "A100": 312e12,
+    "RTX A6000": 154.8e12,
+    "L4": 121e12,
+    "L40S": 362e12,
+    "H100": 989.4e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H200": 989.4e12,
+    "GH200": 989.4e12,
+    "B200": 2250e12,
+    "RTX 3090": 71e12,
+    "RTX 4090": 165.2e12,
+    "RTX 5090": 209.5e12,
+}
+
+
 def known_peak(name: str, dtype: torch.dtype) -> float | None:
     """FLOP/s of a GPU by what it calls itself; None for one that is not in the table, or another dtype."""
     share = {torch.bfloat16: 1.0, torch.float32: 0.5}.get(dtype)

@@ -9,11 +9,14 @@ need their config.json and tokenizer. What a recipe cannot know about its data i
 
 from __future__ import annotations
 
+import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +41,7 @@ from models.losses import chunk_positions
 from models.vision_language_model import VisionLanguageModel, part_size
 from training.config import PlanOptions, TrainConfig, dataset_entries
 from training.distributed import blocks_of, compute_dtype
-from training.flops import Amounts, costs, known_peak, peak_flops, tower_amounts, training_flops
+from training.flops import PEAKS, Amounts, costs, known_peak, peak_flops, tower_amounts, training_flops
 from training.lora import adapted_layers
 from training.optim import is_muon_matrix, part_of
 from training.rows import new_tokenizer, sized
@@ -174,11 +177,10 @@ def planned_model(config: TrainConfig, shape: VLMConfig) -> VisionLanguageModel:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(part_of(name) in config.learns)
     if config.lora_rank:
-        for layers in adapted_layers(model, config, written(shape)[1]).values():
-            for layer in layers:
-                layer.lora_A = nn.Parameter(torch.empty(config.lora_rank, layer.in_features))
-                layer.lora_B = nn.Parameter(torch.empty(layer.out_features, config.lora_rank))
-                layer.register_forward_hook(_adapter)
+        for layer in adapted_layers(model, config, written(shape)[1]).values():
+            layer.lora_A = nn.Parameter(torch.empty(config.lora_rank, layer.in_features))
+            layer.lora_B = nn.Parameter(torch.empty(layer.out_features, config.lora_rank))
+            layer.register_forward_hook(_adapter)
     return model
 
 
@@ -262,6 +264,7 @@ def activation_bytes(
     places_of = (3, micro, length) if model.config.text.rope_sections else (micro, length)
     masked = row.samples > 1 and device.kind == "cpu"  # on a GPU the mask is a few blocks
     with (
+        warnings.catch_warnings(action="ignore", category=UserWarning),  # of a norm in two types
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=device.dtype != torch.float32),
     ):
@@ -292,7 +295,11 @@ def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
     if wanted == "cpu" or (wanted == "auto" and here):
         return Device(kind, dtype, *peak_flops(torch.device(kind), dtype))
     name = "H100" if wanted == "auto" else options.plan_device
-    return Device(kind, dtype, known_peak(name, dtype) or 0.0, f"{name}, data sheet")
+    if (peak := known_peak(name, dtype)) is None:
+        raise ValueError(
+            f"--plan-device: expected auto, cpu, {', '.join(PEAKS)}, or --plan-tflops, got {name}"
+        )
+    return Device(kind, dtype, peak, f"{name}, data sheet")
 
 
 def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
@@ -338,81 +345,8 @@ def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
     return f"{plan.table()}\n{assumed}"
 
 
-# Configs of the checkpoints that the shipped recipes name, as the Hub has them: a plan needs no network.
-def _smollm2(
-    width: int, inner: int, layers: int, heads: int, key_heads: int, vocabulary: int = 49_152
-) -> dict:
-    return {
-        "model_type": "llama",
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 100_000,
-        "tie_word_embeddings": True,
-    }
-
-
-_SIGLIP = {"model_type": "siglip_vision_model"}  # the rest is as transformers has it by default: base/16
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "google/siglip-base-patch16-224": _SIGLIP | {"image_size": 224},
-    "google/siglip2-base-patch16-512": _SIGLIP | {"image_size": 512},
-    "HuggingFaceTB/SmolLM2-135M": _smollm2(576, 1536, 30, 9, 3),
-    "HuggingFaceTB/SmolLM2-360M-Instruct": _smollm2(960, 2560, 32, 15, 5),
-    "HuggingFaceTB/SmolVLM-256M-Instruct": {
-        "model_type": "idefics3",
-        "image_token_id": 49_190,
-        "scale_factor": 4,
-        "tie_word_embeddings": False,
-        "text_config": _smollm2(576, 1536, 30, 9, 3, 49_280),
-        "vision_config": {"hidden_size": 768, "image_size": 512, "num_attention_heads": 12, "patch_size": 16},
-    },
-    "Qwen/Qwen3-VL-2B-Instruct": {
-        "model_type": "qwen3_vl",
-        "tie_word_embeddings": True,
-        "text_config": {
-            "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
-            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-            "max_position_embeddings": 262_144,
-        },
-        "vision_config": {
-            "depth": 24, "hidden_size": 1024, "intermediate_size": 4096,
-            "deepstack_visual_indexes": [5, 11, 17],
-        },
-    },
-    "Qwen/Qwen3.5-0.8B": {
-        "model_type": "qwen3_5",
-        "tie_word_embeddings": True,
-        "text_config": {
-            "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
-            "num_attention_heads": 8, "num_key_value_heads": 2, "linear_num_value_heads": 16,
-            "max_position_embeddings": 262_144,
-        },
-        "vision_config": {"depth": 12, "hidden_size": 768, "num_heads": 12, "intermediate_size": 3072},
-    },
-    "LiquidAI/LFM2.5-VL-450M": {
-        "model_type": "lfm2_vl",
-        "text_config": {
-            "hidden_size": 1024, "block_ff_dim": 6656, "num_hidden_layers": 16, "num_attention_heads": 16,
-            "num_key_value_heads": 8, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
-        },
-        "vision_config": {},  # as transformers has it by default
-    },
-}  # fmt: skip
-_QWEN_IMAGES = {"patch_size": 16, "size": {"longest_edge": 2**24}}
-# Of those that see, the settings of their preprocessor_config.json that are not the defaults.
-IMAGES: dict[str, dict[str, Any]] = {
-    "HuggingFaceTB/SmolVLM-256M-Instruct": {
-        "size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}
-    },
-    "Qwen/Qwen3-VL-2B-Instruct": _QWEN_IMAGES,
-    "Qwen/Qwen3.5-0.8B": _QWEN_IMAGES,
-    "LiquidAI/LFM2.5-VL-450M": {},
-}  # fmt: skip
+# What the Hub has of the checkpoints that the shipped recipes name: a plan of these needs no network.
+PUBLISHED = json.loads((Path(__file__).parents[1] / "configs/published.json").read_text(encoding="utf-8"))
 SMOLLM2_TOKENS = 3  # of SmolVLM's special tokens, those that SmolLM2's tokenizers have
 
 
@@ -449,7 +383,7 @@ def _joined_shape(config: TrainConfig) -> VLMConfig:
 
 
 def config_of(source: str) -> dict[str, Any]:
-    return PUBLISHED.get(source) or open_files(source).config
+    return PUBLISHED[source]["config.json"] if source in PUBLISHED else open_files(source).config
 
 
 def stored_shape(source: str) -> VLMConfig:
@@ -460,8 +394,8 @@ def stored_shape(source: str) -> VLMConfig:
 
 def _images_of(source: str, shape: VLMConfig) -> Images:
     """How a checkpoint's processor cuts images."""
-    if source in IMAGES:
-        return FAMILIES[shape.family].image_rule(IMAGES[source], shape)
+    if source in PUBLISHED:
+        return FAMILIES[shape.family].image_rule(PUBLISHED[source]["preprocessor_config.json"], shape)
     return Processor.from_pretrained(source, shape).images
 
 
