@@ -66,7 +66,7 @@ from training.optim import build_optimizers, freeze, rates, update_average
 from training.plan import describe_plan
 from training.preferences import PreferencesTask
 from training.rollouts import RewardsTask
-from training.rows import RowsTask
+from training.rows import RowsTask, taken
 from training.show import describe_rows
 from training.state import FOLDER, RunState, StopSignal, states
 from training.task import Score, Task
@@ -234,10 +234,7 @@ class Run:
             stop.agreed = ranks.sum(stop.asked)[0] > 0
             if stop.agreed:
                 return
-            try:
-                batches, failed = next(data, None), None
-            except DatasetError as error:
-                batches, failed = None, error
+            batches, failed = taken(data)
             count = task.count(batches) if batches is not None else 0.0
             count, having, failing = ranks.sum(count, batches is not None, failed is not None)
             if failing:

@@ -276,11 +276,6 @@ def test_a_worse_model_is_not_the_best(base, capsys):
     assert not (base / "ruined" / "best").exists()
 
 
-def test_a_share_of_all_rows_cannot_be_held_out():
-    with pytest.raises(ValueError, match="holdout"):
-        TrainConfig(**ROWS, holdout=1.0)
-
-
 @pytest.mark.slow
 def test_a_run_stops_early(base, capsys):
     """Where evaluations, as shares of the run, get no better; it stays so until told otherwise."""
