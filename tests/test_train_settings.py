@@ -56,7 +56,6 @@ def test_names_of_other_trainers_have_ours_beside_them():
 def test_flags_go_over_the_recipe(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("steps: 7\nlr: 1e-4\npacking: no\ngrad_clip: 5\nkeep_best: true\n")
-    assert parse("--init-from", "x", "--data", "y", "--waiting", "9").packing_buffer == 9  # as it was called
     config = parse(str(recipe), "--lr=5e-5", "--no-keep-best", "--data", "[{path: a, weight: 2}]",
                    "--init-from", "x")  # fmt: skip
     assert (config.steps, config.lr, config.grad_clip) == (7, 5e-5, 5.0)
@@ -189,10 +188,10 @@ def test_a_flag_that_has_no_effect_is_refused(run, name, has, capsys):
         ("init_from: x\ndata: y\nscale_factor: 9", "", "scale_factor"),
         ("lora_alpha: 8\ninit_from: x\ndata: y", "", "lora_alpha"),
         ("vision_from: v\ntext_from: t\nscale_factor: 9\ndata: y", "--no-packing", ""),
-        ("waiting: 7", "--init-from x --data y", ""),
+        ("packing_buffer: 7", "--init-from x --data y", ""),
         ("lora_rank: 2\nlora_alpha: 8\ninit_from: x\ndata: y", "--lora-rank 0", ""),
         ("scale_factor: 1\ninit_from: x\ndata: y", "", ""),  # its default
-        ("waiting: 7\ndata: y", "", "--init-from"),
+        ("packing_buffer: 7\ndata: y", "", "--init-from"),
         ("shuffle_buffer: 7\ninit_from: x\ndata: y", "", ""),
         ("data: recipes.world\ninit_from: x\ntext_layers: 9", "", "text_layers"),
     ],

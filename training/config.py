@@ -32,7 +32,6 @@ from models.config import check_device
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 RUN_FILE = "run.yaml"
-FORMERLY = {"waiting": "packing_buffer"}  # names that recipes, runs and flags had, and may have
 _MANY = 10**9
 _STRICT = ConfigDict(allow_inf_nan=False)
 # YAML's loader leaves every value as the text that was written, and pydantic reads that by its field's type:
@@ -310,38 +309,25 @@ class TrainConfig:
         for name in ("eval_every", "save_every"):
             if (every := getattr(self, name)) >= 1 and every % 1:
                 raise ValueError(f"{flag(name)}: expected whole steps, or a share below 1, got {every}")
-        images = [*filter(None, (self.max_pixels, self.longest_edge, self.image_tokens))]
+        sizes = [*filter(None, (self.max_pixels, self.longest_edge, self.image_tokens))]
         rows, rewards = not self.is_drawn, self.task == "rewards"
+        no_model = rows and not (self.init_from or self.vision_from)
+        nothing_learns = not (self.lr if self.lora_rank else any(self.rates.values()))
         for wrong, said in (
             (bool(self.vision_from) != bool(self.text_from), "--vision-from and --text-from: expected both"),
             (self.init_from and self.vision_from, "--init-from and --vision-from: expected one of them"),
             (self.patience and not self.keep_best, "--patience: expected --keep-best beside it"),
             (0 < self.max_pixels < 1024, f"--max-pixels: expected at least 1024, got {self.max_pixels}"),
-            (len(images) > 1, "--max-pixels, --longest-edge, --image-tokens: expected one of them at most"),
+            (len(sizes) > 1, "--max-pixels, --longest-edge, --image-tokens: expected one of them at most"),
             (not self.data, "--data: expected rows (a file, folder, Hub id or list of datasets), got none"),
-            (
-                rows and not (self.init_from or self.vision_from),
-                "--data: rows need a model: give --init-from, or --vision-from and --text-from",
-            ),
-            (
-                not (self.lr if self.lora_rank else any(self.rates.values())),
-                "--lr: expected something that learns, got a rate of 0 for all of it",
-            ),
-            (
-                self.lora_rank and self.vision_lr > 0,
-                "--lora-rank: adapters train in place of all weights; set no --vision-lr",
-            ),
-            (
-                rewards and not (rows and self.init_from),
-                "--task rewards: expected --data with rows, and --init-from",
-            ),
+            (no_model, "--data: rows need a model: give --init-from, or --vision-from and --text-from"),
+            (nothing_learns, "--lr: expected something that learns, got a rate of 0 for all of it"),
+            (self.lora_rank and self.vision_lr > 0, "--lora-rank: set no --vision-lr, adapters train alone"),
+            (rewards and not (rows and self.init_from), "--task rewards: expected rows, and --init-from"),
             (rewards and not self.rewards, "--rewards: expected names with their weights, as {exact: 1.0}"),
             (rewards and self.lora_dropout, "--lora-dropout: expected 0: answers are sampled without it"),
             (self.eval_data and self.holdout, "--eval-data and --holdout: expected one of them"),
-            (
-                self.eval_metric and not (rows and self.held_out_data),
-                "--eval-metric: expected rows with --eval-data or --holdout",
-            ),
+            (self.eval_metric and not (rows and self.held_out_data), "--eval-metric: expected held-out rows"),
         ):
             if wrong:
                 raise ValueError(said)
@@ -470,8 +456,7 @@ def _read_flags(kind: type[TrainConfig], arguments: list[str], description: str)
             options["action"] = argparse.BooleanOptionalAction
         else:
             options["metavar"] = "STR" if words else getattr(types[name], "__name__", "str or list").upper()
-        names = [name, *(old for old, new in FORMERLY.items() if new == name)]
-        parser.add_argument(*map(flag, names), **options)
+        parser.add_argument(flag(name), **options)
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
         name = unknown[0].split("=")[0]
@@ -567,7 +552,6 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
-    recipe = {FORMERLY.get(key, key): value for key, value in recipe.items()}
     known = [item.name for item in fields(settings_class(recipe))]
     if unknown := [str(key) for key in recipe if key not in known]:
         near = did_you_mean(unknown[0], known)

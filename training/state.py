@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from messages import for_terminal
-from training.config import FORMERLY, TrainConfig, flag, settings_class
+from training.config import TrainConfig, flag, settings_class
 from training.distributed import Ranks
 
 FOLDER, RUN = "state", "run.pt"
@@ -310,7 +310,6 @@ def changes(saved: dict[str, Any], config: TrainConfig) -> tuple[list[str], list
 
     What was not saved had its default. A value that is too long to show is left out.
     """
-    saved = {FORMERLY.get(name, name): value for name, value in saved.items()}
     kind = settings_class(saved)
     known = {item.name for item in fields(kind)}
     before = kind(**{name: value for name, value in saved.items() if name in known})
