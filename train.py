@@ -3,7 +3,7 @@
     python train.py recipes/shapes/shapes.yaml      # plain drawings, from scratch, on a CPU: about two hours
     python train.py recipes/world/world.yaml        # the embedded model; see the page beside it
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --output runs/mine
-    python train.py runs/mine/run.yaml              # resume a run that was killed or told to stop
+    python train.py runs/mine/run.yaml              # resume a run that was killed or stopped
     torchrun --nproc-per-node 8 train.py configs/nanovlm-460m.yaml --parallel fsdp
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --show 3    # a look at the rows
     python train.py configs/nanovlm-460m.yaml --plan --plan-ranks 8    # parameters, memory, FLOPs, hours
@@ -223,7 +223,7 @@ class Run:
     # -------------------------------------------------------------------------------------------- a step
     def steps(self) -> Iterator[tuple[int, list[Batch], float]]:
         """The number of each step, this rank's batches, and all ranks' count of labelled tokens. All ranks
-        agree on when to stop: after the last step, when the data of all has ended, or when one is told to.
+        agree on when to stop: after the last step, when the data of all has ended, or when a signal asks one of them.
 
         A rank that cannot read its data stops all: `stop.failed` says why, and the step is as if not begun.
         """

@@ -54,7 +54,7 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """What a folder of peft's holds. Raises CheckpointError for one that is no LoRA adapter."""
+    """Read a folder of peft's. Raises CheckpointError for one that is no LoRA adapter."""
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} has no {name}: expected the folder of a peft adapter")

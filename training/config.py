@@ -55,7 +55,7 @@ def _plain(given: Any) -> Any:
 
 
 def _written(given: Any) -> Any:
-    """What a text says in YAML or JSON, as the command line has it, if it is a list or a mapping."""
+    """A list or mapping from a text in YAML or JSON, as flags have it; anything else as it is."""
     if not (isinstance(given, str) and given.lstrip().startswith(("[", "{"))):
         return given
     try:
@@ -398,7 +398,7 @@ def settings_class(settings: Mapping[str, Any]) -> type[TrainConfig]:
 
 # ---------------------------------------------------------------------------------- the command line
 def _fields(kind: type[TrainConfig]) -> dict[str, Field]:
-    """What a recipe or a flag may set, by name."""
+    """All settings of recipes and flags, by name."""
     return {item.name: item for described in (kind, PlanOptions) for item in fields(described)}
 
 
@@ -439,7 +439,7 @@ def parse_arguments(
 
 
 def _read_flags(kind: type[TrainConfig], arguments: list[str], description: str) -> dict[str, Any]:
-    """What flags say, by setting, as it was written."""
+    """The values of the flags that were given, as text, by setting."""
     parser = _Parser(
         prog="train.py", usage="train.py [RECIPE.yaml] [flags]", description=description,
         allow_abbrev=False, argument_default=argparse.SUPPRESS,

@@ -86,7 +86,7 @@ class Evaluation:
 
     @property
     def stale(self) -> bool:
-        """Whether to stop early; the same on all ranks."""
+        """True if the run should stop early; the same on all ranks."""
         return 0 < self.config.patience <= self.since
 
     def run(self, wrapped: nn.Module, step: int, last: bool) -> dict[str, Score]:

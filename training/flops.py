@@ -24,7 +24,7 @@ PARTS = ("vision_model", "projector", "language_model")
 
 
 class Amounts(NamedTuple):
-    """How much of each kind goes through the model, or what one of each costs. `patches` are those of all
+    """Amounts of work of a batch by kind, or the cost of one of each. `patches` are those of all
     `tiles`; `patch_pairs` sums, over patches, how many each may look at in an average layer of the tower;
     `pairs` the same over positions."""
 
@@ -53,7 +53,7 @@ def tower_amounts(vision: Any, sizes: Iterable[Sequence[int]], each: float = 1) 
 
 
 def amounts_of(batch: Mapping[str, Any], vision: Any) -> Amounts:
-    """What a batch sends through the model, without padding. `vision` is the tower's config.
+    """The amounts of a batch, without padding. `vision` is the tower's config.
 
     Segments of a row are blind to each other; segment 0, where there is one, is a prefix that all see.
     """

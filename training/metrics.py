@@ -170,7 +170,7 @@ class Throughput:
             self._aside += time.monotonic() - began
 
     def row(self, done: int) -> dict[str, float]:
-        """What goes into metrics.jsonl after `done` steps; all ranks call it."""
+        """Speeds since the last row, for metrics.jsonl, after `done` steps; all ranks call it."""
         seconds = max(time.monotonic() - self._since - self._aside, 1e-9)
         own = self._tokens, self._images, self._flops, self._samples
         tokens, images, flops, samples = self.ranks.sum(*own)
@@ -186,7 +186,7 @@ class Throughput:
 
 
 def small(image: Any) -> Image.Image:
-    """What `load_image` takes, or a video's first frame, as a small image."""
+    """A small copy of an image (whatever `load_image` takes), or of a video's first frame."""
     copy = load_image(next(image.frames([0])) if isinstance(image, Clip) else image).copy()
     copy.thumbnail((_LONGEST, _LONGEST))
     return copy

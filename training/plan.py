@@ -62,7 +62,7 @@ class Device(NamedTuple):
 
 @dataclass(frozen=True)
 class AverageRow:
-    """What the data decides; samples of a row are blind to each other. sizes: height and width in
+    """An average row of the data; its samples are blind to each other. sizes: height and width in
     pixels of each part of an image, none for the tower's tile; fill: share of positions that are not padding;
     labelled: share of these that carry a label; total_samples: of the whole run, None if unknown."""
 
@@ -225,7 +225,7 @@ def memory(
 def activation_bytes(
     config: TrainConfig, device: Device, model: VisionLanguageModel, row: AverageRow, micro: int
 ) -> float:
-    """What autograd keeps of a micro-batch's forward pass, without the head's share; copies of weights that
+    """Bytes that autograd keeps of a micro-batch's forward pass, without the head's; copies of weights that
     autocast makes are in it. With checkpointing, a block keeps its input alone, and one at a time everything.
 
     Of blocks that are alike two run: the first one keeps what all share as well. On a GPU a fused norm keeps
@@ -284,7 +284,7 @@ def activation_bytes(
 
 # ----------------------------------------------------------------------------------- from a recipe
 def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
-    """What the run is planned for. By default, --device cpu means this machine's CPU."""
+    """The device that the run is planned for. By default, --device cpu means this machine's CPU."""
     wanted, here = options.plan_device.lower(), torch.cuda.is_available()
     if wanted == "auto" and config.device == "cpu":
         wanted = "cpu"
@@ -365,7 +365,7 @@ def network(config: TrainConfig) -> tuple[VLMConfig, Tiles]:
 
 
 def _joined_shape(config: TrainConfig) -> VLMConfig:
-    """Of a model that starts from backbones."""
+    """The shape of a model that starts from backbones."""
     stored, added = config_of(config.text_from), len(SPECIAL_TOKENS) - SMOLLM2_TOKENS
     text = read_text_config(stored)
     if config.text_from in PUBLISHED:
@@ -393,7 +393,7 @@ def stored_shape(source: str) -> VLMConfig:
 
 
 def _images_of(source: str, shape: VLMConfig) -> Images:
-    """How a checkpoint's processor cuts images."""
+    """The rule by which a checkpoint's processor cuts images."""
     if source in PUBLISHED:
         return FAMILIES[shape.family].image_rule(PUBLISHED[source]["preprocessor_config.json"], shape)
     return Processor.from_pretrained(source, shape).images

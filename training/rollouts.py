@@ -79,7 +79,7 @@ class Group:
 
     @property
     def varies(self) -> bool:
-        """Whether one answer is better than another: else there is nothing to learn."""
+        """True if one answer is better than another: else there is nothing to learn."""
         return max(self.totals) > min(self.totals)
 
     def answer(self, outputs: Sequence[RequestOutput], processor: Processor, rewards: Rewards) -> None:

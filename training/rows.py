@@ -286,7 +286,7 @@ def taken(batches: Iterator[list[Batch]]) -> tuple[list[Batch] | None, DatasetEr
 
 
 def added(sums: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What micro-batches have to log, summed."""
+    """The logged values of micro-batches, summed."""
     return {name: value + sums[name] if name in sums else value for name, value in more.items()}
 
 
@@ -301,7 +301,7 @@ def grouped(loader: Loader) -> Iterator[list[Batch]]:
 
 
 def first_question(messages: list[dict[str, Any]], processor: Processor) -> Question:
-    """What a conversation asks before its first answer, with its videos opened."""
+    """The question before a conversation's first answer, with its videos opened."""
     end = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
     texts: dict[str, list[str]] = {"user": [], "system": [], "assistant": []}
     images = list[Any]()

@@ -1,4 +1,4 @@
-"""What a run needs to resume, one folder per save: weights, their average, optimizers, data, random state.
+"""Saved states of a run, one folder per save: weights, their average, optimizers, data, random state.
 
     output/state/step-00000500/        # torch.distributed.checkpoint's files, each rank its own shards
                                run.pt  # the rest: step, config, every rank's data and RNG

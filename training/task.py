@@ -69,7 +69,7 @@ class Answered:
 
     @property
     def right(self) -> bool:
-        """Whether the answer is a target but for case, space and a final dot."""
+        """True if the answer is a target but for case, space and a final dot."""
         targets = (self.question.target, *self.question.accept)
         return plain(self.answer) in {plain(target) for target in targets}
 
@@ -122,13 +122,13 @@ class Task(Protocol):
         """Return to before the latest batches, or to before those that failed."""
 
     def count(self, batches: list[Batch]) -> float:
-        """What the summed loss is divided by, together with the other ranks' counts."""
+        """This rank's share of the number that the summed loss is divided by."""
 
     def inputs(self, batch: Batch, step: int) -> dict[str, Any]:
         return dict(batch)
 
     def amounts(self, batch: Batch, step: int) -> Amounts:
-        """How much of what the batch sends through the model, for FLOPs."""
+        """The amounts of work of a batch, for FLOPs."""
         return amounts_of(batch, self.model.config.vision)
 
     def set_rates(self, optimizers: list[Optimizer], step: int) -> None:
@@ -137,7 +137,7 @@ class Task(Protocol):
         set_rates(optimizers, schedule(step, self.steps, c.warmup_steps, decay_fraction(c), c.lr_floor))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank's data stands between two steps."""
+        """The position of this rank in its data, between two steps."""
 
     def load_state_dict(self, states: list[dict[str, Any]], step: int) -> None:
         """Resume after `step` steps, from the states of all ranks that there were."""
@@ -169,4 +169,4 @@ class Task(Protocol):
         return []
 
     def training_data(self, step: int) -> str:
-        """What was trained on after `step` steps, in words, for the model card."""
+        """A description of the data of `step` steps, for the model card."""
