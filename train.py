@@ -222,8 +222,8 @@ class Run:
 
     # -------------------------------------------------------------------------------------------- a step
     def steps(self) -> Iterator[tuple[int, list[Batch], float]]:
-        """The number of each step, this rank's batches, and all ranks' count of labelled tokens. All ranks
-        agree on when to stop: after the last step, when all data has ended, or when one of them gets a signal.
+        """The number of each step, this rank's batches, and all ranks' count of labelled tokens. They agree
+        on when to stop: after the last step, when all data have ended, or when one of them gets a signal.
 
         A rank that cannot read its data stops all: `stop.failed` says why, and the step is as if not begun.
         """
