@@ -170,17 +170,16 @@ def _untie(model: Any, adapter: Adapter, places: Mapping[str, str]) -> None:
 
 def _adapted(model: Any, adapter: Adapter, modules: Mapping[str, str]) -> Any:
     """peft's model, with the factors of the modules that the adapter has names for."""
-    from peft import LoraConfig, PeftModel, set_peft_model_state_dict  # takes seconds
-    from peft.utils.other import get_pattern_key
+    import peft  # takes seconds
 
     settings, ranks, alphas = adapter.settings, dict[str, int](), dict[str, float]()
     patterns, alpha = settings.get("alpha_pattern") or {}, settings.get("lora_alpha", 8)
     for name, parts in adapter.factors.items():
         ranks[modules[name]] = (parts.get(_OF_LAYER[0]) or parts[_OF_TABLE[0]]).shape[0]
-        alphas[modules[name]] = patterns.get(get_pattern_key(patterns, name), alpha)
+        alphas[modules[name]] = patterns.get(peft.utils.other.get_pattern_key(patterns, name), alpha)
     rank = Counter(ranks.values()).most_common(1)[0][0]
     start = settings.get("init_lora_weights", True)  # the two below change the base before they begin
-    config = LoraConfig(
+    config = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,
         target_modules=list(modules.values()),
@@ -197,8 +196,8 @@ def _adapted(model: Any, adapter: Adapter, modules: Mapping[str, str]) -> Any:
         for part, entry in factors.items()
     }
     try:
-        adapted: Any = PeftModel(model, config)
-        loaded: Any = set_peft_model_state_dict(adapted, state)
+        adapted: Any = peft.PeftModel(model, config)
+        loaded: Any = peft.set_peft_model_state_dict(adapted, state)
     except Exception as error:  # peft raises anything
         raise CheckpointError(f"peft does not open {adapter.folder} ({one_line(error, 300)})") from error
     if left := loaded.unexpected_keys:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.benchmark import Timer
 
 from data.packing import IGNORE_INDEX
 from families import FAMILIES
@@ -153,8 +154,6 @@ def known_peak(name: str, dtype: torch.dtype) -> float | None:
 def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s that a product of two large matrices reaches here. They grow as long as a product is quick: of
     types that it has no instructions for, a CPU takes seconds for a large one."""
-    from torch.utils.benchmark import Timer  # start-up: half a second
-
     own = torch.Generator(device).manual_seed(0)  # the run's random numbers are left alone
     best, seconds, side = 0.0, 0.0, 128
     while seconds < 0.02 and side < 8192:
