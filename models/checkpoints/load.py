@@ -220,11 +220,11 @@ def meta_init() -> Iterator[None]:
     PyTorch's own initialisation of them is left out: for drawing numbers that do not exist it would import
     its whole compiler (75 MB, one to three seconds).
     """
-    with torch.device("meta"), _Uninitialised():
+    with torch.device("meta"), Uninitialised():
         yield
 
 
-class _Uninitialised(TorchFunctionMode):
+class Uninitialised(TorchFunctionMode):
     """Turns the functions of torch.nn.init into ones that return their tensor."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
