@@ -8,6 +8,8 @@ with socket.create_server(("127.0.0.1", 8000)) as listening:
 from __future__ import annotations
 
 import asyncio
+import resource
+import socket
 from collections.abc import Sequence
 
 import uvicorn
@@ -20,8 +22,16 @@ from web.guard import ApiLimits
 from web.metrics import Metrics
 
 KEPT_SECONDS = 75  # that a connection is kept for the next request: longer than most clients keep theirs
-MOST_CONNECTIONS = 1000  # one more is answered with 503
+MOST_CONNECTIONS = 1000  # a request on one more is answered with 503
+OTHER_DESCRIPTORS = 128  # that this process needs besides
+ACCEPTED, BACKLOG = 4, 2048  # connections that are taken at a time, and that wait in the system for that
 HEAD_BYTES = 2**16  # of a request
+
+
+def most_connections() -> int:
+    """As many as the descriptors (`ulimit -n`) of this process allow."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_DESCRIPTORS
+    return MOST_CONNECTIONS if allowed < 0 else min(MOST_CONNECTIONS, max(ACCEPTED, allowed))
 
 
 class Server(uvicorn.Server):
@@ -51,7 +61,8 @@ class Server(uvicorn.Server):
             log_level="critical",
             access_log=False,
             server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
+            limit_concurrency=most_connections(),
+            backlog=ACCEPTED,
             h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_keep_alive=KEPT_SECONDS,
             proxy_headers=bool(proxies),
@@ -60,6 +71,12 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._engine, self._drain = engine, drain
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or ():
+            # asyncio accepts `backlog` of them in a row, and logs a traceback for each without a descriptor.
+            listening.listen(BACKLOG)
 
     async def shutdown(self, sockets: list | None = None) -> None:
         """After the drain what is left is told that the server ends."""
