@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.features import FeatureCache, digests_of
 from generation.kv_cache import CachePosition, KVCache
 from generation.memory import check_fits
 from generation.options import GenerationOptions
@@ -38,7 +37,7 @@ from generation.prompts import Prompt, compact, prompt_lengths
 from generation.protocol import Pixels, VisionLanguage
 from generation.sampling import Chosen, Row, choose, new_rows
 from generation.score import choose_answers
-from generation.steps import Step, step_of, uncached_step
+from generation.steps import Step, UncachedStep
 
 ASK_FROM = 64 * 2**20  # bytes of a cache that are taken without asking how much memory there is
 
@@ -111,13 +110,8 @@ def generate_stream(
         own_ids = [ids[real] for ids, real in zip(input_ids, attention_mask.bool())]
     places = model.places(own_ids, pixel_values)
 
-    def encode(parts: Pixels) -> Sequence[Tensor]:
-        if len(parts) == 1:
-            return model.encode_images(parts)
-        return FeatureCache(model, 0).encode(parts, digests_of(parts))[0]  # equal ones once
-
     def embed_prompt() -> Prompt:
-        x = model.embed(input_ids, pixel_values, pixel_attention_mask, encode)
+        x = model.embed(input_ids, pixel_values, pixel_attention_mask)
         return compact(x, attention_mask, lengths, places)
 
     return TokenStream(_generate(model, embed_prompt, own_ids, lengths, options))
@@ -141,19 +135,17 @@ def _generate(
         watch.lap("vision")
         if options.use_cache:
             kv_cache = kv.allocate_for(language_model, len(lengths), room if answers == 1 else longest)
-        step = step_of(options.decode_step if kv_cache else None, language_model)
+        step: Step = (options.decode_step if kv_cache else None) or Step(language_model)
         chunk = options.prefill_chunk if kv_cache else None
         logits = prefill(step, prompt, kv_cache, chunk)  # (B, V)
         logits = logits.repeat_interleave(answers, 0)  # (B · N, V)
     offsets = [offset for offset in prompt.offsets for _ in range(answers)]
     del prompt
     if not kv_cache:
-        step = uncached_step(language_model, lambda: embed_prompt().repeat(answers))
+        step = UncachedStep(language_model, lambda: embed_prompt().repeat(answers))
     else:
         if answers > 1:
             kv_cache = kv.fork(kv_cache, longest, answers, room)
-        if step.records:
-            step.adopt(kv_cache, longest, most)
         del embed_prompt
     watch.lap("prefill")
 

@@ -2,31 +2,22 @@
 
     options = GenerationOptions(max_new_tokens=64, temperature=0.7, top_k=40)
     options = with_overrides(options, {"seed": 3}, config.eos_token_ids)    # model.generate(..., seed=3)
-    scores = adjusted_scores(logits, options)          # (B, V), -inf where a token is filtered out
 
-All of a sampling filter is here. A field of `SamplingParams` is an option of `generate`, a flag of
-generate.py and a field of the server, as its `metadata` says; two rows are sampled together, and a recorded
-step is replayed, where all fields are equal. So a new filter is a field, and what it does in
-`adjusted_scores`. The order is vLLM's, and transformers': penalties, temperature, top-k, top-p, min-p.
-
-Importing it needs no torch, so that a command line can be refused at once.
+A field of `SamplingParams` is an option of `generate`, a flag of generate.py and a field of the server, as
+its `metadata` says; two rows are sampled together, and a recorded step is replayed, where all fields are
+equal. What they do to logits stands in `generation/draws.py`. Importing this file needs no torch, so that a
+command line can be refused at once.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any
 
 MAX_SEED = 2**63 - 1
-_SCAN = 256  # probabilities summed in one piece
-_TINY = 2.0**-126  # the smallest normal number of float32
 
 
 def sampling(
@@ -117,57 +108,6 @@ class SamplingParams:
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
 
 
-def adjusted_scores(logits: Tensor, params: SamplingParams, seen: Tensor | None = None) -> Tensor:
-    """Logits (B, V) after penalties, temperature and filters, float32; what is filtered out is -inf.
-
-    seen: (B, V), how often the answer of each row has each token, -1 where only the prompt has it; needed for
-        penalties.
-    """
-    scores = logits.float()
-    if params.penalizes:
-        if seen is None:
-            raise ValueError("a penalty needs `seen`, the tokens of each row so far")
-        penalty, counts = params.repetition_penalty, seen * (seen > 0)
-        scores = scores.where(seen == 0, (scores * penalty).where(scores < 0, scores / penalty))
-        scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-    if params.greedy:
-        return scores
-    if params.temperature != 1:
-        # The maximum goes to 0 first, so that a tiny temperature sends the others to -inf and none to inf.
-        scores = (scores - scores.amax(-1, keepdim=True)) / max(params.temperature, _TINY)
-    if params.top_k:
-        kth = scores.topk(min(params.top_k, scores.shape[-1]), dim=-1).values[:, -1:]
-        scores = scores.masked_fill(scores < kth, -math.inf)
-    if params.top_p < 1:
-        scores = _keep_top_p(scores, params.top_p)
-    if params.min_p > 0:
-        # p >= min_p · p_max, without the softmax.
-        least = scores.amax(-1, keepdim=True) + math.log(params.min_p)
-        scores = scores.masked_fill(scores < least, -math.inf)
-    return scores
-
-
-def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
-    ordered, order = scores.sort(dim=-1)  # ascending, so that small masses are summed first
-    drop = running_sum(ordered.softmax(-1)) <= 1 - top_p
-    drop[:, -1] = False  # the likeliest stays, whatever rounding says
-    return scores.masked_fill(drop.new_empty(drop.shape).scatter_(1, order, drop), -math.inf)
-
-
-def running_sum(x: Tensor) -> Tensor:
-    """Cumulative sum of (B, V) along V, in pieces.
-
-    Rounding stays that of short sums, and CUDA, which scans a long row in an order that varies from run to
-    run, gives the same sums every time.
-    """
-    batch, length = x.shape
-    padded = x.new_zeros(batch, length + -length % _SCAN)
-    padded[:, :length] = x
-    pieces = padded.view(batch, -1, _SCAN).cumsum(-1)
-    totals = pieces[..., -1]
-    return (pieces + (totals.cumsum(-1) - totals)[..., None]).flatten(1)[:, :length]
-
-
 # What people bring from transformers' `generate`, and what to use here instead.
 _INSTEAD = {
     "do_sample": "set temperature: 0 (the default) takes the likeliest token, more than 0 samples one",
@@ -248,17 +188,13 @@ def with_overrides(
     A TypeError says of names that are no options what to use instead."""
     known = [field.name for field in fields(GenerationOptions)]
     if unknown := [name for name in overrides if name not in known]:
-        raise TypeError(f"generate takes no {'; no '.join(_what_instead(name, known) for name in unknown)}")
+        expected = f"expected some of {', '.join(known)}"
+        hints = (f"{name}: {_INSTEAD.get(name, expected)}" for name in unknown)
+        raise TypeError(f"generate takes no {'; no '.join(hints)}")
     options = replace(options, **overrides) if options else GenerationOptions(**overrides)
     if options.stop_token_ids is None:
         options = replace(options, stop_token_ids=tuple(eos_token_ids))
     return options
-
-
-def _what_instead(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    otherwise = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
-    return f"{name}: {_INSTEAD.get(name, otherwise)}"
 
 
 class CacheMemoryError(ValueError):

@@ -14,7 +14,8 @@ from generation.confidence import TokenLogprobs
 from generation.kv_cache import to_device
 from generation.options import GenerationOptions
 from generation.protocol import VisionLanguage
-from generation.sampling import Decision, Row
+from generation.sampling import Row
+from generation.score import Decision
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,9 @@ def fields_of(rows: Sequence[Row], pad: int, device: torch.device) -> dict[str, 
         "token_ids": to_device(token_ids, device),
         "lengths": [len(row.tokens) for row in rows],
         "stop_reasons": [row.stop_reason for row in rows],
-        "confidences": [row.confidence for row in rows if row.options.confidence],
+        "confidences": [row.confidence for row in rows if row.confidence is not None],
         "decisions": [row.decision for row in rows if row.decision is not None],
-        "logprobs": [row.report.tokens for row in rows if row.options.logprobs is not None],
+        "logprobs": [row.logprobs for row in rows if row.logprobs is not None],
     }
 
 

@@ -12,7 +12,8 @@ from generation.confidence import TokenLogprobs as TokenLogprobs
 from generation.keyed_prompts import KeyedPrompt
 from generation.options import MAX_SEED, GenerationOptions
 from generation.protocol import Pixels
-from generation.sampling import Decision, Row
+from generation.sampling import Row
+from generation.score import Decision
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
+from generation.draws import sample, uniforms
 from generation.kv_cache import CachePosition, KVCache
-from generation.sampling import Chosen, Decision, Row, choose, keep, sample, uniforms
+from generation.sampling import Chosen, Row, choose, keep
 from generation.steps import Step
 
 AHEAD_BYTES = 128 * 2**20  # of copies of a row at a time; one is always made
@@ -35,6 +36,26 @@ AHEAD_POSITIONS = 128  # computed at a time: each has logits as wide as the voca
 Ids = tuple[int, ...]
 # A row and sequences of ids -> of each the logits (n, V) after each of its ids, had it come next in the row.
 Ahead = Callable[[Row, Sequence[Ids]], Iterable[Tensor]]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which of several answers was chosen, by its place, and the natural logarithm of the probability that
+    the model itself gives to each as a whole, its end included."""
+
+    chosen: int
+    logprobs: tuple[float, ...]
+
+    @property
+    def probabilities(self) -> list[float]:
+        """Among these answers: they add up to 1."""
+        shares = [math.exp(one - max(self.logprobs)) for one in self.logprobs]
+        return [share / math.fsum(shares) for share in shares]
+
+    @property
+    def mass(self) -> float:
+        """The probability that the model's answer would have been one of them."""
+        return min(1.0, math.fsum(map(math.exp, self.logprobs)))
 
 
 @dataclass(frozen=True)

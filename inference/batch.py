@@ -93,7 +93,7 @@ def run_batch(
     `log` gets one line about memory before any work. Raises RequestError if the memory does not suffice.
     """
     scheduler = open_scheduler(checkpoint, batch_size)
-    log(str(scheduler.budget))
+    log(scheduler.budget)
     summary = Summary(skipped=files.total - len(files.missing))
     bar = tqdm(total=files.total, initial=summary.skipped, unit="question")
     with bar, files.results.appending() as write:

@@ -172,8 +172,6 @@ class _Mapping(mmap.mmap):
     """A file, mapped as long as there are tensors in it. The system calls its pages free, since it could read
     them anew; but every token needs all of them."""
 
-    unused_bytes = property(len)
-
 
 def _make_room(folder: Path, most: int) -> None:
     """Remove the files used longest ago until the rest take at most so many bytes, and drafts left behind."""

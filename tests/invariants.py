@@ -27,8 +27,8 @@ from generation.options import GenerationOptions
 from generation.output import GenerationOutput
 from generation.prefix_store import PrefixStore
 from generation.requests import Request, each_answer
-from generation.sampling import Decision
 from generation.scheduler import Scheduler
+from generation.score import Decision
 from generation.session import Session
 from models.config import RopeScaling
 from tests.prompts import NO_STOP, inputs_of, packed, some_rows, tiny_vlm

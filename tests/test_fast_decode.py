@@ -22,9 +22,9 @@ from generation.fast.native.panels import PanelLinear, PanelWeight, round_layer,
 from generation.fast.native.step import NativeStep, unsupported
 from generation.fast.quantized import PackedLinear, pack, quantize_rows
 from generation.fast.tower import FastTower
+from generation.processors import limit_threads
 from generation.prompts import Prompt
 from generation.steps import Step
-from generation.threads import limit_threads
 from inference.checkpoint import has_fast_bfloat16, open_checkpoint
 from inference.fast import fast_step, speed_up
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig

@@ -16,7 +16,7 @@ from torch import nn
 from generation.fast.native import build
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower, OneDNNLinear, fast_tower
-from generation.threads import limit_threads
+from generation.processors import limit_threads
 from inference.fast import speed_up
 from models import VisionConfig, VisionLanguageModel
 from models.checkpoints.save import stored_tensors

@@ -1,4 +1,4 @@
-"""`GraphStep` without CUDA or Triton: buffers, buckets and the kept cache give eager tokens.
+"""`GraphStep` without CUDA or Triton: buffers and buckets give eager tokens.
 
 With a tape for a graph, which is bound to addresses as a graph is. That the step gives the eager answers
 without graphs, in batches, sessions and slots, is in test_generate.py.
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generation import kv_cache as kv
 from generation.fast.cuda import graph
-from generation.fast.cuda.graph import Graphs, GraphStep, bucket_of
+from generation.fast.cuda.graph import Graphs, GraphStep
 from generation.options import GenerationOptions, NotFiniteError, SamplingParams
 from generation.requests import Request
 from generation.session import Session
@@ -40,10 +40,9 @@ def vlm(request):
 
 @pytest.fixture(autouse=True)
 def small_and_taped(monkeypatch):
-    """Short buckets, a static cache for all, tapes for graphs, and the eager step even where Triton is."""
+    """Short buckets, tapes for graphs, and the eager step even where Triton is."""
     monkeypatch.setattr(graph, "no_triton", lambda language_model, rows: "it is a test")
     monkeypatch.setattr(graph, "BUCKET", 16)
-    monkeypatch.setattr(graph, "STATIC_SHARE", 1000)
     tape_graphs(monkeypatch)
 
 
@@ -61,18 +60,16 @@ def test_tokens_are_those_of_the_eager_step(model, sampling):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_cache_that_is_outlived(vlm, kept, monkeypatch):
+def test_a_cache_that_is_outlived(vlm, monkeypatch):
     """Rows end in a buffer of one step's length, and stop before, at and behind its end."""
     monkeypatch.setattr(kv, "STEP", 32)
-    monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
     model, inputs = vlm, batch(2)
     free = model.generate(**inputs, max_new_tokens=50, **NO_STOP)
     for place in (8, 9, 10, 40):
         options = {"max_new_tokens": 50, "stop_token_ids": (int(free[0, place]), int(free[1, place]))}
         got = assert_as_eager(model, GraphStep(model.language_model), inputs, **options)
-        if not kept:  # not grown for a step in vain
-            assert got.kv_cache_bytes == model.generate_detailed(**inputs, **options).kv_cache_bytes
+        # Not grown for a step in vain.
+        assert got.kv_cache_bytes == model.generate_detailed(**inputs, **options).kv_cache_bytes
 
 
 @pytest.mark.slow
@@ -108,11 +105,9 @@ def test_logits_that_are_not_finite_are_an_error_and_leave_nothing(stops):
 # --- sessions
 
 
-@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("anew", [False, True])
-def test_an_answer_left_alone_does_not_touch_the_next_one(kept, anew, monkeypatch):
+def test_an_answer_left_alone_does_not_touch_the_next_one(anew):
     """Its steps ahead have met NaN, and its stream is let go of when the session has long gone on."""
-    monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
     model, prompt = tiny_vlm(), words(1, 8)
     session, step = Session(model), GraphStep(model.language_model)
     options = {"max_new_tokens": 10, "stop_token_ids": (NEVER,), "decode_step": step}
@@ -136,16 +131,13 @@ def test_an_answer_left_alone_does_not_touch_the_next_one(kept, anew, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [False, True])
-def test_graphs_serve_the_next_answer_where_the_cache_is_kept(vlm, kept, monkeypatch):
-    monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
-    recorded, step = [], GraphStep(vlm.language_model)
+def test_graphs_serve_the_next_answer_where_the_cache_stays(vlm, monkeypatch):
+    recorded, step, session = [], GraphStep(vlm.language_model), Session(vlm)
     monkeypatch.setattr(Graphs, "_record", lambda *a: recorded.append(1) or record_on_tape(*a))
-    vlm.generate(**batch(1), max_new_tokens=30, decode_step=step, **NO_STOP)
-    first = len(recorded)
-    assert first == len({bucket_of(length) for length in range(13, 13 + 29)})
-    vlm.generate(**inputs_of(words(5, 20)), max_new_tokens=20, decode_step=step, **NO_STOP)
-    assert kept == (len(recorded) == first)
+    session.generate(**batch(1), max_new_tokens=30, decode_step=step, **NO_STOP)
+    assert (first := len(recorded)) == 1
+    session.generate(**inputs_of(words(5, 20)), max_new_tokens=20, decode_step=step, **NO_STOP)
+    assert len(recorded) == first
 
 
 # --- recorded with what its caller does

@@ -11,16 +11,16 @@ from torch.utils._pytree import tree_leaves
 
 from data.tiles import Parts
 from generation import kv_cache as kv
+from generation.draws import recordable
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import ARITHMETIC, pack
-from generation.features import FeatureCache
 from generation.kv_cache import CachePosition
 from generation.options import GenerationOptions
 from generation.output import Stopwatch
 from generation.prompts import compact, prompt_lengths
-from generation.sampling import Row, choose, recordable
+from generation.sampling import Row, choose
 from generation.steps import Step
 from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel
@@ -128,11 +128,7 @@ def test_nothing_is_read_back_before_the_first_token(model, padded):
     ids[1, :padded] = ids[0, -1]
     lengths = prompt_lengths(model.config, ids, mask, 8)
     with OneDevice() as seen:  # what reads from the meta device raises
-        x = model.embed(
-            ids,
-            Parts.cat((tiles, tiles)),
-            encode=lambda parts: FeatureCache(model, 0).encode(parts, parts.digests)[0],
-        )
+        x = model.embed(ids, Parts.cat((tiles, tiles)))
         rows, position = at_work(model, 2, tuple(lengths), temperature=1.0, repetition_penalty=1.1)
         logits = Step(model.language_model).prefill(
             compact(x, mask, lengths).embeddings, lengths, position.kv_cache

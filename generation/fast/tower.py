@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from itertools import accumulate
+from threading import Lock
 from typing import Any
 
 import torch
@@ -36,9 +37,9 @@ from generation.fast.native.panels import (
     to_panels,
     unreadable,
 )
-from generation.fast.network import PACKED_TOWER, TOWER, is_one_of
+from generation.fast.native.passes import Pass, run_pass
+from generation.fast.network import PACKED_TOWER, TOWER
 from generation.fast.quantized import quantize_rows, replace_layers
-from generation.threads import Pass, fork_safe_lock, run_pass
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
@@ -97,7 +98,7 @@ def unsupported(tower) -> str | None:
 
 
 def _kind_of(tower) -> type[FastTower]:
-    return FastPackedTower if is_one_of(type(tower), PACKED_TOWER.modules[""]) else FastTower
+    return FastPackedTower if PACKED_TOWER.made(tower) else FastTower
 
 
 def _weight_bits(tower) -> int:
@@ -209,7 +210,7 @@ class FastTower(nn.Module):
         self._describe(self._description, tower)
         self._products = sum(tensor.numel() for tensor in tower.buffers())
         self._scratch = torch.empty(0)
-        self._lock = fork_safe_lock()
+        self._lock = Lock()
 
     def _describe_block(self, block: _Block, layer, index: int) -> None:
         block.fc1, block.fc2 = layer.mlp.fc1.matrix, layer.mlp.fc2.matrix

@@ -62,9 +62,7 @@ def test_tokens_of_layers_that_differ(model):
     assert step.decoder(3) is not None
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_cache_that_is_outlived(vlm, monkeypatch, kept):
-    monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
+def test_a_cache_that_is_outlived(vlm, monkeypatch):
     monkeypatch.setattr("generation.kv_cache.STEP", 4)
     assert_as_eager(vlm, GraphStep(vlm.language_model), batch(2), max_new_tokens=8, **NO_STOP)
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from operator import add
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +27,10 @@ from generation.fast.native.build import (
     load_library,
 )
 from generation.fast.native.panels import BITS, Matrix, PanelWeight, to_panels, unreadable
+from generation.fast.native.passes import Pass, run_pass
 from generation.fast.network import DECODER
 from generation.kv_cache import KVCache, geometry, packed_strides
 from generation.steps import Step
-from generation.threads import Pass, fork_safe_lock, run_pass
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
@@ -176,7 +177,7 @@ class NativeStep(Step):
         )
         self._products = sum(one.numel() * (8 if one.dtype == torch.int32 else 1) for one in {*self._kept})
         self._scratch = torch.empty(0)
-        self._lock = fork_safe_lock()  # for the cache's addresses and the scratch memory
+        self._lock = Lock()  # for the cache's addresses and the scratch memory
 
     def _describe_attention(self, slot: _Layer, attention) -> None:
         for name in ("q", "k", "v", "o"):

@@ -22,7 +22,7 @@
 #include <unistd.h>
 #endif
 
-/* What generation/threads.py asks for, and what it learns. */
+/* What passes.py asks for, and what it learns. */
 typedef struct {
     int64_t threads; /* at most */
     double stake;    /* seconds that the leader may wait, and half as long as it has worked beside */
