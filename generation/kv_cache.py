@@ -146,13 +146,6 @@ def even(kv_cache: KVCache) -> bool:
     return alike and len({layer[name].shape[2] for layer, name in by_slot(kv_cache)}) == 1
 
 
-def packed_strides(name: str, tensor: Tensor, capacity: int) -> tuple[int, ...]:
-    """The strides of a tensor of a cache with `capacity` slots, or of a view of it, that has no gaps."""
-    _, heads, count, width = tensor.shape
-    count = count if name in STATES else capacity
-    return heads * count * width, count * width, width, 1
-
-
 def view(kv_cache: KVCache, length: int, first: int = 0, count: int | None = None) -> KVCache:
     """`length` slots of `count` rows (None: all) from row `first` on, sharing memory with the cache."""
     rows = slice(first, None if count is None else first + count)

@@ -20,20 +20,11 @@ from typing import Any
 MAX_SEED = 2**63 - 1
 
 
-def sampling(
-    default: Any,
-    metavar: str,
-    text: str,
-    low: float | None = None,
-    over: float | None = None,
-    high: float | None = None,
-    of_draws: bool = False,
-) -> Any:
-    """A field of `SamplingParams`: its help text, and the numbers that it takes: from `low` or over `over`,
-    to `high`. `of_draws`: it has no effect on a greedy choice."""
-    bounds = {"low": low, "over": over, "high": high}
-    more = {"metavar": metavar, "help": text, "of_draws": of_draws}
-    return field(default=default, metadata=bounds | more)
+def sampling(default: Any, metavar: str, text: str, of_draws: bool = False, **bounds: float) -> Any:
+    """A field of `SamplingParams`: its help text, and the numbers that it takes (see `check_number`).
+    `of_draws`: it has no effect on a greedy choice."""
+    about = {"metavar": metavar, "help": text, "of_draws": of_draws, "low": None, "over": None, "high": None}
+    return field(default=default, metadata=about | bounds)
 
 
 @dataclass(frozen=True)
@@ -52,36 +43,34 @@ class SamplingParams:
     """
 
     temperature: float = sampling(0.0, "T", "sampling temperature; 0 is greedy", low=0)
-    top_k: int = sampling(0, "K", "sample from the K likeliest tokens; 0 is off", low=0, of_draws=True)
+    top_k: int = sampling(0, "K", "sample from the K likeliest tokens; 0 is off", True, low=0)
     top_p: float = sampling(
-        *(1.0, "P", "sample from the most likely tokens that have probability P together; 1 is off"),
-        over=0,
-        high=1,
-        of_draws=True,
+        *(1.0, "P", "sample from the most likely tokens that have probability P together; 1 is off", True),
+        **{"over": 0, "high": 1},
     )
     min_p: float = sampling(
-        *(0.0, "P", "drop tokens that are less likely than P times the most likely; 0 is off"),
-        low=0,
-        high=1,
-        of_draws=True,
+        *(0.0, "P", "drop tokens that are less likely than P times the most likely; 0 is off", True),
+        **{"low": 0, "high": 1},
     )
     repetition_penalty: float = sampling(1.0, "R", "above 1 repeats less; 1 is off", over=0)
     frequency_penalty: float = sampling(
-        0.0, "F", "subtract F from a token's logit for each time that the answer has it; 0 is off", -2, high=2
+        *(0.0, "F", "subtract F from a token's logit for each time that the answer has it; 0 is off"),
+        **{"low": -2, "high": 2},
     )
     presence_penalty: float = sampling(
-        0.0, "P", "subtract P from the logits of tokens that the answer has already; 0 is off", -2, high=2
+        *(0.0, "P", "subtract P from the logits of tokens that the answer has already; 0 is off"),
+        **{"low": -2, "high": 2},
     )
     seed: int | None = sampling(
-        *(None, "SEED", "seed of sampling; answer N uses SEED + N - 1"), low=0, high=MAX_SEED, of_draws=True
+        None, "SEED", "seed of sampling; answer N uses SEED + N - 1", True, low=0, high=MAX_SEED
     )
 
     def __post_init__(self):
         for option in fields(SamplingParams):
-            value, whole = getattr(self, option.name), not isinstance(option.default, float)
+            value, about = getattr(self, option.name), option.metadata
             if value is not None or option.default is not None:
-                bounds = {name: option.metadata[name] for name in ("low", "over", "high")}
-                check_number(option.name, value, whole, **bounds)
+                bounds = {name: about[name] for name in ("low", "over", "high")}
+                check_number(option.name, value, not isinstance(option.default, float), **bounds)
 
     @property
     def greedy(self) -> bool:
@@ -91,11 +80,9 @@ class SamplingParams:
     def choice(self) -> SamplingParams:
         """The parameters that affect a token's choice, normalised for comparison: no seed, and no filters
         where the choice is greedy."""
-        known = fields(SamplingParams)
-        kept = [
-            one.name for one in known if one.name != "seed" and not (self.greedy and one.metadata["of_draws"])
-        ]
-        return SamplingParams(**{name: getattr(self, name) for name in kept})
+        off = [one for one in fields(SamplingParams) if self.greedy and one.metadata["of_draws"]]
+        own = {one.name: getattr(self, one.name) for one in fields(SamplingParams)}
+        return SamplingParams(**own | {one.name: one.default for one in off} | {"seed": None})
 
     @property
     def likeliest(self) -> bool:
@@ -134,7 +121,7 @@ class GenerationOptions(SamplingParams):
         `generation.confidence`); None gives none.
     logprobs_mode: "model", or "sampler": after temperature and filters, as the token was drawn.
     use_cache: False recomputes everything for every token: the slow reference.
-    decode_step: replaces the eager step (see `generation.steps`).
+    decode_step: a `generation.steps.Step` in place of the eager one.
     prefill_chunk: positions of a prompt that are computed at a time, which bounds the memory of activations;
         None computes all at once.
     lookup: tokens that are looked up in prompt and answer and verified together (`generation.speculation`):
@@ -151,28 +138,27 @@ class GenerationOptions(SamplingParams):
     logprobs: int | None = None
     logprobs_mode: str = "model"
     use_cache: bool = True
-    decode_step: Callable | None = None
+    decode_step: Any = None
     prefill_chunk: int | None = None
     lookup: str = "auto"
     constraint: Callable | None = None
 
     def __post_init__(self):
         super().__post_init__()
-        check_integer("max_new_tokens", self.max_new_tokens, low=1)
-        check_integer("num_return_sequences", self.num_return_sequences, low=1)
-        for name, least in (("logprobs", 0), ("prefill_chunk", 1)):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), low=least)
-        if self.decode_step is not None and not self.use_cache:
-            raise ValueError("decode_step replaces the cached step: it cannot go with use_cache=False")
-        if self.logprobs_mode not in ("model", "sampler"):
-            raise ValueError(f"logprobs_mode: expected 'model' or 'sampler', got {self.logprobs_mode!r}")
+        least = {"max_new_tokens": 1, "num_return_sequences": 1, "logprobs": 0, "prefill_chunk": 1}
+        for name, low in least.items():
+            value, none = getattr(self, name), name in ("logprobs", "prefill_chunk")
+            if value is not None or not none:
+                check_integer(name, value, low)
+        for name, known in (("logprobs_mode", ("model", "sampler")), ("lookup", ("auto", "on", "off"))):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+        if not self.use_cache and (self.decode_step is not None or self.lookup == "on"):
+            raise ValueError(
+                "use_cache=False cannot go with decode_step or lookup='on', which need the cache"
+            )
         if self.logprobs_mode == "sampler" and self.penalizes:
             raise ValueError("logprobs_mode: 'sampler' cannot go with a penalty")
-        if self.lookup not in ("auto", "on", "off"):
-            raise ValueError(f"lookup: expected 'auto', 'on' or 'off', got {self.lookup!r}")
-        if self.lookup == "on" and not self.use_cache:
-            raise ValueError("lookup needs the cache: it cannot be 'on' with use_cache=False")
         if self.stop_token_ids is not None:
             ids = self.stop_token_ids
             ids = tuple(ids) if isinstance(ids, Iterable) else (ids,)
@@ -219,22 +205,14 @@ class NotFiniteError(ValueError):
         return type(self), (self.token,)
 
 
-def check_number(
-    name: str,
-    value,
-    whole: bool = False,
-    low: float | None = None,
-    over: float | None = None,
-    high: float | None = None,
-) -> None:
+def check_number(name: str, value, whole: bool = False, low=None, over=None, high=None) -> None:
     """Raises ValueError for what is no number, or no whole one, from `low` or over `over` to `high`."""
     good = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     good = good and (low is None or value >= low) and (over is None or value > over)
     if not good or value == math.inf or (high is not None and value > high):
-        kind = "an integer" if whole else "a number"
-        beneath = f"over {over}" if low is None else f"of {low} or more" if high is None else f"from {low}"
-        above = "" if high is None else f" to {high}" if low is not None else f" and at most {high}"
-        raise ValueError(f"{name}: expected {kind} {beneath}{above}, got {value!r}")
+        bounds = {"of at least": low, "over": over, "of at most": high}
+        said = " and ".join(f"{how} {bound}" for how, bound in bounds.items() if bound is not None)
+        raise ValueError(f"{name}: expected {'an integer' if whole else 'a number'} {said}, got {value!r}")
 
 
 def check_integer(name: str, value, low: int, high: int | None = None) -> None:

@@ -46,7 +46,7 @@ IMAGE_PLACES = {"rope_sections": (4, 5, 3), "rope_interleaved": True}  # of head
 # Qwen3.5's, in three layers; heads that are no whole vectors, and more of them for values than for keys.
 STATES = {
     "layer_types": ("delta", "attention", "delta"), "conv_kernel": 4,
-    "delta_key_heads": 2, "delta_value_heads": 4, "delta_key_dim": 24, "delta_value_dim": 50,
+    "delta_key_heads": 2, "delta_value_heads": 4, "delta_key_dim": 32, "delta_value_dim": 96,
     "attention_gate": True, "zero_centered_norms": True, "qk_norm": True,
 }  # fmt: skip
 

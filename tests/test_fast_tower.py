@@ -15,7 +15,7 @@ from torch import nn
 
 from generation.fast.native import build
 from generation.fast.quantized import pack
-from generation.fast.tower import FastTower, OneDNNLinear, fast_tower
+from generation.fast.tower import FastTower, fast_tower
 from generation.processors import limit_threads
 from inference.fast import speed_up
 from models import VisionConfig, VisionLanguageModel
@@ -301,15 +301,12 @@ def test_copies_and_bad_input_are_refused():
 @torch.inference_mode()
 def test_which_tower_is_chosen(monkeypatch, tmp_path):
     tower = make_tower("heads of 64")
-    pixels = tiles(tower)
-    expected = tower(pixels)
     assert fast_tower(copy.deepcopy(tower).half())[0] is None
     monkeypatch.setenv("OCELLI_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O0"))
     build.load_library.cache_clear()
     for prepared in (tower, pack(copy.deepcopy(tower), "int8")):
-        few, _ = fast_tower(copy.deepcopy(prepared), compiling=False)
-        assert (few is None) == (prepared is not tower) and not isinstance(few, FastTower)
+        assert fast_tower(copy.deepcopy(prepared), compiling=False)[0] is None
     many, how = fast_tower(copy.deepcopy(tower))
     assert isinstance(many, FastTower) and how == "native C tower"
     build.load_library.cache_clear()
@@ -319,5 +316,4 @@ def test_which_tower_is_chosen(monkeypatch, tmp_path):
     build.load_library.cache_clear()
     without, why = fast_tower(tower)
     build.load_library.cache_clear()
-    assert "no C compiler" in why and isinstance(without.layers[0].mlp.fc1, OneDNNLinear)
-    assert torch.allclose(without(pixels), expected, atol=2e-5)
+    assert without is None and "no C compiler" in why

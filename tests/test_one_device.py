@@ -18,7 +18,6 @@ from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import ARITHMETIC, pack
 from generation.kv_cache import CachePosition
 from generation.options import GenerationOptions
-from generation.output import Stopwatch
 from generation.prompts import compact, prompt_lengths
 from generation.sampling import Row, choose
 from generation.steps import Step
@@ -135,32 +134,6 @@ def test_nothing_is_read_back_before_the_first_token(model, padded):
         )
         token = choose(rows, logits).token
     assert token.device == model.device and seen.operations > 100
-
-
-def test_laps_are_timed_by_the_device(monkeypatch):
-    """Waiting at each lap would keep the host from launching what comes after it."""
-    waited, clock = [], iter((1.0, 1.5, 4.5))
-
-    class Event:
-        def __init__(self, enable_timing):
-            self.at = next(clock)
-
-        def record(self, stream):
-            pass
-
-        def synchronize(self):
-            waited.append(self.at)
-
-        def elapsed_time(self, end):
-            return (end.at - self.at) * 1000
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    watch = Stopwatch(torch.device("cuda"))
-    watch.lap("vision")
-    watch.lap("prefill")
-    assert not waited
-    assert watch.seconds == {"vision": 0.5, "prefill": 3.0} and waited == [4.5]
 
 
 def test_a_training_pass_mixes_no_devices(model, monkeypatch):

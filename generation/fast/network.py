@@ -127,7 +127,7 @@ TOWER = Network(
         "models.vision_transformer.VisionAttention": (),
         "models.vision_transformer.VisionMLP": (),
     },
-    layers=(*LINEAR, f"{_FAST}.tower.OneDNNLinear", nn.Embedding, nn.Conv2d, *NORMS),
+    layers=(*LINEAR, nn.Embedding, nn.Conv2d, *NORMS),
     config="models.config.VisionConfig",
     fields=dict.fromkeys(
         (

@@ -39,7 +39,7 @@ from generation.fast.native.panels import (
 )
 from generation.fast.native.passes import Pass, run_pass
 from generation.fast.network import PACKED_TOWER, TOWER
-from generation.fast.quantized import quantize_rows, replace_layers
+from generation.fast.quantized import quantize_rows
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
@@ -110,7 +110,7 @@ def is_compiled(tower) -> bool:
     return is_sound(library_file(*_library_parts(_weight_bits(tower)))[1])
 
 
-def fast_tower(tower, compiling: bool = True) -> tuple[nn.Module | None, str]:
+def fast_tower(tower, compiling: bool = True) -> tuple[FastTower | None, str]:
     """(a faster tower that took this one's weights over, what it is), or (None, why there is none).
 
     Args:
@@ -121,27 +121,9 @@ def fast_tower(tower, compiling: bool = True) -> tuple[nn.Module | None, str]:
     try:
         if compiling or is_compiled(tower):
             return _kind_of(tower)(tower), FastTower.NAME
-        why = "compiling does not pay for a few images and a small model"
     except NoCompiler as error:
-        why = str(error)
-    if _weight_bits(tower) == 32 and torch.backends.mkldnn.is_available():
-        replace_layers(tower, lambda layer, *_: OneDNNLinear(layer), (nn.Linear,))
-        return tower, f"oneDNN linear layers: {why}"
-    return None, f"eager: {why}"
-
-
-class OneDNNLinear(nn.Linear):
-    """A float32 linear layer by oneDNN, without gradients. PyTorch itself takes MKL, which reaches half of
-    that speed on AMD's processors."""
-
-    def __init__(self, linear: nn.Linear):
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return None, f"eager: {error}"
+    return None, "eager: compiling does not pay for a few images and a small model"
 
 
 class PatchPanels(PanelLinear):

@@ -260,21 +260,11 @@ class GraphStep(Step):
             )
         token, position, offsets, logits = (buffer[:batch] for buffer in self._buffers)
         token[:], position[:] = token_ids, start_pos
-        kv_len = self._read(batch, kv_cache, start_pos + 1 if isinstance(start_pos, int) else None)
         own = None
         if isinstance(offset, Tensor) or offset:
             own, offsets[:] = offsets, offset
-
-        def make() -> Callable[[], None]:
-            cache = fixed(kv_cache, kv_len)
-
-            def step() -> None:
-                logits.copy_(self._decode(token, cache, position, own))
-
-            return step
-
-        kind = batch, kv_len, own is None
-        self.graphs.get((places, *kind), kind, make, [])()
+        longest = start_pos + 1 if isinstance(start_pos, int) else None
+        self._recorded(token, kv_cache, position, logits.copy_, [], (), own, longest)()
         return logits.clone()
 
     @torch.no_grad()
@@ -290,15 +280,21 @@ class GraphStep(Step):
     ) -> Callable[[], None]:
         """See `generation.steps.Step`."""
         self._check_weights()
-        kv_len = self._read(len(token), kv_cache)
+        return self._recorded(token, kv_cache, positions, choose, state, key, offsets)
+
+    def _recorded(
+        self, token, kv_cache: KVCache, positions, choose, state, key, offsets, longest: int | None = None
+    ) -> Callable[[], None]:
+        """`bind`, for positions up to the `longest`."""
+        kv_len = self._read(len(token), kv_cache, longest)
 
         def make() -> Callable[[], None]:
             cache = fixed(kv_cache, kv_len)
             return lambda: choose(self._decode(token, cache, positions, offsets))
 
         read = [tensor.data_ptr() for tensor in (token, positions, offsets) if tensor is not None]
-        buffers = *read, buffer_addresses(kv_cache), len(token), kv_len
-        return self.graphs.get((key, buffers), (len(token), kv_len, key, len(read)), make, state)
+        kind = len(token), kv_len, key, len(read)
+        return self.graphs.get((*read, buffer_addresses(kv_cache), *kind), kind, make, state)
 
 
 def fixed(kv_cache: KVCache, length: int) -> KVCache:

@@ -29,7 +29,7 @@ from generation.fast.native.build import (
 from generation.fast.native.panels import BITS, Matrix, PanelWeight, to_panels, unreadable
 from generation.fast.native.passes import Pass, run_pass
 from generation.fast.network import DECODER
-from generation.kv_cache import KVCache, geometry, packed_strides
+from generation.kv_cache import STATES, KVCache, geometry
 from generation.steps import Step
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
@@ -93,6 +93,13 @@ def _positions(lengths: Sequence[int], starts: Sequence[int]) -> list[int]:
     return [start + step for start, length in zip(starts, lengths) for step in range(length)]
 
 
+def _packed_strides(name: str, tensor: Tensor, capacity: int) -> tuple[int, ...]:
+    """The strides of a tensor of a cache with `capacity` slots, or of a view of it, that has no gaps."""
+    _, heads, count, width = tensor.shape
+    count = count if name in STATES else capacity
+    return heads * count * width, count * width, width, 1
+
+
 def _declare(opened: ctypes.CDLL) -> None:
     model, tokens = ctypes.POINTER(_Model), ctypes.POINTER(_Tokens)
     opened.ocelli_scratch_floats.restype = _LONG
@@ -108,7 +115,13 @@ def load_step(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
 
 def unsupported(language_model) -> str | None:
     """The reason why decode.c cannot run this model, or None."""
-    return DECODER.unknown(language_model) or unreadable(language_model)
+    config = language_model.config
+    if reason := DECODER.unknown(language_model) or unreadable(language_model):
+        return reason
+    if "delta" in config.layer_types and (config.delta_key_dim % 16 or config.delta_value_dim % 32):
+        sizes = f"{config.delta_key_dim} and {config.delta_value_dim}"
+        return f"heads of its gated delta rules are {sizes} wide (multiples of 16 and 32 are supported)"
+    return None
 
 
 def is_compiled(language_model) -> bool:
@@ -306,7 +319,7 @@ class NativeStep(Step):
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
                 for name, own in layer.items():
-                    expected = packed_strides(name, own, head_stride)
+                    expected = _packed_strides(name, own, head_stride)
                     if own.stride() != expected:
                         raise ValueError(f"kv_cache: expected strides {expected}, got {own.stride()}")
                     setattr(slot, name, own.data_ptr())
