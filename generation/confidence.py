@@ -104,7 +104,9 @@ class Notes:
         """Of each of `count` rows, once the copies are there."""
         reports = dict[int, TokenLogprobs]()
         for number, one in self.reports.items():
-            (own, *others), ids = (one[0].tolist(), one[1].tolist()) if one else ([None], [])
-            reports[number] = TokenLogprobs(own, list(zip(ids, others)))
+            reports[number] = TokenLogprobs(None, [])
+            if one is not None:
+                own, *others = one[0].tolist()
+                reports[number] = TokenLogprobs(own, list(zip(one[1].tolist(), others)))
         chosen = [None] * count if self.chosen is None else self.chosen.T.tolist()
         return [(one, reports.get(number)) for number, one in enumerate(chosen)]

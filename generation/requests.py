@@ -127,11 +127,6 @@ class SlotRow(Row):
         return 0 < self.launched < self.options.max_new_tokens and not self.stop_reason
 
     @property
-    def missing(self) -> int:
-        """Positions that wait to be computed; their tiles are encoded."""
-        return 0 if self.embeds is None else self.embeds.shape[1]
-
-    @property
     def ahead(self) -> list[int]:
         """The stops that it still comes to."""
         return [stop for stop in self.stops if stop > self.start]
@@ -139,7 +134,8 @@ class SlotRow(Row):
     @property
     def upcoming(self) -> int:
         """Of the positions that wait, those that are computed next."""
-        return min([self.missing, *(stop - self.start for stop in self.ahead)])
+        waiting = 0 if self.embeds is None else self.embeds.shape[1]
+        return min([waiting, *(stop - self.start for stop in self.ahead)])
 
 
 @dataclass

@@ -60,6 +60,7 @@ PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no m
 # because activations take memory. A GPU's are estimated: its arithmetic is ahead of its memory by about 200
 # positions, a CPU's by 64.
 LIMITS = {"cpu": (64, 2048), "cuda": (256, 16_384)}
+VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
 LAG = 1  # steps of a GPU that are launched before the tokens of one are read
 
 
@@ -181,11 +182,11 @@ class Scheduler:
             queue, drained = iter(requests), False
             while not (drained and self.idle):
                 while self.free and not drained:
-                    request = next(queue, None)
-                    drained = request is None
+                    if (request := next(queue, None)) is None:
+                        drained = True
+                        break
                     try:
-                        if request is not None:
-                            self.add(request)
+                        self.add(request)
                     except REQUEST_ERRORS as error:
                         self._fail(request.key, error)
                 self._compute_prompts()
@@ -498,7 +499,7 @@ class Scheduler:
     def _view_of(self, count: int, longest: int | None) -> kv.KVCache:
         """The cache of the first `count` slots as a step reads it: as far as the longest, or all of it."""
         capacity = self._cache.capacity
-        length = capacity if longest is None else kv.view_length(longest, self._cache.kv_cache)
+        length = capacity if longest is None else min(kv.round_up(longest, VIEW_STEP), capacity)
         wanted = (count, length, capacity)
         if self._view is None or self._view[0] != wanted:
             self._view = (wanted, kv.view(self._cache.kv_cache, length, 0, count))

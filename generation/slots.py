@@ -107,7 +107,7 @@ class SlotCache:
             wanted = self._rounded(needed)
             self._check(wanted)
             if self.kv_cache:
-                kv.grow(self.kv_cache, wanted, self._context)
+                kv.resize(self.kv_cache, wanted)
             else:
                 self.kv_cache = kv.allocate_for(self._language_model, self.count, wanted)
         elif self.kv_cache and not kv.even(self.kv_cache):  # after a growth that could not be undone

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.step import NativeStep
 from generation.fast.network import DECODER, TOWER
 from generation.fast.quantized import pack
@@ -131,17 +130,6 @@ def test_a_strange_network_answers_as_pytorch_does(change):
     assert (fast.step is None, isinstance(model.vision_model, FastTower)) == (strange, strange)
     told = fast.chosen if strange else fast.tower
     assert told.startswith("eager: ") and len(told) > len("eager: ")
-
-
-@pytest.mark.parametrize("change", OF_DECODER, ids=lambda change: change.__name__)
-@pytest.mark.parametrize("step", [NativeStep, GraphStep])
-def test_the_step_itself_refuses(change, step):
-    if change is mixed_types and step is GraphStep:
-        pytest.skip("PyTorch's own step multiplies with both")
-    model = copy.deepcopy(tiny_vlm())
-    change(model)
-    with pytest.raises(ValueError):
-        step(model.language_model)
 
 
 def test_a_field_that_a_step_does_not_know_must_have_its_default(monkeypatch):

@@ -60,15 +60,6 @@ def test_100_tokens_cached_and_recomputed(vlm):
     assert invariants.answers(vlm, "cached", some_rows(1), **options) == [expected] and len(set(expected)) > 5
 
 
-def test_long_ragged_rows_outgrow_their_views_and_buffers():
-    """Views of 128 positions and buffers of 1,024 are both too short in the end."""
-    model = tiny_vlm(max_position_embeddings=2000, num_hidden_layers=1)
-    rows, new = [inputs_of(words(1, 1000)), inputs_of(words(2, 980))], 60
-    result = model.generate_detailed(**collate(rows), max_new_tokens=new, **NO_STOP)
-    assert result.kv_cache_bytes == 2 * (1000 + new - 1) * 2 * 2 * 12 * 4
-    assert result.rows() == invariants.answers(model, "cached", rows, max_new_tokens=new, **NO_STOP)
-
-
 def test_a_prompt_is_encoded_and_prefilled_once_for_n_answers(vlm, monkeypatch):
     passes, images = record(monkeypatch, vlm)
     (row,) = some_rows(1)

@@ -27,7 +27,7 @@ from models.checkpoints.load import meta_init
 from models.language_model import LanguageModel
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, stops_for, tape_graphs
 from tests.invariants import MODELS, run_all, session_holds
-from tests.prompts import NO_STOP, inputs_of, some_rows, tiny_vlm, words
+from tests.prompts import NO_STOP, inputs_of, tiny_vlm, words
 from tests.test_speculation import Guess, offer
 
 NEVER = 10**6  # a stop id that no token has: flags are read, and nothing stops
@@ -57,33 +57,6 @@ def test_tokens_are_those_of_the_eager_step(model, sampling):
     step = GraphStep(vlm.language_model)
     assert_as_eager(vlm, step, inputs, **NO_STOP, **options)  # crosses two buckets
     assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
-
-
-@pytest.mark.slow
-def test_a_cache_that_is_outlived(vlm, monkeypatch):
-    """Rows end in a buffer of one step's length, and stop before, at and behind its end."""
-    monkeypatch.setattr(kv, "STEP", 32)
-    model, inputs = vlm, batch(2)
-    free = model.generate(**inputs, max_new_tokens=50, **NO_STOP)
-    for place in (8, 9, 10, 40):
-        options = {"max_new_tokens": 50, "stop_token_ids": (int(free[0, place]), int(free[1, place]))}
-        got = assert_as_eager(model, GraphStep(model.language_model), inputs, **options)
-        # Not grown for a step in vain.
-        assert got.kv_cache_bytes == model.generate_detailed(**inputs, **options).kv_cache_bytes
-
-
-@pytest.mark.slow
-def test_streams_in_turn_and_broken_off(vlm):
-    """Two answers of one kind at the same time have buffers and caches of their own."""
-    step, options = GraphStep(vlm.language_model), {"max_new_tokens": 12, "stop_token_ids": (NEVER,)}
-    inputs = some_rows(2)
-    expected = [vlm.generate(**one, **options)[0].tolist() for one in inputs]
-    for _ in range(2):
-        streams = [vlm.generate_stream(**one, decode_step=step, **options) for one in inputs]
-        next(iter(vlm.generate_stream(**inputs[0], decode_step=step, **options)))  # left alone
-        columns = [[next(iter(stream)).item() for stream in streams] for _ in range(12)]
-        assert [list(tokens) for tokens in zip(*columns)] == expected
-        assert [stream.drain().lengths for stream in streams] == [[12], [12]]
 
 
 @pytest.mark.parametrize("stops", [(NEVER,), ()])

@@ -98,16 +98,6 @@ def test_a_cache_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, langu
     assert step is None and str(tmp_path / "file" / "cache") in why
 
 
-@pytest.mark.parametrize("unset", ["", "relative/folder"])
-def test_an_empty_cache_home_is_unset(monkeypatch, tmp_path, unset):
-    monkeypatch.delenv("OCELLI_CACHE", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", unset)
-    assert build.cache_folder() == tmp_path / ".cache" / "ocelli"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
-    assert build.cache_folder() == tmp_path / "own" / "ocelli"
-
-
 @pytest.mark.parametrize(
     "structure, source, name",
     [

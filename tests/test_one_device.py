@@ -16,7 +16,6 @@ from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import ARITHMETIC, pack
-from generation.kv_cache import CachePosition
 from generation.options import GenerationOptions
 from generation.prompts import compact, prompt_lengths
 from generation.sampling import Row, choose
@@ -62,18 +61,17 @@ def model(request):
     return made.to(getattr(torch, request.param))
 
 
-def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[list[Row], CachePosition]:
-    """What an answer's loop is given after prompts of these lengths."""
+def at_work(model, rows: int, **sampling) -> tuple[list[Row], kv.KVCache]:
+    """What an answer's loop is given after prompts."""
     options = GenerationOptions(max_new_tokens=8, stop_token_ids=(3, 4), **sampling)
     cache = kv.allocate_for(model.language_model, rows, 40)
-    position = CachePosition(cache, lengths, model.device)
-    return [Row(options, torch.tensor([1]), 5) for _ in range(rows)], position
+    return [Row(options, torch.tensor([1]), 5) for _ in range(rows)], cache
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, monkeypatch):
-    rows, position = at_work(model, 2, (4, 9), **sampling)
+    rows, cache = at_work(model, 2, **sampling)
     if not rows[0].plain:
         pytest.skip("it is never recorded")
     tokens, counters, logprobs = (
@@ -82,7 +80,7 @@ def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, monkeypa
     )
     choose_all = recordable(tokens, counters, rows[0].params, logprobs)
     step, state = GraphStep(model.language_model), [tokens, counters, logprobs]
-    replay = step.bind(tokens, position.kv_cache, counters[0], choose_all, state, ())
+    replay = step.bind(tokens, cache, counters[0], choose_all, state, ())
     monkeypatch.setattr(torch, "tensor", None)  # made on the host and copied
     with OneDevice(recording=True) as seen:
         replay()
@@ -95,13 +93,14 @@ def test_a_step_to_be_recorded_touches_the_device_only(model, sampling, monkeypa
 @pytest.mark.parametrize("lengths", [(9, 9), (4, 9)])
 def test_the_eager_step_and_the_choice_mix_no_devices(model, lengths, sampling):
     language_model, width = model.language_model, model.config.text.hidden_size
-    rows, position = at_work(model, 2, lengths, **sampling)
+    rows, cache = at_work(model, 2, **sampling)
+    start_pos = kv.per_row(lengths, model.device)
     with OneDevice() as seen:
         embeddings = torch.empty(2, 9, width, dtype=model.dtype, device=model.device)
-        logits = Step(language_model).prefill(embeddings, lengths, position.kv_cache)
+        logits = Step(language_model).prefill(embeddings, lengths, cache)
         for _ in range(3):
-            cache, start_pos = position.advance()
             logits = Step(language_model)(choose(rows, logits).token, cache, start_pos)
+            start_pos = start_pos + 1
     assert logits.dtype == model.dtype and seen.operations > 100
 
 
@@ -128,10 +127,8 @@ def test_nothing_is_read_back_before_the_first_token(model, padded):
     lengths = prompt_lengths(model.config, ids, mask, 8)
     with OneDevice() as seen:  # what reads from the meta device raises
         x = model.embed(ids, Parts.cat((tiles, tiles)))
-        rows, position = at_work(model, 2, tuple(lengths), temperature=1.0, repetition_penalty=1.1)
-        logits = Step(model.language_model).prefill(
-            compact(x, mask, lengths).embeddings, lengths, position.kv_cache
-        )
+        rows, cache = at_work(model, 2, temperature=1.0, repetition_penalty=1.1)
+        logits = Step(model.language_model).prefill(compact(x, mask, lengths).embeddings, lengths, cache)
         token = choose(rows, logits).token
     assert token.device == model.device and seen.operations > 100
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from eval import __main__ as evaluate
 from generation import kv_cache as kv
 from generation import processors
 from generation.fast.native import build, passes
-from generation.fast.native import step as native_step
 from generation.fast.native.panels import round_layer
 from generation.fast.native.passes import Pass, Passes
 from generation.fast.native.step import NativeStep
@@ -25,7 +23,6 @@ from generation.fast.quantized import pack
 from generation.fast.tower import FastTower
 from generation.processors import limit_threads, quota
 from inference.ask import parser as ask_parser
-from inference.checkpoint import open_checkpoint
 from tests.test_fast_decode import make_model
 from tests.test_fast_tower import make_tower, tiles
 from tests.waiting import PATIENCE
@@ -166,12 +163,6 @@ def test_small_work_takes_few_threads(monkeypatch):
     assert [machine.run(products) for products in (1, each, 3.5 * each, 1000 * each)] == [1, 1, 3, 4]
 
 
-def test_one_pass_at_a_time_has_several_threads(monkeypatch):
-    machine = Machine(monkeypatch, 4)
-    machine.shared.run(lambda made: machine.counts.append(machine.run()), LARGE)
-    assert machine.counts == [1, 1] and machine.run() == 4
-
-
 # ------------------------------------------------------------------------------------ the same results
 def leaving(stake: float):
     """`run_pass`, in which half of the threads leave as soon as they have waited for so many seconds, and
@@ -207,37 +198,6 @@ def test_threads_may_leave_at_any_layer(compiler, precision, monkeypatch):
         monkeypatch.setattr("generation.fast.tower.run_pass", leaving(stake))
         for one, other in zip(everything(), expected, strict=True):
             assert torch.equal(one, other), f"after {stake} s"
-
-
-def alone_on_one_processor(say) -> None:
-    """Of a process of its own: whether tokens are those of one thread where helpers come too late to help."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before there are other threads
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # who is woken waits for its turn
-    lm = make_model().language_model
-    step = NativeStep(lm)
-
-    def tokens() -> list[torch.Tensor]:
-        cache = kv.allocate_for(lm, 1, 40)
-        return [step(torch.tensor([[token]]), cache, token) for token in range(40)]
-
-    with torch.no_grad():
-        limit_threads(1)
-        expected = tokens()
-        torch.set_num_threads(4)
-        native_step.run_pass = leaving(0.0)
-        say.send(all(map(torch.equal, tokens(), expected)))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="not on Linux")
-def test_the_thread_that_leads_stays_where_nobody_comes_to_help(compiler):
-    context = multiprocessing.get_context("spawn")
-    hear, say = context.Pipe(duplex=False)
-    process = context.Process(target=alone_on_one_processor, args=(say,))
-    process.start()
-    say.close()
-    assert hear.poll(PATIENCE) and hear.recv()
-    process.join()
 
 
 # ------------------------------------------------------------- forks, models and threads at once, odd sizes
@@ -336,8 +296,3 @@ def test_every_program_takes_threads(parser, capsys):
         with pytest.raises(SystemExit):
             parser.parse_args(["--threads", number])
         assert "--threads" in capsys.readouterr().err
-
-
-def test_a_checkpoint_is_opened_with_as_many(model_folder):
-    checkpoint = open_checkpoint(model_folder, device="cpu", threads=2)
-    assert limit_threads() == 2 and checkpoint.compiled().decode_step is not None

@@ -22,12 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation.fast.native.build import (
-    NoCompiler,
-    is_sound,
-    library_file,
-    load_library,
-)
+from generation.fast.native.build import NoCompiler, is_compiled, load_library
 from generation.fast.native.panels import (
     BITS,
     Matrix,
@@ -105,11 +100,6 @@ def _weight_bits(tower) -> int:
     return BITS[tower.layers[0].self_attn.q_proj.weight.dtype]
 
 
-def is_compiled(tower) -> bool:
-    """Whether the library for this tower exists already. Raises NoCompiler."""
-    return is_sound(library_file(*_library_parts(_weight_bits(tower)))[1])
-
-
 def fast_tower(tower, compiling: bool = True) -> tuple[FastTower | None, str]:
     """(a faster tower that took this one's weights over, what it is), or (None, why there is none).
 
@@ -119,7 +109,7 @@ def fast_tower(tower, compiling: bool = True) -> tuple[FastTower | None, str]:
     if reason := unsupported(tower):
         return None, f"eager: {reason}"
     try:
-        if compiling or is_compiled(tower):
+        if compiling or is_compiled(_library_parts(_weight_bits(tower))):
             return _kind_of(tower)(tower), FastTower.NAME
     except NoCompiler as error:
         return None, f"eager: {error}"

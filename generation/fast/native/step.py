@@ -20,12 +20,8 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from generation.fast.native.build import (
-    is_sound,
-    library_file,
-    library_parts,
-    load_library,
-)
+from generation.fast.native import build
+from generation.fast.native.build import library_parts, load_library
 from generation.fast.native.panels import BITS, Matrix, PanelWeight, to_panels, unreadable
 from generation.fast.native.passes import Pass, run_pass
 from generation.fast.network import DECODER
@@ -127,8 +123,7 @@ def unsupported(language_model) -> str | None:
 def is_compiled(language_model) -> bool:
     """Whether the library for this model exists already. Raises NoCompiler."""
     weight = language_model.layers[0].mlp.gate_proj.weight
-    parts = library_parts(BITS[weight.dtype], BITS[language_model.cache_dtype])
-    return is_sound(library_file(*parts)[1])
+    return build.is_compiled(library_parts(BITS[weight.dtype], BITS[language_model.cache_dtype]))
 
 
 class NativeStep(Step):
