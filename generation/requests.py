@@ -146,8 +146,6 @@ class Stats:
     waited for to take the time.
     """
 
-    completed: int = 0
-    failed: int = 0
     cancelled: int = 0
     new_tokens: int = 0
     prefilled: int = 0

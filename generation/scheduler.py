@@ -188,7 +188,7 @@ class Scheduler:
                     try:
                         self.add(request)
                     except REQUEST_ERRORS as error:
-                        self._fail(request.key, error)
+                        self._events.append(RequestOutput(request.key, [], "error", error=error))
                 self._compute_prompts()
                 if drained or not self.free:
                     self._decode()
@@ -531,14 +531,13 @@ class Scheduler:
         """Say what is new of a row, whose slot is free at its end."""
         if row.error is not None:
             self._leave(row, kept=False)
-            self._fail(row.key, row.error)
+            self._events.append(RequestOutput(row.key, [], "error", error=row.error))
             return
         new, logprobs = row.tokens[row.told :], row.logprobs and row.logprobs[row.told :]
         self._events.append(NewTokens(row.key, new, logprobs, row.reused))
         row.told = len(row.tokens)
         if row.stop_reason:
             self._leave(row)
-            self.stats.completed += 1
             self.stats.new_tokens += len(row.tokens)
             counts = row.stop_reason, row.length, row.reused
             said = row.confidence, row.decision, row.logprobs
@@ -553,10 +552,6 @@ class Scheduler:
             self._cache.put(row.slot, row.prompt, row.tokens)
         else:
             self._cache.drop(row.slot)
-
-    def _fail(self, key: Any, error: Exception) -> None:
-        self.stats.failed += 1
-        self._events.append(RequestOutput(key, [], "error", error=error))
 
     def _compact(self) -> None:
         """Move rows that decode from the last slots into free ones before them."""
