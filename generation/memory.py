@@ -26,16 +26,16 @@ _mapped: WeakSet[Any] = WeakSet()
 _lock = Lock()  # for adding to them
 
 
-def register(mapping: Any) -> None:
-    """Count a file that is mapped into memory as taken, for as long as the mapping lives."""
+def register(mapped: Any) -> None:
+    """Count the `unused_bytes` of what maps a file into memory as taken, for as long as it lives."""
     with _lock:
-        _mapped.add(mapping)
+        _mapped.add(mapped)
 
 
 def mapped_bytes() -> int:
     """The sum of what is registered."""
     with _lock:
-        return sum(map(len, _mapped))
+        return sum(one.unused_bytes for one in _mapped)
 
 
 def check_fits(sizes: str, needed: int, device: torch.device, existing: int = 0) -> None:

@@ -18,6 +18,7 @@ from eval.boxes import Asked, figures, hits, ious, mean_average_precision, score
 from eval.lmms_tasks import asks_for_box, in_our_form, in_their_form
 from eval.metrics import MetricError, find_metric
 from tests import qwen_checkpoints
+from tests.house import json_lines
 
 ONE, FAR = (0.0, 0.0, 10.0, 10.0), (50.0, 50.0, 60.0, 60.0)
 
@@ -142,7 +143,7 @@ def test_rows_with_boxes(rows, tmp_path, capsys):
     assert results["n"] == things and results["task"]["metric"] == "boxes"
     assert {"acc_50", "acc_90", "mean_iou", "f1_50", "map", "parse_failures"} <= set(results["figures"])
     assert ("absent_refused" in results["figures"]) == ("ref" in rows[0])
-    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    samples = json_lines(tmp_path / "run" / "samples.jsonl")
     assert all("Locate" in one["prompt"] for one in samples)
     metric = find_metric("boxes")
     star = next(one for one in samples if "star" in one["question"])

@@ -26,12 +26,6 @@ from tests.prompts import (
 )
 from tests.tiny import IMAGE_ID
 
-
-@pytest.fixture(scope="module")
-def vlm():
-    return tiny_vlm()
-
-
 # --- what is saved
 
 
