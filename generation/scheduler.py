@@ -1,7 +1,7 @@
 """Many requests of uneven length through a fixed number of cache slots, in one process.
 
     scheduler = Scheduler(model, slots=8)
-    print(scheduler.budget)                            # bytes of cache needed and available, before any work
+    print(scheduler.cache)                             # bytes needed and available, before any work
     requests = (Request(ids, pixels, options=GenerationOptions(max_new_tokens=32), key=n) for n, ... in ...)
     for output in scheduler.run(requests):             # as they finish, not in order
         print(output.key, output.token_ids, output.stop_reason, output.error)
@@ -78,6 +78,8 @@ class Scheduler:
             so that a long prompt holds nobody up; None computes prompts at once. `chunk` is this number, and
             may be changed.
 
+    `cache` has the slots: what they hold and need (`str(scheduler.cache)`), and `prefixes`.
+
     Raises CacheMemoryError (a ValueError) if the cache does not fit into memory.
     """
 
@@ -99,7 +101,7 @@ class Scheduler:
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
         self._small, self._large = LIMITS.get(model.device.type, LIMITS["cpu"])
         self.lag = LAG if model.device.type == "cuda" else 0
-        self._cache = SlotCache(model.language_model, slots, prefixes)
+        self.cache = SlotCache(model.language_model, slots, prefixes)
         # Of each slot: the token to be fed; for recorded steps its position, the row's seed, how many numbers
         # it has drawn, the offset of its rotary places, the token that was chosen, or BAD; and its
         # `chosen_logprobs`.
@@ -111,28 +113,9 @@ class Scheduler:
         self.reset()
 
     @property
-    def prefixes(self) -> PrefixStore | None:
-        """Kept prefixes of this model; see `__init__`."""
-        return self._cache.prefixes
-
-    @prefixes.setter
-    def prefixes(self, store: PrefixStore | None) -> None:
-        self._cache.prefixes = store
-
-    @property
-    def budget(self) -> str:
-        """The memory that the cache needs, and what is available, in words."""
-        return str(self._cache)
-
-    @property
     def kv_cache_bytes(self) -> int:
         """Bytes of the cache as it is now."""
-        return kv.size_in_bytes(self._cache.kv_cache)
-
-    @property
-    def held(self) -> list[int]:
-        """Positions that each slot holds for prompts to come."""
-        return list(self._cache.filled)
+        return kv.size_in_bytes(self.cache.kv_cache)
 
     def counts(self) -> dict[str, float]:
         """Seconds of each kind, decode steps, tiles encoded, tokens proposed and accepted, so far."""
@@ -152,7 +135,7 @@ class Scheduler:
 
     def reset(self) -> None:
         """Give up all requests and forget what the slots hold, as after an error or for other weights."""
-        self._cache.forget()
+        self.cache.forget()
         self._entered: deque[SlotRow] = deque()  # without a slot yet
         self._waiting: deque[SlotRow] = deque()  # in their slots, with positions to compute; the next first
         self._rows: list[SlotRow | None] = [None] * self.slots
@@ -228,9 +211,9 @@ class Scheduler:
         its answer grows."""
         row = SlotRow(options, prompt.input_ids, key=key, prompt=prompt)
         self.speculation.begin(row)
-        if row.room > self._cache.capacity:
+        if row.room > self.cache.capacity:
             self._forget_buffers()
-        self._cache.reserve(row.room)
+        self.cache.reserve(row.room)
         self._entered.append(row)
         return row
 
@@ -239,7 +222,7 @@ class Scheduler:
         more of a prompt, that part is computed again or taken from `prefixes`."""
         self._forget_buffers()
         working = [row.room for row in (*self._entered, *self._rows) if row is not None]
-        self._cache.shrink(max(working, default=0))
+        self.cache.shrink(max(working, default=0))
 
     @torch.no_grad()
     def step(self) -> list[NewTokens | RequestOutput]:
@@ -261,7 +244,7 @@ class Scheduler:
                 self._entered.remove(row)
             if row in self._rows:
                 # A partly prefilled prompt has no logits yet, so its cache is checked for NaN.
-                self._leave(row, kept=row.launched > 0 or self._cache.is_finite(row.slot))
+                self._leave(row, kept=row.launched > 0 or self.cache.is_finite(row.slot))
             row.stop_reason = row.stop_reason or "cancelled"
         self._events = [event for event in self._events if not (found and event.key == key)]
         self.stats.cancelled += bool(found)
@@ -308,14 +291,14 @@ class Scheduler:
     def _place(self, row: SlotRow) -> bool:
         """Give a prompt a free slot, with what it shares with others; False if it waits to share what is
         still to be computed."""
-        found, worth = self._cache.find(row.prompt), row.prompt.worth_sharing
-        others = (self._cache.coming(other.ahead, found.common[other.slot]) for other in self._waiting)
+        found, worth = self.cache.find(row.prompt), row.prompt.worth_sharing
+        others = (self.cache.coming(other.ahead, found.common[other.slot]) for other in self._waiting)
         if worth(max(*found.ready, found.stored.end), max(others, default=0)):
             return False
         free = [slot for slot, other in enumerate(self._rows) if other is None]
-        row.slot, row.reused = self._cache.take(row.prompt, found, free)
+        row.slot, row.reused = self.cache.take(row.prompt, found, free)
         row.part, _ = first_part(row.prompt, row.reused)
-        row.start, self._rows[row.slot], row.stops = row.reused, row, self._cache.stops(row.prompt)
+        row.start, self._rows[row.slot], row.stops = row.reused, row, self.cache.stops(row.prompt)
         self._waiting.append(row)
         return True
 
@@ -355,7 +338,7 @@ class Scheduler:
         if self._step.alone:
             return sum(lengths) <= large
         padded, end = len(rows) * max(lengths), max(row.start for row in rows) + max(lengths)
-        if padded > large or end > self._cache.capacity:
+        if padded > large or end > self.cache.capacity:
             return False
         return padded <= self._small or padded <= PADDED_AT_MOST * sum(lengths)
 
@@ -370,18 +353,18 @@ class Scheduler:
         ahead = [own[:, row.start :][:, :longest] for row, own in zip(rows, every) if own is not None]
         places = [F.pad(own, (0, longest - own.shape[1])) for own in ahead]  # (3, longest) of each row
         turned_by = kv.to_device(torch.stack(places, 1), x.device) if places else None
-        end = min(max(starts) + longest, self._cache.capacity)  # no more than that is real
-        cache = kv.view(self._cache.kv_cache, end, rows[0].slot, len(rows))
+        end = min(max(starts) + longest, self.cache.capacity)  # no more than that is real
+        cache = kv.view(self.cache.kv_cache, end, rows[0].slot, len(rows))
         for row in rows:
-            self._cache.compute(row.slot)
+            self.cache.compute(row.slot)
         logits = self._step.prefill(x, lengths, cache, kv.per_row(starts, x.device), turned_by)
         for row, length in zip(rows, lengths, strict=True):
             assert row.embeds is not None
             row.embeds = row.embeds[:, length:] if length < row.embeds.shape[1] else None
             row.start += length
-            self._cache.compute(row.slot, min(row.start, row.length))
+            self.cache.compute(row.slot, min(row.start, row.length))
             if row.start in row.stops:
-                self._cache.keep(row.slot, row.start)
+                self.cache.keep(row.slot, row.start)
             self.stats.prefilled += length
             self.stats.reused += row.reused if row.start == row.length else 0
         return logits
@@ -397,11 +380,11 @@ class Scheduler:
         """The logits of sequences that might come next in a row: `generation.score.Ahead`."""
         assert isinstance(row, SlotRow), "whatever chooses here has a slot"
         start = row.length + len(row.tokens)
-        return look_ahead(self._step, self._cache.kv_cache, row.slot, start, row.prompt.offset, sequences)
+        return look_ahead(self._step, self.cache.kv_cache, row.slot, start, row.prompt.offset, sequences)
 
     def _decode(self) -> None:
         """One step for all rows that decode; without any, what is under way is read."""
-        if any(row is not None and row.position == self._cache.capacity for row in self._rows):
+        if any(row is not None and row.position == self.cache.capacity for row in self._rows):
             self._collect(0)  # it has ended, and its slot has no place for a token in vain
         self._compact()
         rows = [row for row in self._rows if row is not None and row.decodes]
@@ -411,12 +394,12 @@ class Scheduler:
         with self._timed("decode"):
             span = [row for row in self._rows[: 1 + rows[-1].slot] if row is not None]
             for row in rows:
-                self._cache.compute(row.slot)
+                self.cache.compute(row.slot)
             positions = [self._place_of(row) for row in span]
             self.stats.decode_steps += 1
             proposals: list[list[int]] = []
             if any(row.proposer or row.constraint for row in rows):
-                proposals = self.speculation.propose(rows, self._cache.capacity - 1 - max(positions))
+                proposals = self.speculation.propose(rows, self.cache.capacity - 1 - max(positions))
             if any(proposals):
                 self._several(rows, span, positions, proposals)
             elif self._step.records and all(row.params == rows[0].params and row.plain for row in rows):
@@ -437,7 +420,7 @@ class Scheduler:
         if row.decodes:
             return row.position
         place = row.position if row.launched else row.start
-        self._cache.filled[row.slot] = min(self._cache.filled[row.slot], place)
+        self.cache.filled[row.slot] = min(self.cache.filled[row.slot], place)
         return place
 
     def _one_token(self, rows: list[SlotRow], span: list[SlotRow], positions: list[int]) -> None:
@@ -498,11 +481,11 @@ class Scheduler:
 
     def _view_of(self, count: int, longest: int | None) -> kv.KVCache:
         """The cache of the first `count` slots as a step reads it: as far as the longest, or all of it."""
-        capacity = self._cache.capacity
+        capacity = self.cache.capacity
         length = capacity if longest is None else min(kv.round_up(longest, VIEW_STEP), capacity)
         wanted = (count, length, capacity)
         if self._view is None or self._view[0] != wanted:
-            self._view = (wanted, kv.view(self._cache.kv_cache, length, 0, count))
+            self._view = (wanted, kv.view(self.cache.kv_cache, length, 0, count))
         return self._view[1]
 
     def _launch(self, rows: list[SlotRow], logits: Tensor) -> None:
@@ -549,9 +532,9 @@ class Scheduler:
         if row in self._waiting:
             self._waiting.remove(row)
         if kept:
-            self._cache.put(row.slot, row.prompt, row.tokens)
+            self.cache.put(row.slot, row.prompt, row.tokens)
         else:
-            self._cache.drop(row.slot)
+            self.cache.drop(row.slot)
 
     def _compact(self) -> None:
         """Move rows that decode from the last slots into free ones before them."""
@@ -562,7 +545,7 @@ class Scheduler:
             if None not in self._rows[:source]:
                 return
             target = self._rows.index(None)
-            self._cache.move(source, target, row.position)
+            self.cache.move(source, target, row.position)
             self._tokens[target] = self._tokens[source]
             row.slot, self._rows[target], self._rows[source] = target, row, None
 

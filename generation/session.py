@@ -84,7 +84,7 @@ class Session:
     @property
     def held(self) -> int:
         """Positions in the cache that the next prompt may share."""
-        return max(self._scheduler.held, default=0) if self._scheduler else 0
+        return max(self._scheduler.cache.filled) if self._scheduler else 0
 
     @property
     def kv_cache_bytes(self) -> int:

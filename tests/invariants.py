@@ -141,20 +141,20 @@ def session_holds(session: Session, vlm, prompt: list[int] | dict, tolerance: fl
     places = vlm.places([*inputs["input_ids"]], inputs.get("pixel_values"))
     position_ids = None if places is None else places[0][0][:, None]
     scheduler, wrong = session._scheduler, []
-    for slot, held in enumerate(scheduler.held):
+    for slot, held in enumerate(scheduler.cache.filled):
         if not 0 < held <= x.shape[1] or held < min(session.held, x.shape[1] - 2):
             continue  # another answer's
         expected = new_cache(vlm.language_model, 1, held)
         own = None if position_ids is None else position_ids[..., :held]
         vlm.language_model(x[:, :held], kv_cache=expected, position_ids=own)
         try:
-            pair = scheduler._cache.kv_cache, expected
+            pair = scheduler.cache.kv_cache, expected
             for (got, name), (layer, _) in zip(*map(kv.by_slot, pair), strict=True):
                 assert_close(got[name][slot : slot + 1, :, :held], layer[name], name, tolerance)
             return
         except AssertionError as error:  # so it may be, too
             wrong.append(error)
-    raise wrong[0] if wrong else AssertionError(f"held {scheduler.held} of {x.shape[1]} positions")
+    raise wrong[0] if wrong else AssertionError(f"held {scheduler.cache.filled} of {x.shape[1]} positions")
 
 
 # ------------------------------------------------------------------------------------------ answers

@@ -256,7 +256,7 @@ def test_memory_is_counted_and_more_than_there_is_refused_up_front(vlm, monkeypa
     needed = 5 * 400 * 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * 4
     monkeypatch.setattr("generation.memory.available_bytes", lambda device: needed)
     scheduler = Scheduler(vlm, 5)
-    assert f"5 slots of 400 positions: {needed / 2**20:.1f} MiB" in scheduler.budget
+    assert f"5 slots of 400 positions: {needed / 2**20:.1f} MiB" in str(scheduler.cache)
     assert scheduler.kv_cache_bytes == 0  # nothing is taken before there is a request
     list(scheduler.run([request(words(1, 3), 0)]))
     assert scheduler.kv_cache_bytes == needed

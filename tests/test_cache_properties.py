@@ -404,7 +404,7 @@ def test_ctrl_c_at_any_line_that_changes_slots_leaves_them_true(kind):
             over = True
         for key in range(3):
             scheduler.cancel(key)
-        assert_slots_hold(model, scheduler._cache)
+        assert_slots_hold(model, scheduler.cache)
         line += 4
     assert line > 50
 
@@ -421,4 +421,4 @@ def test_a_full_slot_holds_what_it_says(kind, monkeypatch):
     scheduler.add(text_request(1, words(1, 40), 16))
     while not scheduler.idle:
         scheduler.step()
-    assert_slots_hold(model, scheduler._cache)
+    assert_slots_hold(model, scheduler.cache)

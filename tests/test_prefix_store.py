@@ -78,7 +78,7 @@ def test_answers_are_those_without_a_store(kind):
         if kind == "native":
             held = session.held
             for ours, theirs in zip(
-                session._scheduler._cache.kv_cache, alone._scheduler._cache.kv_cache, strict=True
+                session._scheduler.cache.kv_cache, alone._scheduler.cache.kv_cache, strict=True
             ):
                 for name in ("key", "value"):
                     assert torch.equal(ours[name][:, :, :held], theirs[name][:, :, :held])

@@ -778,8 +778,8 @@ class Engine:
             )
             self._schedulers[id(model)] = checkpoint, scheduler
         scheduler = self._schedulers[id(model)][1]
-        if scheduler.prefixes is None:
-            scheduler.prefixes = self._stores.of(checkpoint)
+        if scheduler.cache.prefixes is None:
+            scheduler.cache.prefixes = self._stores.of(checkpoint)
         return scheduler
 
     def _drop_closed(self) -> None:
@@ -798,8 +798,8 @@ class Engine:
         """Let go of a model's scheduler and of what is kept for it in memory."""
         checkpoint, scheduler = self._schedulers.pop(key)
         checkpoint.features.clear()
-        if scheduler.prefixes is not None:
-            scheduler.prefixes.drop()
+        if scheduler.cache.prefixes is not None:
+            scheduler.cache.prefixes.drop()
         return checkpoint
 
     def _leave_ready(self, ticket: Ticket, started: bool = False) -> None:
