@@ -130,29 +130,18 @@ class Graphs:
                     for _ in range(1 if shape in self._warm else 2):
                         function()
                         restore()
-                    graph = torch.cuda.CUDAGraph()
-                    self._pool = self._pool or torch.cuda.graph_pool_handle()
-                    # Not `torch.cuda.graph`, which waits for the device and empties the allocator's caches.
-                    graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                    try:
-                        function()
-                    except BaseException:
-                        with suppress(RuntimeError):  # the first error is the one to report
-                            self._end(graph)
-                        raise
-                    self._end(graph)
+                graph = torch.cuda.CUDAGraph()
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
+                    function()
+            except RuntimeError:
+                with suppress(RuntimeError):  # a capture that fails may leave the allocator recording
+                    torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+                raise
             finally:
                 current.wait_stream(stream)
         self._warm.add(shape)
         return graph.replay
-
-    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            with suppress(RuntimeError):  # it has left the allocator recording
-                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
-            raise
 
 
 class GraphStep(Step):
