@@ -10,7 +10,7 @@ whatever else there is, today or in a later version of the network, is left to P
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from torch import nn
@@ -19,7 +19,6 @@ _FAST = "generation.fast"
 LINEAR = (nn.Linear, f"{_FAST}.quantized.PackedLinear", f"{_FAST}.native.panels.PanelLinear")
 EMBEDDING = (nn.Embedding, f"{_FAST}.quantized.PackedEmbedding", f"{_FAST}.native.panels.PanelEmbedding")
 NORMS = (nn.RMSNorm, nn.LayerNorm)
-ANY = ()  # values of a field
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,17 @@ class Network:
     modules: the types of its modules, with the tensors that one owns beside those of its layers. Types of
         this repository are full names, because this file imports none of them. The first is the network.
     layers: the types that consist of their weights.
-    config: the full name of its config's type, and fields: the values that the step computes, ANY for all. A
-        field that is not here must have its default.
+    config: the full name of its config's type. known: the names of fields whose every value the step
+        computes; values: of others those that it does. A field in neither must have its default.
     eps: the field that all norms have theirs from.
     """
 
     modules: Mapping[str, tuple[str, ...]]
     layers: tuple[type | str, ...]
     config: str
-    fields: Mapping[str, tuple[Any, ...]]
+    known: str
     eps: str
+    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def unknown(self, network: nn.Module) -> str | None:
         """The first thing in a network that there is no code for, in words; or None."""
@@ -53,7 +53,7 @@ class Network:
         if full_name(type(config)) != self.config:
             yield f"its config is a {full_name(type(config))}"
         for name, value, default in _fields(config):
-            if (values := self.fields.get(name, (default,))) != ANY and value not in values:
+            if name not in self.known.split() and value not in self.values.get(name, (default,)):
                 yield f"its {name} is {value!r}"
         if len(network.get_submodule("layers")._modules) != config.num_hidden_layers:
             yield f"it does not have the {config.num_hidden_layers} layers of its config"
@@ -103,21 +103,14 @@ DECODER = Network(
     },
     layers=(*LINEAR, *EMBEDDING, nn.RMSNorm, "models.language_model.ZeroCenteredRMSNorm"),
     config="models.config.TextConfig",
-    fields=dict.fromkeys(
-        (
-            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "layer_types"),
-            *("num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias", "qkv_bias_only"),
-            *("attention_gate", "qk_norm", "mlp_bias", "rms_norm_eps", "zero_centered_norms", "rope_theta"),
-            *("rope_sections", "rope_interleaved", "partial_rotary_factor", "max_position_embeddings"),
-            *("conv_kernel", "conv_bias"),
-            *(f"delta_{name}" for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
-            "rope_scaling",  # the network itself makes frequencies of these
-            *(f"rope_scaling.{name}" for name in ("factor", "low_freq_factor", "high_freq_factor")),
-            "rope_scaling.original_max_position_embeddings",
-        ),
-        ANY,
-    )
-    | {"rope_scaling.rope_type": ("linear", "llama3"), "hidden_act": ("silu",)},
+    # The network itself makes frequencies of `rope_scaling`.
+    known="""vocab_size hidden_size intermediate_size num_hidden_layers layer_types num_attention_heads
+        num_key_value_heads head_dim attention_bias qkv_bias_only attention_gate qk_norm mlp_bias rms_norm_eps
+        zero_centered_norms rope_theta rope_sections rope_interleaved partial_rotary_factor
+        max_position_embeddings conv_kernel conv_bias delta_key_heads delta_value_heads delta_key_dim
+        delta_value_dim rope_scaling rope_scaling.factor rope_scaling.low_freq_factor
+        rope_scaling.high_freq_factor rope_scaling.original_max_position_embeddings""",
+    values={"rope_scaling.rope_type": ("linear", "llama3"), "hidden_act": ("silu",)},
     eps="rms_norm_eps",
 )
 TOWER = Network(
@@ -129,15 +122,9 @@ TOWER = Network(
     },
     layers=(*LINEAR, nn.Embedding, nn.Conv2d, *NORMS),
     config="models.config.VisionConfig",
-    fields=dict.fromkeys(
-        (
-            *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels"),
-            *("image_size", "patch_size", "layer_norm_eps", "attention_bias", "class_token", "layer_scale"),
-            "last_norm",
-        ),
-        ANY,
-    )
-    | {"hidden_act": ("gelu_pytorch_tanh", "gelu"), "norm_type": ("layer_norm", "rms_norm")},
+    known="""hidden_size intermediate_size num_hidden_layers num_attention_heads num_channels image_size
+        patch_size layer_norm_eps attention_bias class_token layer_scale last_norm""",
+    values={"hidden_act": ("gelu_pytorch_tanh", "gelu"), "norm_type": ("layer_norm", "rms_norm")},
     eps="layer_norm_eps",
 )
 _PACKED = "models.packed_vision_transformer"
@@ -152,15 +139,9 @@ PACKED_TOWER = Network(
     },
     layers=TOWER.layers,
     config=f"{_PACKED}.PackedVisionConfig",
-    fields=dict.fromkeys(
-        (
-            *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels"),
-            *("patch_size", "merge_size", "temporal_patch_size", "norm", "norm_eps", "gated_mlp"),
-            *("patch_bias", "table_side", "rope_theta", "window", "whole_layers", "taps", "channels_last"),
-            *("table_antialias", "rotary", "last_norm", "tokens_per_second"),
-            *("merger_norm", "merger_norm_eps", "merger_width", "merger_bias"),  # of the projector
-        ),
-        ANY,
-    ),
+    known="""hidden_size intermediate_size num_hidden_layers num_attention_heads num_channels patch_size
+        merge_size temporal_patch_size norm norm_eps gated_mlp patch_bias table_side rope_theta window
+        whole_layers taps channels_last table_antialias rotary last_norm tokens_per_second
+        merger_norm merger_norm_eps merger_width merger_bias""",
     eps="norm_eps",
 )

@@ -193,9 +193,6 @@ class PanelWeight(nn.Module):
         addresses = (None if part is None else part.data_ptr() for part in parts)
         return Matrix(*addresses, self.out_features, self.in_features)
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self.weight.dtype}"
-
 
 class PanelLinear(PanelWeight):
     """y = x Wᵀ + b: (…, in) of any float type -> (…, out) float32; without gradients."""
