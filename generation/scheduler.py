@@ -61,6 +61,8 @@ PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no m
 # positions, a CPU's by 64.
 LIMITS = {"cpu": (64, 2048), "cuda": (256, 16_384)}
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
+# Options that a scheduler, not a request, may have otherwise.
+ITS_OWN = {"num_return_sequences": 1, "use_cache": True, "decode_step": None, "prefill_chunk": None}
 LAG = 1  # steps of a GPU that are launched before the tokens of one are read
 
 
@@ -190,15 +192,9 @@ class Scheduler:
         with self._timed("prepare"):
             ready = request.prepare() if isinstance(request, LazyRequest) else request
             options = ready.options
-            whole = (
-                options.num_return_sequences,
-                options.use_cache,
-                options.decode_step,
-                options.prefill_chunk,
-            )
-            if whole != (1, True, None, None):
+            if replace(options, **ITS_OWN) != options:
                 raise ValueError(
-                    "a request cannot have num_return_sequences, use_cache, decode_step or prefill_chunk: "
+                    f"a request cannot have {', '.join(ITS_OWN)}: "
                     "make one for each answer, and give the scheduler step and chunk"
                 )
             options = with_overrides(options, {}, self.model.config.eos_token_ids)
@@ -211,8 +207,7 @@ class Scheduler:
         its answer grows."""
         row = SlotRow(options, prompt.input_ids, key=key, prompt=prompt)
         self.speculation.begin(row)
-        if row.room > self.cache.capacity:
-            self._forget_buffers()
+        self._forget_buffers()
         self.cache.reserve(row.room)
         self._entered.append(row)
         return row
@@ -454,18 +449,14 @@ class Scheduler:
         count, params = len(span), rows[0].params
         confident = any(row.options.confidence for row in rows)
         placed = any(row.prompt.places is not None for row in span)
-        tokens, counters, logprobs = (
-            self._tokens[:count],
-            self._counters[:, :count],
-            self._logprobs[:, :count],
-        )
+        tokens, counters = self._tokens[:count], self._counters[:, :count]
+        logprobs = self._logprobs[:, :count]
         # The device counts on by itself while rows stay.
         if self._counted != list(zip(span, positions)):
             seeds = [0 if row.params.greedy else row.first_seed() for row in span]
             launched, offsets = [row.launched for row in span], [row.prompt.offset for row in span]
-            counters[:4] = kv.to_device(
-                torch.tensor([positions, seeds, launched, offsets]), self.model.device
-            )
+            numbers = torch.tensor([positions, seeds, launched, offsets])
+            counters[:4] = kv.to_device(numbers, self.model.device)
         self._counted = [(row, position + 1) for row, position in zip(span, positions)]
         cache, key = self._view_of(count, max(positions) + 1), (params, confident, placed)
         if self._replay is None or self._replay[0] is not cache or self._replay[1] != key:
