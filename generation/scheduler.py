@@ -62,7 +62,12 @@ PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no m
 LIMITS = {"cpu": (64, 2048), "cuda": (256, 16_384)}
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
 # Options that a scheduler, not a request, may have otherwise.
-ITS_OWN = {"num_return_sequences": 1, "use_cache": True, "decode_step": None, "prefill_chunk": None}
+ITS_OWN: dict[str, Any] = {
+    "num_return_sequences": 1,
+    "use_cache": True,
+    "decode_step": None,
+    "prefill_chunk": None,
+}
 LAG = 1  # steps of a GPU that are launched before the tokens of one are read
 
 
