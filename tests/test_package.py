@@ -91,7 +91,19 @@ def test_the_installed_package_has_one_name_and_answers_in_any_folder(built, tmp
     cup = str(ROOT / "assets" / "cup.png")
     assert run("ocelli", cup, "What is the printed word?", "--compile", "off").strip() == "cup"
     assert len(run("ocelli", "--help").splitlines()) < 24
-    for command in ("ask", "chat", "batch", "where", "serve", "page", "train", "eval", "convert", "inspect"):
+    for command in (
+        "ask",
+        "chat",
+        "batch",
+        "where",
+        "serve",
+        "page",
+        "train",
+        "eval",
+        "convert",
+        "inspect",
+        "prove",
+    ):
         assert "usage: " in run("ocelli", command, "--help")
     quick = f"""
 from ocelli import Processor, VisionLanguageModel
