@@ -123,8 +123,9 @@ def put_section(card: ModelCard, title: str, text: str) -> None:
 def update_card(folder: Path, several: Sequence[Mapping[str, Any]]) -> Path:
     """Write results into the README.md of a checkpoint's folder. Raises TaskError where it has no card."""
     card = open_card(folder)
-    card.data.model_name = card.data.model_name or folder.resolve().name
-    card.data.eval_results = eval_results(several)
+    data: Any = card.data
+    data.model_name = data.model_name or folder.resolve().name
+    data.eval_results = eval_results(several)
     put_section(card, "Evaluation", evaluation_text(several))
     card.save(folder / "README.md")
     return folder / "README.md"
