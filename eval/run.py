@@ -33,7 +33,6 @@ from tqdm import tqdm
 
 from data.box_rows import BoxRows, FormFor, by_name
 from data.errors import DatasetError
-from data.held_out import warn_if_alike
 from data.image_sizes import image_size
 from data.processor import EncodedConversation, Processor
 from data.sources import DatasetConfig
@@ -593,10 +592,7 @@ def _data_task(settings: argparse.Namespace, on: torch.device) -> EvalTask:
         form_for=form_for,
         **own,
     )
-    task = data_task(config, find_metric(settings.metric or "exact_match", **options))
-    if boxes is None:
-        warn_if_alike(task.name, (sample.targets for sample in task.samples), bool(settings.holdout))
-    return task
+    return data_task(config, find_metric(settings.metric or "exact_match", **options))
 
 
 def _run_own(

@@ -40,7 +40,7 @@ from data.errors import ADDRESS, BadRow, DatasetError
 from data.held_out import Share
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import SHOWN, RowSchema, find_images, find_schema, is_plain, no_images
-from data.sources import TRAIN, all_rows, class_names, columns_of, first_rows, known_columns, open_rows
+from data.sources import TRAIN, class_names, columns_of, first_rows, known_columns, open_rows
 from data.visuals import open_video
 from eval.metrics import Metric, MetricError
 from inference.errors import user_errors
@@ -328,7 +328,7 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     folder = Path(config.image_folder).expanduser() if config.image_folder else folder
     reader = _Reader(config, rows, folder, metric.chooses)
     samples, problems, taken = list[EvalSample](), [], list[Any]()
-    for number, row in enumerate(all_rows(rows) if streaming else rows):
+    for number, row in enumerate(rows):
         if streaming:
             taken.append(row)
         try:

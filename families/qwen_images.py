@@ -16,10 +16,10 @@ from PIL import Image
 from data.chat import chat_template
 from data.conversation import Message
 from data.errors import ImageError
+from data.image_rules import Videos
 from data.tiles import (
     Cell,
     Parts,
-    Videos,
     Visual,
     check_numbers,
     pixel_rule,

@@ -97,7 +97,7 @@ def test_what_is_no_image_and_reads_as_text_is_a_question(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     "name, meant",
     [
-        *(("phto.png", "photo.png"), ("pictres/photo.png", "pictures/photo.png"), ("photo.jpg", "photo.png")),
+        *(("phto.png", "photo.png"), ("pictures/phto.png", "pictures/photo.png"), ("photo.jpg", "photo.png")),
         *((name, None) for name in ("unlike", "dog.png", "cat.png")),  # an ending is shared by many
     ],
 )

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from data.image_rules import Images
 from data.new_processor import SPECIAL_TOKENS
 from data.processor import Processor
 from data.sources import DatasetConfig, count_rows
-from data.tiles import Images
 from families import FAMILIES
 from families.keys import checked
 from models.checkpoints.backbones import read_text_config, read_vision_config
