@@ -264,7 +264,9 @@ class Shard:
             if len(given) > 1:
                 sample = self.encoder.encode_answers(given, sample_id, tools)
             else:
-                row = asked(source, given[0], read.row) if self.config.questions else None
+                row = None
+                if self.config.questions:
+                    row = source.schema.accepted(read.row) | asked(given[0], read.row)
                 sample = replace(self.encoder.encode(given[0], sample_id, tools), row=row)
         except BadRow as error:
             self._drop(source, read.number, error)
@@ -302,10 +304,10 @@ class Shard:
         return item
 
 
-def asked(source: Source, conversation: list[dict[str, Any]], row: Mapping[str, Any]) -> dict[str, Any]:
+def asked(conversation: list[dict[str, Any]], row: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that score answers to the last question of a conversation: the row's columns without images
-    (of boxes those of `data.box_rows.BoxRows.asked`), `question`, `target` and what else is right. The
-    conversation is cut off after that question's answer."""
+    (of boxes those of `data.box_rows.BoxRows.asked`), `question` and `target`. The conversation is cut off
+    after that question's answer."""
     while conversation[-1]["role"] != "assistant":
         conversation.pop()
     if conversation[-1].get("tool_calls"):
@@ -316,7 +318,7 @@ def asked(source: Source, conversation: list[dict[str, Any]], row: Mapping[str, 
 
     asks = next(one for one in reversed(conversation) if one["role"] not in ("assistant", "tool"))
     own = {**plain_columns(row), **asks.get("asked", {})}
-    return source.schema.accepted(row) | {"question": text(asks)} | own | {"target": text(conversation[-1])}
+    return {"question": text(asks)} | own | {"target": text(conversation[-1])}
 
 
 def _whole(mixture: Mixture, processor: Processor, config: LoaderConfig) -> Shard:
