@@ -17,7 +17,9 @@ from inference import flags
 from models.checkpoints import load
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
+from tests.house import edit_json
 from tests.processors import draw_image, embedded
+from tests.prompts import tiny_vlm
 from tests.tiny import randomize
 
 
@@ -80,9 +82,14 @@ def single_folder(model_folder, tmp_path_factory) -> Path:
     """The same checkpoint, said to be trained on single questions about images."""
     folder = tmp_path_factory.mktemp("model") / "single"
     shutil.copytree(model_folder, folder)
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"needs_image": True, "single_turn": True}))
+    edit_json(folder / "generation_config.json", needs_image=True, single_turn=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def vlm() -> VisionLanguageModel:
+    """The tiny random model of `tests.prompts`."""
+    return tiny_vlm()
 
 
 @pytest.fixture(scope="session")

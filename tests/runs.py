@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import multiprocessing
 import os
@@ -20,6 +19,7 @@ from data.processor import Processor
 from eval.tasks import DEFAULT_MODEL
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
+from tests.house import data_url, edit_json, json_lines
 from tests.processors import embedded
 from tests.rows import WORDS, png
 from tests.waiting import PATIENCE, free_port
@@ -64,8 +64,8 @@ SMALL_SHAPES = {
 
 
 def shapes_processor(config) -> Processor:
-    """In place of `shapes.training.build_processor`, which takes seconds: of the embedded model's tokenizer,
-    for plain drawings."""
+    """In place of `recipes.shapes.training.build_processor`, which takes seconds: of the embedded model's
+    tokenizer, for plain drawings."""
     side = config.image_size // config.patch_size // config.scale_factor if config else 8
     tokenizer = Processor.from_pretrained(DEFAULT_MODEL).tokenizer
     size = config.image_size if config else 64
@@ -98,7 +98,7 @@ def embedded_of_one_tile(folder: Path) -> Path:
     shutil.copytree(DEFAULT_MODEL, folder)
     path = folder / "preprocessor_config.json"
     uncut = {"do_image_splitting": False, "size": {"longest_edge": 128}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | uncut))
+    edit_json(path, **uncut)
     return folder
 
 
@@ -113,7 +113,7 @@ def write_rows(path: Path, count: int = 60, every: int = 4) -> Path:
                 "image": None,
             }
             if i % every == 0:
-                row["image"] = "data:image/png;base64," + base64.b64encode(png(seed=i)).decode()
+                row["image"] = data_url(png(seed=i))
             file.write(json.dumps(row) + "\n")
     return path
 
@@ -151,11 +151,12 @@ def flags(**settings) -> list[str]:
     return made
 
 
-def start(ranks: int = 1, **settings) -> list:
+def start(ranks: int = 1, recipe: str = "", **settings) -> list:
     """train.py in as many forked processes as ranks: they need not import everything again."""
     processes, port = [], str(free_port())
+    arguments = [*filter(None, [recipe]), *flags(**(SETTINGS | settings))]
     for rank in range(ranks):
-        processes.append(FORK.Process(target=_rank, args=(rank, ranks, port, flags(**(SETTINGS | settings)))))
+        processes.append(FORK.Process(target=_rank, args=(rank, ranks, port, arguments)))
         processes[-1].start()
     return processes
 
@@ -169,9 +170,9 @@ def _rank(rank: int, ranks: int, port: str, arguments: list[str]) -> None:
     train.main(arguments)
 
 
-def run(ranks: int = 1, **settings) -> None:
+def run(ranks: int = 1, recipe: str = "", **settings) -> None:
     """Train to the end."""
-    assert ended(start(ranks, **settings)) == [0] * ranks
+    assert ended(start(ranks, recipe, **settings)) == [0] * ranks
 
 
 def ended(processes: list) -> list[int]:
@@ -197,7 +198,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def metrics(folder: Path, key: str = "step") -> list[dict]:
     """The lines of metrics.jsonl that have this key."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(folder / "metrics.jsonl")
     return [row for row in rows if key in row]
 
 

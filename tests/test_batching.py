@@ -74,11 +74,6 @@ def assert_as_alone(model, requests: list[Request], results: dict) -> None:
         assert (done.token_ids, done.stop_reason) == (alone.rows()[0], alone.stop_reasons[0]), one.key
 
 
-@pytest.fixture(scope="module")
-def vlm():
-    return tiny_vlm()
-
-
 # ------------------------------------------------------------------------------------------ the same tokens
 
 

@@ -20,6 +20,7 @@ from benchmarks.common import SHAPES, build_ours, parameters, prompt, prompt_tok
 from benchmarks.peers import build_transformers
 from inference import draft
 from models.checkpoints.save import written
+from tests.house import json_lines
 from tests.test_serve import running
 
 TESTS = "tests/test_cuda.py"
@@ -283,7 +284,7 @@ def test_a_section_that_hangs_or_dies_takes_no_other_with_it(tmp_path, monkeypat
     found["tests"] = found["tests"]._replace(seconds=0.5)
     monkeypatch.setattr(gpu, "sections", lambda device: found)
     assert gpu.main(["--output", str(tmp_path / "run")]) == 1
-    lines = [json.loads(line) for line in (tmp_path / "run/gpu.jsonl").read_text().splitlines()]
+    lines = json_lines(tmp_path / "run/gpu.jsonl")
     assert [(line["section"], "status" in line) for line in lines] == [
         ("tests", True), ("env", True), ("decode", False)
     ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import shutil
@@ -26,6 +25,7 @@ from inference.checkpoint import open_checkpoint
 from inference.command import BOX_FORMATS
 from inference.coordinates import OPEN_NOTE
 from tests import lfm2_checkpoints, qwen_checkpoints
+from tests.house import data_url
 from web.engine import prepare_messages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -288,7 +288,7 @@ def test_a_family_says_pixels_in_batches_and_to_programs(of_family, tmp_path):
     assert near(line["boxes"][0]["box"], CAR)
     assert near(json.loads(line["answers"][0])[0][key], CAR)
 
-    url = "data:image/png;base64," + base64.b64encode(image.read_bytes()).decode()
+    url = data_url(image)
     checkpoint, shown = open_checkpoint(model, device="cpu"), json.dumps([{key: CAR}])
     sent = [
         Message("user", (("image", url), ("text", "Where?"))),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,6 +23,7 @@ from transformers import (
 from families.text import TEXT_FAMILIES, TEXT_KEYS, text_config
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
+from tests.house import edit_json
 from tests.invariants import new_cache
 from tests.tiny import randomize
 
@@ -218,7 +217,7 @@ def test_the_family_says_what_its_blocks_have(tmp_path):
 
 def edit(folder, **changes) -> None:
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    edit_json(path, **changes)
 
 
 @pytest.fixture

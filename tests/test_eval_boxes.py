@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import eval.run
+import eval.answers
 from data.boxes import COORDINATES, Box, Located, Malformed, Point
 from data.processor import Processor
 from eval import __main__ as command
@@ -18,6 +18,7 @@ from eval.boxes import Asked, figures, hits, ious, mean_average_precision, score
 from eval.lmms_tasks import asks_for_box, in_our_form, in_their_form
 from eval.metrics import MetricError, find_metric
 from tests import qwen_checkpoints
+from tests.house import json_lines
 
 ONE, FAR = (0.0, 0.0, 10.0, 10.0), (50.0, 50.0, 60.0, 60.0)
 
@@ -142,7 +143,7 @@ def test_rows_with_boxes(rows, tmp_path, capsys):
     assert results["n"] == things and results["task"]["metric"] == "boxes"
     assert {"acc_50", "acc_90", "mean_iou", "f1_50", "map", "parse_failures"} <= set(results["figures"])
     assert ("absent_refused" in results["figures"]) == ("ref" in rows[0])
-    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    samples = json_lines(tmp_path / "run" / "samples.jsonl")
     assert all("Locate" in one["prompt"] for one in samples)
     metric = find_metric("boxes")
     star = next(one for one in samples if "star" in one["question"])
@@ -164,7 +165,7 @@ def test_a_family_is_scored_in_its_own_form(kind, monkeypatch, tmp_path):
     seen = processor.images.plan(*size).parts.shape[:1:-1]
     steps = seen if kind == "qwen2_5_vl" else (1000, 1000)
     own = json.dumps([{"bbox_2d": [round(one * steps[at % 2] / size[at % 2]) for at, one in enumerate(box)]}])
-    monkeypatch.setattr(eval.run, "read_answer", lambda *_: ("", own))
+    monkeypatch.setattr(eval.answers, "read_answer", lambda *_: ("", own))
     data = ["--data", str(tmp_path / "rows.jsonl"), "--metric", "boxes", "--max-new-tokens", "4"]
     more = ["--model", str(tmp_path / "model"), "--compile", "off", "--output", str(tmp_path / "run")]
     more += ["--max-pixels", "50000"]

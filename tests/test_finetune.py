@@ -20,6 +20,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import generate
 import train
+from tests.house import json_lines
 from tests.runs import FORK, embedded_of_one_tile, metrics
 from tests.waiting import PATIENCE, wait_for
 
@@ -121,7 +122,7 @@ def answers(folder: Path, model: str) -> list[str]:
 
 def right(here: Path, model: str) -> float:
     """Share of the held-out rows that a model answers as they say."""
-    rows = [json.loads(line) for line in (here / "heldout.jsonl").read_text().splitlines()]
+    rows = json_lines(here / "heldout.jsonl")
     said = answers(here, model)
     return sum(a == row["answer"] for a, row in zip(said, rows, strict=True)) / len(rows)
 

@@ -19,11 +19,6 @@ from tests.prompts import NO_STOP, ImageBlock, count_reads, inputs_of, record, s
 from tests.tiny import PAD_ID, VOCAB
 
 
-@pytest.fixture(scope="module")
-def vlm():
-    return tiny_vlm()
-
-
 @pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("entrance", "model", "sampling"), invariants.CASES)
 def test_every_way_to_an_answer_gives_the_same_tokens(entrance, model, sampling):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import os
 import pickle
@@ -20,6 +19,7 @@ from data.errors import BadRow, DatasetError, ImageError, ProcessorError, Prompt
 from data.image_sizes import image_size, measure
 from data.images import ImageLimits, describe, load_image
 from messages import one_line
+from tests.house import data_url
 from tests.processors import draw_image
 
 
@@ -89,7 +89,7 @@ def test_every_source_gives_the_same_pixels(tmp_path, monkeypatch):
     chw = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     sources = [
         path, str(path), "~/a.png", data, bytearray(data), io.BytesIO(data), image, np.array(image), chw,
-        "data:image/png;base64," + base64.b64encode(data).decode(),
+        data_url(data),
         chw.float() / 255, (chw.float() / 255).requires_grad_(), (chw / 255).double(),
         np.array(image).astype(np.int64), np.array(image).astype(np.uint16) * 257,
     ]  # fmt: skip
@@ -274,7 +274,7 @@ def test_sources_that_are_no_image(tmp_path):
 def test_limits_are_adjustable_and_checked_before_decoding(tmp_path, monkeypatch):
     data = encoded(draw_image(40, 10))
     (tmp_path / "a.png").write_bytes(data)
-    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    url = data_url(data)
     for source in (data, tmp_path / "a.png", io.BytesIO(data), url):
         refused(source, f"at most {len(data) - 1:,} bytes", max_bytes=len(data) - 1)
     assert load_image(data, ImageLimits(max_bytes=len(data), max_pixels=400)).size == (40, 10)

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from inference.command import DEFAULT_MODEL, ROOT
+from tests.house import data_url
 from tests.pages import SlowModels, never_stopping
 from tests.waiting import PATIENCE, wait_for
 from web.api import ApiLimits, Server
@@ -109,7 +110,7 @@ def test_the_page_needs_no_key_and_names_nothing_outside():
 
 @pytest.mark.parametrize("method", ["attention", "occlusion"])
 def test_maps_come_with_the_answer_that_chat_completions_give(url, method):
-    part = {"url": "data:image/png;base64," + base64.b64encode(EXAMPLE.read_bytes()).decode()}
+    part = {"url": data_url(EXAMPLE)}
     content = [{"type": "image_url", "image_url": part}, {"type": "text", "text": "What colour is the star?"}]
     body = {"model": DEFAULT_MODEL.name, "messages": [{"role": "user", "content": content}]}
     more = {"trust_env": False, "timeout": PATIENCE}

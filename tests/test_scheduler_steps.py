@@ -20,11 +20,6 @@ from tests.test_batching import assert_as_alone, request, uneven
 from tests.tiny import VOCAB
 
 
-@pytest.fixture(scope="module")
-def vlm():
-    return tiny_vlm()
-
-
 def serve(scheduler: Scheduler, requests: list[Request], arrivals: list[int] | None = None) -> dict:
     """Outputs by key; request number n comes before step `arrivals[n]` (None: 0) or when a slot is free. What
     steps report together is what the outputs hold."""

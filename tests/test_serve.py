@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import enum
 import io
 import json
@@ -37,6 +36,7 @@ from inference.boxes import located
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
 from tests.documents import ROOT, blocks, python_blocks
+from tests.house import data_url
 from tests.pages import SlowModels, never_stopping
 from tests.soak.load import is_sound, run
 from tests.waiting import PATIENCE, free_port, wait_for
@@ -108,11 +108,6 @@ def babbling(tmp_path_factory) -> Iterator[Running]:
     folder = never_stopping(tmp_path_factory.mktemp("babbling") / "model")
     with running(SlowModels([str(folder)], device="cpu"), slots=1, queue=4) as served:
         yield served
-
-
-def data_url(image: Path | bytes) -> str:
-    raw = image if isinstance(image, bytes) else image.read_bytes()
-    return "data:image/png;base64," + base64.b64encode(raw).decode()
 
 
 def message(question: str, *images: Path | bytes | str) -> dict:

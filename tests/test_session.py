@@ -30,12 +30,6 @@ from tests.prompts import (
 from tests.tiny import IMAGE_ID
 from tests.waiting import PATIENCE
 
-
-@pytest.fixture(scope="module")
-def vlm():
-    return tiny_vlm()
-
-
 # --- what is saved
 
 

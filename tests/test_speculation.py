@@ -75,11 +75,6 @@ def offer(monkeypatch, proposer: Proposer) -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def vlm():
-    return tiny_vlm()
-
-
 REPEATING = [*words(1, 9), ImageBlock(1), *words(2, 3), *words(2, 3), *words(1, 9)]
 SAMPLINGS = {
     "greedy": {},

@@ -17,7 +17,7 @@ from generation.requests import Request
 from generation.scheduler import Scheduler
 from generation.session import Session
 from tests.processors import KINDS, draw_image, processor
-from tests.prompts import NO_STOP, SIDE, ImageBlock, inputs_of, record, tiny_vlm, words
+from tests.prompts import NO_STOP, SIDE, ImageBlock, inputs_of, record, words
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 VALUES = torch.randn(3, 256, generator=torch.Generator().manual_seed(1))
@@ -87,11 +87,6 @@ def test_processors_cut_bytes_and_know_equal_tiles(kind):
 
 
 # ------------------------------------------------------------------------------ equal tiles are encoded once
-@pytest.fixture(scope="module")
-def vlm():
-    return tiny_vlm()
-
-
 def prompt_of(tiles: list[int], *text: int) -> dict:
     """Model inputs of one prompt: tiles by their seeds, as `prompts.inputs_of` gives them, then text."""
     return inputs_of([*map(ImageBlock, tiles), *text])

@@ -16,6 +16,7 @@ from data.errors import ProcessorError
 from data.processor import Processor
 from data.tokenizer import FolderTokenizer, open_tokenizer
 from models.checkpoints.sources import open_files
+from tests.house import edit_json
 from tests.processors import GOLDEN, assert_same, draw_image, embedded, processor
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +38,7 @@ def folder_with(kind: str, folder: Path, config: dict, model_type: str | None = 
     """A processor's files, with changes to tokenizer_config.json and other JSON files."""
     processor(kind).hf_processor.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    edit_json(path, **config)
     for name, value in files.items():
         (folder / f"{name}.json").write_text(json.dumps(value))
     if model_type is not None:
@@ -186,7 +187,7 @@ NAMED = [{"name": "default", "template": "of {messages}"}, {"name": "tools", "te
 def test_of_a_list_of_chat_templates_the_default_one(written, tmp_path):
     processor("embedded").hf_processor.save_pretrained(tmp_path)
     path = tmp_path / "processor_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": written}))
+    edit_json(path, chat_template=written)
     if written is NAMED:
         assert Processor.from_pretrained(tmp_path).chat.chat_template == NAMED[0]["template"]
     else:

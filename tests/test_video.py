@@ -4,7 +4,6 @@ what transformers' says; strangers' files end in one sentence."""
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 import os
@@ -57,6 +56,7 @@ from models.packed_vision_transformer import patches_of
 from tests import tiny
 from tests.clips import clip_of, noise, write_animation, write_clip
 from tests.evaluations import save_rows
+from tests.house import data_url
 from tests.processors import draw_image
 from tests.qwen_checkpoints import KINDS, TEMPLATE, image_settings, save_hf, tokenizer
 from tests.runs import metrics, run, tiny_checkpoint
@@ -694,7 +694,7 @@ def test_a_server_is_asked_about_videos(tmp_path):
     text = answer_text(checkpoint, expected[0].tolist())
 
     def url(data: bytes) -> str:
-        return "data:video/any;base64," + base64.b64encode(data).decode()
+        return data_url(data, "video/any")
 
     with running(Models([str(tmp_path / "model")], device="cpu")) as served:
 
@@ -753,7 +753,7 @@ def test_a_video_that_takes_long_holds_up_its_own_client_alone(tmp_path, monkeyp
     with running(models, proxies=["127.0.0.1"]) as served, ThreadPoolExecutor(engine.SLOW_EACH) as clients:
 
         def ask(client: str, data: bytes = b"", count: int = 1):
-            url = {"url": "data:video/any;base64," + base64.b64encode(data).decode()}
+            url = {"url": data_url(data, "video/any")}
             parts = [{"type": "text", "text": "how many"}]
             parts += [{"type": "video_url", "video_url": url}] * (count * bool(data))
             asked = {"model": "model", "messages": [{"role": "user", "content": parts}], "max_tokens": 2}
