@@ -18,14 +18,14 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field, fields, replace
 from itertools import islice
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -58,8 +58,6 @@ _BUILDERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}  # by t
 _SPLITS = {TRAIN: TRAIN, "training": TRAIN}  # words in names, as the `datasets` library knows them
 _SPLITS |= dict.fromkeys(("validation", "valid", "dev", "val"), "validation")
 _SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
-# Rows, and the path they are from -> some of them: `data.held_out.Share.of`.
-Share = Callable[[Any, str], Any]
 _SECTIONS = 1024  # of a folder of `save_to_disk` that is streamed
 _AT_ONCE = 16  # rows of a row group that are in memory together: each shard has one open
 _LOOKED_AT = 100  # rows that show what all rows are like
@@ -87,10 +85,9 @@ def known_columns(
     given: Mapping[str, str],
     constants: Iterable[str] = (),
     ours: Iterable[str] = COLUMNS,
-) -> tuple[list[str], dict[str, str], bool]:
+) -> tuple[list[str], dict[str, str]]:
     """Of rows with these columns, of which `first` are some: the columns, and those within, such as
-    json.question; our names -> theirs, those `given` and those that follow, for what is not constant; and
-    whether a row's image is in whichever column is named as an image file ends."""
+    json.question; and our names -> theirs, those `given` and those that follow, for what is not constant."""
     held = (item for row in first if isinstance(row, Mapping) for item in row.items())
     inside = {f"{name}.{key}": None for name, one in held if isinstance(one, Mapping) for key in one}
     # An image folder's metadata, or a sample of WebDataset, whose json may say where its image came from.
@@ -101,7 +98,7 @@ def known_columns(
     renamed = {one: f"json.{one}" for one in own if one not in (*columns, *given, *constants)} | {**given}
     shown = bool({*SHOWN} & {*columns, *renamed})
     renamed |= {"image": image} if image and not shown else {}
-    return [*columns, *inside], renamed, sample and not shown
+    return [*columns, *inside], renamed
 
 
 def class_names(rows: Sequence[Any] | Stream, columns: Iterable[str]) -> dict[int, str]:
@@ -433,8 +430,38 @@ class Mixture:
         return None if None in counts else sum(count or 0 for count in counts)
 
 
+class Share(NamedTuple):
+    """The `share` of a dataset's rows that is held out, if `held_out`, or the others. They are the same ones
+    each time, shuffled, and where a column is a `ClassLabel` that share of each class."""
+
+    share: float
+    held_out: bool
+
+    def of(self, rows: Any, path: str) -> Any:
+        """These of the rows. Raises DatasetError for rows that cannot be divided."""
+        if isinstance(rows, Stream):
+            raise DatasetError(f"{path}: --holdout: expected rows that are not streamed; use --eval-data")
+        features = getattr(rows, "features", None) or {}
+        column = next((key for key, one in features.items() if isinstance(one, library().ClassLabel)), None)
+        known = rows[column] if column else [0] * len(rows)
+        classes = np.array([-1 if one is None else one for one in known])
+        order = np.random.RandomState(0).permutation(len(rows))  # whose numbers never change
+        chosen = np.zeros(len(rows), bool)
+        for one in np.unique(classes):
+            own = order[classes[order] == one]
+            # At least one row of it, and not all: something of it is learnt.
+            chosen[own[: min(max(1, round(self.share * len(own))), len(own) - 1)]] = True
+        if not chosen.any():
+            got = f"{len(rows)}{', each of a class of its own' * (len(rows) > 1)}"
+            raise DatasetError(f"{path}: --holdout: expected at least 2 rows of a class, got {got}")
+        return select(rows, order[chosen[order] == self.held_out])
+
+
+Entry = DatasetConfig | Mapping[str, Any]
+
+
 def open_datasets(
-    entries: Sequence[DatasetConfig | Mapping[str, Any]],
+    entries: Sequence[Entry],
     preferences: bool = False,
     share: Share | None = None,
 ) -> Mixture:
@@ -444,7 +471,7 @@ def open_datasets(
     sources = []
     for config in configs:
         rows, folder = open_rows(config.path, config.subset, config.split, config.streaming, config.revision)
-        rows = rows if share is None else share(rows, config.path)
+        rows = rows if share is None else share.of(rows, config.path)
         folder = Path(os.path.expanduser(config.image_folder)) if config.image_folder else folder
         if config.weight is None and not isinstance(rows, Sized) and len(configs) > 1:
             raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")
@@ -461,6 +488,17 @@ def open_datasets(
     return mixture
 
 
+def open_both(
+    learnt: Sequence[Entry], held_out: Sequence[Entry], holdout: float, preferences: bool = False
+) -> tuple[Mixture, Mixture | None]:
+    """The rows to train on, and those to evaluate on, if any: datasets of their own, or the share `holdout`
+    of the first. See `open_datasets`."""
+    if holdout:
+        divided = [open_datasets(learnt, preferences, Share(holdout, one)) for one in (False, True)]
+        return divided[0], divided[1]
+    return open_datasets(learnt, preferences), open_datasets(held_out, preferences) if held_out else None
+
+
 def open_source(
     rows: Any, config: DatasetConfig, folder: Path | None = None, preferences: bool = False
 ) -> Source:
@@ -472,7 +510,7 @@ def open_source(
     if not (first := list(first_rows(rows))):
         raise DatasetError(f"{config.name}: split {config.split!r} has no rows")
     columns = columns_of(rows, config.name, first)
-    known, renamed, by_ending = known_columns(first, columns, config.columns, config.constants)
+    known, renamed = known_columns(first, columns, config.columns, config.constants)
     rejected, name = None, config.name
     if preferences:
         text_columns, renamed, rejected = find_pairs(known, renamed, first[0], name, config.constants)
@@ -491,7 +529,6 @@ def open_source(
     schema = RowSchema(
         text_columns,
         columns=renamed,
-        by_ending=by_ending,
         constants=dict(config.constants),
         min_ratings=dict(config.min_ratings),
         folder=folder,

@@ -22,13 +22,13 @@ import pytest
 from pyarrow import parquet
 
 from data.errors import DatasetError
-from data.held_out import Share
 from data.images import load_image
 from data.loader import LoaderConfig, Shard
 from data.order import ShardReader
 from data.row_files import Stream
 from data.sources import (
     DatasetConfig,
+    Share,
     count_rows,
     open_datasets,
     open_rows,
@@ -580,7 +580,7 @@ def flowers(folder, stored: str) -> dict:
 
 def said(entry: dict, share: Share | None) -> list[tuple[str, bytes]]:
     """The answer of each row and its image."""
-    (source,) = open_datasets([entry], share=share and share.of).sources
+    (source,) = open_datasets([entry], share=share).sources
     found = [source.schema.conversation(row) for row in source.rows]
     return [
         (answer["content"][0]["text"], load_image(question["content"][0]["image"]).tobytes())
@@ -610,7 +610,7 @@ def test_rows_that_cannot_be_held_out(tmp_path):
     entry = flowers(tmp_path / "flowers", "lines")
     for more in ({"streaming": True}, {"split": "train[:1]"}):
         with pytest.raises(DatasetError, match=r"rows\.jsonl"):
-            open_datasets([entry | more], share=Share(0.2, True).of)
+            open_datasets([entry | more], share=Share(0.2, True))
 
 
 def test_each_row_in_a_class_of_its_own_is_said(tmp_path):
