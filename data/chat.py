@@ -36,7 +36,6 @@ from data.tools import PLAIN, Guard, Tool, marks_of, shown_call
 from messages import one_line
 from models.checkpoints.files import Opened, naming
 
-IMAGE_ORDERS = ("first", "last")
 _LONG = 8_192  # characters, beyond which other threads run while a text is tokenized
 
 
@@ -46,16 +45,6 @@ class EncodedText:
 
     input_ids: list[int]
     assistant_mask: list[bool]
-
-
-def read_image_order(opened: Opened) -> str | None:
-    """The order of a message's images in a checkpoint's training, "first" or "last", if its
-    generation_config.json names one: such a model answers with less sense in another order."""
-    order = opened.generation_config.get("image_order")
-    if order not in (None, *IMAGE_ORDERS):
-        wanted = " or ".join(IMAGE_ORDERS)
-        raise PromptError(f"generation_config.json: image_order: expected {wanted}, got {str(order)[:80]!r}")
-    return order
 
 
 # --------------------------------------------------------------------------------------- a folder's template

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from data.boxes import CoordinateForm, form_of
-from data.chat import ChatEncoder, read_image_order
+from data.chat import ChatEncoder
 from data.conversation import Message, check_question, check_text, read_conversation
 from data.errors import ImageError, ProcessorError, PromptError
 from data.image_rules import Images
@@ -57,10 +57,10 @@ def kind_of(source: Any) -> str:
 class Processor:
     """See the module's docstring. Built by `from_pretrained` or `data.new_processor.make_processor`.
 
-    image_order: see `data.conversation.in_order`; None for a model that learnt images anywhere.
     config: the model's, if it is known.
     coordinates: how the model writes boxes (`coordinates_of`).
-    generation_config: what the checkpoint's file of that name says.
+    generation_config: what the checkpoint's file of that name says. Its `image_order` is "first" or "last"
+        for a model that learnt the images of a message there (`data.conversation.in_order`).
     """
 
     def __init__(
@@ -70,12 +70,11 @@ class Processor:
         chat_template: str,
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
-        image_order: str | None = None,
         coordinates: Any = None,
         generation_config: Mapping[str, Any] = {},
     ):
-        self.images, self.image_order, self.coordinates = images, image_order, coordinates
-        self.generation_config, self.tokenizer, self.limits = generation_config, tokenizer, limits
+        self.images, self.tokenizer, self.limits, self.coordinates = images, tokenizer, limits, coordinates
+        self.generation_config = generation_config
         self.stop_token_ids = turn_ends(tokenizer)
         self.image_token_id = tokenizer.convert_tokens_to_ids(images.image_token)
         if config is not None:
@@ -122,9 +121,9 @@ class Processor:
                     images.budget = min(images.budget, max_pixels)
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
-                generation, order = opened.generation_config, read_image_order(opened)
+                generation = opened.generation_config
                 forms = coordinates_of(described, generation)
-                return cls(images, tokenizer, template, config, limits, order, forms, generation)
+                return cls(images, tokenizer, template, config, limits, forms, generation)
         except ProcessorError:
             raise
         except CheckpointError as error:  # which names the file
@@ -189,8 +188,8 @@ class Processor:
         return self.collate(rows, padding_side, return_assistant_mask)
 
     def messages(self, conversation: Conversation, label: str = "conversation") -> list[Message]:
-        """A conversation as the model learnt to read one: its parts in the order of `image_order`."""
-        messages = read_conversation(conversation, label, self.image_order)
+        """A conversation as the model learnt to read one."""
+        messages = read_conversation(conversation, label, self.generation_config.get("image_order"))
         opened = [
             replace(one, parts=tuple(part for given in one.parts for part in self._opened(*given)))
             for one in messages
