@@ -101,11 +101,16 @@ def _sandbox():
     def raise_exception(message):
         raise TemplateError(message)
 
+    def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        """Jinja's own writes it for HTML, and with its keys sorted."""
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
-    # Jinja's own writes it for HTML, and with its keys sorted.
-    sandbox.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False} | how)
+    sandbox.filters["tojson"] = to_json
     sandbox.globals["raise_exception"] = raise_exception
     sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return sandbox

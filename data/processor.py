@@ -179,7 +179,7 @@ class Processor:
         (B, T) bool. Where images have sizes of their own (Qwen-VL), pixel_values are `Parts`.
         """
         if not isinstance(conversations, Sequence) or not conversations:
-            got = type(conversations).__name__ if conversations else "none"
+            got = "none" if isinstance(conversations, Sequence) else type(conversations).__name__
             raise PromptError(f"expected conversations as lists of messages, got {got}")
         named: Any = {f"conversation {i}": one for i, one in enumerate(conversations)}
         if isinstance(conversations[0], Mapping):

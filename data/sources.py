@@ -29,7 +29,7 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
-from pydantic import ConfigDict, Field, Strict, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, ValidationError
 from pydantic.dataclasses import dataclass
 
 from data.box_rows import CATEGORIES, NAMES, BoxRows
@@ -316,6 +316,10 @@ def leave_undecoded(feature: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- mixtures
+def _numbered(names: Any) -> Any:
+    return dict(enumerate(names)) if isinstance(names, list) else names
+
+
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class DatasetConfig:
     """One dataset of a recipe.
@@ -349,7 +353,9 @@ class DatasetConfig:
     streaming: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
-    names: Mapping[Annotated[int, Strict(False)], str] | list[str] = field(default_factory=dict)
+    names: Annotated[Mapping[Annotated[int, Strict(False)], str], BeforeValidator(_numbered)] = field(
+        default_factory=dict
+    )
     image_folder: str = ""
     min_ratings: Mapping[str, float] = field(default_factory=dict)
     allow_urls: bool = False
@@ -365,8 +371,6 @@ class DatasetConfig:
             raise ValueError(f"boxes: expected {', '.join(kinds)}")
         if (form := self.boxes.get("form", "")) not in ("", *COORDINATES):
             raise ValueError(f"boxes: form: expected {', '.join(COORDINATES)}, got {form!r}")
-        if isinstance(self.names, list):
-            object.__setattr__(self, "names", dict(enumerate(self.names)))
         if not self.name:
             object.__setattr__(self, "name", f"{self.path}/{self.subset}" if self.subset else self.path)
 

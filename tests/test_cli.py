@@ -212,7 +212,7 @@ def test_bad_checkpoint(complaint, photo, model_folder, tmp_path, expected):
 BAD_OPTIONS = [  # those that only a model shows; tests/test_help.py has the others
     (("--max-new-tokens", "5000"), "512 tokens, but the prompt"),
     (("-q", "why " * 400), "context"),
-    (("-q", "why " * 200_000), "question: expected fewer than"),
+    (("-q", "why " * 200_000), "the context holds 512 tokens"),
     (("--device", "cuda:99"), "cuda:99"),
     (("--dtype", "int8", "--device", "cuda:0"), "cuda"),
 ]
