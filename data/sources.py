@@ -383,9 +383,9 @@ class DatasetConfig:
             wrong = error.errors()[0]
             key = ".".join(map(str, wrong["loc"]))
             known = [item.name for item in fields(cls)]
-            keys = f"; its keys are {', '.join(known)}" if {*entry} - {*known} or not key else ""
-            said = f"{key}: {wrong['msg']}" if key else wrong["ctx"]["error"]
-            raise DatasetError(f"dataset: {said}, got {wrong['input']!r:.80}{keys}") from None
+            keys = f"; its keys are {', '.join(known)}" if {*entry} - {*known} else ""
+            said = f"{key}: {wrong['msg']}, got {wrong['input']!r:.80}" if key else wrong["ctx"]["error"]
+            raise DatasetError(f"dataset: {said}{keys}") from None
 
 
 @plain_dataclass(frozen=True)
