@@ -384,7 +384,8 @@ class DatasetConfig:
             key = ".".join(map(str, wrong["loc"]))
             known = [item.name for item in fields(cls)]
             keys = f"; its keys are {', '.join(known)}" if {*entry} - {*known} else ""
-            said = f"{key}: {wrong['msg']}, got {wrong['input']!r:.80}" if key else wrong["ctx"]["error"]
+            got = "" if wrong["type"] == "missing" else f", got {wrong['input']!r:.80}"
+            said = f"{key}: {wrong['msg']}{got}" if key else wrong["ctx"]["error"]
             raise DatasetError(f"dataset: {said}{keys}") from None
 
 
