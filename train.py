@@ -37,7 +37,7 @@ from data.errors import DatasetError
 from data.order import key_of
 from data.packing import Batch
 from eval.held_out import HeldOutQuestions
-from generation.threads import limit_threads
+from generation.processors import limit_threads
 from inference.checkpoint import pick_device
 from inference.flags import log_if_slow
 from inference.locks import only_writer

@@ -19,7 +19,8 @@ from families import FAMILIES, lfm2_vl
 from models.checkpoints.load import choose_family
 from models.checkpoints.weights import StoredTensor
 from models.config import VLMConfig
-from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
+from models.vision_language_model import VisionLanguageModel
+from models.whole_rows import IGNORE_INDEX
 from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.runs import refused, tiny_checkpoint
 from training.config import PlanOptions, TrainConfig, parse_arguments

@@ -29,9 +29,8 @@ from data.processor import Processor
 from data.sources import DatasetConfig, count_rows
 from data.tiles import Images
 from families import FAMILIES
-from families.keys import checked
-from models.checkpoints.backbones import read_text_config, read_vision_config
-from models.checkpoints.load import Uninitialised, choose_family
+from models.checkpoints.backbones import TEXT, VISION, choose_backbone
+from models.checkpoints.load import Uninitialised, read_config
 from models.checkpoints.save import written
 from models.checkpoints.sizes import PARTS as TABLE_PARTS
 from models.checkpoints.sizes import module_of
@@ -366,15 +365,15 @@ def network(config: TrainConfig) -> tuple[VLMConfig, Tiles]:
 
 def _joined_shape(config: TrainConfig) -> VLMConfig:
     """The shape of a model that starts from backbones."""
-    stored, added = config_of(config.text_from), len(SPECIAL_TOKENS) - SMOLLM2_TOKENS
-    text = read_text_config(stored)
+    stored, seen = config_of(config.text_from), config_of(config.vision_from)
+    added = len(SPECIAL_TOKENS) - SMOLLM2_TOKENS
+    text = choose_backbone(stored, TEXT).read_config(stored)
     if config.text_from in PUBLISHED:
         vocabulary = text.vocab_size + added
     else:
         vocabulary = max(text.vocab_size, len(new_tokenizer(open_files(config.text_from).processor_folder)))
-    return checked(
-        VLMConfig,
-        vision=read_vision_config(config_of(config.vision_from)),
+    return VLMConfig(
+        vision=choose_backbone(seen, VISION).read_config(seen),
         text=replace(text, vocab_size=vocabulary),
         scale_factor=config.scale_factor,
         image_token_id=vocabulary - 1,
@@ -388,8 +387,7 @@ def config_of(source: str) -> dict[str, Any]:
 
 def stored_shape(source: str) -> VLMConfig:
     """The shape of a checkpoint."""
-    stored = config_of(source)
-    return choose_family(stored, source).read_config(stored, {}, {})
+    return read_config(config_of(source), source)
 
 
 def _images_of(source: str, shape: VLMConfig) -> Images:

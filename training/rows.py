@@ -25,7 +25,8 @@ from data.sources import Mixture
 from data.tiles import Images
 from data.visuals import open_video
 from families import FAMILIES, NEW
-from generation.options import SamplingParams, adjusted_scores
+from generation.draws import adjusted_scores
+from generation.options import SamplingParams
 from models.checkpoints.files import Opened
 from models.checkpoints.save import public_name, transformers_processor, written
 from models.checkpoints.sources import open_files
