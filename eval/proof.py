@@ -41,6 +41,7 @@ from generation.scheduler import Scheduler
 from generation.session import Session
 from inference.checkpoint import open_checkpoint
 from inference.errors import RequestError
+from inference.kept import with_prefixes
 from messages import counted, one_line
 from models.checkpoints.sources import open_files
 
@@ -77,7 +78,7 @@ class Proof:
     """
 
     def __init__(self, source: str, revision: str | None, device: str, size: str):
-        self.source, self.size = source, size
+        self.source, self.revision, self.size = source, revision, size
         self.pictures, self.tokens, self.way_tokens = SIZES[size]
         self.checkpoint = open_checkpoint(source, revision, device, "float32")
         self.model, self.device = self.checkpoint.model, self.checkpoint.model.device
@@ -169,8 +170,7 @@ class Proof:
     def conversations(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """(name, messages) of pictures in conversations of ten kinds."""
         other, extra = load_image(written(scene(64, 96, "yellow"))), {"type": "text", "text": QUESTION}
-        names = [*images()][: self.pictures] if self.pictures < 23 else [*images()]
-        for name in names:
+        for name in [*images()][: self.pictures]:
             first = {"type": "image", "image": load_image(images()[name])}
             second = {"type": "image", "image": other}
 
@@ -210,7 +210,9 @@ class Proof:
             tried += 1
             ordered = [
                 {"role": one.role, "content": [{"type": kind, kind: value} for kind, value in one.parts]}
-                for one in read_conversation(messages, image_order=self.processor.image_order)
+                for one in read_conversation(
+                    messages, image_order=self.processor.generation_config.get("image_order")
+                )
             ]  # as the model learnt to see images
             expected = own.apply_chat_template(ordered, **HOW)
             ids += [name] * (not torch.equal(ours["input_ids"], expected["input_ids"]))
@@ -262,7 +264,7 @@ class Proof:
             yield "greedy tokens", not parted, said
         for dtype, bound in ROUNDED.items():
             try:
-                rounded = open_checkpoint(self.source, None, str(self.device), dtype).model
+                rounded = open_checkpoint(self.source, self.revision, str(self.device), dtype).model
             except (ValueError, RequestError) as error:
                 yield dtype, None, f"not here: {one_line(error)}"
                 continue
@@ -352,6 +354,14 @@ class Proof:
             session(store)
             return session(store)
 
+        def reread() -> Answers:
+            """By a second store, of what a first one has written."""
+            for _ in range(2):
+                store = with_prefixes(self.checkpoint, self._saved.with_name("kept")).prefixes
+                found = session(store)
+                store.close()
+            return found
+
         def scheduler(step: Any = None, **more: Any) -> Answers:
             """Four requests in three places."""
             own = self._options(tokens, **more)
@@ -372,6 +382,7 @@ class Proof:
             "two answers from one prefill": forked,
             "a session that goes back": session,
             "prefixes kept in memory": kept,
+            "prefixes kept on disk": reread,
             "beside others in a scheduler": scheduler,
             "tokens looked up": lambda: scheduler(lookup="on"),
         }
