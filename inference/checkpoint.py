@@ -139,8 +139,8 @@ class Checkpoint:
         return f"{Path(self.name).name} knows {knows}" if knows else ""
 
     @property
-    def writes_json(self) -> bool:
-        """False where its generation_config.json says that it did not learn to."""
+    def knows_tools(self) -> bool:
+        """False where its generation_config.json says that it did not learn to write JSON, as calls hold."""
         return self.model.generation_config.get("json", True) is not False
 
     @cached_property
@@ -153,7 +153,7 @@ class Checkpoint:
     def forms(self) -> Forms:
         """The grammars, choices and tools that its answers are held to."""
         size = self.model.config.text.vocab_size
-        return Forms(self.processor, self.thinking, size, self.stop_token_ids, self.writes_json)
+        return Forms(self.processor, self.thinking, size, self.stop_token_ids)
 
     def pixels(self, row: EncodedConversation, lines: bool = True, form: str | None = None) -> PixelText:
         """A writer of the coordinates in an answer to this prompt as pixels: lines for a person, or JSON.

@@ -40,7 +40,7 @@ def choices_form(
     if len(answers) < len(texts):
         lost = next(text for text in texts if text not in answers.values())
         raise RequestError(f"choices: {lost[:40]!r} and another one are the same to this model's tokenizer")
-    return Form(Choices(tuple(answers), stop_ids), None, tuple(texts), max(map(len, answers)))
+    return Form(Choices(tuple(answers), stop_ids), tuple(texts), max(map(len, answers)))
 
 
 def answer_ids(

@@ -266,12 +266,6 @@ class Markup:
         more = f" ({quoted(self.inner)} {call})*" if several and self.inner else ""
         return f"{quoted(self.before)} {call}{more} {quoted(self.after)} {rules.mark(self.marks.closes)}"
 
-    def written(self, tool: Tool, arguments: str) -> str:
-        """A block of one call, of JSON arguments where those are JSON in this markup."""
-        layout = self.layout(tool)
-        call = f"{layout.head}{arguments}{layout.tail}"
-        return f"{self.marks.opens}{self.before}{call}{self.after}{self.marks.closes}"
-
     def answer(self, tools: Sequence[Tool], several: bool, rules: Rules) -> str:
         """The grammar of a whole answer of calls."""
         block = rules.add(f"{rules.mark(self.marks.opens)} {self.block(tools, several, rules)}")

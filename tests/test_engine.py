@@ -23,8 +23,8 @@ from inference.answer import ask, text_of
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.constraint import Constraints
-from inference.forms import Forms
-from inference.grammar import Latest, choice_grammar, pattern_grammar
+from inference.forms import Forms, Latest
+from inference.grammar import choice_grammar, pattern_grammar
 from inference.prefix_files import PrefixFolder
 from tests.documents import ROOT
 from tests.waiting import PATIENCE, wait_for

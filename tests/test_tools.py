@@ -454,13 +454,9 @@ def streamed(client: openai.OpenAI, **fields):
 @pytest.mark.parametrize("model", [NAME, *TEMPLATES])
 @pytest.mark.parametrize("choice", ["required", "named", "allowed"])
 def test_a_client_gets_the_calls_that_it_asks_for(served, model, choice):
-    """The embedded model those alone that it can fill in."""
     client = served.client()
     fields = asked(model, parallel_tool_calls=False, seed=3, temperature=1)
     fields["tool_choice"] = {"required": "required", "named": NAMED, "allowed": ALLOWED}[choice]
-    if model == NAME and choice == "required":
-        assert refused(served.send("POST", json=fields), 400)["param"] == "tools"
-        return
     answer = client.chat.completions.create(**fields)
     text, calls, reason = streamed(client, **fields)
     (call,) = answer.choices[0].message.tool_calls
@@ -473,10 +469,9 @@ def test_a_client_gets_the_calls_that_it_asks_for(served, model, choice):
     assert choice == "required" or call.function.name == "paint"
 
 
-def test_the_embedded_model_fills_in_the_one_value_of_the_one_tool_and_answers_plainly_else(served):
+def test_the_embedded_model_answers_as_without_tools(served):
+    """Its prompts do not speak of them."""
     client = served.client()
-    answer = client.chat.completions.create(**asked(tool_choice=NAMED))
-    assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments) == {"colour": "blue"}
     for choice in ("auto", "none"):
         message = client.chat.completions.create(**asked(tool_choice=choice)).choices[0].message
         assert message.content == "blue" and message.tool_calls is None
@@ -621,46 +616,6 @@ def test_thinking_stays_apart_from_calls(tmp_path):
             assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
             thoughts += thought
     assert thoughts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "schema",
-    [
-        record(x=SCHEMAS["integer"], y=SCHEMAS["integer"]),
-        record(colour=COLOURS, there={"type": "boolean"}),
-        record(why={"type": "string"}, x=SCHEMAS["integer"]),
-        record(at={"$ref": "#/$defs/at"})
-        | {"$defs": {"at": record(x={"type": "number"}, y={"type": "number"})}},
-        {"type": "object"},
-        {"properties": {"a": {"type": "integer"}}, "required": ["a", "b"]},
-        {"properties": {"a": True}},
-    ],
-)
-def test_the_embedded_model_is_made_to_fill_in_no_more_than_one_value(served, schema):
-    """Nor with a schema for its answer, in any protocol: what it would write is nonsense."""
-    named = {"type": "function", "function": {"name": "f"}}
-    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
-    tool = {"name": "f", "parameters": schema}
-    flat = {"type": "function", **tool}
-    message = {"model": NAME, "messages": [{"role": "user", "content": STAR}], "max_tokens": 9}
-    given = message | {"tools": [{"name": "f", "input_schema": schema}]}
-    form_of_responses = {"format": {"type": "json_schema", "name": "f", "schema": schema}}
-    for path, body, param in (
-        (
-            "v1/chat/completions",
-            asked(tools=[{"type": "function", "function": tool}], tool_choice=named),
-            "tools",
-        ),
-        ("v1/chat/completions", asked(tools=[], response_format=form), "response_format"),
-        ("v1/responses", {"model": NAME, "input": "a", "tools": [flat], "tool_choice": "required"}, "tools"),
-        ("v1/responses", {"model": NAME, "input": "a", "text": form_of_responses}, "text.format"),
-        ("v1/messages", given | {"tool_choice": {"type": "any"}}, "tools"),
-        ("v1/messages", given | {"tool_choice": {"type": "tool", "name": "f"}}, "tools"),
-    ):
-        for stream in (False, True):
-            answer = served.send("POST", path, json=body | {"stream": stream})
-            assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
 @pytest.mark.slow

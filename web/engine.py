@@ -32,7 +32,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from subprocess import Popen
 from typing import Any, NamedTuple
 
 from torch import OutOfMemoryError
@@ -48,6 +47,7 @@ from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
 from generation.scheduler import Scheduler
 from inference.answer import text_of
+from inference.apart import SECONDS, Apart
 from inference.asking import requests_for
 from inference.calls import CallPiece, begun
 from inference.checkpoint import Checkpoint
@@ -59,7 +59,6 @@ from inference.grammar import Form, ToolUse
 from inference.pixels import rescaled
 from inference.prefix_files import own_folder, with_prefixes
 from inference.thinking import Think, held_to
-from inference.trial import SECONDS
 from web.images import VisitorLimits
 from web.models import Models
 from web.videos import RUNNING, open_apart
@@ -211,7 +210,7 @@ class Ticket:
         # Of the models' thread: what is to be scheduled, and the texts of answers that have not ended.
         self.requests: list[Request] = []
         self.texts: dict[int, _Text] = {}
-        self.decoding = set[Popen[bytes]]()  # see `web.videos.RUNNING`
+        self.decoding = set[Apart]()  # see `web.videos.RUNNING`
         self.started: float | None = None
 
     @property
@@ -918,7 +917,7 @@ def prepare_messages(
     shown = sum(kind == "video" for message in messages for kind, _ in message.parts)
     of_each = replace(limits, max_seconds=limits.max_seconds / max(1, shown))
     form, size, processor = None, None, checkpoint.processor
-    conversation, tools = [], tools if checkpoint.writes_json else ()
+    conversation, tools = [], tools if checkpoint.knows_tools else ()
     with ExitStack() as videos:
 
         def opened(kind: str, value: Any) -> Any:
