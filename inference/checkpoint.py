@@ -153,7 +153,7 @@ class Checkpoint:
     def forms(self) -> Forms:
         """The grammars, choices and tools that its answers are held to."""
         size = self.model.config.text.vocab_size
-        return Forms(self.processor, self.thinking, size, self.stop_token_ids)
+        return Forms(self.processor, self.thinking, size, self.stop_token_ids, self.knows_tools)
 
     def pixels(self, row: EncodedConversation, lines: bool = True, form: str | None = None) -> PixelText:
         """A writer of the coordinates in an answer to this prompt as pixels: lines for a person, or JSON.

@@ -49,7 +49,7 @@ class Latest:
 
 
 class Forms:
-    """The forms of one checkpoint."""
+    """The forms of one checkpoint. `knows_tools`: its model may call one where it does not have to."""
 
     def __init__(
         self,
@@ -57,7 +57,9 @@ class Forms:
         thinking: Thinking | None,
         vocab_size: int,
         stop_token_ids: Sequence[int],
+        knows_tools: bool,
     ):
+        self._knows_tools = knows_tools
         self._processor, self._how = processor, (processor, thinking, vocab_size, stop_token_ids)
         self._kept = Latest()
 
@@ -87,6 +89,8 @@ class Forms:
         return self._constraints(grammar) if choices is None else choices_form(*self._how, choices)
 
     def _of_tools(self, use: ToolUse) -> Form:
+        if use.text is not None and not use.must and not self._knows_tools:
+            return self._made(use.text)
         markup = MARKUPS[self._processor.chat.marks.markup]
         try:
             grammar = tool_grammar(markup, use, self.marks.get)
