@@ -68,7 +68,7 @@ soak: $(TESTED)
 	OCELLI_QUESTIONS=1000 OCELLI_SEQUENCES=1000 $(PY) -m pytest tests/test_draft.py tests/test_cache_properties.py
 
 train: $(INSTALLED)
-	$(PY) train.py
+	$(PY) train.py recipes/shapes/shapes.yaml
 
 # The stamp is a copy of what was installed, made last: an interrupted installation starts again, and a new
 # checkout of the same requirements.txt installs nothing.

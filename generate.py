@@ -54,10 +54,8 @@ def answer(arguments: list[str]) -> int:
         chosen, args = ask, ask.parse(arguments, __doc__)
     try:
         return chosen.run(args)
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        if not isinstance(error, user_errors()):
+    except user_errors() as error:
+        if isinstance(error, BrokenPipeError):
             raise
         if args.debug:
             print(for_terminal(traceback.format_exc()), file=sys.stderr)

@@ -11,8 +11,8 @@ ALIKE = 0.75  # of two names (difflib's ratio), one of which may be a slip for t
 
 
 def printable(message: object, most: int = LONGEST, end: int = 0) -> str:
-    """One line of at most `most` printable characters, whatever a message quotes. Where it is longer, its
-    beginning and its last `end` characters."""
+    """One line of at most `most` printable characters: of a longer message its beginning and its last `end`
+    characters."""
 
     def cut(text: str) -> str:
         return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
@@ -52,35 +52,25 @@ def counted(number: int, one: str, more: str = "") -> str:
     return f"{number:,} {one if number == 1 else more or one + 's'}"
 
 
-# What people bring from transformers' `from_pretrained`, and what to use here instead.
+# What people bring from transformers' `from_pretrained`, and what there is here instead.
 _INSTEAD = {
-    "torch_dtype": "use dtype",
-    "device_map": "use device, such as 'cuda': a model stands on one device",
-    "attn_implementation": "leave it out, PyTorch chooses its fastest attention",
-    "trust_remote_code": "leave it out, no code of a repository is run",
-    "low_cpu_mem_usage": "leave it out, tensors are read one by one",
-    "use_fast": "leave it out, there is one kind of image processor",
-    "min_pixels": "there is max_pixels alone",
-    "local_files_only": "set the environment variable HF_HUB_OFFLINE=1",
-    "cache_dir": "set the environment variable HF_HOME",
-    "token": "set the environment variable HF_TOKEN",
+    "torch_dtype": "dtype",
+    "device_map": "device, such as 'cuda': a model stands on one device",
+    "trust_remote_code": "nothing: no code of a repository is run",
+    "min_pixels": "max_pixels",
+    "local_files_only": "the environment variable HF_HUB_OFFLINE=1",
+    "cache_dir": "the environment variable HF_HOME",
+    "token": "the environment variable HF_TOKEN",
     **dict.fromkeys(
         ("load_in_8bit", "load_in_4bit", "quantization_config"),
-        'use inference.checkpoint.open_checkpoint(source, dtype="int8"), or "int4"',
+        'inference.checkpoint.open_checkpoint(source, dtype="int8"), or "int4"',
     ),
 }
 
 
 def unknown_arguments(given: Iterable[str], known: Collection[str]) -> str:
     """A sentence about arguments that a `from_pretrained` does not have, beside those that are `known`."""
-
-    def hint(name: str) -> str:
-        instead = _INSTEAD.get(name, "")
-        if instead.removeprefix("use ").split(",")[0] in ("dtype", "device") and "dtype" not in known:
-            instead = "give it to the model"
-        return f": {instead}" if instead else did_you_mean(name, known)
-
-    hints = map(hint, given)
+    hints = [f" (use {_INSTEAD[one]})" if one in _INSTEAD else did_you_mean(one, known) for one in given]
     said = "; no ".join(map("".join, zip(given, hints)))
     return f"from_pretrained takes no {said} (it takes {', '.join(known)})"
 

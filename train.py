@@ -1,7 +1,6 @@
-"""Train a vision-language model. With its defaults: a model of plain drawings, from scratch, on a CPU.
+"""Train a vision-language model.
 
-    python train.py                                 # configs/shapes.yaml, about two hours
-    python train.py --pictures 2000000              # the same recipe for longer
+    python train.py recipes/shapes/shapes.yaml      # plain drawings, from scratch, on a CPU: about two hours
     python train.py recipes/world/world.yaml        # the embedded model; see the page beside it
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --output runs/mine
     python train.py runs/mine/run.yaml              # resume a run that was killed or told to stop
@@ -20,11 +19,10 @@ from __future__ import annotations
 import shutil
 import sys
 
-from shapes.settings import check_settings
-from training.config import SHAPES, PlanOptions, TrainConfig, parse_command, write_run
+from training.config import PlanOptions, TrainConfig, parse_command, write_run
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds: mistakes are reported at once
-    COMMAND = parse_command(None, __doc__.splitlines()[0], check_settings)
+    COMMAND = parse_command(None, __doc__.splitlines()[0])
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -47,7 +45,6 @@ from messages import counted, one_line
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.save import written
-from shapes.training import ShapesTask
 from training.distributed import (
     LostRankError,
     Ranks,
@@ -65,7 +62,7 @@ from training.export import push, save_model
 from training.feed import Feed
 from training.lora import ADAPTER, add_adapters
 from training.metrics import ROLLOUTS, Metrics, Throughput
-from training.optim import build_optimizers, freeze, rates, schedule, set_rates, update_average
+from training.optim import build_optimizers, freeze, rates, update_average
 from training.plan import describe_plan
 from training.preferences import PreferencesTask
 from training.rollouts import RewardsTask
@@ -83,12 +80,12 @@ TASKS: dict[str, type[Task]] = {
 
 def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOptions] | None = None) -> None:
     """Train as the arguments say, or a `command` that was read from them."""
-    config, options = command or parse_command(arguments, __doc__.splitlines()[0], check_settings)
+    config, options = command or parse_command(arguments, __doc__.splitlines()[0])
     ranks = None
     try:
         if options.plan:
-            describe = drawn_task(config).describe_plan if config.is_drawn else describe_plan
-            print(describe(config, options))
+            drawn = task_class(config) if config.is_drawn else None
+            print((drawn.describe_plan if drawn else describe_plan)(config, options))
             return
         if options.show >= 0:
             print(describe_rows(config, options.show))
@@ -120,13 +117,9 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
             ranks.close()
 
 
-def drawn_task(config: TrainConfig) -> type[ShapesTask]:
-    """Of a run that draws its images: that of shapes, or of the package of recipes/ that `data` names."""
-    return ShapesTask if config.data == SHAPES else resolve_name(f"{config.data}.training:TASK")
-
-
-def task_class(config: TrainConfig) -> type[Task]:
-    return drawn_task(config) if config.is_drawn else TASKS[config.task]
+def task_class(config: TrainConfig) -> Any:
+    """A class of `Task`; that of drawings stands in the package of recipes/ that `data` names."""
+    return resolve_name(f"{config.data}.training:TASK") if config.is_drawn else TASKS[config.task]
 
 
 class Run:
@@ -209,8 +202,7 @@ class Run:
             if stale or stop.failed is not None:
                 break
         if self.first and self.done == self.first and not (stop.agreed or stop.failed):
-            more = "--pictures" if config.is_drawn else "--steps or --epochs"
-            more = "--patience" if stale else more
+            more = "--patience" if stale else "--steps or --epochs"
             metrics.say(
                 f"nothing to train: the run in {config.output} has ended, after "
                 f"{counted(self.first, 'step')}; to go on raise {more}, to start over set --no-resume"
@@ -266,9 +258,7 @@ class Run:
         config, task = self.config, self.task
         total, parts = self.backward(step, batches, count)
         norm = clip(self.parameters, config.grad_clip)
-        decay = 1.0 if config.schedule == "cosine" else config.decay_fraction
-        share = schedule(step, task.steps, config.warmup_steps, decay, task.second_stage, config.lr_floor)
-        set_rates(self.optimizers, share, task.matrix_peak(step))
+        task.set_rates(self.optimizers, step)
         skip = norm.isfinite().logical_not()
         for optimizer in self.optimizers:
             optimizer.found_inf = skip.float()  # type: ignore[attr-defined]  # as torch.amp's scaler does it
@@ -344,7 +334,7 @@ class Run:
         """A line of metrics.jsonl, with the loss of all ranks; all call it."""
         self.check()
         ranks, task = self.ranks, self.task
-        row: dict[str, Any] = {"step": trained.step, **task.seen(trained.step), **rates(self.optimizers)}
+        row: dict[str, Any] = {"step": trained.step, **rates(self.optimizers)}
         row["grad_norm"] = trained.norm.item()
         row |= task.row(trained.parts, ranks.sum(trained.total.item())[0], trained.labels)
         if self.config.log_samples:

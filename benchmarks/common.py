@@ -34,7 +34,8 @@ from families import FAMILIES, qwen_vl
 from generation.fast.native.panels import round_layer, to_rows
 from generation.fast.quantized import pack
 from generation.memory import available_bytes
-from inference.checkpoint import Checkpoint, has_fast_bfloat16
+from inference.checkpoint import Checkpoint
+from inference.fast import has_fast_bfloat16
 from inference.flags import positive
 from models.checkpoints.load import meta_init, prepare_device
 from models.config import TextConfig, VisionConfig, VLMConfig

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from inference import command, printing
-from inference.attribution import wrong_sheet
+from inference import command, flags
+from inference.attribution import sheet
 from inference.command import EXAMPLE_IMAGE, ROOT, log
-from inference.flags import Parser, check_model, positive
-from inference.positionals import STDIN, read_stdin_questions
-from inference.results import to_json
-from inference.terminal import GreyText
-from inference.votes import pick
-from messages import for_terminal
+from inference.flags import STDIN, Parser, positive
+from inference.printing import print_result, stats_table
+from inference.stdin import read_question
+from inference.terminal import Aside, GreyText
 
 DEFAULT_QUESTION = "What is in the picture?"  # in the words that the embedded model was trained on
+_LOCATED = ("--detect", "--point", "--describe", "--show-boxes")  # ask for boxes or points
 
 
 def parser(description: str) -> Parser:
@@ -26,7 +23,7 @@ def parser(description: str) -> Parser:
     command.add_images(made)
     command.add_several(made)
     drawn = "write the image with all boxes and points of the answers"
-    made.add_argument("--show-boxes", type=Path, metavar="OUT.png", help=drawn)
+    made.add_argument("--show-boxes", type=flags.option(sheet), metavar="OUT.png", help=drawn)
     made.add_argument("--json", action="store_true", help="print one JSON object per question")
     beside = "with --json: each token's log-probability, and those of the N likeliest beside it (0: none)"
     made.add_argument("--logprobs", type=partial(positive, least=0), metavar="N", help=beside)
@@ -39,109 +36,80 @@ def parser(description: str) -> Parser:
 def parse(arguments: list[str], description: str) -> argparse.Namespace:
     own = parser(description)
     args = command.parse_words(own, arguments)
-    command.refuse_several(own, args)
-    several, things = {"--num-answers": args.num_answers > 1}, {"--draft": args.draft}
-    compiled = {"--compile on": args.compile == "on", "--lookup on": args.lookup == "on"}
-    sheet = args.show_boxes and wrong_sheet(args.show_boxes)
-    things |= several | {"--no-image": args.no_image}
-    command.refuse(
-        own,
-        located(args) and command.apart("a box or a point", things),
-        args.draft
-        and command.apart("--draft", several | {"--think": args.think, "--no-cache": not args.cache}),
-        None if args.cache else command.apart("--no-cache", compiled | {"--prefix-cache": args.prefix_cache}),
-        "--logprobs: expected with --json" * (args.logprobs is not None and not args.json),
-        "-: stdin holds one image" * (args.images.count(STDIN) > 1),
-        sheet and f"--show-boxes: {sheet}",
+    if args.logprobs is not None and not args.json:
+        own.error("--logprobs: expected with --json")
+    own.refuse_together(
+        args,
+        *(f"{one}, --num-answers, --draft, --no-image" for one in _LOCATED),
+        "--draft, --num-answers, --think, --no-cache",
+        "--no-cache, --compile on, --lookup on, --prefix-cache",
     )
     return args
 
 
-def located(args: argparse.Namespace) -> bool:
-    """Whether boxes or points are asked for."""
-    return bool(args.detect or args.point or args.describe or args.show_boxes)
-
-
 def run(args: argparse.Namespace) -> int:
     """Answer every question about the images."""
-    check_model(args.model, args.revision, text_only=args.no_image)
+    flags.check_model(args.model, args.revision, text_only=args.no_image)
     options = command.generation_options(args, confidence=args.json)
     names = args.images or ([] if args.no_image else [str(EXAMPLE_IMAGE)])
     images = command.open_images(names)
+    asks_for_things = args.detect or args.point or args.describe
     questions = args.questions
-    if not (questions or STDIN in names or args.detect or args.point or args.describe):
-        questions = read_stdin_questions()
-    from inference import answer, draft
+    if not (questions or STDIN in names or asks_for_things):
+        questions = read_question()
+    from inference.answer import ask_each
 
     locator = None
-    if args.json or located(args):
+    if args.json or asks_for_things or args.show_boxes:
         from inference.boxes import Locator
 
         locator = Locator(args, images, questions, log)
         questions = locator.questions
     questions = questions or [DEFAULT_QUESTION]
     checkpoint, options = command.load(args, options)
-    command.log_sizes(args, names, images, checkpoint)
-    ask_each = draft.ask_each if args.draft else answer.ask_each
+    if not args.json:
+        command.log_sizes(names, images, checkpoint)
+    if args.draft:
+        from inference.draft import ask_each  # type: ignore[assignment]
     replies = ask_each(checkpoint, images, questions, options, args.system)
     for number, (question, reply) in enumerate(zip(questions, replies, strict=True)):
-        if number == 0:
+        if number == 0 and not args.json:
             log_defaults(args, question, checkpoint)
         if len(questions) > 1 and not args.json:
-            printing.say([f"> {question}"])
+            flags.say([f"> {question}"])
         about = {"model": args.model, "images": names, "question": question, "seed": options.seed}
         result = show(reply, about, args, locator)
         if args.stats:
-            print(for_terminal(printing.stats_table(result, args.model)), file=sys.stderr)
+            flags.log(stats_table(result, args.model))
     return 0
 
 
 def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dict[str, Any]:
     """Print the answers of a reply, a single one while it is made. Returns the result, without `about`."""
-    aside, pieces = printing.Aside(not args.json and args.num_answers == 1), reply
-    reply.hear = lambda _, piece: aside.put(piece)
+    pixels = partial(reply.checkpoint.pixels, reply.row, not (args.json or args.grammar), args.box_format)
+    single, pieces = args.num_answers == 1 and not args.json, reply
     if args.draft:
         pieces = reply.after_draft(GreyText(not args.json), args.json or args.stats)
-    pixels = partial(reply.checkpoint.pixels, reply.row, not (args.json or args.grammar), args.box_format)
-    if args.num_answers == 1 and locator is None:
-        printing.say(pixels().each(aside.before(pieces)))
-    for _ in aside.before(pieces):  # what is left
+    texts = (piece for _, piece in pieces)
+    if single and reply.checkpoint.thinking is not None:
+        aside = Aside()
+        reply.hear, texts = lambda _, piece: aside.put(piece), aside.before(pieces)
+    if single and locator is None:
+        flags.say(pixels().each(texts))
+    for _ in texts:  # what is left
         pass
     result = reply.finish()
-    if locator is not None:
-        result |= locator.locate(reply.checkpoint, result)
-    result["answers"] = [pixels().whole(answer) for answer in result["answers"]]
-    numbers = [*range(args.num_answers)]
-    if args.pick:
-        picked = result["picked"] = pick(result["answers"], result["confidences"], args.pick)
-        numbers = [picked["number"]]
-        if not args.json:
-            log(printing.votes_line(picked))
-    if draft := result.get("draft"):
-        draft["text"] = pixels().whole(draft["text"])
-    if args.json:
-        print(to_json(about | result), flush=True)
-        return result
-    if locator is not None:
-        printing.say([locator.text(result["answers"][0])])
-    elif args.num_answers > 1:
-        for number in numbers:
-            if thought := "".join(result.get("thinking", ())[number : number + 1]):
-                log(f"thinking {number + 1}: {thought}")
-            answer = result["answers"][number]
-            printing.say([answer if args.pick else f"{number + 1}. {answer}"])
-    command.log_other_model(reply.checkpoint, result["answers"])
+    if not single or locator is not None:
+        print_result(result, about, args, locator, pixels, reply.checkpoint)
+    if not args.json and (other := reply.checkpoint.other_model(result["answers"])):
+        log(other)
     return result
 
 
 def log_defaults(args: argparse.Namespace, question: str, checkpoint: Any) -> None:
-    """Log what the model says about itself, what was used in place of a missing image or question, and what
-    is without effect."""
-    command.log_unused(args)
-    if args.json:
-        return
-    for line in filter(None, (checkpoint.introduction, checkpoint.too_many_images(len(args.images)))):
-        log(line)
+    """Log what the model says about itself, and what was used in place of a missing image or question."""
+    if checkpoint.introduction:
+        log(checkpoint.introduction)
     if not (args.questions and (args.images or args.no_image)):
         example = "no image" if args.no_image else EXAMPLE_IMAGE.relative_to(ROOT)
         log(f"{', '.join(args.images) or example}: {question}")

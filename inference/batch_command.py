@@ -9,11 +9,16 @@ from pathlib import Path
 
 from generation.options import SamplingParams
 from inference import command
-from inference.batch_files import BatchFiles, ImageQuestions, QuestionLines, are_images
+from inference.batch_files import (
+    BatchFiles,
+    Questions,
+    is_lines,
+    questions_of_images,
+    questions_of_lines,
+)
 from inference.command import log
 from inference.flags import check_model, option, positive
 from inference.locks import only_writer
-from inference.positionals import is_question, lacks_quotes
 from inference.printing import MOST_SHOWN
 from messages import counted
 
@@ -33,45 +38,32 @@ def shard(text: str) -> tuple[int, int]:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = command.command_parser("batch", "Answer many questions into a file; run it again to resume.")
     add = parser.add_argument
-    many = 'file of lines {"image": ..., "question": ...}; or folders with their subfolders, globs and '
+    many = 'file of lines {"image": ..., "question": ...}; or folders with their subfolders and '
     many += "images, to ask -q (or --detect, --point, --describe) about each image"
     add("batch", nargs="+", metavar="FILE.jsonl|FOLDER|IMAGE", help=many)
     command.add_questions(parser)
     command.add_several(parser)
     required = "file for the results, one line each"
     add("--out", type=Path, required=True, metavar="FILE.jsonl", help=required)
-    add("--batch-size", type=positive, metavar="N", help="number of answers made at a time (default 8)")
+    at_a_time = "number of answers made at a time (default 8)"
+    add("--batch-size", type=positive, metavar="N", default=8, help=at_a_time)
     part = "answer the Kth of N parts of the questions, for N machines; together they are one run"
     add("--shard", type=shard, metavar="K/N", help=part)
-    args = parser.parse_intermixed_args(arguments)
-    command.refuse_several(parser, args)
-    if message := _wrong(args):
-        parser.error(message)
-    return args
-
-
-def _wrong(args: argparse.Namespace) -> str | None:
-    """What is wrong with the arguments, in a sentence, or None."""
-    asked = [*filter(is_question, args.batch)]
-    args.batch = [name for name in args.batch if name not in asked]
-    if message := lacks_quotes(args.batch, asked):
-        return message
+    args = command.parse_words(parser, arguments, "batch")
+    args.things = bool(args.detect or args.point or args.describe)
+    lines, asked = bool(args.batch) and is_lines(args.batch), bool(args.questions) or args.things
     if not args.batch:
-        return "expected a FILE.jsonl, a folder or images, got a question only"
-    args.questions = [*asked, *args.questions]
-    if not all(map(str.strip, args.questions)):
-        return "-q: expected a question, got ''"
-    things = args.detect or args.point or args.describe
-    if things and args.num_answers > 1:
-        return "--detect, --point and --describe cannot be combined with --num-answers"
-    images = are_images(args.batch, bool(args.questions or things))
-    if images and not (args.questions or things):
-        return f"{args.batch[0]}: expected -q TEXT, a question about each image, or one FILE.jsonl alone"
-    if not images and (args.questions or things or args.box_format):
-        return f"{args.batch[0]}: its lines are the questions; -q and others are for folders and images"
+        parser.error("expected a FILE.jsonl, a folder or images, got a question only")
+    if lines and (asked or args.box_format):
+        parser.error(
+            f"{args.batch[0]}: its lines are the questions; -q and others are for folders and images"
+        )
+    if not (lines or asked):
+        parser.error(f"{args.batch[0]}: expected -q TEXT, a question in quotes, or one FILE.jsonl alone")
     if args.shard and args.temperature > 0 and args.seed is None:
-        return "--shard with a --temperature: expected a --seed, so that all shards are as one run"
-    return None
+        parser.error("--shard with a --temperature: expected a --seed, so that all shards are as one run")
+    parser.refuse_together(args, *(f"{one}, --num-answers" for one in ("--detect", "--point", "--describe")))
+    return args
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,29 +74,26 @@ def run(args: argparse.Namespace) -> int:
     names += [field.name for field in fields(SamplingParams)]
     names += [name for name in _IF_GIVEN if vars(args)[name]]
     check_model(args.model, args.revision)
-    command.log_unused(args)
     with only_writer(args.out, "--out"):
-        source, unread = _source(args), list[str]()
+        source = _source(args)
         # Torch comes with it: no mistake above waits for that.
-        from inference.batch import Summary, computed_with, run_batch
+        from inference.batch import Batch, Summary, computed_with
 
         options = {name: vars(args)[name] for name in names}
         options |= computed_with(args.model, args.revision, args.device, args.dtype, args.max_pixels)
         files = BatchFiles(source, args.out, args.model, options, args.shard)
-        if isinstance(source, ImageQuestions):
-            unread = source.unread
-            left_out = f"; {source.said_left_out()}" if source.left_out else ""
-            log(f"images: {len(source.images)}{left_out}")
+        if source.key == "id":
+            log(f"{counted(len(source.entries), 'question')} about images of {source.name}")
         if args.shard:
             every = counted(files.all_shards, "question")
             log(f"shard {args.shard[0]}/{args.shard[1]}: {files.total} of {every}")
         summary, step = Summary(skipped=files.total), ""
         if files.missing:
             checkpoint, made = command.load(args, made, long=True)
-            size = args.batch_size or 8
-            summary = run_batch(files, checkpoint, made, args.system, size, log, args.box_format, args.pick)
+            how = args.system, args.batch_size, args.box_format, args.pick
+            summary = Batch(files, checkpoint, made, *how).run(log)
             step = f"; decode step: {checkpoint.fast.name}"
-    for line in [*(f"not read: {one}" for one in unread), *summary.failures[:MOST_SHOWN]]:
+    for line in [*(f"not read: {one}" for one in source.unread), *summary.failures[:MOST_SHOWN]]:
         log(line)
     if len(summary.failures) > MOST_SHOWN:
         log(f"and {len(summary.failures) - MOST_SHOWN} more, each with its error in {args.out}")
@@ -114,17 +103,16 @@ def run(args: argparse.Namespace) -> int:
     if args.stats:
         seconds = ", ".join(f"{name} {value:.3f} s" for name, value in summary.seconds.items())
         log(f"{counted(summary.new_tokens, 'new token')}; {seconds or 'nothing computed'}{step}")
-    return 1 if summary.failed or unread else 0
+    return 1 if summary.failures or source.unread else 0
 
 
-def _source(args: argparse.Namespace) -> QuestionLines | ImageQuestions:
+def _source(args: argparse.Namespace) -> Questions:
     """What the names mean, with the questions that stand beside them."""
-    things = bool(args.detect or args.point or args.describe)
-    if not are_images(args.batch, bool(args.questions) or things):
-        return QuestionLines(Path(args.batch[0]))
+    if is_lines(args.batch):
+        return questions_of_lines(Path(args.batch[0]))
     asked: dict[str, str] = {}
-    if things:
+    if args.things:
         from inference.boxes import asked_for  # a second, which --help does without
 
         asked = dict(asked_for(args, True)[1])
-    return ImageQuestions(args.batch, [*args.questions, *asked], asked)
+    return questions_of_images(args.batch, [*args.questions, *asked], asked)

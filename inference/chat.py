@@ -7,6 +7,7 @@ as files dropped on the terminal, shows them. From a pipe, the exit status is 2 
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -31,15 +32,13 @@ from data.errors import expanded, replacing
 from data.tiles import Visual
 from generation.options import MAX_SEED, GenerationOptions
 from inference.checkpoint import Checkpoint, RequestError
-from inference.command import log_other_model, seen_at
 from inference.conversation import Conversation
 from inference.coordinates import PixelText
 from inference.errors import user_errors, user_message
-from inference.flags import log
-from inference.positionals import check_image_name, is_image_name
-from inference.printing import Aside, shown, stats_table
+from inference.flags import check_image_name, is_image_name, log
+from inference.printing import seen_at, stats_table
 from inference.results import to_json
-from inference.terminal import GreyText
+from inference.terminal import Aside, GreyText
 from inference.thinking import THINK_TOKENS, form_of, think_first
 from messages import did_you_mean, for_terminal
 
@@ -64,28 +63,15 @@ ENDINGS = {
 
 
 class Chat:
-    """A conversation by lines. Without memory if the model was trained on single questions.
+    """A conversation by lines, with the options of generate.py's command line (`args`). Without memory if the
+    model was trained on single questions.
 
     options: of each answer; if there is a seed, the next answer uses the next one.
-    stats: print the size and speed of each answer. debug: print the traceback of an error. draft: show the
-    drafts of answers about new images. think_tokens: of thinking at most, after `/think on`.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        system: str | None,
-        options: GenerationOptions,
-        stats: bool = False,
-        debug: bool = False,
-        draft: bool = False,
-        think_tokens: int | None = None,
-    ):
-        self.conversation = Conversation(checkpoint, system)
-        self.options = options
-        self._most = think_tokens or THINK_TOKENS
+    def __init__(self, checkpoint: Checkpoint, args: argparse.Namespace, options: GenerationOptions):
+        self.conversation, self.options, self._args = Conversation(checkpoint, args.system), options, args
         self.conversation.remember = not checkpoint.single_turn
-        self.stats, self.debug, self.draft = stats, debug, draft
         # Whether a person types and reads.
         terminal = sys.stdout.isatty() or sys.stderr.isatty()
         self.at_terminal = sys.stdin is not None and sys.stdin.isatty() and terminal
@@ -111,7 +97,6 @@ class Chat:
             log("/help lists the commands, Ctrl-D leaves")
         if not self.conversation.remember:
             log(f"this model was trained on single questions: {FORGETS}")
-        self._count_images()
         for question in questions:
             if self.at_terminal:
                 print(for_terminal(f"> {question}"), flush=True)
@@ -135,10 +120,10 @@ class Chat:
                 self._send(line.strip())
             elif not names:
                 log("type a question, or /help")
-        except BrokenPipeError:
-            raise
         except user_errors() as error:
-            if self.debug:
+            if isinstance(error, BrokenPipeError):
+                raise
+            if self._args.debug:
                 log(traceback.format_exc())
             self.failed += 1
             memory = "/reset frees the conversation's memory, --device cpu may have more"
@@ -155,14 +140,14 @@ class Chat:
         self._sent += 1
         if not (images or conversation.remember) and conversation.turns:
             images = list(conversation.turns[-1].images)  # the last ones are still being talked about
-        seen, grey, aside = "", GreyText(self.draft), Aside()
-        with conversation.send(question, images, options, self.draft) as reply:
+        draft, stats = self._args.draft, self._args.stats
+        seen, grey, aside = "", GreyText(draft), Aside()
+        with conversation.send(question, images, options, draft) as reply:
             reply.hear = lambda _, piece: aside.put(piece)
-            text, always = reply.pixels(lines=form_of(options) is None), self.draft and self.stats
+            pieces = aside.before(reply.after_draft(grey, draft and stats))
             try:
-                pieces = aside.before(reply.after_draft(grey, always))
-                for piece in shown(text.each(pieces)):
-                    print(piece, end="", flush=True)
+                for piece in reply.pixels(lines=form_of(options) is None).each(pieces):
+                    print(for_terminal(piece), end="", flush=True)
                     seen = piece or seen
             except KeyboardInterrupt:
                 if not self.at_terminal:
@@ -176,43 +161,36 @@ class Chat:
             return
         self.images.clear()
         self._result = result
-        log_other_model(conversation.checkpoint, [reply.turn.answer], log)
+        if other := conversation.checkpoint.other_model([reply.turn.answer]):
+            log(other)
         if self.at_terminal and reply.turn.ended in ENDINGS:
             log(ENDINGS[reply.turn.ended])
-        if self.stats:
+        if stats:
             self._stats()
 
     # -------------------------------------------------------------------------------------- commands
     def _command(self, line: str) -> None:
-        name, _, argument = line.partition(" ")
+        name, _, argument = (part.strip() for part in line.partition(" "))
         if name not in COMMANDS:
             raise RequestError(f"{name}: no such command{did_you_mean(name, COMMANDS)}; /help lists them")
         takes, _ = COMMANDS[name]
-        if bool(argument) != bool(takes):
+        if bool(argument) != bool(takes) or (takes == "on|off" and argument not in ("on", "off")):
             raise RequestError(f"expected {f'{name} {takes}'.strip()}, got {line!r}")
         method = getattr(self, f"_{name[1:]}")
-        method(argument.strip()) if takes else method()
+        method(argument) if takes else method()
 
     def _image(self, argument: str) -> None:
         path = path_of(argument)
         check_image_name(path)
         self.show(path, path)
         log(f"{path} is shown with the next question")
-        self._count_images()
-
-    def _count_images(self) -> None:
-        """Say so where the next question is about more images than the model can tell apart."""
-        count = sum(len(turn.images) for turn in self.conversation.before) + len(self.images)
-        if several := self.conversation.checkpoint.too_many_images(count):
-            log(several)
 
     def _undo(self) -> None:
         if self.images:
             log(f"took back {self.images.pop().name}")
             return
         turn = self.conversation.undo()
-        self._result = None
-        self.images = list(turn.images)
+        self._result, self.images = None, list(turn.images)
         names = ", ".join(image.name for image in turn.images)
         again = f"; {names} is shown with the next one, unless taken back too" if names else ""
         log(f"took back {turn.question!r}{again}")
@@ -224,19 +202,16 @@ class Chat:
         log("started again, without images")
 
     def _memory(self, argument: str) -> None:
-        texts = {"on": "the model sees earlier questions and answers", "off": FORGETS}
-        if argument not in texts:
-            raise RequestError(f"expected /memory on or /memory off, got {argument!r}")
         self.conversation.remember = argument == "on"
-        log(texts[argument])
+        log("the model sees earlier questions and answers" if argument == "on" else FORGETS)
 
     def _think(self, argument: str) -> None:
-        if argument not in ("on", "off"):
-            raise RequestError(f"expected /think on or /think off, got {argument!r}")
+        most = None
         if argument == "on":
             self.conversation.checkpoint.processor.chat.check_thinking("/think on")
-        self.options = think_first(self.options, self._most if argument == "on" else None)
-        log("the model thinks before it answers" if argument == "on" else "the model answers at once")
+            most = self._args.think_tokens or THINK_TOKENS
+        self.options = think_first(self.options, most)
+        log("the model thinks before it answers" if most else "the model answers at once")
 
     def _save(self, argument: str) -> None:
         path = Path(expanded(path_of(argument)))
@@ -360,15 +335,14 @@ def as_json_lines(conversation: Conversation) -> str:
     rows: list[dict[str, Any]] = []
     for turn in conversation.turns:
         if turn.alone:
-            system = [{"type": "text", "text": conversation.system}]
-            messages = [{"role": "system", "content": system}] if conversation.system else []
-            rows.append({"messages": messages, "images": [], "model": conversation.checkpoint.name})
+            rows.append({"messages": [], "images": [], "model": conversation.checkpoint.name})
+        said = [("user", turn.question), ("assistant", turn.answer)]
+        if turn.alone and conversation.system:
+            said = [("system", conversation.system), *said]
         rows[-1]["images"] += map(place, turn.images)
-        parts = [{"type": "image"} for _ in turn.images] + [{"type": "text", "text": turn.question}]
-        rows[-1]["messages"] += [
-            {"role": "user", "content": parts},
-            {"role": "assistant", "content": [{"type": "text", "text": turn.answer}]},
-        ]
+        for role, text in said:
+            images = [{"type": "image"} for _ in turn.images if role == "user"]
+            rows[-1]["messages"].append({"role": role, "content": [*images, {"type": "text", "text": text}]})
     return "".join(to_json(row) + "\n" for row in rows)
 
 

@@ -6,8 +6,7 @@ import argparse
 
 from inference import command
 from inference.command import EXAMPLE_IMAGE, ROOT, log
-from inference.flags import check_model
-from inference.positionals import STDIN
+from inference.flags import STDIN, check_model
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -15,11 +14,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     command.add_images(parser)
     command.add_draft(parser)
     args = command.parse_words(parser, arguments)
-    command.refuse(
-        parser,
-        args.think and command.apart("--think", {"--draft": args.draft}),
-        "-: stdin holds the lines of the chat" * (STDIN in args.images),
-    )
+    if STDIN in args.images:
+        parser.error("-: stdin holds the lines of the chat")
+    parser.refuse_together(args, "--draft, --think")
     return args
 
 
@@ -32,11 +29,9 @@ def run(args: argparse.Namespace) -> int:
     from inference.chat import Chat
 
     checkpoint, options = command.load(args, options, long=True)
-    command.log_unused(args)
-    command.log_sizes(args, [], [], checkpoint)  # those of images are said as they are shown
     if names != args.images:
         log(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
-    talk = Chat(checkpoint, args.system, options, args.stats, args.debug, args.draft, args.think_tokens)
+    talk = Chat(checkpoint, args, options)
     for name, image in zip(names, images):
         talk.show(image, name)
     return talk.run(args.questions)

@@ -7,19 +7,17 @@ checkpoint = checkpoint.compiled()           # answers with the fastest decode s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from data.processor import EncodedConversation, Processor
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler
-from generation.fast.native.panels import to_rows
-from generation.fast.quantized import pack, pack_layer, put_layers
+from generation.fast.quantized import pack
 from generation.features import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
@@ -27,12 +25,12 @@ from generation.threads import limit_threads
 from inference.coordinates import PixelText
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
-from inference.fast import speed_up
+from inference.fast import has_fast_bfloat16, put_int8, speed_up
 from inference.forms import Forms
-from inference.kept_weights import KeptWeights
+from inference.kept import load_int4
 from inference.thoughts import Thinking
 from models.checkpoints.files import Opened
-from models.checkpoints.load import meta_init, prepare_device, put_parameter
+from models.checkpoints.load import meta_init, prepare_device
 from models.checkpoints.names import MODELS, PHOTOGRAPHS
 from models.checkpoints.sources import one_version
 from models.checkpoints.weights import trim
@@ -102,38 +100,34 @@ class Checkpoint:
         return {"device": str(self.model.device), "dtype": self.dtype, **steps, **seen}
 
     @property
+    def context(self) -> int:
+        return self.model.config.text.max_position_embeddings
+
+    @property
     def device_name(self) -> str:
         device = self.model.device
         return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
     @property
     def num_parameters(self) -> int:
-        """The number of parameters by its config: a compiled step packs weights, which are no parameters
-        then."""
+        """By its config: a compiled step packs weights, which are no parameters then."""
         with meta_init():
-            return sum(parameter.numel() for parameter in type(self.model)(self.model.config).parameters())
+            return sum(one.numel() for one in type(self.model)(self.model.config).parameters())
 
-    @property
-    def context(self) -> int:
-        return self.model.config.text.max_position_embeddings
-
+    # ----------------------------------------------- what its generation_config.json says (docs/hub.md)
     @property
     def single_turn(self) -> bool:
-        """True if its generation_config.json says that it was trained on one question at a time. Such a model
-        often gets a follow-up question wrong."""
+        """True if it was trained on one question at a time, so that it often gets a follow-up wrong."""
         return bool(self.model.generation_config.get("single_turn", False))
 
-    def too_many_images(self, count: int) -> str:
-        """See `too_many_images`."""
-        return too_many_images(self.name, self.model.generation_config, count)
-
-    def other_model(self, answers: Iterable[str]) -> str:
-        """See `other_model`."""
-        return other_model(self.model.generation_config, answers)
+    @property
+    def writes_json(self) -> bool:
+        """False if it did not learn to."""
+        return self.model.generation_config.get("json", True) is not False
 
     @property
     def introduction(self) -> str:
-        """The model's name and what it knows, or "" where its generation_config.json does not say it."""
+        """The model's name and what it knows; else ""."""
         text = " ".join(str(self.model.generation_config.get("knows") or "").split())
         knows = "".join(filter(str.isprintable, text))[:200]  # a stranger's text, on a terminal
         return f"{Path(self.name).name} knows {knows}" if knows else ""
@@ -143,6 +137,24 @@ class Checkpoint:
         """False where its generation_config.json says that it did not learn to write JSON, as calls hold."""
         return self.model.generation_config.get("json", True) is not False
 
+    def other_model(self, answers: Iterable[str]) -> str:
+        """Which model to take for photographs, if an answer says what this one `knows`, as a refusal does;
+        else ""."""
+        knows = self.model.generation_config.get("knows")
+        if not (knows and isinstance(knows, str) and any(knows in answer for answer in answers)):
+            return ""
+        size = f"{MODELS[PHOTOGRAPHS].gigabytes} GB, downloaded once"
+        return (
+            f"for photographs take the model {PHOTOGRAPHS} ({size}): "
+            f"--model {PHOTOGRAPHS} (--model list shows all)"
+        )
+
+    def check_images(self, count: int) -> None:
+        """Raises RequestError for a question without an image if the model needs one."""
+        if count == 0:
+            check_text_only(self.model.generation_config)
+
+    # ------------------------------------------------------------------------------------------- answers
     @cached_property
     def thinking(self) -> Thinking | None:
         """How the model thinks before it answers; None where it does not."""
@@ -160,11 +172,6 @@ class Checkpoint:
         They are read in the form of that name, or in the model's."""
         return PixelText(form or self.processor.coordinates, row.sizes, lines)
 
-    def check_images(self, count: int) -> None:
-        """Raises RequestError for a question without an image if the model needs one."""
-        if count == 0:
-            check_text_only(self.model.generation_config)
-
     def worth_compiling(self, long: bool) -> bool:
         """True if `compiled` saves more time than it takes: in a long run, and for a large model. Where there
         is no fast step, as on MPS, it never does."""
@@ -178,28 +185,6 @@ class Checkpoint:
         fast = Fast(*speed_up(self.model, compiling))
         trim()
         return replace(self, fast=fast, load_seconds=self.load_seconds + time.perf_counter() - began)
-
-
-def too_many_images(name: str, generation_config: Mapping[str, Any], count: int) -> str:
-    """A sentence for a question about more images than one question showed a model in training, as far as its
-    generation_config.json says how many those were; else ""."""
-    most = generation_config.get("most_images")
-    if not isinstance(most, int) or count <= most:
-        return ""
-    several, fewer = ("one image", "one") if most == 1 else (f"{most} images", "fewer")
-    short = Path(name).name
-    return f"{short} has learned from {several} at a time: it answers about {count} as if they were {fewer}."
-
-
-def other_model(generation_config: Mapping[str, Any], answers: Iterable[str]) -> str:
-    """If an answer says what its model `knows`, as a refusal does: the beginning of a sentence that names
-    a model for photographs; else ""."""
-    knows = generation_config.get("knows")
-    if not (knows and isinstance(knows, str) and any(knows in answer for answer in answers)):
-        return ""
-    return (
-        f"for photographs take the model {PHOTOGRAPHS} ({MODELS[PHOTOGRAPHS].gigabytes} GB, downloaded once)"
-    )
 
 
 def open_checkpoint(
@@ -224,19 +209,18 @@ def open_checkpoint(
     """
     limit_threads(threads)
     chosen, began = pick_device(device), time.perf_counter()
-    pixels = pixel_budget(chosen, max_pixels)
     if chosen.type not in PACKED.get(dtype, chosen.type):
         expected = " or ".join(PACKED[dtype])
         raise RequestError(f"dtype {dtype}: expected device {expected}, got {chosen}; use bfloat16 there")
 
     def read(opened: Opened) -> tuple[VisionLanguageModel, Processor]:
-        kept = KeptWeights(opened) if dtype == "int4" else None
-        put = kept.put if kept else put_int8 if dtype == "int8" else put_parameter
-        place = "cpu" if kept else chosen  # where C rounds
-        load = partial(VisionLanguageModel.from_pretrained, opened, None, loading_dtype(dtype), place, put)
-        model = kept.load(load) if kept else load()
-        if kept and chosen.type != "cpu":
-            to_rows(model, chosen)
+        if dtype == "int4":
+            model = load_int4(opened, chosen)
+        elif dtype == "int8":
+            model = VisionLanguageModel.from_pretrained(opened, None, "stored", chosen, put_int8)
+        else:
+            model = VisionLanguageModel.from_pretrained(opened, None, dtype, chosen)
+        pixels = pixel_budget(chosen, max_pixels)
         return model, Processor.from_pretrained(opened, config=model.config, max_pixels=pixels)
 
     try:
@@ -251,37 +235,21 @@ def open_checkpoint(
     return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
 
 
-def put_int8(model: torch.nn.Module, names: Sequence[str], read: Callable[[], torch.Tensor]) -> None:
-    put_layers(model, names, read(), partial(pack_layer, "int8"))
-
-
 def pixel_budget(device: torch.device, max_pixels: int | None) -> int | None:
     """The `max_pixels` with which `open_checkpoint` opens a processor."""
     return CPU_PIXELS if max_pixels is None and device.type == "cpu" else max_pixels
 
 
-def has_fast_bfloat16() -> bool:
-    """True if this CPU multiplies bfloat16 at least as fast as float32."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
-def loading_dtype(dtype: str) -> str:
-    """The dtype in which `open_checkpoint` loads the weights before it converts them to `dtype`."""
-    return "stored" if dtype in PACKED else dtype
-
-
 def pick_device(name: str) -> torch.device:
     """The device of that name, ready to compute on. Raises RequestError if it does not exist here."""
-    try:
-        check_device(name)
-    except ValueError as error:
-        raise RequestError(str(error)) from None
     counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+    try:
+        kind, _, index = check_device(name).partition(":")
+    except ValueError as error:
+        raise RequestError(error) from None
     if name == "auto":
-        name = next(kind for kind, count in counts.items() if count)
-    kind, _, index = name.partition(":")
+        return prepare_device(next(kind for kind, count in counts.items() if count))
     if int(index or 0) >= counts[kind]:
-        raise RequestError(
-            f"device {name}: PyTorch {torch.__version__} finds {counts[kind] or 'none'} here; use auto or cpu"
-        )
+        there = counts[kind] or "none"
+        raise RequestError(f"device {name}: PyTorch {torch.__version__} finds {there} here; use auto or cpu")
     return prepare_device(name)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from data.tiles import Sizes, Visual
 from generation.options import GenerationOptions
 from generation.output import TokenStream
 from generation.session import Session
-from inference.answer import answers_of, inputs_of, start
+from inference.answer import inputs_of, start
 from inference.asking import for_choices
 from inference.checkpoint import Checkpoint, RequestError
 from inference.coordinates import PixelText
@@ -105,15 +106,33 @@ class Conversation:
         if not options.use_cache:
             raise RequestError("a conversation needs the cache: expected use_cache=True, got False")
         checkpoint, before = self.checkpoint, self.before
-        tiled = tuple(visual for image in images for visual in self.visuals(image))
-        asked = next_turn(checkpoint, self.system, before, tiled, question, options)
-        draft = draft and not isinstance(options.constraint, Think)
-        asked = replace(asked, options=with_seed(asked.options)) if draft else asked
-        stream, row = start(checkpoint, asked.row, asked.options, self.session), asked.row
-        self._pending = TurnReply(self, asked, began, stream)
+        new = tuple(visual for image in images for visual in self.visuals(image))
+        checkpoint.check_images(len(new) + sum(len(turn.images) for turn in before))
+        think = isinstance(options.constraint, Think)
+        encode = partial(encode_next, checkpoint.processor, checkpoint.stop_token_ids, self.system)
+        row = encode(before, new, question, think)
+        prompt = len(row.input_ids)
+        if (room := checkpoint.context - prompt) <= 0:
+            advice = "undo some turns, or reset" if before else "shorten the question, or show less"
+            raise ContextFullError(
+                f"context full: expected fewer than {checkpoint.context} tokens, got {prompt} of conversation"
+                f" and question ({row.image_tokens} are image tokens); {advice}"
+            )
+        options = for_choices(options, room)
+        options = replace(options, max_new_tokens=min(options.max_new_tokens, room))
+        draft = draft and not think
+        options = with_seed(options) if draft else options
+        turn = Turn(question, new, tuple(row.input_ids[-TAIL:]), alone=not before, sizes=row.sizes)
+        stream, inputs = start(checkpoint, row, options, self.session), inputs_of(checkpoint, row)
+        self._pending = TurnReply(self, turn, row, stream, options, time.perf_counter() - began)
         if draft:
-            short = encode_short(checkpoint, self.system, before, tiled, question) if tiled else None
-            self._pending.with_draft(inputs_of(checkpoint, row), short, self.session)
+            alone = iter(
+                wholes(checkpoint.processor, [*(image for turn in before for image in turn.images), *new])
+            )
+            turns = [replace(turn, images=tuple(islice(alone, len(turn.images)))) for turn in before]
+            last = list(alone)  # each new image as one tile; none where that cannot be
+            short = encode(turns, last, question) if last else None
+            self._pending.with_draft(inputs, short, self.session)
         return self._pending
 
     def undo(self) -> Turn:
@@ -149,15 +168,15 @@ class TurnReply(DraftedReply):
     def __init__(
         self,
         conversation: Conversation,
-        asked: NextTurn,
-        began: float,
+        turn: Turn,
+        row: EncodedConversation,
         stream: TokenStream,
+        options: GenerationOptions,
+        prepare: float,
     ):
-        self.turn, self.kept = asked.turn, False
-        self._conversation, self._asked = conversation, asked.without_tiles()
+        self.turn, self.kept, self._conversation = turn, False, conversation
         self._result: dict[str, Any] | None = None
-        prepare = time.perf_counter() - began
-        super().__init__(conversation.checkpoint, self._asked.row, stream, asked.options, prepare)
+        super().__init__(conversation.checkpoint, row, stream, options, prepare)
 
     def pixels(self, lines: bool = True) -> PixelText:
         """See `Checkpoint.pixels`."""
@@ -200,97 +219,29 @@ class TurnReply(DraftedReply):
         """Describe the answers, and put their turn into the history if each has a token."""
         if self._result is not None:
             return
-        session, output = self._conversation.session, self.stream.result
-        result = self.describe(output) | self._asked.result(self.checkpoint, self.ids, output is None)
+        session, output, most = self._conversation.session, self.stream.result, self.options.max_new_tokens
+        result = self.describe(output)
+        limit = "context" if most == self.checkpoint.context - len(self.row.input_ids) else "length"
+        result["stop_reasons"] = [
+            "stop" if reason == "stop" else "stopped" if output is None and len(ids) < most else limit
+            for reason, ids in zip(result["stop_reasons"], result["token_ids"])
+        ]
         # Before the first token it is the last turn's.
         reuse = session.reuse if len(self._times) > 1 else None
-        for name, field in (("reused", "reused_tokens"), ("prefilled", "prefilled_tokens")):
-            result[field] = getattr(reuse, name, 0)
+        result["reused_tokens"] = reuse.reused if reuse else 0
+        result["prefilled_tokens"] = reuse.prefilled if reuse else 0
         result["tiles_encoded"] = reuse.tiles_encoded if reuse else 0
         result["kv_cache_bytes"] = session.kv_cache_bytes
         del self.stream  # with it, the memory of several answers
         self._result, self._conversation._pending = result, None
         self.kept = all(result["token_ids"])
         if self.kept:
-            self.turn = self._asked.answered(result)
+            answer, ids, ended = (result[name][0] for name in ("answers", "token_ids", "stop_reasons"))
+            self.turn = replace(self.turn, answer=answer, answer_ids=tuple(ids), ended=ended)
             self._conversation.turns.append(self.turn)
 
 
 # ------------------------------------------------------------------------------- the prompt of a turn
-@dataclass(frozen=True)
-class NextTurn:
-    """A question as the model is asked it.
-
-    turn: without its answer. row: its prompt.
-    limit: why an answer of `options.max_new_tokens` ends: "length", or "context" where no more fit.
-    """
-
-    turn: Turn
-    row: EncodedConversation
-    options: GenerationOptions
-    limit: str
-
-    def without_tiles(self) -> NextTurn:
-        return replace(self, row=replace(self.row, parts=None))
-
-    def result(self, checkpoint: Checkpoint, ids: list[list[int]], stopped: bool) -> dict[str, Any]:
-        """`answers_of` these ids, with reasons as in `Turn.ended`."""
-        result, most = answers_of(checkpoint, self.row, ids, self.options), self.options.max_new_tokens
-        result["stop_reasons"] = [
-            "stop" if reason == "stop" else "stopped" if stopped and len(answer) < most else self.limit
-            for reason, answer in zip(result["stop_reasons"], result["token_ids"])
-        ]
-        return result
-
-    def answered(self, result: dict[str, Any]) -> Turn:
-        """The turn with the first answer of a `result`."""
-        answer, ids, ended = (result[name][0] for name in ("answers", "token_ids", "stop_reasons"))
-        return replace(self.turn, answer=answer, answer_ids=tuple(ids), ended=ended)
-
-
-def next_turn(
-    checkpoint: Checkpoint,
-    system: str | None,
-    before: Sequence[Turn],
-    images: tuple[Visual, ...],
-    question: str,
-    options: GenerationOptions,
-) -> NextTurn:
-    """The next question after these turns, about their images and new ones. Raises PromptError,
-    ContextFullError, RequestError."""
-    checkpoint.check_images(len(images) + sum(len(turn.images) for turn in before))
-    think, processor = isinstance(options.constraint, Think), checkpoint.processor
-    row = encode_next(processor, checkpoint.stop_token_ids, system, before, images, question, think)
-    prompt = len(row.input_ids)
-    room = checkpoint.context - prompt
-    if room <= 0:
-        advice = "undo some turns, or reset" if before else "shorten the question, or show less"
-        raise ContextFullError(
-            f"context full: expected fewer than {checkpoint.context} tokens, got {prompt} of conversation"
-            f" and question ({row.image_tokens} are image tokens); {advice}"
-        )
-    options = for_choices(options, room)
-    options = replace(options, max_new_tokens=min(options.max_new_tokens, room))
-    turn = Turn(question, images, tuple(row.input_ids[-TAIL:]), alone=not before, sizes=row.sizes)
-    return NextTurn(turn, row, options, "context" if options.max_new_tokens == room else "length")
-
-
-def encode_short(
-    checkpoint: Checkpoint,
-    system: str | None,
-    before: Sequence[Turn],
-    images: Sequence[Visual],
-    question: str,
-) -> EncodedConversation | None:
-    """The next prompt with each image as one tile; None where that cannot be, or is nothing else."""
-    processor = checkpoint.processor
-    alone = iter(wholes(processor, [*(image for turn in before for image in turn.images), *images]))
-    turns = [replace(turn, images=tuple(islice(alone, len(turn.images)))) for turn in before]
-    if not (last := list(alone)):
-        return None
-    return encode_next(processor, checkpoint.stop_token_ids, system, turns, last, question)
-
-
 def messages_of(
     processor: Processor, system: str | None, turns: Sequence[Turn], answers: Sequence[str]
 ) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ from generation.session import Session
 from inference.answer import Reply, answer_text, encode, inputs_of, start, text_of
 from inference.asking import for_choices
 from inference.checkpoint import Checkpoint
-from inference.terminal import GreyText, wrapped
+from inference.terminal import GreyText
 from inference.thinking import Think
 
 
@@ -144,7 +144,7 @@ class DraftedReply(Reply):
         A draft that cannot be shown is not made, unless `always`. Ctrl-C leaves on the screen what is there.
         """
         if grey.possible or always:
-            for piece in wrapped(self.checkpoint.pixels(self.short or self.row).each(self.draft())):
+            for piece in self.checkpoint.pixels(self.short or self.row).each(self.draft()):
                 grey.put(piece)
 
         def replacing() -> Iterator[tuple[int, str]]:

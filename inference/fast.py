@@ -8,11 +8,17 @@ number nor on whether it is prefilled or decoded. On CUDA it is the step and the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.cuda.graph import unsupported as unrecorded
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.panels import to_panels
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
+from generation.fast.quantized import pack_layer, put_layers
 from generation.fast.tower import FastTower, fast_tower
 from generation.steps import DecodeStep
 from models.packed_vision_transformer import PatchMergers
@@ -57,3 +63,13 @@ def speed_up(model, compiling: bool = True) -> tuple[DecodeStep | None, str, str
         else:
             model.projector.float()
     return step, name, tower_name
+
+
+def has_fast_bfloat16() -> bool:
+    """True if this CPU multiplies bfloat16 at least as fast as float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def put_int8(model: torch.nn.Module, names: Sequence[str], read: Callable[[], torch.Tensor]) -> None:
+    """Give a model a tensor, rounded to eight bits where it is a matrix."""
+    put_layers(model, names, read(), partial(pack_layer, "int8"))

@@ -7,13 +7,13 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+from data.errors import ImageError, expanded, nearest_file
 from inference.errors import check_text_only
-from inference.terminal import wrapped_lines
 from inference.thinking import THINK_TOKENS
 from messages import did_you_mean, for_terminal, one_line, printable
 from models import __version__
@@ -27,6 +27,13 @@ _DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "hal
 LOG_AFTER = 1.0  # seconds of loading
 MOST_THREADS = 512  # with more, OpenMP ends the process
 MODEL = "folder, GGUF file, repository on the Hub, or a short name such as smolvlm-256m (list: prints them)"
+STDIN = "-"  # the image that is read from stdin
+_URL = re.compile(r"\w+://|data:", re.IGNORECASE)
+_PATH = re.compile(r"\.{0,2}/|~\w*/")
+_SUFFIX = re.compile(
+    r"\.(jpe?g|png|webp|gif|bmp|tiff?|p[bgpn]m|avif|hei[cf]|jp2|jxl|svg|pdf|mp4|m4v|mov|webm|mkv|avi)",
+    re.IGNORECASE,
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,7 +58,22 @@ class Parser(argparse.ArgumentParser):
                 names += [name for parser in action.choices.values() for name in parser._options()]
         return names
 
+    def refuse_together(self, args: argparse.Namespace, *rules: str) -> None:
+        """End if an option is given beside one that it excludes. A rule names it and then these others, as in
+        "--draft, --think, --num-answers", with a value where only that one matters: "--compile on"."""
 
+        def is_given(option: str) -> bool:
+            name, _, value = option.partition(" ")
+            dest = self._option_string_actions[name].dest
+            own = getattr(args, dest)
+            return str(own) == value if value else own != self.get_default(dest)
+
+        for first, *others in (rule.split(", ") for rule in rules):
+            if is_given(first) and (beside := next(filter(is_given, others), "")):
+                self.error(f"{first} cannot be combined with {beside}")
+
+
+# --------------------------------------------------------------------------------------- types of options
 def positive(text: str, most: int | None = None, least: int = 1) -> int:
     """The type of an option that takes an integer of at least `least`, and at most `most`."""
     if not text.strip().lstrip("+-").isdecimal():
@@ -76,6 +98,14 @@ def option(read: Callable[[str], T]) -> Callable[[str], T]:
 
 
 @option
+def said(text: str) -> str:
+    """A text with a word in it."""
+    if not text.strip():
+        raise ValueError(f"expected a text, got {text!r}")
+    return text
+
+
+@option
 def frames_a_second(text: str) -> float:
     """A number above 0, up to 1000."""
     if not 0 < float(text) <= 1000:
@@ -91,17 +121,27 @@ def dtype(text: str) -> str:
     return _DTYPE_ALIASES.get(text, text)
 
 
+def model(name: str) -> str:
+    """The type of an option that names a model: a short name becomes its repository. "list" prints the short
+    names and ends the program."""
+    if name == "list" and not os.path.isdir(name):
+        print(table())
+        sys.exit(0)
+    return repository(name)
+
+
+# ------------------------------------------------------------------------------------ groups of options
 def add_machine(add: Callable[..., Any]) -> None:
     """Options of `inference.checkpoint.open_checkpoint`, beside --device and --dtype."""
-    usual = "the variable OMP_NUM_THREADS, or one for each processor that this process may use"
-    number = partial(positive, most=MOST_THREADS)
+    number, pixels = partial(positive, most=MOST_THREADS), partial(positive, least=1024)
+    usual = "OMP_NUM_THREADS, or one for each processor that this process may use"
     add("--threads", type=number, metavar="N", help=f"maximum of CPU threads (default: {usual})")
-    about = "pixels that larger images are made to fit, for models that take images whole (Qwen-VL, Qwen3.5, "
-    about += "Gemma 4); default: 524288 on a CPU, elsewhere the checkpoint's own, which is never exceeded"
-    add("--max-pixels", type=partial(positive, least=1024), metavar="N", help=about)
-    second = "frames of a second of a video that are shown (default: as many as the checkpoint says)"
-    add("--fps", type=frames_a_second, metavar="N", help=second)
-    add("--max-frames", type=positive, metavar="N", help="most frames of a video (default: the checkpoint's)")
+    about = "pixels that larger images are made to fit, where a model takes images whole (default: the "
+    about += "checkpoint's own, which is never exceeded, and on a CPU at most 524288)"
+    add("--max-pixels", type=pixels, metavar="N", help=about)
+    shown = "shown of a video (default: as the checkpoint says)"
+    add("--fps", type=frames_a_second, metavar="N", help=f"frames of a second that are {shown}")
+    add("--max-frames", type=positive, metavar="N", help=f"most frames that are {shown}")
 
 
 def machine(args: argparse.Namespace) -> dict[str, Any]:
@@ -112,19 +152,10 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
 
 def add_think(add: Callable[..., Any]) -> None:
     """The options of `inference.thinking.Think`."""
-    first = "let the model think before it answers, if its chat template knows how (default: off)"
+    first = "let the model think before it answers (default: off)"
     add("--think", action=argparse.BooleanOptionalAction, default=False, help=first)
-    most = f"maximum of tokens that it thinks, besides those of the answer (default {THINK_TOKENS})"
+    most = f"maximum of tokens of the thinking (default {THINK_TOKENS})"
     add("--think-tokens", type=positive, metavar="N", help=most)
-
-
-def model(name: str) -> str:
-    """The type of an option that names a model: a short name becomes its repository. "list" prints the short
-    names and ends the program."""
-    if name == "list" and not os.path.isdir(name):
-        print(table())
-        sys.exit(0)
-    return repository(name)
 
 
 def check_model(source: str, revision: str | None, text_only: bool = False) -> None:
@@ -135,6 +166,36 @@ def check_model(source: str, revision: str | None, text_only: bool = False) -> N
         check_text_only(open_files(source, revision).generation_config)
 
 
+# ------------------------------------------------------------------- words that name images, and questions
+def is_image_name(word: str) -> bool:
+    """Whether one word names an image and nothing else: a URL, or what is written like a path."""
+    path = _PATH.match(word) and word.count("/") > 1 - word.startswith((".", "~"))  # "/stats" is no path
+    url = _URL.match(word) and not word.endswith(":")
+    return bool(path or url or _SUFFIX.fullmatch(os.path.splitext(word)[1]))
+
+
+def is_question(text: str) -> bool:
+    """Whether a positional argument is a question, not an image: several words, or what ends in a question
+    mark, that is no file and is not written like one. A mistyped path is refused instead of asked."""
+    if text == STDIN or is_image_name(text) or os.path.lexists(expanded(text)):
+        return False
+    return text.rstrip().endswith(("?", "？", "؟")) or any(map(str.isspace, text))
+
+
+def check_image_name(name: str, advice: str = "") -> None:
+    """Raises ImageError if a path names no file: with the nearest name, or else with `advice`."""
+    if name != STDIN and not _URL.match(name) and not os.path.lexists(expanded(name)):
+        raise ImageError(f"{name!r}: no such file{lost(name, advice)}")
+
+
+def lost(name: str, advice: str = "") -> str:
+    """The end of a sentence about a name of no file: the nearest one, or what it may have been meant as."""
+    is_path = is_image_name(name) or any(mark in name.rstrip(".,;:!") for mark in "./*?[")
+    quotes = "; a text of several words, such as a question, needs quotes around it"
+    return nearest_file(name, folders=True) or (f", check the path{advice}" if is_path else quotes)
+
+
+# ------------------------------------------------------------------------------- what the programs print
 @contextmanager
 def log_if_slow(program: str, model: str) -> Iterator[None]:
     """Says on stderr that this model is being loaded if the block takes more than a moment."""
@@ -149,6 +210,12 @@ def log_if_slow(program: str, model: str) -> Iterator[None]:
 
 
 def log(text: str) -> None:
-    """Lines on stderr; at a terminal no word of them is cut at its edge, and none controls it."""
-    text = for_terminal(text)
-    print(wrapped_lines(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+    """Lines on stderr, none of which controls a terminal."""
+    print(for_terminal(text), file=sys.stderr, flush=True)
+
+
+def say(pieces: Iterable[str]) -> None:
+    """Print an answer while it is made; nothing in it controls a terminal."""
+    for piece in pieces:
+        print(for_terminal(piece), end="", flush=True)
+    print(flush=True)

@@ -14,15 +14,12 @@ from inference.errors import RequestError
 
 @contextmanager
 def only_writer(output: Path, option: str = "--output", parents: bool = False) -> Iterator[None]:
-    """Inside, no other process gets into such a block for the same `output`. Raises RequestError.
+    """Inside, no other process gets into such a block for the same `output`. Raises RequestError, which names
+    the `option` that gave it. `parents`: make the folders that lead to it.
 
     The lock is on `.NAME.lock` beside the output, which may itself be replaced; it ends with its process, so
     a file that is left over locks nobody out. Where there can be none (a folder that may not be written to, a
     file system without locks) the block runs without.
-
-    Args:
-        option: the argument that named the output, for the error.
-        parents: make the folders that lead to the output.
     """
     target = Path(os.path.realpath(output))
     path = target.with_name(f".{target.name}.lock")
@@ -35,9 +32,8 @@ def only_writer(output: Path, option: str = "--output", parents: bool = False) -
             path.write_text(str(os.getpid()))
     except Timeout:
         pid = path.read_text() if path.exists() else "unknown"
-        raise RequestError(
-            f"{output} is being written by another process (pid {pid}): wait for it, or give another {option}"
-        ) from None
+        busy = f"{output} is being written by another process (pid {pid})"
+        raise RequestError(f"{busy}: wait for it, or give another {option}") from None
     except (OSError, NotImplementedError):
         pass
     try:

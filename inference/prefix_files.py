@@ -5,24 +5,18 @@
     ...
     checkpoint.prefixes.close()               # waits for what is not written yet; so does the end of Python
 
-A block is a safetensors file, named after the block and read only as a whole: its header, which says the
-checksum of its numbers, must be the very bytes that would be written for it. So a file that was cut short,
-has a flipped bit, or is somebody else's is not used; it is removed, and the prompt computed as without it.
-
-Everything is written by one thread in the background, under another name first: whenever a process is killed,
-the folder holds whole files, and at most one that no one reads, which goes with a later cleaning. There is
-no index: a file's time is when it was used last, and what a folder holds is what lies in it. So processes
-that share one need not know of each other. Files of others are never touched.
+Each block is a file (`inference.kept`) of its numbers, named after it and read only as a whole. One that was
+cut short, has a flipped bit, or is somebody else's is removed, and the prompt computed as without it.
+Everything is written by one thread in the background. Processes that share a folder need not know of each
+other. Files of others are never touched.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import platform
-import re
 import stat
 import threading
 import time
@@ -37,7 +31,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_128_digest
 
 from data.errors import expanded
 from generation.fast.native.build import digest_of, processor
@@ -47,21 +40,22 @@ from generation.fast.tower import FastTower
 from generation.prefix_store import PREFIX_BYTES, PrefixStore, is_finite
 from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
-from inference.kept_weights import code_digest, write_whole
-from models.checkpoints.files import state_of
-from models.checkpoints.save import file_header
+from inference.kept import (
+    CHECKSUM_BYTES,
+    check,
+    code_digest,
+    make_room,
+    open_own,
+    version_of,
+    write_whole,
+)
 from models.checkpoints.weights import memory_of
 
 FOLDER_BYTES = 8 * 2**30  # of a folder: 180 images of 17 tiles for SmolVLM-256M in float32
 WAITING_BYTES = 2**29  # of blocks that are not written yet; what comes on top is kept another time
 READERS = 2  # threads that read and check
 CLEAN_EVERY = 64  # files written, before the folder is looked at again: others may write there as well
-CLEAN_TO = 15 / 16  # of the bytes that a folder may hold, once it is full
-_BLOCK = re.compile(r"[0-9a-f]{64}\.safetensors")
-_PASSING = {  # other files, and the seconds after which nobody needs them
-    re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp"): 600.0,  # unfinished
-    re.compile(r"[0-9a-f]{64}\.digest"): 90 * 86400.0,  # of weights, since they were opened last
-}
+ENDING = ".prefix"
 logger = logging.getLogger(__name__)
 
 
@@ -78,15 +72,12 @@ def with_prefixes(
         max_bytes: of memory.
         folder_bytes: of the folder.
 
-    A file of weights that the folder does not remember is read once, which takes a second for each few GB.
-
     Raises RequestError for a folder that others may write to or that cannot be one, and OSError.
     """
     if folder is None:
         return replace(checkpoint, prefixes=PrefixStore(checkpoint.model, max_bytes))
     files = PrefixFolder(folder, folder_bytes)
-    store = PrefixStore(checkpoint.model, max_bytes, files, identity(checkpoint, files))
-    return replace(checkpoint, prefixes=store)
+    return replace(checkpoint, prefixes=PrefixStore(checkpoint.model, max_bytes, files, identity(checkpoint)))
 
 
 class PrefixFolder:
@@ -120,9 +111,16 @@ class PrefixFolder:
             return iter([None] * len(blocks))
 
     def _read(self, pin: bool, name: bytes, count: int, dtype: torch.dtype) -> Tensor | None:
-        path = self._path(name)
+        path, out = self._path(name), torch.empty(count, dtype=dtype, pin_memory=pin)
         try:
-            return _read_block(path, name, torch.empty(count, dtype=dtype, pin_memory=pin))
+            with open_own(path) as file:
+                if (size := os.fstat(file.fileno()).st_size) != out.nbytes + CHECKSUM_BYTES:
+                    raise ValueError(f"expected {out.nbytes + CHECKSUM_BYTES} bytes, got {size}")
+                content, done = memory_of(out), 0
+                while done < len(content) and (count := file.readinto(content[done:])):  # type: ignore
+                    done += count
+                check(_about(name, out), content, file.read())
+            return out
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -186,67 +184,28 @@ class PrefixFolder:
                 continue
             if tensor is None or not is_finite(tensor):
                 return  # nothing after it could be found
-            content = memory_of(tensor)
-            header = _header(name, tensor, xxh3_128_digest(content))
-            nbytes = len(header) + len(content)
-            size += nbytes
+            size += (nbytes := tensor.nbytes + CHECKSUM_BYTES)
             if size > self.max_bytes or not self._make_room(nbytes):
                 return
-            write_whole(path, times, header, content)
+            numbers = memory_of(tensor)
+            write_whole(path, _about(name, tensor), lambda file: file.write(numbers), times)  # noqa: B023
             self._size, self._written = self._size + nbytes, self._written + 1
 
     def _make_room(self, size: int) -> bool:
         """Whether `size` bytes more fit, once those used longest ago are gone."""
-        if self._size + size <= self.max_bytes and self._written < CLEAN_EVERY:
-            return True
-        blocks, self._size, self._written = [], 0, 0
-        with os.scandir(self.path) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):  # by another process
-                    info = entry.stat(follow_symlinks=False)
-                    if _BLOCK.fullmatch(entry.name):
-                        blocks.append((info.st_mtime_ns, info.st_size, entry.path))
-                        self._size += info.st_size
-                    elif any(
-                        name.fullmatch(entry.name) and time.time() - info.st_mtime > age
-                        for name, age in _PASSING.items()
-                    ):
-                        os.unlink(entry.path)
-        if self._size + size > self.max_bytes:
-            goal = min(self.max_bytes - size, CLEAN_TO * self.max_bytes)
-            for _, nbytes, path in sorted(blocks):
-                if self._size <= goal:
-                    break
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
-                self._size -= nbytes
+        if self._size + size > self.max_bytes or self._written >= CLEAN_EVERY:
+            self._size, self._written = make_room(self.path, ENDING, self.max_bytes - size), 0
         return self._size + size <= self.max_bytes
 
     def _path(self, name: bytes) -> Path:
-        return self.path / f"{name.hex()}.safetensors"
-
-    # ------------------------------------------------------------------------------------------- weights
-
-    def remembered(self, path: Path) -> bytes:
-        """The SHA-256 of a file's bytes, which is taken once for each content: of a file that has not changed
-        since (by path, inode, size and times) the folder remembers it."""
-        path = path.resolve()
-        note = self.path / f"{hashlib.sha256(repr(state_of(path)).encode()).hexdigest()}.digest"
-        with suppress(OSError):
-            # A flipped bit here is another model's digest, of which nothing is kept.
-            if len(known := note.read_bytes()) == 32:
-                os.utime(note)
-                return known
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").digest()
-        try:
-            write_whole(note, None, digest)
-        except OSError as error:
-            self._warn(f"{self.path}: prefixes cannot be kept: {error.strerror}")
-        return digest
+        return self.path / f"{name.hex()}{ENDING}"
 
 
-def identity(checkpoint: Checkpoint, files: PrefixFolder) -> bytes:
+def _about(name: bytes, tensor: Tensor) -> str:
+    return f"{name.hex()} {tensor.dtype}"
+
+
+def identity(checkpoint: Checkpoint) -> bytes:
     """What a checkpoint's keys and values depend on besides the prompt: its weights and config, to the byte,
     and the arithmetic, down to the source of all that computes, what the compiler made of it, and the
     processor that runs it."""
@@ -256,7 +215,7 @@ def identity(checkpoint: Checkpoint, files: PrefixFolder) -> bytes:
     folder = model.origin.folder
     sources = [folder / "config.json", *model.origin.weights]
     parts: dict[str, Any] = {
-        "files": {path.name: files.remembered(path).hex() for path in sources},
+        "files": {path.name: version_of(path) for path in sources},
         "dtype": [checkpoint.dtype, str(model.language_model.cache_dtype)],
         "step": checkpoint.fast.chosen.partition(":")[0],
         "tower": checkpoint.fast.tower.partition(":")[0],
@@ -295,43 +254,18 @@ def own_folder(folder: str | Path) -> Path:
     if path.exists() and not path.is_dir():
         raise RequestError(f"{path}: expected a folder for kept prefixes, got a file")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    here, real = path.lstat(), path.resolve()
-    info, me = real.stat(), os.geteuid()
-    expected = f"{path}: expected a folder that only you can write to, because answers are computed from it"
-    name_another = "name one that does not exist yet"
-    if info.st_uid != me:
-        raise RequestError(f"{expected}; it belongs to user {info.st_uid}: {name_another}")
-    if here.st_uid not in (me, 0):  # whoever made the link can have it lead elsewhere
-        raise RequestError(f"{expected}; it is a link of user {here.st_uid}: {name_another}")
+    real = path.resolve()
+    link, info, me = path.lstat(), real.stat(), os.geteuid()
+    wrong = ""
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        mode = f"{stat.S_IMODE(info.st_mode):04o}"
-        raise RequestError(f"{expected}; its mode is {mode}: chmod go-w {path}, or {name_another}")
+        wrong = f"its mode is {stat.S_IMODE(info.st_mode):04o}: chmod go-w {path}, or"
+    if link.st_uid not in (me, 0):  # whoever made the link can have it lead elsewhere
+        wrong = f"it is a link of user {link.st_uid}:"
+    if info.st_uid != me:
+        wrong = f"it belongs to user {info.st_uid}:"
+    if wrong:
+        raise RequestError(
+            f"{path}: expected a folder that only you can write to, because answers are computed from it; "
+            f"{wrong} name one that does not exist yet"
+        )
     return real
-
-
-def _read_block(path: Path, name: bytes, out: Tensor) -> Tensor:
-    """Fill a tensor with a block's numbers. Raises OSError, and ValueError if they are not those written."""
-    # Neither a link, nor a pipe that nobody writes to.
-    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    info = os.fstat(opened)
-    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
-        os.close(opened)
-        raise ValueError("it is not a file of this user")
-    content, length = memory_of(out), len(_header(name, out, b""))
-    with open(opened, "rb", buffering=0) as file:
-        if info.st_size != length + len(content):
-            raise ValueError(f"expected {length + len(content)} bytes, got {info.st_size}")
-        header, done = file.read(length), 0
-        while done < len(content) and (count := file.readinto(content[done:])):
-            done += count
-    if header != _header(name, out, xxh3_128_digest(content)):
-        raise ValueError("its bytes are not those that were written")
-    return out
-
-
-def _header(name: bytes, tensor: Tensor, digest: bytes) -> bytes:
-    """The first bytes of a safetensors file of one block whose numbers have this XXH3: against accidents, as
-    who may write here could forge any checksum, and 13 times as fast as SHA-256. Its length does not depend
-    on the digest."""
-    about = {"block": name.hex(), "xxh3": digest.hex().rjust(32, "0")}
-    return file_header({"keys_and_values": tensor}, about)[0]

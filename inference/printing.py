@@ -1,62 +1,36 @@
-"""What generate.py prints: answers while they are made, what is thought before them, and their figures."""
+"""What generate.py prints beside answers: figures, votes, and what is shown of an image or a video."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
+import argparse
+import math
+from collections.abc import Callable
 from typing import Any
 
-from inference.terminal import GREY, PLAIN, Lines, columns, wrapped
-from messages import counted, for_terminal, printable
+from inference.flags import log, say
+from inference.results import to_json
+from inference.votes import pick
+from messages import counted, printable
 
 MOST_SHOWN = 5  # failures of a batch, or different answers, on stderr
+MANY_POSITIONS = 1024  # of one image: some seconds to minutes on a CPU
 
 
-def shown(pieces: Iterable[str]) -> Iterator[str]:
-    """The pieces of an answer as stdout is to show them."""
-    return wrapped(pieces) if sys.stdout.isatty() else map(for_terminal, pieces)
-
-
-def say(pieces: Iterable[str]) -> None:
-    """Print an answer while it is made."""
-    for piece in shown(pieces):
-        print(piece, end="", flush=True)
-    print(flush=True)
-
-
-class Aside:
-    """What a model thinks before it answers, on stderr while it is made: in grey at a terminal."""
-
-    def __init__(self, wanted: bool = True) -> None:
-        self._wanted, self._begun = wanted, False
-        self._lines = Lines(columns()) if sys.stderr.isatty() else None
-
-    def put(self, piece: str) -> None:
-        """More of it."""
-        self._print(piece if self._begun else f"[thinking] {piece}")
-        self._begun = True
-
-    def end(self) -> None:
-        """It has come to its end, if it had begun."""
-        if self._begun:
-            self._print("\n\n")
-        self._begun = False
-
-    def _print(self, text: str) -> None:
-        text = for_terminal(text)
-        if self._lines is not None:
-            text = GREY + "".join(map(self._lines.take, text)) + PLAIN
-        if self._wanted:
-            print(text, end="", file=sys.stderr, flush=True)
-
-    def before(self, pieces: Iterable[tuple[int, str]]) -> Iterator[str]:
-        """The pieces of an answer, which it stands before."""
-        try:
-            for _, piece in pieces:
-                self.end()
-                yield piece
-        finally:
-            self.end()
+def seen_at(rule: Any, visual: Any) -> str:
+    """What an image takes that is shown whole: where that is much, or the image is made much smaller; and
+    what is shown of a video."""
+    height, width = visual.parts.shape[-2:]
+    if visual.times:
+        times = f"{visual.times[0]:.1f} to {visual.times[-1]:.1f} of {visual.seconds:.1f} s"
+        nouns = ("pair of frames", "pairs of frames") if len(visual.parts.shape) == 5 else ("frame",)
+        parts = counted(len(visual.times), *nouns)
+        return f"{parts}, {times}, seen at {width} x {height} pixels ({visual.positions} positions)"
+    if rule.budget is None:
+        return ""
+    if visual.positions <= MANY_POSITIONS and 4 * width * height >= math.prod(visual.size):
+        return ""
+    more = "; a larger --max-pixels shows more" if rule.budget < rule.limit else ""
+    return f"seen at {width} x {height} pixels ({visual.positions} positions){more}"
 
 
 def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
@@ -99,3 +73,35 @@ def votes_line(picked: dict[str, Any]) -> str:
     said = [f"{one['count']} x {printable(one['answer'], 60)} ({one['confidence']:.1%})" for one in votes]
     more = f", and {len(votes) - most} others" if len(votes) > most else ""
     return f"{sum(one['count'] for one in votes)} answers, by {picked['by']}: {', '.join(said[:most])}{more}"
+
+
+def print_result(
+    result: dict[str, Any],
+    about: dict[str, Any],
+    args: argparse.Namespace,
+    locator: Any,
+    pixels: Callable[[], Any],
+    checkpoint: Any,
+) -> None:
+    """Print answers that were not printed while they were made: as JSON with what they are `about`, several
+    of them, or boxes and points; and complete their `result`."""
+    if locator is not None:
+        result |= locator.locate(checkpoint, result)
+    result["answers"] = [pixels().whole(answer) for answer in result["answers"]]
+    numbers = [*range(args.num_answers)]
+    if args.pick:
+        picked = result["picked"] = pick(result["answers"], result["confidences"], args.pick)
+        numbers = [picked["number"]]
+        if not args.json:
+            log(f"generate.py: {votes_line(picked)}")
+    if draft := result.get("draft"):
+        draft["text"] = pixels().whole(draft["text"])
+    if args.json:
+        print(to_json(about | result), flush=True)
+    elif locator is not None:
+        say([locator.text(result["answers"][0])])
+    for number in numbers if args.num_answers > 1 and not args.json else ():
+        if thought := "".join(result.get("thinking", ())[number : number + 1]):
+            log(f"generate.py: thinking {number + 1}: {thought}")
+        answer = result["answers"][number]
+        say([answer if args.pick else f"{number + 1}. {answer}"])

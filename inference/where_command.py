@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from data.errors import ImageError
-from inference import command, flags, printing
-from inference.attribution import METHODS, wrong_sheet
+from inference import command, flags
+from inference.attribution import METHODS, sheet
 from inference.command import log
-from inference.positionals import STDIN
+from inference.printing import stats_table
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = command.command_parser("where", "Draw where the model looked, for each word of its answer.")
     command.add_images(parser, needed=True)
     drawn = "image to write: a heat map for each word of the answer (default where.png)"
-    parser.add_argument("--out", type=Path, metavar="OUT.png", default=Path("where.png"), help=drawn)
+    parser.add_argument("--out", type=flags.option(sheet), metavar="OUT.png", default="where.png", help=drawn)
     method = "attention (default): where the decoder attends; occlusion: where greying a place makes the "
     method += "answer less likely"
     parser.add_argument("--method", choices=METHODS, default=METHODS[0], help=method)
     args = command.parse_words(parser, arguments)
-    sheet = wrong_sheet(args.out)
-    command.refuse(
-        parser,
-        "--think: the words of an answer without it are drawn" * bool(args.think or args.think_tokens),
-        "-: stdin holds one image" * (args.images.count(STDIN) > 1),
-        "expected an image and one question" * (not args.images or len(args.questions) != 1),
-        sheet and f"--out: {sheet}",
-    )
+    if not args.images or len(args.questions) != 1:
+        parser.error("expected an image and one question")
     return args
 
 
@@ -44,16 +37,15 @@ def run(args: argparse.Namespace) -> int:
     if clips := [one.name for one in images if isinstance(one, Clip)]:
         raise ImageError(f"where: expected images, got the video {clips[0]}")
     checkpoint, options = command.load(args, options)
-    command.log_sizes(args, args.images, images, checkpoint)
-    command.log_unused(args)
+    command.log_sizes(args.images, images, checkpoint)
     if args.method == "attention":
         attention.check_attention(checkpoint)
     # The map is made from the features that the answer was.
     (reply,) = ask_each(checkpoint, images, args.questions, options, args.system, keep=True)
-    printing.say(checkpoint.pixels(reply.row, not args.grammar, None).each(piece for _, piece in reply))
+    flags.say(checkpoint.pixels(reply.row, not args.grammar, None).each(piece for _, piece in reply))
     result = reply.finish()
     if args.stats:
-        flags.log(printing.stats_table(result, args.model))
+        flags.log(stats_table(result, args.model))
     draw.write_attribution(
         checkpoint, images, question, result["token_ids"][0], args.method, args.out, args.system
     )

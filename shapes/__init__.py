@@ -8,15 +8,14 @@ randomness comes from the `random.Random` that is passed in.
     python -m shapes --out /tmp/shapes --n 8      # write images, print questions
 """
 
-from shapes.drawing import digit_images, object_map, render, render_with_map
-from shapes.questions import ask, ask_list, describe, sample_questions
+from shapes.drawing import digit_images, object_map, render
+from shapes.questions import ask, describe, sample_questions
 from shapes.sampling import example_scene, sample_scene
 from shapes.scoring import heldout_questions, score
 from shapes.world import (
     COLOURS,
     FAMILIES,
     MAX_THINGS,
-    NUM_KINDS,
     QA,
     RGB,
     Scene,
@@ -27,20 +26,17 @@ __all__ = [
     "COLOURS",
     "FAMILIES",
     "MAX_THINGS",
-    "NUM_KINDS",
     "QA",
     "RGB",
     "Scene",
     "Thing",
     "ask",
-    "ask_list",
     "describe",
     "digit_images",
     "example_scene",
     "heldout_questions",
     "object_map",
     "render",
-    "render_with_map",
     "sample_questions",
     "sample_scene",
     "score",

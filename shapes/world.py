@@ -16,9 +16,6 @@ WORDS = (
 )
 # fmt: on
 FAMILIES = ("count", "colour", "shape", "exists", "position", "size", "word", "digit", "compare", "describe")
-KINDS = ("background", *SHAPES, *DIGITS, "word")  # kind_class indexes this
-NUM_KINDS = len(KINDS)
-KIND_CLASS = {name: i for i, name in enumerate(KINDS)}
 HELDOUT_SEED = 1 << 40  # training scenes must use seeds below this one
 
 RGB = {
@@ -93,10 +90,6 @@ class Thing:
     def corners(self) -> tuple[tuple[float, float], ...]:
         """Those of a shape around its centre, in diameters; a circle has none."""
         return CORNERS[self.name]
-
-    @property
-    def kind_class(self) -> int:
-        return KIND_CLASS["word" if self.kind == "word" else self.name]
 
 
 @dataclass(frozen=True)

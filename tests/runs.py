@@ -64,8 +64,8 @@ SMALL_SHAPES = {
 
 
 def shapes_processor(config) -> Processor:
-    """In place of `shapes.training.build_processor`, which takes seconds: of the embedded model's tokenizer,
-    for plain drawings."""
+    """In place of `recipes.shapes.training.build_processor`, which takes seconds: of the embedded model's
+    tokenizer, for plain drawings."""
     side = config.image_size // config.patch_size // config.scale_factor if config else 8
     tokenizer = Processor.from_pretrained(DEFAULT_MODEL).tokenizer
     size = config.image_size if config else 64
@@ -151,11 +151,12 @@ def flags(**settings) -> list[str]:
     return made
 
 
-def start(ranks: int = 1, **settings) -> list:
+def start(ranks: int = 1, recipe: str = "", **settings) -> list:
     """train.py in as many forked processes as ranks: they need not import everything again."""
     processes, port = [], str(free_port())
+    arguments = [*filter(None, [recipe]), *flags(**(SETTINGS | settings))]
     for rank in range(ranks):
-        processes.append(FORK.Process(target=_rank, args=(rank, ranks, port, flags(**(SETTINGS | settings)))))
+        processes.append(FORK.Process(target=_rank, args=(rank, ranks, port, arguments)))
         processes[-1].start()
     return processes
 
@@ -169,9 +170,9 @@ def _rank(rank: int, ranks: int, port: str, arguments: list[str]) -> None:
     train.main(arguments)
 
 
-def run(ranks: int = 1, **settings) -> None:
+def run(ranks: int = 1, recipe: str = "", **settings) -> None:
     """Train to the end."""
-    assert ended(start(ranks, **settings)) == [0] * ranks
+    assert ended(start(ranks, recipe, **settings)) == [0] * ranks
 
 
 def ended(processes: list) -> list[int]:

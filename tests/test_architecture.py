@@ -99,7 +99,7 @@ MAY_IMPORT = {
     "generation": {"generation"},
     **{name: {*FLOORS["inputs"], *FILES} for name in FLOORS["inputs"]},
     "data": {"data", "models.config", *FILES, "families"},
-    "shapes": {"shapes", "training", "models", "families", "data", "generation"},
+    "shapes": {"shapes"},
     **{name: {*FLOORS["scores"], "data.boxes"} for name in FLOORS["scores"]},
     "training": {"training", "models", "families", "data", "generation", *FLOORS["scores"]},
     "inference": {"inference", "models", "families", "generation", "data"},
@@ -108,7 +108,10 @@ MAY_IMPORT = {
     "benchmarks": {"benchmarks"} | EVERYTHING_BELOW,
     "tools": {"tools", "web", "eval", "benchmarks"} | EVERYTHING_BELOW,
     # Beside the product: nobody imports it; `data: recipes.NAME` and a task's name in eval/tasks.py find it.
-    "recipes.world.tests": {"recipes", "train", "tests", "eval"} | EVERYTHING_BELOW,
+    **dict.fromkeys(
+        ("recipes.shapes.tests", "recipes.world.tests"),
+        {"recipes", "train", "tests", "eval"} | EVERYTHING_BELOW,
+    ),
     "recipes": {"recipes", "eval"} | EVERYTHING_BELOW,
     GROUND_FLOOR: set(),
 }

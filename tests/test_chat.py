@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from data.row_schemas import RowSchema
 from generation import sampling
 from generation.options import NotFiniteError
 from inference.chat import COMMANDS
-from inference.command import DEFAULT_MODEL, ROOT
+from inference.command import ROOT
 from messages import for_terminal
-from tests.house import edit_json, json_lines
+from tests.house import json_lines
 from tests.processors import draw_image
 
 SHORT = ("--max-new-tokens", 8)
@@ -91,21 +90,6 @@ def test_a_model_of_single_questions_is_asked_each_alone(talk, one, photo, other
     assert all(len(row["images"]) == 1 for row in saved)
     status, out, err = talk("how many?", f"/image {photo}", "how many?", **folder)
     assert status == 2 and len(out) == 1 and any(line.startswith("error: ") for line in err)
-
-
-def test_more_images_than_a_model_can_tell_apart_are_named_when_they_come(talk, photo, other, tmp_path):
-    """Also where one of them stands in the conversation already, for a model that is shown that as well."""
-    shutil.copytree(DEFAULT_MODEL, tmp_path / "one")
-    says = tmp_path / "one" / "generation_config.json"
-    edit_json(says, most_images=1)
-    counted = {"model": tmp_path / "one"}
-    lines = ("How many shapes are there?", f"/image {other}", "/undo", "/memory off", f"/image {other}")
-    for images, expected in (((photo,), [1]), ((photo, other), [0, 1])):
-        err = talk(*lines, arguments=images, **counted)[2]
-        shown = [place for place, line in enumerate(err) if "with the next question" in line]
-        said = [sum(place < at for place in shown) for at, line in enumerate(err) if "one image" in line]
-        assert said == expected
-    assert not any("one image" in line for line in talk(*lines, arguments=(photo, other))[2])
 
 
 # -------------------------------------------------------------------------------------------------- commands

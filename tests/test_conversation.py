@@ -10,7 +10,6 @@ from data.errors import ImageError, PromptError
 from data.new_processor import make_processor
 from generation import sampling
 from generation.options import GenerationOptions, NotFiniteError
-from generation.session import Session
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.command import DEFAULT_MODEL, EXAMPLE_IMAGE
 from inference.conversation import (
@@ -79,17 +78,6 @@ def test_turns_equal_fresh_answers_and_cost_what_is_new(conversation):
     conversation.system = "be long"
     check_next(conversation, "really?")
     assert len(conversation.turns) == 5
-
-
-def test_proposed_tokens_are_counted(conversation):
-    p, model = conversation.checkpoint.processor, conversation.checkpoint.model
-    options = GenerationOptions(max_new_tokens=60, lookup="on")
-    row = encode_next(p, (), conversation.system, [], conversation.visuals(WIDE), "why? why? why?")
-    alone = Session(model).generate_detailed(**p.collate([row]), options=options)
-    result = conversation.send("why? why? why?", [WIDE], options).finish()
-    assert result["token_ids"] == alone.rows()
-    counts = result["proposed_tokens"], result["accepted_tokens"]
-    assert counts == (alone.proposed_tokens, alone.accepted_tokens) and counts[0] > 0
 
 
 def test_the_embedded_model_answers_as_from_text():

@@ -25,8 +25,8 @@ from generation.fast.tower import FastTower
 from generation.prompts import Prompt
 from generation.steps import Step
 from generation.threads import limit_threads
-from inference.checkpoint import has_fast_bfloat16, open_checkpoint
-from inference.fast import fast_step, speed_up
+from inference.checkpoint import open_checkpoint
+from inference.fast import fast_step, has_fast_bfloat16, speed_up
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import read_tensor

@@ -25,6 +25,7 @@ ENTRY_POINTS = {
     "training.config": "--lora-rank",
 }
 SHAPES = ["--tasks", "shapes"]
+ROWS = ["--data", "assets/rows.jsonl", "--init-from"]
 WHERE = ["where", "assets/cup.png"]
 CONVERT = ["convert", "ocelli-shapes"]
 # (module of the entry point, arguments, what the sentence must name)
@@ -76,17 +77,17 @@ REFUSED = [
     ("tools.__main__", [*CONVERT, "checkpoints/ocelli-shapes"], "--overwrite"),
     ("tools.__main__", [*CONVERT, "OUT", "--adapter", "nothing"], "nothing"),
     ("training.config", ["--stepps", "3"], "--steps"),
-    ("training.config", ["configs/shape.yaml"], "configs/shapes.yaml"),
+    ("training.config", ["configs/box.yaml"], "configs/boxes.yaml"),
     ("training.config", ["--lr", "-1"], "--lr"),
     ("training.config", ["--device", "toaster"], "toaster"),
-    ("training.config", ["--init-from", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    ("training.config", [*ROWS, "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     (
         "training.config",
         ["--init-from", "ocelli-shapes", "--data", "assets/question.jsonl"],
         "questions.jsonl",
     ),
-    ("training.config", ["--init-from", "assets"], "config.json"),
-    ("training.config", ["--output", "README.md"], "README.md"),
+    ("training.config", [*ROWS, "assets"], "config.json"),
+    ("training.config", [*ROWS, "ocelli-shapes", "--output", "README.md"], "README.md"),
 ]
 # What train.py calls before it imports torch is `parse_command`. None: a module that cannot be imported.
 RUN = """

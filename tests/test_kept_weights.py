@@ -13,7 +13,7 @@ import torch
 from generation.fast.quantized import ARITHMETIC
 from generation.memory import promised_bytes
 from inference import checkpoint as checkpoint_module
-from inference import kept_weights
+from inference import kept as kept_files
 from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
 from tests import tiny
@@ -26,12 +26,12 @@ from tests.test_fast_decode import needs_compiler  # noqa: F401  (for every test
 def opened(request, tmp_path, monkeypatch):
     """(a function that opens a checkpoint and says how many tensors were rounded, its folder, the kept file,
     state of the first opening)."""
-    kept_weights.load_panels(4)  # compiled where it always is
-    folder, rounded, put = tmp_path / "model", [], kept_weights.put_layers
+    kept_files.load_panels(4)  # compiled where it always is
+    folder, rounded, put = tmp_path / "model", [], kept_files.put_layers
     save_hf("qwen3_vl", folder, request.param)
     monkeypatch.setenv("OCELLI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept_weights, "LEAST_BYTES", 0)
-    monkeypatch.setattr(kept_weights, "put_layers", lambda *given: (rounded.append(given[1]), put(*given)))
+    monkeypatch.setattr(kept_files, "LEAST_BYTES", 0)
+    monkeypatch.setattr(kept_files, "put_layers", lambda *given: (rounded.append(given[1]), put(*given)))
 
     def open_again(device="cpu"):
         rounded.clear()
@@ -89,7 +89,7 @@ import os, sys, threading
 from functools import partial
 from pathlib import Path
 from generation.fast.native import panels
-from inference.kept_weights import KeptWeights
+from inference.kept import KeptWeights
 from models.checkpoints.sources import open_files
 from models.vision_language_model import VisionLanguageModel
 
@@ -125,7 +125,7 @@ def test_loading_takes_little_more_memory_than_what_is_loaded(tmp_path):
     deep = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 512}
     tiny_vlm(**deep, image_token_id=511).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     command = [sys.executable, "-c", MEASURED, str(tmp_path / "model"), str(tmp_path / "cache")]
-    done = subprocess.run(command, cwd=kept_weights.ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=kept_files.ROOT, capture_output=True, text=True, check=True)
     assert 0.5 < float(done.stdout) < 1.2
 
 
@@ -172,7 +172,7 @@ def test_another_checkpoint_or_another_code_is_rounded_anew(opened, monkeypatch)
     weights = folder / "model.safetensors"
     os.utime(weights, ns=(1, 1))
     assert open_again()[1] > 0
-    monkeypatch.setattr(kept_weights, "code_digest", lambda: "another")
+    monkeypatch.setattr(kept_files, "code_digest", lambda: "another")
     assert open_again()[1] > 0
     assert len(list(kept.parent.iterdir())) == 3
 
@@ -180,7 +180,7 @@ def test_another_checkpoint_or_another_code_is_rounded_anew(opened, monkeypatch)
 @pytest.mark.slow
 def test_a_draft_that_was_left_is_removed(opened):
     open_again, _, kept, _ = opened
-    left, written = (kept.with_name(f".{kept.stem}.{name}.tmp") for name in ("00", "11"))
+    left, written = (kept.with_name(f".{kept.name}.{name}.tmp") for name in ("00", "11"))
     left.touch()
     os.utime(left, (0, 0))
     written.touch()
@@ -192,7 +192,7 @@ def test_a_draft_that_was_left_is_removed(opened):
 @pytest.mark.slow
 def test_a_full_folder_forgets_what_was_used_longest_ago_and_a_full_disk_nothing_else(opened, monkeypatch):
     open_again, folder, kept, state = opened
-    monkeypatch.setattr(kept_weights, "FOLDER_BYTES", int(1.5 * kept.stat().st_size))
+    monkeypatch.setattr(kept_files, "FOLDER_BYTES", int(1.5 * kept.stat().st_size))
     os.utime(folder / "model.safetensors", ns=(1, 1))
     open_again()
     (left,) = kept.parent.iterdir()
@@ -202,7 +202,7 @@ def test_a_full_folder_forgets_what_was_used_longest_ago_and_a_full_disk_nothing
     def fail(*given):
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr(kept_weights, "write_whole", fail)
+    monkeypatch.setattr(kept_files, "write_whole", fail)
     assert same(open_again()[0], state)
 
 
@@ -210,7 +210,7 @@ def test_a_checkpoint_that_changes_between_its_two_readings(opened, monkeypatch)
     """Else its tower would be of one version, and its language model of the other."""
     open_again, folder, kept, _ = opened
     kept.unlink()
-    original, left = kept_weights.second_moments, [None]
+    original, left = kept_files.second_moments, [None]
 
     def meanwhile(*given):
         if left:
@@ -220,7 +220,7 @@ def test_a_checkpoint_that_changes_between_its_two_readings(opened, monkeypatch)
             model.save_pretrained(folder)
         return original(*given)
 
-    monkeypatch.setattr(kept_weights, "second_moments", meanwhile)
+    monkeypatch.setattr(kept_files, "second_moments", meanwhile)
     state = open_again()[0].state_dict()
     assert not left
     for path in kept.parent.iterdir():

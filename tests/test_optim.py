@@ -11,11 +11,12 @@ from training.config import TrainConfig, parse_arguments
 from training.distributed import clip
 from training.optim import build_optimizers, rates, schedule, set_rates, update_average
 
+ROWS = {"init_from": "x", "data": "y"}
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
-def shares(steps: int, warmup: int, decay: float = 1.0, second: int = 0, floor: float = 0.0) -> list[float]:
-    return [schedule(step, steps, warmup, decay, second, floor) for step in range(steps)]
+def shares(steps: int, warmup: int, decay: float = 1.0, floor: float = 0.0) -> list[float]:
+    return [schedule(step, steps, warmup, decay, floor) for step in range(steps)]
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.35, 1e-9])
@@ -29,13 +30,6 @@ def test_every_run_reaches_its_rate(steps, warmup, decay):
     assert found[peak:] == sorted(found[peak:], reverse=True)
 
 
-@pytest.mark.parametrize("decay", [1.0, 0.35])
-def test_a_second_stage_warms_up_once_more(decay):
-    found = shares(100, 10, decay, second=40)
-    assert found[9] == found[39] == found[49] == 1.0 and found[40] == 0.1
-    assert shares(12, 10, decay, second=8)[3] == shares(12, 10, decay, second=8)[9] == 1.0
-
-
 @pytest.fixture
 def model():
     block = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
@@ -46,7 +40,7 @@ def model():
 
 
 def test_metrics_name_the_rate_of_each_part(model):
-    config = TrainConfig(lr=2e-3, vision_lr=1e-3, matrix_lr=4e-3, muon="language")
+    config = TrainConfig(**ROWS, lr=2e-3, vision_lr=1e-3, matrix_lr=4e-3, muon="language")
     optimizers = build_optimizers(model, config.rates, config)
     set_rates(optimizers, 0.5)
     expected = {"lr_language_model": 1e-3, "lr_vision_model": 5e-4, "matrix_lr_language_model": 2e-3}
@@ -56,7 +50,7 @@ def test_metrics_name_the_rate_of_each_part(model):
 @pytest.mark.parametrize("muon", ["none", "all"])
 def test_norms_and_biases_do_not_decay(model, muon):
     """Without a gradient to follow, a step shrinks matrices and tables, and them alone."""
-    config = TrainConfig(weight_decay=0.5, muon=muon)
+    config = TrainConfig(**ROWS, weight_decay=0.5, muon=muon)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -71,7 +65,7 @@ def test_norms_and_biases_do_not_decay(model, muon):
 @pytest.mark.parametrize("muon", ["none", "all"])
 def test_a_step_that_is_skipped_on_the_device_changes_nothing(model, muon):
     """Though its gradients are NaN; one that is not skipped is as if nobody had asked."""
-    config = TrainConfig(weight_decay=0.5, muon=muon, lr=1e-2)
+    config = TrainConfig(**ROWS, weight_decay=0.5, muon=muon, lr=1e-2)
     optimizers = build_optimizers(model, config.rates, config)
     parameters, average = dict(model.named_parameters()), {}
 

@@ -15,16 +15,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 
 import generate
 from generation.prefix_store import TEXT_BLOCK, PrefixStore
 from generation.session import Session
-from inference import kept_weights, prefix_files
+from inference import kept, prefix_files
 from inference.checkpoint import open_checkpoint
 from inference.command import DEFAULT_MODEL
 from inference.errors import RequestError
-from inference.kept_weights import code_digest
+from inference.kept import code_digest, version_of
 from inference.prefix_files import PrefixFolder, device_kind, identity, libraries
 from tests.evaluations import FORK
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
@@ -45,7 +44,7 @@ def save(store: PrefixStore, keys: torch.Tensor) -> None:
 
 
 def blocks_in(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"), key=lambda path: -path.stat().st_mtime_ns)
+    return sorted(folder.glob("*.prefix"), key=lambda path: -path.stat().st_mtime_ns)
 
 
 def written(folder: Path, count: int = 3) -> torch.Tensor:
@@ -75,17 +74,13 @@ def test_another_process_goes_on_with_it(tmp_path, monkeypatch):
         assert torch.equal(output.token_ids, expected) and output.prefilled == 5
 
 
-def test_files_are_safetensors_of_one_user(tmp_path):
+def test_files_are_of_one_user(tmp_path):
     folder = tmp_path / "deep" / "folder"
     keys = written(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
-    head = blocks_in(folder)[0]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
-    with safe_open(head, "pt") as file:
-        tensor = file.get_tensor("keys_and_values")
-    cache = filled_cache(keys, [])
-    first = cache[0]["key"][1, :, :TEXT_BLOCK].flatten()
-    assert torch.equal(tensor[: len(first)], first)
+    first = filled_cache(keys, [])[0]["key"][1, :, :TEXT_BLOCK].flatten()
+    assert blocks_in(folder)[0].read_bytes().startswith(first.numpy().tobytes())
 
 
 # --- bytes
@@ -109,10 +104,10 @@ def test_what_was_used_longest_ago_goes_first_and_a_tail_before_its_head(tmp_pat
 
 
 def test_only_blocks_are_ever_removed(tmp_path):
-    kept = [tmp_path / name for name in ("notes.txt", "model.safetensors", f".{'a' * 64}.tmp", "ab.digest")]
+    kept = [tmp_path / name for name in ("notes.txt", "model.safetensors", f".{'a' * 64}.tmp")]
     for path in kept:
         path.write_text("mine")
-    (old := tmp_path / f".{'b' * 64}.0123456789abcdef.tmp").write_text("of a process that was killed")
+    (old := tmp_path / f".{'b' * 64}.prefix.0123456789abcdef.tmp").write_text("of a process that was killed")
     store = store_in(tmp_path, 2 * BLOCK)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: 2**40)
@@ -120,7 +115,7 @@ def test_only_blocks_are_ever_removed(tmp_path):
             save(store, torch.arange(TEXT_BLOCK) + 1000 * number)
         store.close()
     assert all(path.read_text() == "mine" for path in kept) and not old.exists()
-    assert 0 < len(blocks_in(tmp_path)) - 1 <= 2
+    assert 0 < len(blocks_in(tmp_path)) <= 2
 
 
 # --- damage
@@ -264,20 +259,20 @@ def other_weights(tmp_path) -> Path:
 
 def test_who_may_share(tmp_path, other_weights):
     """A prefix is of the weights to the bit, of their dtype and of the arithmetic."""
-    files, same = PrefixFolder(tmp_path / "prefixes"), open_checkpoint(EMBEDDED, device="cpu")
-    assert identity(same, files) == identity(open_checkpoint(EMBEDDED, device="cpu"), files)
+    same = open_checkpoint(EMBEDDED, device="cpu")
+    assert identity(same) == identity(open_checkpoint(EMBEDDED, device="cpu"))
     others = [
         open_checkpoint(other_weights, device="cpu"),
         open_checkpoint(EMBEDDED, device="cpu", dtype="int8"),
     ]
     if (compiled := same.compiled()).decode_step is not None:
         others.append(compiled)
-    found = {identity(checkpoint, files) for checkpoint in [same, *others]}
+    found = {identity(checkpoint) for checkpoint in [same, *others]}
     assert len(found) == 1 + len(others)
     keys = torch.arange(TEXT_BLOCK)
-    save(mine := store_in(tmp_path / "prefixes", who=identity(same, files)), keys)
+    save(mine := store_in(tmp_path / "prefixes", who=identity(same)), keys)
     mine.close()
-    for who, held in ((identity(same, files), TEXT_BLOCK), (identity(others[0], files), 0)):
+    for who, held in ((identity(same), TEXT_BLOCK), (identity(others[0]), 0)):
         assert count(store_in(tmp_path / "prefixes", who=who), keys) == held
 
 
@@ -291,9 +286,9 @@ def test_nothing_outlives_the_code_that_made_it(tmp_path, monkeypatch):
     """A mended mistake in the tower must not go on answering from a folder."""
     for room in ("models", "generation", "families", "data"):
         ignored = shutil.ignore_patterns("*.pyc")
-        shutil.copytree(kept_weights.ROOT / room, tmp_path / room, ignore=ignored)
+        shutil.copytree(kept.ROOT / room, tmp_path / room, ignore=ignored)
     before = code_digest()
-    monkeypatch.setattr(kept_weights, "ROOT", tmp_path)
+    monkeypatch.setattr(kept, "ROOT", tmp_path)
     for name in CODE:
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text.replace("1", "2", 1))
@@ -316,31 +311,20 @@ def test_nothing_outlives_the_compiler_or_the_device(monkeypatch):
     assert len(kinds) == 3 and tuple(device_kind(torch.device("cpu"))) not in kinds
 
 
-def test_weights_that_were_replaced_are_read_again(tmp_path):
-    files = PrefixFolder(tmp_path / "prefixes")
+def test_the_version_of_a_file_changes_with_it(tmp_path):
+    """A file of the Hub's cache is known by its name, wherever the cache is."""
     (path := tmp_path / "weights").write_bytes(b"1" * 100)
-    times = path.stat()
-    first = files.remembered(path)
-    assert files.remembered(path) == first
+    times, first = path.stat(), version_of(path)
+    assert version_of(path) == first
     time.sleep(0.05)  # more than the clock of the file system
     path.write_bytes(b"2" * 100)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as some tools copy
-    assert files.remembered(path) != first
-
-
-def test_what_is_known_of_weights_that_nobody_opens_any_more_goes(tmp_path):
-    store = store_in(tmp_path / "prefixes")
-    paths = [tmp_path / name for name in ("used", "gone")]
-    for path in paths:
-        path.write_bytes(path.name.encode())
-        store._files.remembered(path)
-    notes = list((tmp_path / "prefixes").glob("*.digest"))
-    for note in notes:
-        os.utime(note, (0, 0))
-    store._files.remembered(paths[0])
-    save(store, torch.arange(TEXT_BLOCK))
-    store.close()
-    assert len(notes) == 2 and len(list((tmp_path / "prefixes").glob("*.digest"))) == 1
+    assert version_of(path) != first
+    for cache in (tmp_path / "one", tmp_path / "two"):
+        (cache / "blobs").mkdir(parents=True)
+        (cache / "blobs" / "abc").write_bytes(b"3")
+        (cache / "weights").symlink_to(cache / "blobs" / "abc")
+        assert version_of(cache / "weights") == "abc"
 
 
 # --- kills and several processes

@@ -381,7 +381,7 @@ def test_arguments_of_transformers_models_are_refused_with_ours(name, ours):
         VisionLanguageModel.from_pretrained(EMBEDDED, **{name: "auto"})
 
 
-@pytest.mark.parametrize(("name", "ours"), [("use_fast", "leave it out"), ("max_pixel", "max_pixels")])
+@pytest.mark.parametrize(("name", "ours"), [("min_pixels", "max_pixels"), ("max_pixel", "max_pixels")])
 def test_arguments_of_transformers_processors_are_refused_with_ours(name, ours):
     with pytest.raises(TypeError, match=rf"{name}\b.*{ours}"):
         Processor.from_pretrained(EMBEDDED, **{name: 1})

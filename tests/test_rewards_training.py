@@ -367,7 +367,7 @@ def test_what_is_kept_to_look_at(folder):
         {"rewards": "exact"},
         {"lora_rank": 2, "lora_dropout": 0.1},
         {"group_size": 1},
-        {"data": "shapes"},
+        {"data": ""},
         {"task": "answers"},
         {"answer_tokens": 300},
         {"rollout_step": "cuda"},

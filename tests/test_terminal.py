@@ -1,4 +1,4 @@
-"""Answers on a terminal: no word is cut at its edge, and nothing that a model says controls it."""
+"""Answers on a terminal: nothing that a model says controls it."""
 
 from __future__ import annotations
 
@@ -7,32 +7,18 @@ import json
 import re
 import shutil
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 import generate
 from inference.answer_text import AnswerText
 from inference.boxes import Locator
-from inference.coordinates import PixelText
-from inference.draft import DraftedReply
-from inference.flags import log
 from inference.results import to_json
-from inference.terminal import GreyText, wrapped
 from messages import for_terminal
 from tests.house import edit_json
 
 HOSTILE = "".join(map(chr, (*range(9), *range(11, 32), *range(127, 160))))
 SAID = f"one{HOSTILE}\x1b]0;owned\x07\u009b2J two\n\tthree"
-TEXTS = {
-    "words": "The quick brown fox jumps over the lazy dog, and then it does so once more. " * 3,
-    "lines": "a\n\n  indented words that go over the edge of a narrow terminal\n\nlast",
-    "no spaces": "x" * 95,
-    "wide": "広い文字は二つ分あるので四十桁の端末では二十文字で一行になる" * 2,
-    "mixed": "naïve café \u0065\u0301te 広い word, " * 8,
-    "exact": f"{'a' * 19} {'b' * 20} {'c' * 40} {'d' * 39} e",
-    "tabs": "a\tb\tc\td\te\tf\tg",
-}
 
 
 class Terminal(io.StringIO):
@@ -53,71 +39,6 @@ def show(monkeypatch):
         return shown
 
     return put
-
-
-def columns(text: str) -> int:
-    return sum(0 if c == "\u0301" else 2 if ord(c) > 0x2FFF else 1 for c in text)
-
-
-@pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_no_word_is_cut_at_the_edge_of_a_terminal(show, name, size):
-    terminal, text = show(), TEXTS[name]
-    pieces = (text[place : place + size] for place in range(0, len(text), size))
-    print("".join(wrapped(pieces)))
-    lines = terminal.getvalue().split("\n")
-    assert "".join(terminal.getvalue().split()) == "".join(text.split())
-    if name not in ("no spaces", "wide", "mixed"):
-        assert [word for line in lines for word in line.split()] == text.split()
-    if name != "no spaces":
-        assert max(map(columns, lines)) <= 40
-        assert len(lines) <= 2 + columns(text.expandtabs()) // 30 + text.count("\n")
-
-
-def test_a_word_is_shown_as_soon_as_it_is_complete(show):
-    show()
-    assert list(wrapped(["one tw", "o ", "thr"])) == ["one", " two", " thr"]
-
-    def stopped():
-        yield "one tw"
-        raise KeyboardInterrupt
-
-    shown = wrapped(stopped())
-    assert [next(shown), next(shown)] == ["one", " tw"]
-    with pytest.raises(KeyboardInterrupt):
-        next(shown)
-
-
-def test_no_word_of_a_draft_is_cut_either(show, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    shown, text = show(), TEXTS["words"][:100]
-    checkpoint = SimpleNamespace(pixels=lambda row: PixelText(None, None))
-    reply = SimpleNamespace(draft=lambda: iter(text), checkpoint=checkpoint, short=None, row=None)
-    DraftedReply.after_draft(reply, GreyText())
-    lines = re.sub(r"\x1b\[\d*m", "", shown.getvalue()).split("\n")
-    assert len(lines) == 3 and max(map(len, lines)) <= 40
-    assert [word for line in lines for word in line.split()] == text.split()
-
-
-def test_the_lines_of_a_chat_are_wrapped_as_well(show):
-    terminal = show()
-    log("    a table's row  with a long explanation behind it, which does not fit\nerror: short")
-    assert terminal.getvalue().split("\n") == [
-        "    a table's row  with a long",
-        "      explanation behind it, which does",
-        "      not fit",
-        "error: short",
-        "",
-    ]
-
-
-def test_a_chat_cuts_no_word_before_its_first_line_either(model_folder, monkeypatch, show):
-    """What generate.py says itself: of the example in place of an image, of options without effect."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    shown = show()
-    assert generate.main(["chat", "--model", str(model_folder), "--top-k", "3", "--seed", "1"]) == 0
-    lines = shown.getvalue().splitlines()
-    assert len(lines) >= 4 and max(map(len, lines)) <= 40
 
 
 @pytest.mark.slow(but=1)

@@ -1,4 +1,4 @@
-"""train.py in one process: rows and shapes, what is refused, what ends a run, and everything that shows how a
+"""train.py in one process: what is refused, what ends a run, and everything that shows how a
 run goes: metrics, sample answers, the best model, trackers, the upload."""
 
 from __future__ import annotations
@@ -27,20 +27,17 @@ from transformers import AutoModelForImageTextToText
 import train
 from eval.statistics import score_interval
 from models import VisionLanguageModel
-from shapes import training as shapes_training
 from tests.documents import shell_commands
 from tests.house import edit_json, json_lines
 from tests.hub_server import HubServer, point_client_at
 from tests.rows import png
 from tests.runs import (
-    SMALL_SHAPES,
     curve,
     flags,
     metrics,
     prepared,
     refused,
     settings_in,
-    shapes_processor,
     write_rows,
 )
 from tests.waiting import PATIENCE
@@ -53,6 +50,7 @@ from training.state import FOLDER, states
 from training.task import Answered, Question
 
 ROOT = Path(__file__).resolve().parent.parent
+ROWS = {"init_from": "x", "data": "rows.jsonl"}
 MODEL = "model.safetensors"
 
 
@@ -207,34 +205,6 @@ def test_adapters(base, projector_lr, tower):
     assert learnt == (adapts if tower else [])
 
 
-# ----------------------------------------------------------------------------------------------- shapes
-@pytest.mark.slow
-def test_shapes_end_to_end_and_evaluations_change_nothing(tmp_path, capsys, monkeypatch):
-    """Two stages. The weights are the same to the bit, however often the model was evaluated."""
-    monkeypatch.setattr(shapes_training, "build_processor", shapes_processor)
-    often, never = tmp_path / "often", tmp_path / "never"
-    train.main(flags(**SMALL_SHAPES | {"eval_every": 1}, output=str(often)))
-    rows = metrics(often)
-    steps = [row for row in rows if "dense_loss" in row]
-    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
-    assert ["loss" in row for row in steps] == [False] * 3 + [True] * 3
-    assert [row["pictures"] for row in steps] == [4, 8, 12, 14, 16, 18]
-    scores = [row["eval_accuracy"] for row in rows if "eval_accuracy" in row]
-    assert len(scores) == 3 and all(0 <= score <= 1 for score in scores)  # of the second stage
-    AutoModelForImageTextToText.from_pretrained(often)
-    assert (often / "best").exists() and "best/" not in capsys.readouterr().out
-
-    none = {"eval_questions": 0, "eval_pictures": 0, "eval_every": 1000, "eval_samples": 3}
-    train.main(flags(**SMALL_SHAPES | none, output=str(never)))
-    assert "best/" in capsys.readouterr().out and not (never / "best").exists()
-    (kept,) = (never / "samples").iterdir()
-    answers = json_lines(kept / "answers.jsonl")
-    assert kept.name == "step-00000006"
-    assert [row["pictures"] for row in answers] == [["00.png"], ["01.png"], ["02.png"]]
-    weights = [load_file(folder / MODEL) for folder in (often, never)]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
-
-
 # ---------------------------------------------------------------------------------------- what a run shows
 @pytest.fixture(scope="module")
 def watched(base):
@@ -324,7 +294,7 @@ def test_scores_that_differ_are_not_said_to_be_equal(tmp_path):
 
 def test_a_share_of_all_rows_cannot_be_held_out():
     with pytest.raises(ValueError, match="--holdout: expected from 0 to below 1, got 1"):
-        TrainConfig(init_from="x", data="rows.jsonl", holdout=1.0)
+        TrainConfig(**ROWS, holdout=1.0)
 
 
 @pytest.mark.slow
@@ -430,7 +400,7 @@ class Wandb(types.ModuleType):
 def test_a_tracker_gets_numbers_and_images_and_may_fail(tmp_path, monkeypatch, capsys):
     module = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", module)
-    log = Metrics(TrainConfig(output=str(tmp_path), tracker="wandb"), 4, 0, True)
+    log = Metrics(TrainConfig(**ROWS, output=str(tmp_path), tracker="wandb"), 4, 0, True)
     log.write({"step": 1, "loss": 2.0, "samples": [["rows", 1]]})
     log.write_samples(1, ANSWERED)
     assert module.settings["project"] == "ocelli" and module.settings["name"] == tmp_path.name
@@ -446,7 +416,7 @@ def test_a_tracker_gets_numbers_and_images_and_may_fail(tmp_path, monkeypatch, c
     assert [row["step"] for row in read_metrics(log.path)] == [1, 2, 3]
     ids = [module.settings["id"]]
     for first in (4, 8, 0):  # a resumed run is the same run, one that starts anew is another
-        Metrics(TrainConfig(output=str(tmp_path), tracker="wandb"), 9, first, True)
+        Metrics(TrainConfig(**ROWS, output=str(tmp_path), tracker="wandb"), 9, first, True)
         ids.append(module.settings["id"])
     assert ids[0] == ids[1] == ids[2] != ids[3] and module.settings["resume"] == "allow"
 
@@ -457,7 +427,7 @@ def test_a_tracker_without_login_or_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     for name in ("wandb", "trackio", "tensorboard"):
         with pytest.raises(ValueError, match=f"--tracker {name}"):
-            open_tracker(TrainConfig(output=str(tmp_path), tracker=name))
+            open_tracker(TrainConfig(**ROWS, output=str(tmp_path), tracker=name))
 
 
 # ------------------------------------------------------------------------------------------------- the Hub

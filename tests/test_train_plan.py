@@ -20,8 +20,6 @@ from models.checkpoints.load import choose_family
 from models.checkpoints.weights import StoredTensor
 from models.config import VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
-from shapes.settings import total_steps, vision_steps
-from shapes.training import ShapesTask
 from tests import lfm2_checkpoints, qwen_checkpoints
 from tests.runs import refused, tiny_checkpoint
 from training.config import PlanOptions, TrainConfig, parse_arguments
@@ -38,6 +36,7 @@ from training.lora import add_adapters
 from training.optim import build_optimizers, part_of
 from training.plan import AverageRow, Device, adapter_weights, make_plan, network, plan_of
 
+OF_ROWS = {"init_from": "x", "data": "rows.jsonl"}
 CONFIGS = Path(__file__).parent.parent / "configs"
 H100 = ["--plan", "--plan-device", "H100"]
 _SIZES = {"hidden_size": 48, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -124,7 +123,7 @@ def test_parameters_are_the_published_ones():
 )
 def test_weights_gradients_and_state_are_those_of_a_real_step(muon, frozen):
     model = model_of(TINY, frozen)
-    optimizers = build_optimizers(model, dict.fromkeys(PARTS, 1e-3), TrainConfig(muon=muon))
+    optimizers = build_optimizers(model, dict.fromkeys(PARTS, 1e-3), TrainConfig(**OF_ROWS, muon=muon))
     model(**batch_of(TINY)).loss.backward()
     state = 0
     for one in optimizers:
@@ -324,16 +323,6 @@ def test_recipes(recipe, parameters, capsys):
         assert planned.table() in (CONFIGS.parent / "docs/train.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
-def test_the_plan_of_plain_drawings():
-    config, options = parse_arguments(["--plan", "--plan-tflops", "0.1"])
-    lines = ShapesTask.describe_plan(config, options).splitlines()
-    alone = vision_steps(config)
-    for name, number in (("all", 3_075_392), ("steps", alone), ("steps", total_steps(config) - alone)):
-        assert f"  {name:<22}{number:>16,}" in lines
-    assert any("0.33 GiB" in line for line in lines) and "0.33 GiB" in (CONFIGS / "shapes.yaml").read_text()
-
-
 def test_a_local_folder(tmp_path):
     tiny_checkpoint(tmp_path / "tiny")
     (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 30)
@@ -352,7 +341,7 @@ def test_a_local_folder(tmp_path):
     settings |= {"do_image_splitting": True, "size": {"longest_edge": 128}}
     (tmp_path / "tiny" / "preprocessor_config.json").write_text(json.dumps(settings))
     limited = plan_for(*arguments, "--max-tiles", "13", "--plan-text", "9")
-    assert limited.step["tiles"] == 13 * TrainConfig().batch_size  # 4 x 3, and the whole image
+    assert limited.step["tiles"] == 13 * TrainConfig(**OF_ROWS).batch_size  # 4 x 3, and the whole image
 
 
 def test_lfm2_by_its_processors_rule_and_the_layers_it_has(tmp_path, capsys):
@@ -365,7 +354,7 @@ def test_lfm2_by_its_processors_rule_and_the_layers_it_has(tmp_path, capsys):
     assert plan.step["tiles"] == len(parts) > 1
     with_text = sum(part.pixels[0].numel() for part in parts) / 8**2 + len(parts) * 2 + 100
     assert plan.step["tokens"] == pytest.approx(with_text)
-    convolutions = network(TrainConfig(init_from=folder))[0].text.layer_types.count("conv")
+    convolutions = network(TrainConfig(**OF_ROWS | {"init_from": folder}))[0].text.layer_types.count("conv")
     assert plan.parameters["adapters"] == 4 * convolutions * (64 + 3 * 64)
     for drawings in ([*source, "--plan"], [*source, "--device", "cpu", "--output", f"{tmp_path}/run"]):
         assert "--data" in refused(capsys, drawings)

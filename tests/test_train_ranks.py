@@ -14,9 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from transformers import AutoModelForImageTextToText
 
 import train
-from shapes import training as shapes_training
 from tests.runs import (
-    SMALL_SHAPES,
     curve,
     ended,
     flags,
@@ -25,7 +23,6 @@ from tests.runs import (
     prepared,
     run,
     settings_in,
-    shapes_processor,
     start,
     write_rows,
 )
@@ -170,7 +167,6 @@ def test_a_state_that_one_rank_cannot_read(base, monkeypatch, capfd):
 
 
 # ------------------------------------------------------------------------ in the ways that train.py offers
-PARTS = {"dense_loss", "patch_kind", "patch_count", "loss", "noun_loss", "pair_loss", "grad_norm"}
 WAYS = {"lora": {"lora_rank": 2, "lr": 1e-2}, "muon": {"muon": "language", "ema": 0.9}}
 
 
@@ -200,22 +196,6 @@ def test_two_ranks_are_as_one(base, way, parallel, tmp_path):
     run(2, **settings)
     same(curve(tmp_path / "one"), curve(tmp_path / "two"))
     close(tmp_path / "one", tmp_path / "two")
-
-
-@pytest.mark.slow
-def test_the_shapes_world(tmp_path, monkeypatch):
-    """Each part of the loss is divided by what all ranks have of it."""
-    monkeypatch.setattr(shapes_training, "build_processor", shapes_processor)
-    settings = SMALL_SHAPES | {"batch_size": 4, "pictures": 24, "eval_every": 1000, "steps": 0}
-    settings |= {"sequence_length": 256, "lr": 1e-3}
-    for ranks in (1, 2):
-        run(ranks, **(settings | {"output": str(tmp_path / str(ranks))}))
-    rows = [metrics(tmp_path / ranks) for ranks in "12"]
-    for one, two in zip(*rows, strict=True):
-        assert one["step"] == two["step"] and one.keys() == two.keys()
-        for name in one.keys() & PARTS:
-            assert two[name] == pytest.approx(one[name], rel=1e-4, abs=2e-5), (one["step"], name)
-    assert len(rows[0]) == 7 and rows[0][5].keys() > PARTS
 
 
 def test_why_a_rank_leaves(tmp_path, monkeypatch):

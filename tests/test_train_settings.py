@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from data.new_processor import SPECIAL_TOKENS
-from shapes.settings import check_settings, total_steps, vision_steps
 from tests.runs import refused
 from training.config import PlanOptions, TrainConfig, flag, parse_arguments, write_run
 
+PLAIN = ["--init-from", "x", "--data", "y"]
 RECIPES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 NUMBERS = {
     item.name: item.type
@@ -22,18 +21,18 @@ NUMBERS = {
 }
 
 
-def parse(*arguments: str, check=None) -> TrainConfig:
-    return parse_arguments(list(arguments), check=check)[0]
+def parse(*arguments: str) -> TrainConfig:
+    return parse_arguments(list(arguments))[0]
 
 
 def refusal(capsys, arguments: list[str]) -> str:
-    return refused(capsys, arguments, lambda given: parse(*given, check=check_settings))
+    return refused(capsys, arguments, parse_arguments)
 
 
 @pytest.mark.slow(but=5)
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_recipes_parse_and_come_back(recipe, tmp_path):
-    config = parse(str(recipe), "--seed", "5", check=check_settings)
+    config = parse(str(recipe), "--seed", "5")
     assert config.seed == 5 and config.output == f"runs/{recipe.stem}"
     write_run(config, tmp_path)
     assert parse(str(tmp_path / "run.yaml")) == config
@@ -55,7 +54,6 @@ def test_names_of_other_trainers_have_ours_beside_them():
 
 
 def test_flags_go_over_the_recipe(tmp_path):
-    assert parse(check=check_settings) == TrainConfig()  # the default recipe
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("steps: 7\nlr: 1e-4\npacking: no\ngrad_clip: .inf\nkeep_best: true\n")
     assert parse("--init-from", "x", "--data", "y", "--waiting", "9").packing_buffer == 9  # as it was called
@@ -66,10 +64,10 @@ def test_flags_go_over_the_recipe(tmp_path):
 
 
 def test_resume_auto(capsys):
-    assert parse("--no-resume", "--resume", "auto", "--seed", "3").resume
-    assert parse("--no-resume", "--resume=auto").resume
-    assert not parse("--resume", "auto", "--no-resume").resume
-    assert "auto" in refusal(capsys, ["--device", "cpu", "auto"])
+    assert parse(*PLAIN, "--no-resume", "--resume", "auto", "--seed", "3").resume
+    assert parse(*PLAIN, "--no-resume", "--resume=auto").resume
+    assert not parse(*PLAIN, "--resume", "auto", "--no-resume").resume
+    assert "auto" in refusal(capsys, [*PLAIN, "--device", "cpu", "auto"])
 
 
 # A commit's beginning, a subset named after Norway, what YAML takes for a number, a truth or a time.
@@ -107,7 +105,7 @@ def test_every_number_has_bounds(capsys):
         if name != "grad_clip":  # beyond every norm, nothing is clipped
             values.append("1" + "0" * 30)
         for value in values:
-            assert f"{flag(name)}: expected " in refusal(capsys, [f"{flag(name)}={value}"])
+            assert f"{flag(name)}: expected " in refusal(capsys, [*PLAIN, f"{flag(name)}={value}"])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +121,6 @@ def test_every_number_has_bounds(capsys):
         ("init_from: [a]", "init_from"),
         ("data: [a]", "data"),
         ("data: {path: a}", "data"),
-        ("lora_rank: 4", "--lora-rank"),
         ("output: &a [*a]", "output"),
     ],
 )
@@ -142,16 +139,10 @@ def test_recipes_that_are_refused(recipe, named, tmp_path, capsys):
         ("--data rows.jsonl", "--init-from"),
         ("--init-from x --vision-from y --text-from z", "--init-from"),
         ("--vision-from x", "--text-from"),
-        ("--image-size 10", "--patch-size 8"),
-        ("--image-size 512 --patch-size 4", "--patch-size"),
-        ("--scale-factor 3", "--scale-factor"),
-        ("--text-heads 7", "--text-kv-heads 2"),
-        ("--text-width 18", "--text-heads"),
-        ("--lr 0", "--lr"),
-        ("--vision-lr 0", "--vision-pictures 0"),
-        ("--parallel fsdp", "--parallel"),
-        ("--eval-questions 100000", "--eval-questions"),
-        ("--eval-metric exact_match", "--eval-metric"),
+        ("", "--data"),
+        ("--init-from x --data y --lr 0", "--lr"),
+        ("--init-from x --data y --eval-metric exact_match", "--eval-metric"),
+        ("--init-from x --data recipes.shapes", "--data"),
         ("--init-from x --data y --lora-rank 2 --vision-lr 1", "--lora-rank"),
         ("--plan-device abacus", "--plan-device"),
     ],
@@ -161,48 +152,25 @@ def test_flags_that_are_refused(arguments, named, capsys):
 
 
 def test_numbers_at_their_bounds():
-    config = parse("--vision-lr", "0", "--vision-pictures", "0", check=check_settings)
-    assert vision_steps(config) == 0 and config.rates["vision_model"] == 0
-    assert parse("--seed", str(2**63 - 1), "--threads", "512", "--vision-lr=-1").threads == 512
-    assert TrainConfig(vocab_size=len(SPECIAL_TOKENS) + 256).vocab_size == 299
-    config = TrainConfig(pictures=0, steps=7)
-    check_settings(config)
-    assert total_steps(config) == 7
-    check_settings(TrainConfig(init_from="x", scale_factor=3))  # a checkpoint brings its own sizes
+    assert parse(*PLAIN, "--seed", str(2**63 - 1), "--threads", "512", "--vision-lr=-1").threads == 512
 
 
 BACKBONES = "--data y --vision-from v --text-from t --batch-size 8"
 ROWS = "--data y --init-from x"
 # What each run has in common with all others is left out: these have an effect in some runs only.
 WITHOUT_EFFECT = {
-    "": [
-        "eval_data",
-        "max_tiles",
-        "packing_buffer",
-        "shuffle_buffer",
-        "packing",
-        "max_drop_rate",
-        *("longest_edge", "image_tokens"),
-    ],
-    "--init-from x": ["vision_width", "text_layers", "text_kv_heads", "vocab_size", "scale_factor"],
-    ROWS: [
-        *("image_size", "scale_factor", "vision_layers", "text_width", "pictures"),
-        *("vision_matrix_lr", "lora_alpha", "eval_samples", "eval_questions"),
-    ],
+    ROWS: ["scale_factor", "lora_alpha", "eval_samples", "eval_questions"],
     f"{ROWS} --no-packing": ["packing_buffer"],
     f"{ROWS} --eval-data z --task preferences": ["eval_questions"],
-    BACKBONES: ["image_size", "text_layers", "pictures"],
-    "--muon none": ["matrix_lr", "vision_matrix_lr"],
-    "--vision-pictures 0": ["vision_batch_size", "vision_matrix_lr"],
-    "--schedule cosine": ["decay_fraction"],
+    f"{ROWS} --muon none": ["matrix_lr"],
+    f"{ROWS} --schedule cosine": ["decay_fraction"],
 }
 WITH_EFFECT = {
-    "": ["image_size", "pictures", "vision_width", "eval_pictures", "matrix_lr", "vision_matrix_lr"],
     f"{ROWS} --lora-rank 2": ["lora_alpha", "lora_dropout", "lora_targets"],
     f"{ROWS} --eval-data z --eval-metric exact_match": ["eval_questions", "eval_pictures", "eval_samples"],
     f"{ROWS} --eval-data z": ["eval_questions"],
     f"{ROWS} --eval-data z --task preferences --eval-metric anls": ["eval_questions"],
-    ROWS: ["packing_buffer", "max_tiles", "micro_batch_size", "epochs", "decay_fraction"],
+    ROWS: ["matrix_lr", "packing_buffer", "max_tiles", "micro_batch_size", "epochs", "decay_fraction"],
     BACKBONES: ["scale_factor", "longest_edge", "image_tokens"],
 }
 CASES = {False: WITHOUT_EFFECT, True: WITH_EFFECT}
@@ -221,7 +189,7 @@ def test_a_flag_that_has_no_effect_is_refused(run, name, has, capsys):
     value = default_of(name) or {"eval_data": "z", "lora_dropout": 0.1}.get(name, 1)
     given = [*run.split(), flag(name), *([] if value is True else [str(value)])]
     if has:
-        parse(*given, check=check_settings)
+        parse(*given)
     else:
         assert f"{flag(name)}: has no effect" in refusal(capsys, given)
 
@@ -229,15 +197,15 @@ def test_a_flag_that_has_no_effect_is_refused(run, name, has, capsys):
 @pytest.mark.parametrize(
     ("recipe", "given", "named"),
     [
-        ("init_from: x\ndata: y\ntext_layers: 9", "", "text_layers"),
+        ("init_from: x\ndata: y\nscale_factor: 9", "", "scale_factor"),
         ("lora_alpha: 8\ninit_from: x\ndata: y", "", "lora_alpha"),
-        ("text_layers: 9", "--init-from x --data y", ""),  # of the model that the flags replace
+        ("vision_from: v\ntext_from: t\nscale_factor: 9\ndata: y", "--no-packing", ""),
         ("waiting: 7", "--init-from x --data y", ""),
         ("lora_rank: 2\nlora_alpha: 8\ninit_from: x\ndata: y", "--lora-rank 0", ""),
-        ("text_layers: 4\ninit_from: x\ndata: y", "", ""),  # its default
+        ("scale_factor: 1\ninit_from: x\ndata: y", "", ""),  # its default
         ("waiting: 7\ndata: y", "", "--init-from"),
         ("shuffle_buffer: 7\ninit_from: x\ndata: y", "", ""),
-        ("data: recipes.world\ninit_from: x\ntext_layers: 9", "", "--data recipes.world without"),
+        ("data: recipes.world\ninit_from: x\ntext_layers: 9", "", "text_layers"),
     ],
 )
 def test_a_key_of_a_recipe_that_has_no_effect_is_refused(recipe, given, named, tmp_path, capsys):
@@ -250,16 +218,14 @@ def test_a_key_of_a_recipe_that_has_no_effect_is_refused(recipe, given, named, t
         parse(*arguments)
 
 
-@pytest.mark.parametrize(
-    "given", ["--no-packing", "--lora-dropout 0", "--init-from x --data y --eval-samples 0"]
-)
+@pytest.mark.parametrize("given", ["--no-packing", "--lora-dropout 0", "--eval-samples 0"])
 def test_what_turns_something_off_is_never_refused(given):
-    parse(*given.split(), check=check_settings)
+    parse(*PLAIN, *given.split())
 
 
 def test_plans_alone_have_the_flags_of_plans(capsys):
     for item in dataclasses.fields(PlanOptions):
         if item.name not in ("plan", "show"):
             given = [flag(item.name), str(item.default)]
-            assert flag(item.name) in refusal(capsys, given)
-            assert parse("--plan", *given)
+            assert flag(item.name) in refusal(capsys, [*PLAIN, *given])
+            assert parse(*PLAIN, "--plan", *given)

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from data.errors import ImageError, ProcessorError, PromptError
 from data.images import ImageLimits, check_size
-from inference.flags import MODEL, Parser, check_model, dtype, model, positive
-from inference.positionals import check_image_name
+from inference.flags import MODEL, Parser, check_image_name, check_model, dtype, model, positive
 from inference.results import to_json
 from messages import for_terminal, one_line
 from models.checkpoints.files import CheckpointError

@@ -1,6 +1,6 @@
 """A run's settings: a YAML recipe and a flag for each field -> `TrainConfig`. Nothing here needs torch.
 
-config, plan = parse_command(["configs/shapes.yaml", "--pictures", "2000"])
+config, plan = parse_command(["configs/smolvlm-256m-lora.yaml", "--data", "rows.jsonl"])
 write_run(config, folder)  # run.yaml: `python train.py folder/run.yaml` is the same run
 """
 
@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import yaml
 
@@ -30,8 +30,6 @@ from models.config import check_device
 
 Data = str | list[dict[str, Any]]
 Weights = str | dict[str, Any]  # of rewards by name, or a mapping of `weight` and options
-SHAPES = "shapes"  # `data` of the built-in synthetic shapes
-DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 RUN_FILE = "run.yaml"
 FORMERLY = {"waiting": "packing_buffer"}  # names that recipes, runs and flags had, and may have
@@ -40,39 +38,23 @@ _BELOW_1 = 1 - 1e-9
 
 
 class Scope(NamedTuple):
-    """In which runs a setting has an effect, and what those need, in words: {drawn} is the data of a run that
-    draws its own."""
+    """In which runs a setting has an effect, and what those need, in words."""
 
-    holds: Callable[[TrainConfig], bool]
+    holds: Callable[[Any], bool]
     needs: str
 
 
 ALWAYS = Scope(lambda config: True, "")
-OF_SHAPES = Scope(lambda config: config.is_drawn, "--data {drawn}")
-OF_VISION_STAGE = Scope(
-    lambda config: config.is_drawn and config.vision_pictures > 0, "--data {drawn} and --vision-pictures"
-)
-OF_VISION_MUON = Scope(
-    lambda config: OF_VISION_STAGE.holds(config) and config.muon != "none",
-    "--data {drawn}, --vision-pictures, and --muon all or language",
-)
 OF_ROWS = Scope(lambda config: not config.is_drawn, "--data with rows")
 OF_PACKING = Scope(
     lambda config: not config.is_drawn and config.packing and config.task == "answers",
     "--data with rows, --packing, and --task answers",
 )
 OF_PREFERENCES = Scope(lambda config: config.task == "preferences", "--task preferences")
-# A checkpoint and backbones bring their own sizes.
-FROM_SCRATCH = Scope(
-    lambda config: config.is_drawn and not config.init_from, "--data {drawn} without --init-from"
-)
+# A checkpoint brings its own sizes.
 FROM_BACKBONES = Scope(lambda config: bool(config.vision_from), "--vision-from and --text-from")
 FROM_CHECKPOINT = Scope(
     lambda config: bool(config.init_from) and not config.is_drawn, "--data with rows, and --init-from"
-)
-OF_PROJECTOR = Scope(
-    lambda config: FROM_SCRATCH.holds(config) or FROM_BACKBONES.holds(config),
-    "--data {drawn} without --init-from, or --vision-from and --text-from",
 )
 OF_LORA = Scope(lambda config: config.lora_rank > 0, "--lora-rank")
 OF_MUON = Scope(lambda config: config.muon != "none", "--muon all or language")
@@ -92,13 +74,19 @@ def setting(default, help_text: str, *allowed, scope: Scope = ALWAYS) -> Any:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All settings of `python train.py`. The defaults train a model of plain drawings from scratch.
+    """All settings of `python train.py`; a recipe that draws its images may have more (`settings_class`).
 
-    A ValueError names the flag that is wrong. The settings for shapes alone are checked by
-    `shapes.settings.check_settings`.
+    A ValueError names the flag that is wrong.
     """
 
-    output: str = setting("runs/shapes", "folder for the checkpoint, the metrics and the training state")
+    is_drawn: ClassVar[bool] = False  # whether images and questions are made up while it trains
+    # What weights, averages and momenta of a saved state depend on.
+    fixed: ClassVar[tuple[str, ...]] = (
+        *("init_from", "vision_from", "text_from", "scale_factor", "task", "muon"),
+        *("lora_rank", "lora_targets", "lora_vision_targets", "longest_edge", "max_pixels", "image_tokens"),
+    )
+
+    output: str = setting("runs/mine", "folder for the checkpoint, the metrics and the training state")
     resume: bool = setting(True, "continue from the newest training state in --output, if any")
     init_from: str = setting(
         "", "checkpoint to start from (folder, Hub id or short name); default: random weights"
@@ -107,7 +95,7 @@ class TrainConfig:
     text_from: str = setting(
         "", "Llama, Qwen2 or Qwen3 language model for a new model, together with --vision-from"
     )
-    seed: int = setting(0, "seed of the weights, the drawn images and the order of rows", 0, 2**63 - 1)
+    seed: int = setting(0, "seed of new weights and of the order of rows", 0, 2**63 - 1)
     device: str = setting("auto", "auto, cpu, cuda or mps")
     # With more than 512, OpenMP ends the process.
     threads: int = setting(
@@ -116,7 +104,7 @@ class TrainConfig:
         0,
         512,
     )
-    workers: int = setting(1, "processes per rank that read and decode, or draw, images", 0, 128)
+    workers: int = setting(1, "processes per rank that read and decode images", 0, 128)
 
     # data
     task: str = setting(
@@ -124,8 +112,8 @@ class TrainConfig:
         "what is learned: the answers of rows, which of two is better, or what earns the model rewards",
         "answers", "preferences", "rewards", scope=OF_ROWS,
     )  # fmt: skip
-    data: Data = setting(SHAPES, "shapes (drawn), or rows: a file, folder, Hub id, list of datasets")  # noqa: RUF009
-    eval_data: Data = setting("", "held-out rows, like --data; shapes has its own", scope=OF_ROWS)  # noqa: RUF009
+    data: Data = setting("", "rows to learn: a file, folder, Hub id, list of datasets")  # noqa: RUF009
+    eval_data: Data = setting("", "held-out rows, like --data", scope=OF_ROWS)  # noqa: RUF009
     holdout: float = setting(
         0.0, "share of --data's rows, shuffled and by class, to hold out in place of --eval-data",
         0, _BELOW_1, scope=OF_ROWS,
@@ -133,7 +121,7 @@ class TrainConfig:
     batch_size: int = setting(
         16,
         "sequences per step, over all ranks: with --packing each of as many rows of the data as fit into "
-        "--sequence-length, else of one; for shapes, images",
+        "--sequence-length, else of one",
         *(1, 65_536),
     )
     micro_batch_size: int = setting(
@@ -165,19 +153,10 @@ class TrainConfig:
         0.05, "share of unusable rows above which the run stops", 0, 1, scope=OF_ROWS
     )
 
-    # length of the run: in steps or epochs, for shapes in images
+    # length of the run
     steps: int = setting(0, "number of optimizer steps; 0: as many as the epochs hold", 0, _MANY)
     epochs: int = setting(
         0, "passes over the data; 0: no limit with --steps, else one", 0, _MANY, scope=OF_ROWS
-    )
-    pictures: int = setting(
-        144_000, "shapes: images to train on, in all; 0: use --steps", 0, _MANY, scope=OF_SHAPES
-    )
-    vision_pictures: int = setting(
-        64_000, "shapes: how many of these train the vision tower alone", 0, _MANY, scope=OF_SHAPES
-    )
-    vision_batch_size: int = setting(
-        64, "shapes: images per step of the vision tower alone", 1, 65_536, scope=OF_VISION_STAGE
     )
 
     # optimisation
@@ -190,9 +169,6 @@ class TrainConfig:
         "all", "matrices of blocks and projector that Muon updates", "all", "language", "none"
     )
     matrix_lr: float = setting(3e-3, "peak learning rate of Muon", 0, 100, scope=OF_MUON)
-    vision_matrix_lr: float = setting(
-        1e-2, "shapes: the same for the vision tower alone", 0, 100, scope=OF_VISION_MUON
-    )
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices (not of norms, biases)", 0, 100)
     beta2: float = setting(0.98, "AdamW's decay of the second moment", 0, _BELOW_1)
     warmup_steps: int = setting(100, "steps of linear warm-up, at most half of a stage", 0, _MANY)
@@ -290,23 +266,9 @@ class TrainConfig:
     )
     async_save: bool = setting(False, "under torchrun: write the training state in the background")
 
-    # the network, where it starts from scratch
-    vision_width: int = setting(128, "vision tower: hidden size", 1, 2_048, scope=FROM_SCRATCH)
-    vision_layers: int = setting(6, "vision tower: blocks", 1, 64, scope=FROM_SCRATCH)
-    vision_heads: int = setting(4, "vision tower: heads", 1, 128, scope=FROM_SCRATCH)
-    image_size: int = setting(64, "vision tower: pixels per side", 1, 512, scope=OF_SHAPES)
-    patch_size: int = setting(8, "vision tower: pixels per side of a patch", 1, 512, scope=OF_SHAPES)
+    # the model
     scale_factor: int = setting(
-        1, "pixel shuffle: patches per side that become one token", 1, 64, scope=OF_PROJECTOR
-    )
-    text_width: int = setting(192, "language model: hidden size", 1, 2_048, scope=FROM_SCRATCH)
-    text_layers: int = setting(4, "language model: blocks", 1, 64, scope=FROM_SCRATCH)
-    text_heads: int = setting(6, "language model: query heads", 1, 128, scope=FROM_SCRATCH)
-    text_kv_heads: int = setting(2, "language model: key and value heads", 1, 128, scope=FROM_SCRATCH)
-    text_inner: int = setting(512, "language model: SwiGLU width", 1, 8_192, scope=FROM_SCRATCH)
-    # The least is 256 bytes and the special tokens.
-    vocab_size: int = setting(
-        1024, "tokenizer: maximum vocabulary, with special tokens", 299, 65_536, scope=FROM_SCRATCH
+        1, "pixel shuffle: patches per side that become one token", 1, 64, scope=FROM_BACKBONES
     )
     longest_edge: int = setting(
         *(0, "pixels of an image's longer side, cut into tiles; 0: the checkpoint's, or one tile", 0, 4_096),
@@ -328,7 +290,7 @@ class TrainConfig:
         0, "stop after so many evaluations without a better one; 0: never", 0, _MANY, scope=OF_HELD_OUT
     )
     eval_pictures: int = setting(
-        512, "held-out rows (or images) for the loss of an evaluation", 0, 1_000_000, scope=OF_HELD_OUT
+        512, "held-out rows for the loss of an evaluation", 0, 1_000_000, scope=OF_HELD_OUT
     )
     eval_questions: int = setting(
         200,
@@ -368,6 +330,8 @@ class TrainConfig:
             )
         if self.init_from and self.vision_from:
             raise ValueError("--init-from and --vision-from: expected one of them")
+        if not self.data:
+            raise ValueError("--data: expected rows (a file, folder, Hub id or list of datasets), got none")
         if not (self.is_drawn or self.init_from or self.vision_from):
             raise ValueError("--data: rows need a model: give --init-from, or --vision-from and --text-from")
         if not (self.lr if self.lora_rank else any(self.rates.values())):
@@ -387,11 +351,6 @@ class TrainConfig:
             raise ValueError("--eval-metric: expected rows with --eval-data or --holdout")
         if self.push_to_hub:
             check_repo_id(self.push_to_hub)
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether images and questions are made up while it trains, by `shapes` or by a recipe's package."""
-        return self.data == SHAPES
 
     @property
     def held_out_data(self) -> Data:
@@ -497,9 +456,6 @@ def settings_class(settings: Mapping[str, Any]) -> type[TrainConfig]:
 
 
 # ---------------------------------------------------------------------------------- the command line
-Check = Callable[[TrainConfig], None]
-
-
 def _fields(kind: type[TrainConfig]) -> dict[str, Field]:
     """What a recipe or a flag may set, by name."""
     return {item.name: item for described in (kind, PlanOptions) for item in fields(described)}
@@ -510,18 +466,16 @@ def _types(kind: type[TrainConfig]) -> dict[str, Any]:
 
 
 def parse_arguments(
-    arguments: list[str] | None = None, description: str = "", check: Check | None = None
+    arguments: list[str] | None = None, description: str = ""
 ) -> tuple[TrainConfig, PlanOptions]:
-    """The recipe named first (configs/shapes.yaml by default) with the flags put over it, and --plan's flags.
+    """The recipe named first, if any, with the flags put over it, and --plan's flags.
 
-    Exits with status 2 and one sentence for what is wrong in them, or what `check` raises.
+    Exits with status 2 and one sentence for what is wrong in them.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    recipe = DEFAULT_RECIPE
-    if arguments and not arguments[0].startswith("-"):
-        recipe = Path(arguments.pop(0))
+    recipe = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     try:
-        settings = read_recipe(recipe)
+        settings = read_recipe(recipe) if recipe else {}
     except ValueError as error:
         leave(error)
     kind = settings_class(settings)  # its flags are shown to those who name its recipe
@@ -553,14 +507,10 @@ def parse_arguments(
             kept = isinstance(value, bool)
             settings[name] = value if kept else _value(types[name], name, value, flag(name))
         if settings_class(settings) is not kind:
-            raise ValueError(
-                f"--data: {settings['data']!r} has other settings than recipe {recipe}; name a recipe of it"
-            )
+            raise ValueError(f"--data: {settings['data']!r} has settings of its own; name a recipe of it")
         of_options = {item.name for item in fields(PlanOptions)}
         plan = PlanOptions(**{name: settings.pop(name) for name in of_options & {*settings}})
         config = kind(**settings)
-        if check is not None:
-            check(config)
         of_plan = [name for name in vars(given) if name.startswith("plan")]
         if of_plan and not plan.plan:
             raise ValueError(f"{flag(of_plan[0])}: has no effect without --plan; leave it out, or set --plan")
@@ -570,7 +520,7 @@ def parse_arguments(
         leave(error)
 
 
-def check_effects(config: TrainConfig, given: Iterable[str], recipe: Path) -> None:
+def check_effects(config: TrainConfig, given: Iterable[str], recipe: Path | None) -> None:
     """Raises ValueError for a flag that is `given`, or a key of the recipe, that has no effect in this run.
 
     What turns something off passes. A key may have its effect with the flags or without them, and a run.yaml,
@@ -579,7 +529,7 @@ def check_effects(config: TrainConfig, given: Iterable[str], recipe: Path) -> No
     for name in given:
         if getattr(config, name):
             _check_effect(name, flag(name), config)
-    written = read_recipe(recipe) if recipe.name != RUN_FILE else {}
+    written = read_recipe(recipe) if recipe and recipe.name != RUN_FILE else {}
     try:
         alone = type(config)(**written)
     except ValueError:  # it is whole only with flags
@@ -592,19 +542,18 @@ def check_effects(config: TrainConfig, given: Iterable[str], recipe: Path) -> No
 def _check_effect(name: str, where: str, *runs: TrainConfig) -> None:
     scope: Scope = _fields(type(runs[0]))[name].metadata["scope"]
     if not any(map(scope.holds, runs)):
-        needs = scope.needs.format(drawn=runs[0].data if runs[0].is_drawn else SHAPES)
-        raise ValueError(f"{where}: has no effect in this run, it needs {needs}; leave it out")
+        raise ValueError(f"{where}: has no effect in this run, it needs {scope.needs}; leave it out")
 
 
 def parse_command(
-    arguments: list[str] | None = None, description: str = "", check: Check | None = None
+    arguments: list[str] | None = None, description: str = ""
 ) -> tuple[TrainConfig, PlanOptions]:
     """`parse_arguments`, and a look at the device, models, rows and output folder that the settings name.
 
     None of this needs torch, so a mistake is reported at once. Of several ranks each looks later, where all
     of them hear what one of them lacks.
     """
-    config, options = parse_arguments(arguments, description, check)
+    config, options = parse_arguments(arguments, description)
     if os.environ.get("WORLD_SIZE", "1") != "1":
         return config, options
     try:

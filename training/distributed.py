@@ -263,7 +263,5 @@ def out_of_memory(config: TrainConfig, device: torch.device) -> str:
     """What to lower or to set, cheapest first."""
     ways = "lower --micro-batch-size, --sequence-length or --max-tiles, set --activation-checkpointing, "
     ways += "shard the weights of several ranks (--parallel fsdp), or train adapters (--lora-rank)"
-    if config.is_drawn:
-        ways = "lower --vision-batch-size, --batch-size or the sizes of the network"
     where = "the GPU" if device.type == "cuda" else "this machine"
     return f"{where} is out of memory: {ways}; --plan shows what a run needs"

@@ -96,7 +96,7 @@ class Evaluation:
             best = self._is_best(scores) or best
         scores |= losses
         if scores:
-            row: dict[str, Any] = {"step": step, **self.task.seen(step)}
+            row: dict[str, Any] = {"step": step}
             for name, score in scores.items():
                 row |= {name: score.value, f"{name}_n": score.n}
                 row |= {f"{name}_interval": score.interval} if score.interval else {}
@@ -109,8 +109,7 @@ class Evaluation:
         return scores
 
     def _answers(self, step: int) -> tuple[dict[str, Score], list[Answered]]:
-        # The first stage on shapes has no language model yet.
-        if not self.held_out.any or step <= self.task.second_stage:
+        if not self.held_out.any or step <= self.task.answers_after:
             return {}, []
         # Shards answer nothing, and float32 weights answer slower than what users load, and otherwise: each
         # rank that has questions puts together a model of its own, in what training computes in.

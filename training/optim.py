@@ -143,12 +143,11 @@ def build_optimizers(modules: nn.Module, rates: dict[str, float], config: TrainC
     return optimizers
 
 
-def set_rates(optimizers: list[Optimizer], share: float, matrix_peak: float | None = None) -> None:
-    """Set every group to `share` of its peak; `matrix_peak` replaces Muon's."""
+def set_rates(optimizers: list[Optimizer], share: float) -> None:
+    """Set every group to `share` of its peak."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            peak = matrix_peak if isinstance(optimizer, Muon) else None
-            group["lr"] = (group["peak"] if peak is None else peak) * share
+            group["lr"] = group["peak"] * share
 
 
 def rates(optimizers: list[Optimizer]) -> dict[str, float]:
@@ -160,20 +159,21 @@ def rates(optimizers: list[Optimizer]) -> dict[str, float]:
     }
 
 
-def schedule(
-    step: int, steps: int, warmup: int, decay_fraction: float, second_start: int = 0, floor: float = 0.0
-) -> float:
+def decay_fraction(config: TrainConfig) -> float:
+    """The last share of a run in which its rates decay."""
+    return 1.0 if config.schedule == "cosine" else config.decay_fraction
+
+
+def schedule(step: int, steps: int, warmup: int, decay: float, floor: float = 0.0) -> float:
     """Share of the peak rate at `step` of `steps`: linear warm-up to 1, a plateau, a cosine to `floor`.
 
-    At `second_start` a stage with new gradients begins, and the rate warms up again. A warm-up takes at most
-    half of its stage, so that short runs reach their peak, too. A decay_fraction of 1 has no plateau: this is
-    the cosine schedule.
+    A warm-up takes at most half of the steps, so that short runs reach their peak, too. `decay` is the last
+    share of the steps; 1 has no plateau: this is the cosine schedule.
     """
-    start, end = (second_start, steps) if step >= second_start else (0, second_start)
-    warm_end = start + min(warmup, (end - start) // 2)
+    warm_end = min(warmup, steps // 2)
     if step < warm_end:
-        return (step - start + 1) / (warm_end - start)
-    decay_start = max(steps * (1 - decay_fraction), second_start + min(warmup, (steps - second_start) // 2))
+        return (step + 1) / warm_end
+    decay_start = max(steps * (1 - decay), warm_end)
     progress = min(1.0, max(0.0, (step - decay_start) / max(steps - decay_start, 1)))
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 

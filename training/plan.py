@@ -364,9 +364,9 @@ def _delta_bytes(text: TextConfig, residual: int, product: int, speaks: bool) ->
 
 # ----------------------------------------------------------------------------------- from a recipe
 def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
-    """What the run is planned for. By default, shapes and --device cpu mean this machine's CPU."""
+    """What the run is planned for. By default, --device cpu means this machine's CPU."""
     wanted, here = options.plan_device.lower(), torch.cuda.is_available()
-    if wanted == "auto" and (config.device == "cpu" or (config.is_drawn and not here)):
+    if wanted == "auto" and config.device == "cpu":
         wanted = "cpu"
     kind = "cpu" if wanted == "cpu" else "cuda"
     dtype = compute_dtype(config, kind)

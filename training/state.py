@@ -295,13 +295,6 @@ class _Writer(FileSystemWriter):
 
 # ------------------------------------------------------------------------------------------- settings
 _SOURCES = ("init_from", "vision_from", "text_from")
-_FIXED = (
-    *_SOURCES,
-    *("lora_rank", "lora_targets", "lora_vision_targets", "muon"),
-    *("vision_width", "vision_layers", "vision_heads", "image_size", "patch_size", "scale_factor"),
-    *("text_width", "text_layers", "text_heads", "text_kv_heads", "text_inner", "vocab_size", "longest_edge"),
-    *("max_pixels", "image_tokens", "task"),
-)
 _SWITCHES: dict[str, Callable[[TrainConfig], bool]] = {  # of these only whether they are on is fixed
     "ema": lambda config: config.ema > 0,
     "data": lambda config: config.is_drawn,
@@ -332,6 +325,6 @@ def changes(saved: dict[str, Any], config: TrainConfig) -> tuple[list[str], list
             values = f" {was!r} -> {now!r}"
             listed.append(flag(name) + (values if len(values) <= 60 else ""))
             switch = _SWITCHES.get(name, lambda _: False)
-            if name in _FIXED or switch(before) != switch(config):
+            if name in config.fixed or switch(before) != switch(config):
                 deciding.append(listed[-1])
     return listed, deciding

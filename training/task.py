@@ -1,5 +1,5 @@
-"""What a run trains on: batches, their loss, and questions to ask. Its two kinds are in `training/rows.py`
-and `shapes/training.py`; a recipe may bring one of its own (`training.config.settings_class`)."""
+"""What a run trains on: batches, their loss, and questions to ask. Those of rows are in `training/rows.py`,
+`preferences.py` and `rollouts.py`; a recipe may bring one of its own (`training.config.settings_class`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from data.packing import Batch
 from data.processor import Processor
@@ -17,6 +18,7 @@ from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks, compute_dtype
 from training.flops import Amounts, amounts_of
+from training.optim import decay_fraction, schedule, set_rates
 from training.rewards import plain
 
 
@@ -84,7 +86,7 @@ class Task:
     module: everything that trains, the model as its `model`; `module(**inputs(batch, step))` returns (summed
         loss, what to log).
     steps: length of the run; `is_estimate` says that it is about what was asked for.
-    second_stage: the step at which a stage with new gradients begins and the rate warms up again; 0: none.
+    answers_after: the step after which held-out questions are asked.
     best_by: the score that picks the best evaluation, and whether more of it is better.
     logs_sums: what is logged are sums, to be divided by `count`; else each micro-batch has its mean.
     summary: a sentence for the model card; license: of the weights, if the data decides it.
@@ -96,7 +98,7 @@ class Task:
     steps: int
     summary: str
     is_estimate = False
-    second_stage = 0
+    answers_after = 0
     best_by = ("eval_loss", False)
     logs_sums = False
     license: str | None = None
@@ -133,9 +135,10 @@ class Task:
         """How much of what the batch sends through the model, for FLOPs."""
         return amounts_of(batch, self.model.config.vision)
 
-    def matrix_peak(self, step: int) -> float | None:
-        """A peak rate for Muon other than the config's."""
-        return None
+    def set_rates(self, optimizers: list[Optimizer], step: int) -> None:
+        """Set the learning rates of a step."""
+        c = self.config
+        set_rates(optimizers, schedule(step, self.steps, c.warmup_steps, decay_fraction(c), c.lr_floor))
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank's data stands between two steps."""
@@ -173,10 +176,6 @@ class Task:
         """Some answers of the latest step's, with their rewards, to look at; the first rank asks."""
         return []
 
-    def seen(self, step: int) -> dict[str, int]:
-        """What was trained on after `step` steps, for metrics.jsonl."""
-        return {}
-
     def training_data(self, step: int) -> str:
-        """The same in words, for the model card."""
+        """What was trained on after `step` steps, in words, for the model card."""
         raise NotImplementedError

@@ -21,12 +21,13 @@ def is_sheet(path: Path) -> bool:
     return head.startswith(b"\x89PNG") and SIGNATURE.encode() in head  # the text stands before the pixels
 
 
-def wrong_sheet(sheet: Path) -> str | None:
-    """Why an image of ours cannot be written there, or None."""
-    if sheet.suffix.lower() != ".png":
-        return f"expected a name that ends in .png, got {str(sheet)!r}"
-    if os.path.lexists(sheet) and not is_sheet(sheet):
-        return f"{str(sheet)!r} exists and is not one that this program drew: choose another name"
-    if not os.access(sheet.parent, os.W_OK | os.X_OK):
-        return f"expected a folder that can be written to, got {str(sheet.parent)!r}"
-    return None
+def sheet(name: str) -> Path:
+    """The path of an image of ours that can be written. Raises ValueError."""
+    path = Path(name)
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"expected a name that ends in .png, got {name!r}")
+    if os.path.lexists(path) and not is_sheet(path):
+        raise ValueError(f"{name!r} exists and is not one that this program drew: choose another name")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ValueError(f"expected a folder that can be written to, got {str(path.parent)!r}")
+    return path

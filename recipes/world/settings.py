@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.config import FROM_SCRATCH, Data, TrainConfig, setting
+from recipes.shapes.settings import FROM_SCRATCH, ShapesConfig
+from training.config import Data, setting
 
 DATA = "recipes.world"  # `data` of a run on it
 
 
 @dataclass(frozen=True)
-class WorldConfig(TrainConfig):
-    """A run's settings. A ValueError names the flag that is wrong; see also `shapes.settings`."""
+class WorldConfig(ShapesConfig):
+    """A run's settings. A ValueError names the flag that is wrong."""
 
     data: Data = setting(DATA, f"{DATA}: drawn in any look")  # noqa: RUF009
     tiles_per_side: int = setting(
@@ -20,10 +21,6 @@ class WorldConfig(TrainConfig):
     curriculum_pictures: int = setting(25_000, "images of a stage until scenes are hardest", 0, 10**9)
     dense_weight: float = setting(0.3, "weight of the dense vision loss in the second stage", 0, 1_000)
     fact_weight: float = setting(0.5, "weight of the losses on what nouns mean, and where", 0, 1_000)
-
-    @property
-    def is_drawn(self) -> bool:
-        return True
 
 
 SETTINGS = WorldConfig

@@ -1,7 +1,7 @@
 """Drawings of any look as training batches: images in tiles, conversations, two images, text first.
 
-A row is laid out as that of a plain image (`shapes.stream`); a branch may have several turns, and one that
-asks without an image is blind to it.
+A row is laid out as that of a plain image (`recipes.shapes.stream`); a branch may have several turns, and one
+that asks without an image is blind to it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from torch import Tensor
 
 from data.packing import IGNORE_INDEX, dense_mask
 from families.idefics3 import IdeficsImages
+from recipes.shapes.dense import DENSE, dense_map, letter_edges, owners
+from recipes.shapes.questions import ask_list, meant
+from recipes.shapes.stream import SHORT, ChatPieces, ShapesStream, ShapesStreamConfig
 from recipes.world import asking, looks
 from recipes.world.asking import as_json, ask_both, ask_either, ask_more, ask_words, of_one, thing_as_json
 from recipes.world.drawings import paint, sample_drawing, sample_rows, sample_words, weather
@@ -24,10 +27,8 @@ from recipes.world.outside import outside_image
 from recipes.world.places import ask_absent, ask_absent_place, ask_everything, ask_of_it, ask_place, follow_up
 from recipes.world.scene import NO_IMAGE, REFUSAL
 from recipes.world.wording import ask_outside, reword
-from shapes import ask, ask_list, sample_questions, sample_scene
-from shapes.drawing import DENSE, box_of, dense_map, letter_edges, owners
-from shapes.questions import meant
-from shapes.stream import SHORT, ChatPieces, ShapesStream, ShapesStreamConfig
+from shapes import ask, sample_questions, sample_scene
+from shapes.drawing import box_of
 from shapes.world import MAX_THINGS, QA, Scene, Thing
 
 # Families are drawn from this list, which names more often what takes longer to learn.

@@ -1,4 +1,4 @@
-"""Training on drawings of any look: what `shapes.training` does, and more heads that exist in training only.
+"""Training on drawings of any look: what `recipes.shapes.training` does, and more heads, in training only.
 
 - A tower that learns lengths from its patches alone keeps where these are to half a patch: another linear
   head says each patch's column and row (`GridHead`).
@@ -26,6 +26,10 @@ from data.packing import IGNORE_INDEX, Batch
 from data.processor import Processor
 from families.idefics3 import IdeficsImages
 from models.vision_language_model import VisionLanguageModel
+from recipes.shapes.questions import ask_list
+from recipes.shapes.settings import ShapesConfig
+from recipes.shapes.stream import ChatPieces
+from recipes.shapes.training import FactHead, ShapesLoss, ShapesTask, loss_counts, stream_settings
 from recipes.world import looks
 from recipes.world.asking import as_json, ask_both, ask_more, of_one, thing_as_json
 from recipes.world.attention import AttentionOnCPU
@@ -37,10 +41,7 @@ from recipes.world.settings import WorldConfig
 from recipes.world.stream import WorldStream, WorldStreamConfig, branch_mask
 from recipes.world.vocabulary import MOST_NUMBER, build_tokenizer
 from recipes.world.wording import reword
-from shapes import ask, ask_list, sample_questions, sample_scene
-from shapes.stream import ChatPieces
-from shapes.training import FactHead, ShapesLoss, ShapesTask, loss_counts, stream_settings
-from training.config import TrainConfig
+from shapes import ask, sample_questions, sample_scene
 from training.distributed import Ranks
 
 _IN_PAIRS = 0.12  # share of batches that show two images in each row
@@ -198,7 +199,7 @@ class WorldLoss(ShapesLoss):
 
 
 class WorldTask(ShapesTask):
-    """See `shapes.training.ShapesTask`."""
+    """See `ShapesTask`."""
 
     config: WorldConfig
     generation_config: ClassVar[dict[str, Any]] = {
@@ -215,7 +216,7 @@ class WorldTask(ShapesTask):
         super().__init__(config, ranks)
 
     @classmethod
-    def new_processor(cls, config: TrainConfig) -> Processor:
+    def new_processor(cls, config: ShapesConfig) -> Processor:
         assert isinstance(config, WorldConfig), "settings.SETTINGS"
         return build_processor(config)
 
@@ -225,7 +226,7 @@ class WorldTask(ShapesTask):
     @classmethod
     def new_stream(
         cls,
-        config: TrainConfig,
+        config: ShapesConfig,
         processor: Processor,
         pieces: ChatPieces,
         rank: int = 0,

@@ -12,11 +12,11 @@ from data.new_processor import SPECIAL_TOKENS
 from data.templates import IMAGES_FIRST
 from eval.tasks import DEFAULT_MODEL
 from models.vision_language_model import VisionLanguageModel
+from recipes.shapes.training import model_config
 from recipes.world import looks
 from recipes.world import training as recipe
 from recipes.world.settings import WorldConfig
 from recipes.world.vocabulary import build_tokenizer
-from shapes.training import model_config
 from tests.runs import SMALL_SHAPES, flags, metrics, refused, shapes_processor
 from training.config import TrainConfig, flag, parse_arguments
 

@@ -1,4 +1,4 @@
-"""Training on shapes: a model of plain drawings, its losses and its held-out images.
+"""Training on plain drawings: a model of plain drawings, its losses and its held-out images.
 
 There are two stages. First the vision tower alone learns from dense targets; then the whole model learns to
 answer, with several questions packed after each image. Heads that exist in training only help both stages:
@@ -17,12 +17,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from data.loader import outliving_signals
@@ -32,21 +34,22 @@ from data.processor import Processor
 from families import FAMILIES
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel, part_size
+from recipes.shapes.dense import NUM_KINDS
+from recipes.shapes.settings import ShapesConfig
+from recipes.shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig
 from shapes import (
     COLOURS,
     MAX_THINGS,
-    NUM_KINDS,
     ask,
     heldout_questions,
     render,
     sample_questions,
     sample_scene,
 )
-from shapes.settings import images_after, total_steps, vision_steps
-from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig
-from training.config import PlanOptions, TrainConfig, flag
+from training.config import PlanOptions, flag
 from training.distributed import Ranks
 from training.flops import Amounts, amounts_of, tower_amounts, training_flops
+from training.optim import Muon, decay_fraction, schedule, set_rates
 from training.plan import AverageRow, choose_device, line, make_plan, stored_shape
 from training.rows import open_model
 from training.task import Question, Score, Task
@@ -58,7 +61,7 @@ _LETTERS = 26
 _PARTS = NUM_KINDS, len(COLOURS), 3, 1, _COUNTS, 4, _LETTERS  # of the dense head's predictions
 
 
-def build_processor(config: TrainConfig) -> Processor:
+def build_processor(config: ShapesConfig) -> Processor:
     """The tokenizer, trained on sentences about shapes, and the processor around it."""
     rng = random.Random("tokenizer:0")  # the same vocabulary whatever the seed of the run
     tokens = (config.image_size // config.patch_size // config.scale_factor) ** 2
@@ -72,7 +75,7 @@ def build_processor(config: TrainConfig) -> Processor:
     return make_processor(tokenizer, image_size=config.image_size, image_seq_len=tokens, images_first=True)
 
 
-def model_config(config: TrainConfig, tokenizer) -> VLMConfig:
+def model_config(config: ShapesConfig, tokenizer) -> VLMConfig:
     vision = VisionConfig(
         hidden_size=config.vision_width,
         intermediate_size=4 * config.vision_width,
@@ -103,7 +106,7 @@ def model_config(config: TrainConfig, tokenizer) -> VLMConfig:
     )
 
 
-def stream_settings(config: TrainConfig) -> dict[str, Any]:
+def stream_settings(config: ShapesConfig) -> dict[str, Any]:
     """Those of a stream that a run's settings decide."""
     return {
         "batch_size": config.batch_size,
@@ -111,7 +114,7 @@ def stream_settings(config: TrainConfig) -> dict[str, Any]:
         "image_size": config.image_size,
         "patch_size": config.patch_size,
         "seed": config.seed,
-        "vision_steps": vision_steps(config),
+        "vision_steps": config.vision_steps,
         "vision_batch_size": config.vision_batch_size,
     }
 
@@ -150,7 +153,7 @@ def dense_head(width: int) -> nn.Linear:
 def dense_counts(targets: Tensor) -> Tensor:
     """How many patches there are, with a colour, with an object, how many counts, and how many patches with a
     letter: (5,). The sums in `dense_loss` are divided by these; `targets` (N, P, DENSE) are described in
-    `drawing.dense_map`."""
+    `dense.dense_map`."""
     kind, colour, shared, letter = targets[..., 0], targets[..., 1], targets[..., 6:9], targets[..., 13]
     counts = [
         (kind >= 0).sum(),
@@ -167,7 +170,7 @@ def dense_loss(predictions: Tensor, targets: Tensor, counts: Tensor) -> tuple[Te
 
     Args:
         predictions: (N, P, the sum of _PARTS).
-        targets: (N, P, DENSE), as `drawing.dense_map` has them.
+        targets: (N, P, DENSE), as `dense.dense_map` has them.
         counts: `dense_counts` of these, or of all ranks' patches.
     """
     patches, coloured, objects, counted, lettered = counts.clamp(min=1).float()
@@ -300,6 +303,7 @@ def loss_counts(batch: dict[str, Tensor]) -> Tensor:
 class ShapesTask(Task):
     """See `training.task.Task`. A step is one batch, drawn from its number alone: that is all its state."""
 
+    config: ShapesConfig
     module: ShapesLoss
     best_by = ("eval_accuracy", True)
     license = "apache-2.0"
@@ -315,12 +319,12 @@ class ShapesTask(Task):
         "list_probability": 0.0,
     }  # fmt: skip
 
-    def __init__(self, config: TrainConfig, ranks: Ranks):
+    def __init__(self, config: ShapesConfig, ranks: Ranks):
         super().__init__(config, ranks)
         for name in ("batch_size", "vision_batch_size"):
             if getattr(config, name) % ranks.world_size:
                 raise ValueError(f"{flag(name)}: expected a multiple of {ranks.world_size} ranks")
-        self.steps, self.second_stage, device = total_steps(config), vision_steps(config), ranks.device
+        self.steps, self.answers_after, device = config.total_steps, config.vision_steps, ranks.device
         if config.init_from:
             self.model, self.processor = open_model(config, device)
         else:
@@ -346,7 +350,7 @@ class ShapesTask(Task):
 
     # ---------------------------------------------------------------------------- what a recipe replaces
     @classmethod
-    def new_processor(cls, config: TrainConfig) -> Processor:
+    def new_processor(cls, config: ShapesConfig) -> Processor:
         return build_processor(config)
 
     def new_loss(self) -> ShapesLoss:
@@ -355,7 +359,7 @@ class ShapesTask(Task):
     @classmethod
     def new_stream(
         cls,
-        config: TrainConfig,
+        config: ShapesConfig,
         processor: Processor,
         pieces: ChatPieces,
         rank: int = 0,
@@ -393,15 +397,25 @@ class ShapesTask(Task):
         if self.ranks.world_size > 1:
             shared = [count / self.ranks.world_size for count in self.ranks.sum(*counts.tolist())]
             counts = torch.tensor(shared, dtype=counts.dtype, device=counts.device)
-        return {"batch": batch, "vision_only": step < self.second_stage, "counts": counts}
+        return {"batch": batch, "vision_only": step < self.answers_after, "counts": counts}
 
     def amounts(self, batch: Batch, step: int) -> Amounts:
-        if step < self.second_stage:
+        if step < self.answers_after:
             return Amounts(*tower_amounts(self.model.config.vision, map(part_size, batch["pixel_values"])))
         return super().amounts(batch, step)
 
-    def matrix_peak(self, step: int) -> float | None:
-        return self.config.vision_matrix_lr if step < self.second_stage else None
+    def set_rates(self, optimizers: list[Optimizer], step: int) -> None:
+        """Each stage warms up; the decay is that of the whole run."""
+        first, steps, warmup = self.answers_after, self.steps, self.config.warmup_steps
+        if step >= first:
+            decay = decay_fraction(self.config) * steps / (steps - first)
+            share = schedule(step - first, steps - first, warmup, decay, self.config.lr_floor)
+            return set_rates(optimizers, share)
+        share = schedule(step, first, warmup, 0.0)
+        set_rates(optimizers, share)
+        for muon in optimizers:
+            for group in muon.param_groups if isinstance(muon, Muon) else ():
+                group["lr"] = self.config.vision_matrix_lr * share
 
     # ------------------------------------------------------------------------------------------- state
     def state_dict(self) -> dict:
@@ -411,12 +425,9 @@ class ShapesTask(Task):
         self.stream.start_batch = step
 
     # ----------------------------------------------------------------------------------------- evaluation
-    def seen(self, step: int) -> dict[str, int]:
-        return {"pictures": images_after(self.config, step)}
-
     def training_data(self, step: int) -> str:
         return (
-            f"{images_after(self.config, step):,} images of shapes, drawn on the fly (seed "
+            f"{self.config.images_after(step):,} images of shapes, drawn on the fly (seed "
             f"{self.config.seed}), each with several questions; digits from the UCI set that scikit-learn "
             "carries."
         )
@@ -445,9 +456,11 @@ class ShapesTask(Task):
 
     # --------------------------------------------------------------------------------------------- --plan
     @classmethod
-    def describe_plan(cls, config: TrainConfig, options: PlanOptions) -> str:
+    def describe_plan(cls, config: ShapesConfig, options: PlanOptions) -> str:
         """The plan of a run: the stage in which the whole model learns, and a note on the one before. A row
         is an image."""
+        if options.plan_device == "auto" and not torch.cuda.is_available():
+            options = replace(options, plan_device="cpu")
         processor, device = cls.new_processor(config), choose_device(config, options)
         if config.init_from:
             shape = stored_shape(config.init_from)
@@ -455,13 +468,13 @@ class ShapesTask(Task):
             shape = model_config(config, processor.tokenizer)
         pieces = chat_pieces(processor.tokenizer, tile_positions(shape))
         stream = cls.new_stream(config, processor, pieces)
-        alone = vision_steps(config)
+        alone = config.vision_steps
         drawn = amounts_of(stream.batch(alone), shape.vision)
         row = AverageRow(
             tiles=drawn.tiles / config.batch_size,
             fill=drawn.positions / (config.batch_size * config.sequence_length),
             labelled=drawn.labelled / drawn.positions,
-            total_samples=(total_steps(config) - alone) * config.batch_size,
+            total_samples=(config.total_steps - alone) * config.batch_size,
         )
         lines = [make_plan(config, options, device, shape, row).table()]
         if alone:
@@ -477,3 +490,6 @@ class ShapesTask(Task):
                 line("hours", f"{hours:,.1f}"),
             ]
         return "\n".join([*lines, f"assumed: {device.name} (--plan-device, --plan-tflops)"])
+
+
+TASK = ShapesTask

@@ -24,8 +24,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from data.packing import IGNORE_INDEX
-from shapes import FAMILIES, ask, ask_list, render_with_map, sample_questions, sample_scene
-from shapes.questions import Mention, facts, mentions
+from recipes.shapes.dense import dense_map
+from recipes.shapes.questions import Mention, ask_list, facts, mentions
+from shapes import FAMILIES, ask, render, sample_questions, sample_scene
 from shapes.world import QA, Scene
 
 # Images are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
@@ -69,7 +70,7 @@ class ChatPieces:
 class ShapesStream(IterableDataset):
     """Yields batches as dicts of tensors.
 
-    pixel_values (B, 3, S, S) and dense (B, P, DENSE), see `drawing.dense_map`. And (B, T): input_ids, labels,
+    pixel_values (B, 3, S, S) and dense (B, P, DENSE), see `dense_map`. And (B, T): input_ids, labels,
     position_ids; segment_ids, 0 on the prefix, k on branch k, -1 on padding. (B, T, 4) and NaN where there is
     nothing to say: nouns, `facts` where a question's nouns end; pairs, where its answer begins, the first
     noun's facts minus the second's.
@@ -120,8 +121,8 @@ class ShapesStream(IterableDataset):
         rng = random.Random(f"{config.split}:{config.seed}:{index}")
         scene = sample_scene(rng, split=config.split, difficulty=self.difficulty(index))
         size = rng.choices(_RENDER_SIZES, _RENDER_WEIGHTS)[0]
-        image, dense = render_with_map(scene, size, config.image_size // config.patch_size)
-        image = image.resize((config.image_size, config.image_size), Image.Resampling.LANCZOS)
+        grid = config.image_size // config.patch_size
+        image = render(scene, size).resize((config.image_size, config.image_size), Image.Resampling.LANCZOS)
         questions = []
         if rng.random() < config.describe_probability:
             questions.append(ask(scene, rng, "describe"))
@@ -130,7 +131,7 @@ class ShapesStream(IterableDataset):
         questions += sample_questions(scene, rng, 18, _MIX)
         row = self._branches([qa for qa in questions if qa is not None], scene)
         row["pixel_values"] = np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
-        row["dense"] = np.asarray(dense, dtype=np.float32)
+        row["dense"] = dense_map(scene, grid, grid)
         return row
 
     def _branches(self, questions: list[QA], scene: Scene) -> dict[str, np.ndarray]:

@@ -1,19 +1,22 @@
-"""Targets that training adds to answers: what a question's nouns mean, and where its tokens end them."""
+"""Targets that training adds to answers: what each patch shows, what a question's nouns mean, and where its
+tokens end them."""
 
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 
-from shapes import RGB, Scene, Thing, ask, sample_scene
-from shapes.questions import facts, mentions
-from shapes.stream import ShapesStream, ShapesStreamConfig
-from shapes.training import FactHead, chat_pieces
+from recipes.shapes.dense import DENSE, KINDS, dense_map
+from recipes.shapes.questions import facts, mentions
+from recipes.shapes.stream import ShapesStream, ShapesStreamConfig
+from recipes.shapes.training import FactHead, chat_pieces
+from shapes import COLOURS, RGB, Scene, Thing, ask, sample_scene
 from tests.runs import shapes_processor
 
 
-def shape(name, colour, x, y, size):
+def shape(name, colour, x, y, size=0.2):
     return Thing("shape", name, colour, x, y, size, 0.0, RGB[colour])
 
 
@@ -24,6 +27,55 @@ SCENE = Scene(
         shape("star", "red", 0.5, 0.75, 0.2),
     )
 )
+
+
+def test_dense_targets_by_hand():
+    scene = Scene((shape("square", "red", 0.25, 0.25, 0.25), shape("star", "blue", 0.80, 0.70, 0.3)))
+    dense = dense_map(scene, 4, 4)
+    assert dense.shape == (16, DENSE) and dense.dtype == np.float32
+    assert len(KINDS) == 1 + 6 + 10 + 1
+    assert dense[3].tolist() == [0, -1, *[0] * 11, -1]  # background
+    centre = dense[5]  # row 1, column 1
+    assert centre[:2].tolist() == [2, 0] and centre[5] == 1
+    np.testing.assert_allclose(centre[2:5], [-0.5, -0.5, np.log(0.25)], atol=1e-6)
+    half = 0.43 * 0.25 * 4  # of the square, in patches
+    np.testing.assert_allclose(centre[9:13], np.array([-half, -half, half, half]) - 0.5, atol=1e-6)
+    star = dense[2 * 4 + 3]  # row 2, column 3
+    assert star[:2].tolist() == [5, 4] and star[5] == 1
+    np.testing.assert_allclose(star[2:4], [0.8 * 4 - 3.5, 0.7 * 4 - 2.5], atol=1e-6)
+    assert dense[:, 5].sum() == 2
+
+
+def test_dense_counts_by_hand():
+    things = (
+        shape("circle", "red", 0.2, 0.2, 0.2),
+        shape("circle", "red", 0.8, 0.2, 0.2),
+        shape("circle", "blue", 0.2, 0.8, 0.2),
+        shape("star", "red", 0.8, 0.8, 0.2),
+    )
+    dense = dense_map(Scene(things), 8, 8)
+    counts = {(row[0], row[1]): row[6:9].tolist() for row in dense.astype(int) if row[0]}
+    circle, star = KINDS.index("circle"), KINDS.index("star")
+    assert counts == {(circle, 0): [3, 3, 2], (circle, 4): [3, 1, 1], (star, 0): [1, 3, 1]}
+    assert (dense[dense[:, 0] == 0, 6:13] == 0).all()
+
+
+@pytest.mark.parametrize("grid", [4, 8, 16])
+def test_dense_offsets_point_at_centres(grid):
+    for s in (sample_scene(random.Random(i)) for i in range(30)):
+        dense = dense_map(s, grid, grid)
+        patch = np.nonzero(dense[:, 0])[0]
+        x = (patch % grid + 0.5 + dense[patch, 2]) / grid
+        y = (patch // grid + 0.5 + dense[patch, 3]) / grid
+        for row, px, py in zip(dense[patch], x, y):
+            thing = min(s.things, key=lambda t: np.hypot(t.x - px, t.y - py))
+            assert np.hypot(thing.x - px, thing.y - py) < 1e-5
+            assert (
+                KINDS[int(row[0])] == ("word" if thing.kind == "word" else thing.name)
+                and COLOURS[int(row[1])] == thing.colour
+            )
+        homes = {int(t.y * grid) * grid + int(t.x * grid) for t in s.things}
+        assert set(np.nonzero(dense[:, 5])[0]) == homes
 
 
 def of(text, scene=SCENE):
