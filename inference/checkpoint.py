@@ -121,8 +121,8 @@ class Checkpoint:
         return bool(self.model.generation_config.get("single_turn", False))
 
     @property
-    def writes_json(self) -> bool:
-        """False if it did not learn to."""
+    def knows_tools(self) -> bool:
+        """False if it did not learn to write JSON, as calls of tools hold it."""
         return self.model.generation_config.get("json", True) is not False
 
     @property
@@ -131,11 +131,6 @@ class Checkpoint:
         text = " ".join(str(self.model.generation_config.get("knows") or "").split())
         knows = "".join(filter(str.isprintable, text))[:200]  # a stranger's text, on a terminal
         return f"{Path(self.name).name} knows {knows}" if knows else ""
-
-    @property
-    def knows_tools(self) -> bool:
-        """False where its generation_config.json says that it did not learn to write JSON, as calls hold."""
-        return self.model.generation_config.get("json", True) is not False
 
     def other_model(self, answers: Iterable[str]) -> str:
         """Which model to take for photographs, if an answer says what this one `knows`, as a refusal does;
