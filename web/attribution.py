@@ -21,16 +21,15 @@ from data.images import ImageLimits, load_image
 from generation.options import GenerationOptions
 from inference.answer import answer_text, encode
 from inference.attribution import METHODS
-from inference.attribution.attention import AttentionMaps, attention_steps, check_attention
-from inference.attribution.draw import draw_maps
-from inference.attribution.occlusion import OcclusionMaps, occlusion_steps
-from inference.attribution.teacher_forcing import Word, answer_words
+from inference.attribution.attention import AttentionMaps, check_attention
+from inference.attribution.draw import STEPS, draw_maps
+from inference.attribution.occlusion import OcclusionMaps
+from inference.attribution.teacher_forcing import ForcedAnswer, Word, answer_words
 from inference.checkpoint import Checkpoint, RequestError
 from web.engine import OF_STRANGERS, Prepared, Ticket
 from web.errors import Refused
 
 MAX_NEW_TOKENS = 64  # of an answer: every word gets a map
-_STEPS = {"attention": attention_steps, "occlusion": occlusion_steps}
 
 
 class Maps(NamedTuple):
@@ -71,14 +70,8 @@ def prepare(messages: list[Message], method: str, checkpoint: Checkpoint) -> Pre
         words = tuple(answer_words(checkpoint, ids))
         if not words:
             raise RequestError("the answer has no word to draw a map for")
-        looking = _STEPS[method](checkpoint, images, question, ids, tiled=tiled)
-        while True:
-            try:
-                next(looking)
-            except StopIteration as end:
-                yield Maps(checkpoint.pixels(row).whole(answer_text(checkpoint, ids)), end.value, words)
-                return
-            yield None
+        found = yield from STEPS[method](ForcedAnswer(checkpoint, images, question, ids, tiled=tiled))
+        yield Maps(checkpoint.pixels(row).whole(answer_text(checkpoint, ids)), found, words)
 
     return Prepared(row, GenerationOptions(max_new_tokens=MAX_NEW_TOKENS), then=steps)
 
