@@ -71,10 +71,10 @@ class Draft:
         self.token_ids: list[int] = []
         self.first_token_seconds = self.seconds = 0.0
         self.over = short_inputs is None or options.num_return_sequences > 1
-        self._session, self._short, self._options = session, short_inputs or {}, of_draft(options)
-        self._left = 0.0
-        if not self.over:
-            self._left = parts_left(session.model, session.feature_cache, inputs, self._short)
+        self._session, self._short = session, short_inputs or {}
+        self._options = replace(options, confidence=False, logprobs=None, lookup="off")
+        known = session.model, session.feature_cache
+        self._left = 0.0 if self.over else parts_left(*known, inputs, self._short)
 
     def __iter__(self) -> Iterator[int]:
         if self.over or not self._left:
@@ -83,10 +83,10 @@ class Draft:
         for ids in self._session.generate_stream(**self._short, options=self._options):
             self.seconds += time.perf_counter() - began
             if not self.token_ids:
-                most = seconds_for(self.seconds, self._left)
-                self.first_token_seconds = self.seconds
-            if not most:
-                break
+                self.first_token_seconds, wait = self.seconds, self._left * self.seconds
+                if wait < LIMITS.least_wait:
+                    break
+                most = self.seconds + LIMITS.share * wait
             self.token_ids.append(int(ids))
             yield self.token_ids[-1]
             if self.over or self.seconds >= most:
@@ -204,21 +204,10 @@ def wholes(processor: Processor, images: Sequence[Visual]) -> list[Visual]:
     return found if smaller and len(found) == len(images) else []
 
 
-def of_draft(options: GenerationOptions) -> GenerationOptions:
-    """Options of a draft of an answer with these."""
-    return replace(options, confidence=False, logprobs=None, lookup="off")
-
-
 def with_seed(options: GenerationOptions) -> GenerationOptions:
     """Options with one seed for draft and answer: the one that the answer would draw with."""
     drawn = not options.greedy and options.seed is None
     return replace(options, seed=make_seeds(None, 1, 1)[0]) if drawn else options
-
-
-def seconds_for(first: float, left: float) -> float:
-    """Seconds that a draft may take whose first token took `first`, with `parts_left`; 0 for no draft."""
-    rest = left * first
-    return first + LIMITS.share * rest if rest >= LIMITS.least_wait else 0.0
 
 
 def parts_left(
