@@ -25,7 +25,7 @@ from inference.checkpoint import RequestError, open_checkpoint
 from inference.conversation import Conversation
 from models import VisionLanguageModel
 from tests import tiny
-from tests.processors import GOLDEN, draw_image, embedded, processor
+from tests.processors import draw_image, embedded, processor
 
 ANSWER = [40, 41, 9, 42]
 SHORT = GenerationOptions(max_new_tokens=2)
@@ -35,11 +35,6 @@ CASES = ("smolvlm-2-tiles", "smolvlm-one-kv-head", "idefics3-own-head-dim", "ide
 @pytest.fixture(scope="module")
 def checkpoint(model_folder):
     return open_checkpoint(model_folder, device="cpu")
-
-
-@pytest.fixture(scope="module", params=["nanovlm-current", "nanovlm-v0.1"])
-def nanovlm(request):
-    return open_checkpoint(GOLDEN / request.param, device="cpu")
 
 
 def plain_log_probabilities(checkpoint, images, question, answer) -> np.ndarray:
@@ -91,12 +86,6 @@ def test_maps_are_the_attention_of_image_tokens(model_folder, checkpoint):
         # The upper left cell: the first token of the first tile, and its part of the whole image's first.
         corner = columns[:, 0] + columns[:, -4] / (rows * cols)
         assert np.allclose(own[:, 0, 0], corner, atol=1e-6)
-
-
-def test_in_nanovlm(nanovlm):
-    found = attention_maps(nanovlm, [draw_image(60, 40)], "how many?", [5, 6])
-    (own,) = found.maps
-    assert own.min() >= 0 and (own.sum((1, 2)) > 0).all() and (own.sum((1, 2)) < 1).all()
 
 
 # ------------------------------------------------------------------------------------------------- geometry
@@ -172,13 +161,6 @@ def test_a_greyed_region_is_a_greyed_image(checkpoint, monkeypatch):
         for region in found.regions:
             counts[region.top : region.bottom, region.left : region.right] += region.image == image
         assert (counts == 4).all()
-
-
-def test_occlusion_in_nanovlm(nanovlm, monkeypatch):
-    monkeypatch.setattr(occlusion, "WINDOW", 0.7)
-    images = [draw_image(60, 40)]
-    found = occlusion_maps(nanovlm, images, "how many?", [5, 6])
-    assert_regions_hold(found, nanovlm, images, "how many?", [5, 6], range(0, len(found.regions), 5))
 
 
 def asked_in_a_conversation(checkpoint, image) -> None:

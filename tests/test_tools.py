@@ -16,7 +16,6 @@ import jsonschema
 import openai
 import pytest
 import torch
-from pydantic import BaseModel
 from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS as RESPONSE_TEMPLATES
 
 from data.chat import ChatEncoder
@@ -27,7 +26,7 @@ from inference.calls import CallReader, whole_calls
 from inference.constraint import Constraints
 from inference.errors import RequestError
 from inference.grammar import ToolUse, json_grammar, tool_grammar
-from inference.markup import MARKUPS, kinds_of
+from inference.markup import MARKUPS
 from tests.schemas import GROWING, SCHEMAS, record
 from tests.test_serve import CUP, EXAMPLE, FOLDER, NAME, STAR, data_url, events, message, refused, running
 from tests.tool_checkpoints import TEMPLATES, save, tokenizer
@@ -507,22 +506,6 @@ def test_an_answer_that_is_cut_says_so(served):
 
 
 @pytest.mark.slow
-def test_tools_of_pydantic_models_are_parsed_by_the_client(served):
-    class Move(BaseModel):
-        to: int
-        why: str | None = None
-
-    tool = openai.pydantic_function_tool(Move)
-    tool["function"]["parameters"]["properties"]["to"] |= {"minimum": 0, "maximum": 99}
-    tool["function"]["parameters"]["properties"]["why"]["anyOf"][0]["maxLength"] = 6
-    for model in TEMPLATES:
-        answer = served.client().chat.completions.parse(
-            **asked(model, tools=[tool], tool_choice="required", parallel_tool_calls=False)
-        )
-        assert isinstance(answer.choices[0].message.tool_calls[0].function.parsed_arguments, Move)
-
-
-@pytest.mark.slow
 def test_a_schema_for_the_answer_holds_beside_tools(served):
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": record(n=SCHEMAS["integer"])}}
     for seed in range(6):
@@ -616,42 +599,6 @@ def test_thinking_stays_apart_from_calls(tmp_path):
             assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
             thoughts += thought
     assert thoughts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", TEMPLATES)
-def test_any_call_over_the_wire_can_be_read_and_fits_its_schema(served, model):
-    """By random weights, whole and streamed. See OCELLI_TOOL_CALLS."""
-    client, made = served.client(), 0
-    for seed in range(CALLS // 8):
-        chance = random.Random(seed)
-        tools = [random_tool(chance, 0)]  # the contexts are small
-        wanted = asked(
-            model, tools=[tool.shown for tool in tools], seed=seed, temperature=chance.choice([0, 1, 2])
-        )
-        wanted |= {"tool_choice": "required", "parallel_tool_calls": chance.random() < 0.5, "max_tokens": 600}
-        wanted["messages"] = [{"role": "user", "content": STAR}]
-        try:
-            if chance.random() < 0.5:
-                _, sent, reason = streamed(client, **wanted)
-                calls = [ToolCall(one["id"], one["name"], one["arguments"]) for one in sent]
-                calls = calls if reason == "tool_calls" else calls[:-1]
-            else:
-                choice = client.chat.completions.create(**wanted).choices[0]
-                reason, sent = choice.finish_reason, choice.message.tool_calls or ()
-                calls = [ToolCall(one.id, one.function.name, one.function.arguments) for one in sent]
-        except openai.BadRequestError as refusal:  # a tool of so many words that it leaves no room
-            assert refusal.code == "context_length_exceeded"
-            continue
-        assert reason in ("tool_calls", "length") and all(fits(call, tools) for call in calls), seed
-        assert calls or reason == "length", seed
-        made += len(calls)
-    assert made > CALLS // 16
-
-
-@pytest.mark.parametrize("schema", [{"anyOf": 5}, {"type": {}}, {"type": ["string", {}]}])
-def test_schemas_of_wrong_types_are_left_to_the_library_that_refuses_them(schema):
-    assert "json" in kinds_of(schema)
 
 
 def test_json_of_any_form(served):
