@@ -96,7 +96,7 @@ def say(message: Any, data: bytes = b"") -> None:
 
 
 class TrialFailed(Exception):
-    """Why a grammar cannot be used, in llguidance's words or in ours."""
+    """The reason why a grammar cannot be used, in llguidance's words or in ours."""
 
 
 class Trials:

@@ -68,7 +68,7 @@ def _fields(layout: Layout, text: str) -> tuple[str, int]:
 
 
 def _bare_object(quote: str, text: str) -> tuple[str, int]:
-    """Of an object with bare names and words, and texts in quotes of their own."""
+    """`arguments_in` of an object with bare names and words, and texts in quotes of their own."""
     mark = re.escape(quote)
     token = rf'{mark}(?P<text>.*?)(?P<ends>{mark}|\Z)|{_STRING}|[{{}}\[\]:,]|(?:(?!{mark})[^{{}}\[\]:,"])+'
     made, word, depth = "", "", 0

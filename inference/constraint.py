@@ -327,8 +327,8 @@ class Constraints:
         return Form(lambda: CallsMayFollow(vocabulary, opens.encode(), several, block), size=size)
 
     def _compile(self, grammar: str) -> tuple[Callable[[], Constraint], int]:
-        """What makes the constraints, and the bytes that it takes. A grammar is compiled here after it was
-        tried out. Raises FormError."""
+        """A function that makes constraints, and the bytes that it takes. A grammar is compiled here only
+        after it was tried out. Raises FormError."""
         # Where it spells a special token, llguidance would force that in place of its characters.
         said = grammar.replace(Gemma.NO_MARKS, "")  # texts have no marks in them
         plain = said.replace("\\", "")

@@ -62,9 +62,9 @@ def answer_ids(
 
 
 def decided(form: Form | None, decision: Decision | None) -> dict[str, Any]:
-    """Of an answer that is one of a form's choices: "probabilities", each choice's among them, which add up
-    to 1; "probability_mass", that of any of them among all that the model could have said; and where all are
-    numbers, their "expected_value". {} for another answer."""
+    """The fields of an answer that is one of a form's choices; {} for another. "probabilities" are each choice's
+    among the choices, and add up to 1; "probability_mass" is that of any of them among all that the
+    model could have said; "expected_value" is there where all are numbers."""
     if form is None or decision is None:
         return {}
     probabilities = dict(zip(form.choices, decision.probabilities, strict=True))

@@ -139,7 +139,7 @@ class DraftedReply(Reply):
             yield text.finish()
 
     def after_draft(self, grey: GreyText, always: bool = False) -> Iterator[tuple[int, str]]:
-        """What iterating gives, once the draft was made and shown; that goes when the answer comes.
+        """The pieces of the answer, after the draft was made and shown, which goes when they come.
 
         A draft that cannot be shown is not made, unless `always`. Ctrl-C leaves on the screen what is there.
         """
@@ -213,7 +213,7 @@ def with_seed(options: GenerationOptions) -> GenerationOptions:
 def parts_left(
     model: VisionLanguage, features: FeatureCache, inputs: Mapping[str, Any], short: Mapping[str, Any]
 ) -> float:
-    """What is to be encoded after a draft, over what is to be encoded for it, by positions. 0 where a draft
+    """The positions to be encoded after a draft over those to be encoded for it. 0 where a draft
     does not help, or its pictures would be encoded twice."""
     full, small = _positions(model, inputs), _positions(model, short)
     too_long = short["input_ids"].shape[-1] > LIMITS.most_prompt * inputs["input_ids"].shape[-1]
@@ -226,7 +226,7 @@ def parts_left(
 
 
 def _positions(model: VisionLanguage, inputs: Mapping[str, Any]) -> dict[bytes, int]:
-    """Of each part of the images, by its digest."""
+    """The positions of each part of the images, by its digest."""
     pixels = inputs.get("pixel_values")
     if pixels is None or not pixels.numel():
         return {}

@@ -31,11 +31,11 @@ class MarkedText(AnswerText):
         self.turned = False
         form = form.form if isinstance(form, Think) else form
         self._reader = form.reader() if isinstance(form, Form) and form.reader is not None else None
-        self._calls = list[CallPiece]()  # that were not told of
+        self._calls = list[CallPiece]()  # since the last time
         # Marks of calls that are special tokens, whose text is shown nowhere else.
         self._marks = {} if self._reader is None else {i: mark for mark, i in checkpoint.forms.marks.items()}
         self._held = list[int]()  # tokens of which it is open whether they begin a block of thinking
-        self._thought = self._open = ""  # text of it that was not told of, and what may be its end
+        self._thought = self._open = ""  # since the last time, and what may be its end
         self._has_thought = False
         self._mark = ""  # what may begin the end of a block that nothing has begun
 
@@ -47,7 +47,7 @@ class MarkedText(AnswerText):
         return "" if self._ended else self._beside_calls(self._show(self._take(token_id)))
 
     def thought(self) -> str:
-        """What was thought since the last call, without white space around all of it."""
+        """The thoughts since the last call, without white space around all of them."""
         thought, self._thought = self._thought, ""
         return thought
 
@@ -112,7 +112,7 @@ class MarkedText(AnswerText):
         return "".join(map(self._text_of, held))
 
     def _think(self, marker: str = "") -> None:
-        """Tell of what is open, but for the beginning of a marker, and white space before that."""
+        """Take what is open as thought, but for the beginning of a marker, and white space before that."""
         shown = self._open[: len(self._open) - begun(self._open, marker)].rstrip()
         self._open = self._open[len(shown) :] if marker else ""
         self._thought += shown if self._has_thought else shown.lstrip()

@@ -1,4 +1,4 @@
-"""Of several answers to one question, the one to give: by vote, or by how sure the model was.
+"""The best of several answers to one question: by vote, or by how sure the model was.
 
     options = GenerationOptions(num_return_sequences=8, temperature=0.8, seed=0, confidence=True)
     result = ask(checkpoint, ["photo.jpg"], "How many boats are there?", options).finish()
@@ -20,7 +20,7 @@ PICKS = ("vote", "confidence")
 
 
 def normalised(answer: str) -> str:
-    """What tells answers apart in a vote: case, white space and a dot at the end do not."""
+    """An answer as votes compare it: without case, white space around words, and a dot at the end."""
     return " ".join(answer.lower().split()).removesuffix(".").rstrip()
 
 

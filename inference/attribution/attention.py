@@ -1,4 +1,4 @@
-"""Where the decoder's attention went, for each token of the answer.
+"""Maps of the decoder's attention, for each token of the answer.
 
     found = attention_maps(checkpoint, ["photo.jpg"], "What is it?", answer_ids)
     found.maps[0]                                       # (T, h, w): of the first image
@@ -83,7 +83,7 @@ def attention_steps(forced: ForcedAnswer) -> Steps[AttentionMaps]:
 def attention_rows(
     language_model: LanguageModel, x: Tensor, queries: Sequence[int], places: Tensor | None = None
 ) -> Steps[Tensor]:
-    """What Q positions of a text, embedded as x (1, T, D), attend to, averaged over the layers that have
+    """The attention of Q positions of a text, embedded as x (1, T, D), averaged over the layers that have
     attention and their heads: (Q, T) float32, rows of sum 1."""
     chosen = attending(language_model.config)
     positions = torch.as_tensor(list(queries), device=x.device)

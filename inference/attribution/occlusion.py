@@ -1,4 +1,4 @@
-"""How much less likely an answer becomes when a part of an image is greyed.
+"""Maps of how much less likely an answer becomes when a part of an image is greyed.
 
     found = occlusion_maps(checkpoint, ["photo.jpg"], "What is it?", answer_ids)
     found.of([0, 1])[0]                 # (h, w): fall of the first two tokens' probability, first image
@@ -41,7 +41,7 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class OcclusionMaps:
-    """What greying each of R regions does to an answer of T tokens.
+    """The log-probabilities of an answer of T tokens, with each of R regions greyed.
 
     images: N of them, upright RGB. shapes: (h, w) of each image's maps.
     regions: R windows, in cells.
@@ -103,7 +103,7 @@ def occlusion_maps(*question: Any, **more: Any) -> OcclusionMaps:
 
 
 def occlusion_steps(forced: ForcedAnswer) -> Steps[OcclusionMaps]:
-    """How much the answer's probability falls when a window is greyed, for windows all over the images. Only
+    """The fall of the answer's probability when a window is greyed, for windows all over the images. Only
     the tiles that a window changes are encoded again."""
     shapes, regions, sizes, cells = [], [], [], max(_STEPS, round(_STEPS / WINDOW))
     for number, image in enumerate(forced.images):

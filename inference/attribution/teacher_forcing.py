@@ -126,7 +126,7 @@ class ForcedAnswer:
 
     @torch.no_grad()
     def log_probabilities(self, features: Tensor) -> Steps[Tensor]:
-        """Of each answer token given those before it, (R, A) float32, for features (R, P, D)."""
+        """Those of each answer token, given the ones before it, (R, A) float32, for features (R, P, D)."""
         language_model = self.checkpoint.model.language_model
         hidden = yield from through_blocks(language_model, self.embed(features), self.places)
         scores = language_model.logits(hidden[:, self.queries.start :]).float().log_softmax(-1)  # (R, A, V)
