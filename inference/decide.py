@@ -62,8 +62,8 @@ def answer_ids(
 
 
 def decided(form: Form | None, decision: Decision | None) -> dict[str, Any]:
-    """The fields of an answer that is one of a form's choices; {} for another. "probabilities" are each choice's
-    among the choices, and add up to 1; "probability_mass" is that of any of them among all that the
+    """The fields of an answer that is one of a form's choices; {} for another. "probabilities" are those of
+    each, among the choices, and add up to 1; "probability_mass" is that of any of them among all that the
     model could have said; "expected_value" is there where all are numbers."""
     if form is None or decision is None:
         return {}
