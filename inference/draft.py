@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from data.processor import EncodedConversation, Processor
@@ -36,22 +36,9 @@ from inference.checkpoint import Checkpoint
 from inference.terminal import GreyText
 from inference.thinking import Think
 
-
-@dataclass(frozen=True)
-class DraftLimits:
-    """When a draft is made, and when it ends.
-
-    share: of the time that the other parts are expected to take; the first token is made in any case.
-    least_wait: seconds that the other parts are expected to take at least: less is no time to read in.
-    most_prompt: length of the short prompt, as a share of the full one's.
-    """
-
-    share: float = 0.025
-    least_wait: float = 0.3
-    most_prompt: float = 1 / 3
-
-
-LIMITS = DraftLimits()
+SHARE = 0.025  # of the time that the rest is expected to take: a draft goes on for so long
+LEAST_WAIT = 0.3  # seconds that the rest is expected to take at least: less is no time to read in
+MOST_PROMPT = 1 / 3  # length of the short prompt, as a share of the full one's
 
 
 class Draft:
@@ -84,9 +71,9 @@ class Draft:
             self.seconds += time.perf_counter() - began
             if not self.token_ids:
                 self.first_token_seconds, wait = self.seconds, self._left * self.seconds
-                if wait < LIMITS.least_wait:
+                if wait < LEAST_WAIT:
                     break
-                most = self.seconds + LIMITS.share * wait
+                most = self.seconds + SHARE * wait
             self.token_ids.append(int(ids))
             yield self.token_ids[-1]
             if self.over or self.seconds >= most:
@@ -216,7 +203,7 @@ def parts_left(
     """The positions to be encoded after a draft over those to be encoded for it. 0 where a draft
     does not help, or its pictures would be encoded twice."""
     full, small = _positions(model, inputs), _positions(model, short)
-    too_long = short["input_ids"].shape[-1] > LIMITS.most_prompt * inputs["input_ids"].shape[-1]
+    too_long = short["input_ids"].shape[-1] > MOST_PROMPT * inputs["input_ids"].shape[-1]
     position_bytes = model.config.feature_width * model.language_model.norm.weight.itemsize
     first = features.missing([*small])
     if too_long or not first or sum(small.values()) * position_bytes > features.max_bytes:
