@@ -46,12 +46,12 @@ def arguments_in(layout: Layout, text: str) -> tuple[str, int]:
 
 
 def _fields(layout: Layout, text: str) -> tuple[str, int]:
-    kinds = {one.name: kinds_of(one.schema) for one in layout.named or ()} if layout.ends else {}
+    schemas = {one.name: one.schema for one in layout.named or () if layout.ends}
     made, at = "{", 0
     while not text.startswith(layout.tail, at):
         if not (begun := layout.begins.match(text, at)):
             return made, -1
-        known, at = kinds.get(begun[1], {"json"}), begun.end()
+        known, at = kinds_of(schemas.get(begun[1], {})), begun.end()
         made += f"{', ' * (made != '{')}{quoted(begun[1])}: "
         end = text.find(layout.ends, at) if layout.ends else _value_end(text, at)
         if known == {"text"}:

@@ -27,14 +27,13 @@ from data.tools import Tool
 from inference.apart import TrialFailed, Trials
 from inference.calls import CallReader
 from inference.errors import RequestError
-from inference.markup import Markup, Rules, quoted, reached, slashes_escaped
+from inference.markup import NAMED, VALUES, Markup, Rules, quoted, slashes_escaped
 from messages import one_line
 
 if TYPE_CHECKING:
     from generation.protocol import Constraint  # imports torch, which --help does without
 
 MOST_BYTES = 65_536  # of a schema, all choices, or a pattern
-MOST_WRITTEN = 2**20  # of the grammar of tools, whose definitions stand in it several times
 MOST_CHOICES = 1000
 MOST_DECIDED, LONGEST_DECIDED = 128, 8_192  # choices of a stranger, and characters of all of them
 # A schema may not change these, which "x-guidance" in it could do.
@@ -167,20 +166,9 @@ def tool_grammar(markup: Markup, use: ToolUse, token: Callable[[str], int | None
     """The grammar of calls of tools: of a whole answer where it must be calls; else of a block of them, after
     its opening mark. `token`: the id of a mark that is a token. Raises RequestError."""
     _check_size("tools", "".join(json.dumps(tool.schema) for tool in use.tools))
-    written = set[str]()
-
-    def schema_rule(schema: Any) -> str:
-        rule = json_grammar(reached(schema)).removeprefix(_START)
-        written.add(rule)
-        if (size := sum(map(len, written))) > MOST_WRITTEN:
-            raise RequestError(
-                f"tools: expected a grammar of at most {MOST_WRITTEN} bytes, got {size} or more"
-            )
-        return rule
-
     for tool in use.tools:
         _check_counts(tool.schema)
-    rules = Rules(schema_rule, token)
+    rules = Rules(lambda schema: json_grammar(schema).removeprefix(_START), token)
     if use.must or use.text is not None:
         words = "" if use.text is None or use.must else use.text.removeprefix(_START)
         words = words if (choices := choices_of(words)) is None else " | ".join(map(quoted, choices))
@@ -247,18 +235,16 @@ def _objects(value: Any) -> Iterator[dict]:
     if isinstance(value, dict):
         yield value
         for key, inner in value.items():
-            named = key in _NAMED and isinstance(inner, dict)
-            yield from _objects([*inner.values()] if named else inner if key not in _VALUES else None)
+            named = key in NAMED and isinstance(inner, dict)
+            yield from _objects([*inner.values()] if named else inner if key not in VALUES else None)
     elif isinstance(value, list):
         for inner in value:
             yield from _objects(inner)
 
 
-_VALUES = ("const", "enum", "default", "examples")  # keywords whose value is no schema
 _COUNTS = {f"{of}{what}" for of in ("min", "max") for what in ("Length", "Items", "Properties", "Contains")}
 _ONE = ("items", "additionalProperties")  # keywords whose value is a schema
 _SEVERAL = ("anyOf", "oneOf", "prefixItems")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _ELSEWHERE = {"$ref", "anyOf", "oneOf"}  # keywords that lead to other schemas for the same value
 _OF_OBJECTS = {"properties", "required", "additionalProperties", "patternProperties", "minProperties"}
 
@@ -280,7 +266,7 @@ def _closed(schema: Any) -> Any:
             closed[key] = _closed(value)
         elif key in _SEVERAL and isinstance(value, list):
             closed[key] = [_closed(one) for one in value]
-        elif key in _NAMED and isinstance(value, dict):
+        elif key in NAMED and isinstance(value, dict):
             closed[key] = {name: _closed(one) for name, one in value.items()}
     named, required = schema.get("properties"), schema.get("required", [])
     known = isinstance(named, dict) and isinstance(required, list) and set(map(str, required)) <= set(named)
