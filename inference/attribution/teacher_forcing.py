@@ -100,13 +100,13 @@ class ForcedAnswer:
     def encode(self, images: Sequence[Parts], keep: bool = False) -> Steps[list[Tensor]]:
         """Parts → features of each, (its positions, D), every different part in a step. `keep`: as those of
         answers are kept, so that what was encoded for them is not encoded again."""
-        features = self.checkpoint.features
+        kept, model = self.checkpoint.features, self.checkpoint.model
         parts, found = Parts.cat(images), dict[bytes, Tensor]()
         for place, digest in enumerate(parts.digests):
             if digest not in found:
                 one = parts[place : place + 1]
-                encoded = features.encode(one, one.digests) if keep else None
-                found[digest] = (encoded or self.checkpoint.model.encode_images(one))[0]
+                encoded = kept.encode(one, one.digests) if keep else model.encode_images(one)
+                found[digest] = encoded[0]
                 yield
         return [found[digest] for digest in parts.digests]
 
