@@ -105,7 +105,7 @@ class ForcedAnswer:
         for place, digest in enumerate(parts.digests):
             if digest not in found:
                 one = parts[place : place + 1]
-                encoded = kept.encode(one, one.digests) if keep else model.encode_images(one)
+                encoded = kept.encode(one, one.digests)[0] if keep else model.encode_images(one)
                 found[digest] = encoded[0]
                 yield
         return [found[digest] for digest in parts.digests]
