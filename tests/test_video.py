@@ -602,12 +602,9 @@ def test_a_model_of_fewer_images_than_a_video_has_frames_takes_none(most, few, t
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        {"fps": 0}, {"fps": "x"}, {"max_frames": 0}, {"min_frames": -1}, {"temporal_patch_size": 4},
-        {"resample": 5}, {"size": {"longest_edge": 0}}, {"image_mean": [0.1] * 3}, {"max_video_tokens": "x"},
-    ],
+    [{"temporal_patch_size": 4}, {"image_mean": [0.1] * 3}],
     ids=str,
-)  # fmt: skip
+)
 def test_settings_of_videos_that_no_checkpoint_has_are_refused(changed):
     images = QwenImages(image_settings("qwen3_vl"))
     with pytest.raises(ProcessorError):

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from data.errors import ProcessorError
 from data.processor import Processor
-from families import FAMILIES, gemma4, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
+from families import FAMILIES, family_of, gemma4, idefics3, internvl, lfm2_vl, nanovlm, qwen3_5, qwen_vl
 from messages import counted, some
 from models.checkpoints.backbones import with_mean_rows
 from models.checkpoints.files import CheckpointError, Opened, read_json
@@ -92,7 +92,7 @@ def convert(
     check_replaceable(target, overwrite)
     opened = open_files(source, revision)
     choose_family(opened.config, opened.source)  # no weights are fetched for nothing
-    from_nanovlm = nanovlm.recognises(opened.config)
+    from_nanovlm = family_of(opened.config) is nanovlm
     layout_of_source = "transformers' layout"
     if from_nanovlm or AUTO_MAP in opened.config:
         layout_of_source = "nanoVLM's layout" if from_nanovlm else "the layout of code of its own"
@@ -188,7 +188,7 @@ def _card(model: Any, source: str, repo_id: str, changes: list[str], with_proces
     """The original's card where the result is the same model in the same layout, else a new one."""
     same = not any("adapter" in change for change in changes)
     described = read_json(model.origin.folder / "config.json")
-    same = same and AUTO_MAP not in described and not nanovlm.recognises(described)
+    same = same and AUTO_MAP not in described and family_of(described) is not nanovlm
     if same and (kept := card_of_origin(model)) is not None:
         return kept
     from_hub = model.origin.commit is not None

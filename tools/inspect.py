@@ -24,9 +24,9 @@ from generation.kv_cache import Layout, bytes_per_row, numbers_per_token
 from generation.states import snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
-from models.checkpoints.files import CheckpointError, Opened
-from models.checkpoints.load import choose_family, empty_model, parameter_shapes, quantization
-from models.checkpoints.missing import other_weights
+from models.checkpoints.files import CheckpointError, Opened, naming
+from models.checkpoints.load import choose_family, empty_model, parameter_shapes, quantization, read_config
+from models.checkpoints.missing import instead
 from models.checkpoints.sizes import PARTS, Headers, module_of, read_headers
 from models.checkpoints.sources import open_files
 from models.checkpoints.weights import FLOATS, Shape, check_shapes
@@ -50,19 +50,17 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     reader: Any = (VISION | TEXT).get(kind) or choose_family(opened.config, source)
     vision: VisionConfig | PackedVisionConfig | None = None
     text: TextConfig | None = None
-    try:
-        if kind in VISION or kind in TEXT:
+    if kind in VISION or kind in TEXT:
+        with naming(source):
             part, tied = reader.read_config(opened.config), bool(opened.config.get("tie_word_embeddings"))
-            vision, text = (part, None) if kind in VISION else (None, part)
-            # The other tower of this model is not counted.
-            towers = vision or VisionConfig(), text or TextConfig()
-            config = VLMConfig(*towers, scale_factor=1, image_token_id=0, tie_word_embeddings=tied)
-            prefix = "vision_model." if vision else "language_model."
-        else:
-            config = reader.read_config(opened.config, opened.generation_config, {})
-            vision, text, prefix = config.vision, config.text, ""
-    except CheckpointError as error:
-        raise CheckpointError(f"{source}: {error}") from None
+        vision, text = (part, None) if kind in VISION else (None, part)
+        # The other tower of this model is not counted.
+        towers = vision or VisionConfig(), text or TextConfig()
+        config = VLMConfig(*towers, scale_factor=1, image_token_id=0, tie_word_embeddings=tied)
+        prefix = "vision_model." if vision else "language_model."
+    else:
+        config = read_config(opened.config, source, opened.generation_config)
+        vision, text, prefix = config.vision, config.text, ""
     shapes = parameter_shapes(empty_model(VisionLanguageModel, config))
     expected = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
     parameters = dict.fromkeys(PARTS, 0)  # a tied head counts nothing
@@ -103,7 +101,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
 def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, opened: Opened) -> str:
     """Whether the stored tensors are those of the config, and if not, why."""
     if headers is None:
-        return f"no weights here{other_weights(opened.files.names())}"
+        return f"no weights here{instead(opened.files.names())}"
     ignorable = reader.ignorable if isinstance(reader, Backbone) else reader.IGNORABLE
     try:
         names = headers.shapes
@@ -163,7 +161,7 @@ def inspect_image(
         )
     check_size(width, height, ImageLimits(), f"an image of {width} x {height}")
     opened = open_files(report["source"], report["commit"])
-    config = choose_family(opened.config, opened.source).read_config(opened.config, {}, {})
+    config = read_config(opened.config, opened.source)
     # Refused where it is not this model's.
     processor = Processor.from_pretrained(opened, config=config, max_pixels=max_pixels)
     if max_pixels is not None and processor.images.budget is None:
