@@ -292,10 +292,13 @@ def test_boxes_are_pixels_and_the_models_own_numbers_stand_beside(here, tmp_path
 def test_boxes_of_a_text_in_a_form_are_pixels_and_those_of_an_unknown_image_none(here, tmp_path):
     wide = tmp_path / "wide.png"
     Image.open(EXAMPLE).resize((1200, 400)).save(wide)
-    schema = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4}
+    named = {"bbox_2d": numbers, "label": {"type": "string"}}
+    thing = {"type": "object", "properties": named, "required": [*named]}
+    schema = {"type": "array", "items": thing, "maxItems": 1}
     form = {"type": "json_schema", "json_schema": {"name": "where", "schema": schema}}
     said = here.ask("Where is the star?", wide, response_format=form).json()["choices"][0]["message"]
-    (written,), (box,) = json.loads(json.loads(said["content"])["answer"]), said["boxes"]
+    (written,), (box,) = json.loads(said["content"]), said["boxes"]
     assert written["bbox_2d"] == [round(one) for one in box["box"]] != box["raw"]
     said = here.ask("Where is the star?", wide, EXAMPLE).json()["choices"][0]["message"]
     (box,) = said["boxes"]
