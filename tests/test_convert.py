@@ -237,8 +237,7 @@ def test_push(bare, tmp_path, monkeypatch, capsys):
     with HubServer({}, uploads=tmp_path / "hub") as hub:
         point_client_at(monkeypatch, hub.url, tmp_path / "cache")
         arguments = ["convert", str(bare), str(tmp_path / "pushed"), "--dtype", "bfloat16"]
-        sharded = ["--max-shard-size", "100KB"]
-        assert main([*arguments, "--push", "me/small", "--private", *sharded]) == 0
+        assert main([*arguments, "--push", "me/small", "--private"]) == 0
         assert hub.created[0]["visibility"] == "private"
         held = content(hub.repos["me/small"])
         assert held == content(tmp_path / "pushed")
@@ -246,8 +245,6 @@ def test_push(bare, tmp_path, monkeypatch, capsys):
         assert "Made from model" in card and "rounded to bfloat16" in card
         assert 'from_pretrained("me/small")' in card and "pushed" not in card
         assert f"{hub.url}/me/small/commit/" in capsys.readouterr().err
-        index = json.loads(held["model.safetensors.index.json"])["weight_map"]
-        assert len(set(index.values())) > 1
         # From the Hub again, to another dtype: the source may be an id.
         assert main(["convert", "me/small", str(tmp_path / "fetched"), "--dtype", "float32"]) == 0
         card = (tmp_path / "fetched" / "README.md").read_text()

@@ -165,7 +165,7 @@ def test_layers_of_convolution(report, tmp_path):
     assert told["picture"]["tiles"] > 1 and "whole" not in told["images"]
     told["stored"]["dtypes"] = {"Q4_0": 32, "bfloat16": 1}
     shown = as_text(told)
-    assert "conv kernel" in shown and "delta" not in shown and "Q4_0 32" in shown
+    assert "layer types" in shown and "delta" not in shown and "Q4_0 32" in shown
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -30,7 +30,6 @@ from models.checkpoints.hub import check_repo_id
 
 QUESTION = "What is in the picture?"
 _SIZE = re.compile(r"(\d{1,9})[xX](\d{1,9})")
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -62,20 +61,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dtype", type=dtype, choices=dtypes, help="dtype of the weights (default: the widest stored)")
     add("--adapter", metavar="FOLDER", type=Path, help="peft LoRA adapter to merge, as train.py writes it")
     add("--processor", action=flag, default=True, help="write tokenizer, image settings and chat template")
-    add("--max-shard-size", type=size, metavar="SIZE", help="maximum size of a file (default 5GB)")
     replaced = "replace the checkpoint that DST holds and its card; other files in it stay"
     add("--overwrite", action=flag, default=False, help=replaced)
     add("--push", metavar="REPO_ID", help="upload the result to this repository on the Hub, with a card")
     add("--private", action=flag, help="make the repository of --push private")
     return parser
-
-
-def size(text: str) -> int:
-    """5GB, 500MB or 60KB in bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB)", text.strip().upper())
-    if match is None or not float(match[1]):
-        raise argparse.ArgumentTypeError(f"expected a size such as 5GB, 500MB or 60KB, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def inspect(settings: argparse.Namespace) -> None:
@@ -115,7 +105,6 @@ def convert(settings: argparse.Namespace) -> None:
         revision=settings.revision,
         with_processor=settings.processor,
         overwrite=settings.overwrite,
-        max_shard_bytes=settings.max_shard_size or convert.MAX_SHARD_BYTES,
         push=settings.push,
         private=settings.private,
         log=note,

@@ -30,6 +30,7 @@ from models.config import check_device
 
 Data = str | list[dict[str, Any]]
 Weights = str | dict[str, Any]  # of rewards by name, or a mapping of `weight` and options
+DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "flags.yaml"
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 RUN_FILE = "run.yaml"
 FORMERLY = {"waiting": "packing_buffer"}  # names that recipes, runs and flags had, and may have
@@ -286,6 +287,9 @@ class TrainConfig:
     eval_every: float = setting(
         500, "steps between evaluations on held-out data; below 1: a share of the run's steps", 1e-9, _MANY
     )
+    eval_on_start: bool = setting(
+        False, "evaluate before the first step, too, with all questions", scope=OF_HELD_OUT
+    )
     patience: int = setting(
         0, "stop after so many evaluations without a better one; 0: never", 0, _MANY, scope=OF_HELD_OUT
     )
@@ -468,12 +472,15 @@ def _types(kind: type[TrainConfig]) -> dict[str, Any]:
 def parse_arguments(
     arguments: list[str] | None = None, description: str = ""
 ) -> tuple[TrainConfig, PlanOptions]:
-    """The recipe named first, if any, with the flags put over it, and --plan's flags.
+    """The recipe named first with the flags put over it, and --plan's flags. Without a recipe and --data it
+    is configs/flags.yaml.
 
     Exits with status 2 and one sentence for what is wrong in them.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    recipe = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
+    recipe = None if any(one.split("=")[0] == "--data" for one in arguments) else DEFAULT_RECIPE
+    if arguments and not arguments[0].startswith("-"):
+        recipe = Path(arguments.pop(0))
     try:
         settings = read_recipe(recipe) if recipe else {}
     except ValueError as error:
