@@ -37,7 +37,7 @@ from torch import Tensor
 from data.errors import DatasetError
 from data.order import key_of
 from data.packing import Batch
-from eval.run import HeldOutQuestions
+from eval.held_out import HeldOutQuestions
 from generation.threads import limit_threads
 from inference.checkpoint import pick_device
 from inference.flags import log_if_slow

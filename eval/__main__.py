@@ -10,7 +10,7 @@
     torchrun --nproc-per-node 8 -m eval --tasks shapes --model runs/mine
     python -m eval compare runs/eval/a runs/eval/b              # the same questions, two models
     python -m eval card runs/mine runs/eval/a                   # results into the model's card
-    python -m eval doctor http://127.0.0.1:8000/v1 --model M    # whether a server answers as the reference
+    python -m eval doctor http://127.0.0.1:8000/v1 --model M --reference DIR  # as its checkpoint?
 
 Each run prints its prompt and its scoring and keeps them beside the score. Its folder holds results.json,
 samples.jsonl and report.html; the same command again resumes a run that was stopped. Tasks of lmms-eval
@@ -51,7 +51,7 @@ from training.config import dataset_entries, read_datasets
 
 # Nothing here imports torch before everything is checked that can be: --help and refusals answer at once.
 
-COMMANDS = {"compare": "eval.compare", "card": "eval.card", "doctor": "eval.doctor.command"}
+COMMANDS = {"compare": "eval.compare", "card": "eval.card", "doctor": "eval.doctor"}
 OF_DATA = (
     *("metric", "metric_option", "subset", "split", "data_revision", "columns"),
     *("holdout", "prompt", "system", "max_new_tokens", "allow_urls", "allow_outside", "allow_text_only"),
@@ -204,7 +204,7 @@ def run(arguments: list[str]) -> None:
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     if alone:
         check_names(settings)
-    from eval.run import run_command  # imports torch
+    from eval.command import run_command  # imports torch
 
     run_command(settings, None if alone else partial(check_names, settings))
 

@@ -82,7 +82,6 @@ def read_messages(messages: list[dict], fault: str) -> list[dict]:
 class Handler(BaseHTTPRequestHandler):
     checkpoint: Checkpoint
     fault: str
-    count = 0
 
     def log_message(self, *_) -> None:
         pass
@@ -100,31 +99,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if self.fault == "stop breaks" and asked.get("stop"):
-            self.reply({"error": {"message": "internal error"}}, 500)
-            return
         try:
             choices, usage = self.answer(asked)
         except (ValueError, KeyError, OSError) as error:
             self.reply({"error": {"message": str(error)}}, 500 if self.fault == "refusals break" else 400)
             return
-        if not asked.get("stream"):
-            self.reply({"choices": choices, "usage": usage})
-            return
-        self.send_response(200)
-        self.end_headers()
-        for choice in choices:
-            text = choice["message"]["content"]
-            if self.fault == "stream loses a letter":
-                text = text[:-1]
-            for piece in (text[:2], text[2:]):
-                self.event(choice["index"], {"content": piece}, None)
-            self.event(choice["index"], {}, choice["finish_reason"])
-        self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
-
-    def event(self, index: int, delta: dict, finish: str | None) -> None:
-        choice = {"index": index, "delta": delta, "finish_reason": finish}
-        self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+        self.reply({"choices": choices, "usage": usage})
 
     @torch.inference_mode()
     def answer(self, asked: dict) -> tuple[list[dict], dict]:
@@ -137,18 +117,10 @@ class Handler(BaseHTTPRequestHandler):
             row = replace(row, input_ids=tokenizer(tokenizer.decode(row.input_ids))["input_ids"])
         if fault == "BOS twice":
             row = replace(row, input_ids=[row.input_ids[0], *row.input_ids])
-        limit = 24 if fault == "max_tokens ignored" else asked.get("max_tokens", 24)
-        temperature = asked.get("temperature", 0)
-        if fault == "never greedy":
-            temperature = 1.5
-        Handler.count += 1
-        seed = Handler.count if fault in ("never greedy", "seed ignored") else asked.get("seed", 0)
+        limit = 24 if fault == "max_tokens ignored" else asked["max_tokens"]
+        temperature = 1.5 if fault == "never greedy" else 0
         options = GenerationOptions(
-            max_new_tokens=limit,
-            temperature=temperature,
-            seed=seed,
-            stop_token_ids=checkpoint.stop_token_ids,
-            num_return_sequences=1 if fault == "n ignored" else asked.get("n", 1),
+            max_new_tokens=limit, temperature=temperature, stop_token_ids=checkpoint.stop_token_ids
         )
         ids = torch.tensor([row.input_ids])
         output = checkpoint.model.generate_detailed(ids, row.parts, options=options)
@@ -156,11 +128,8 @@ class Handler(BaseHTTPRequestHandler):
         for index, (new, reason) in enumerate(zip(output.rows(), output.stop_reasons, strict=True)):
             texts = text_of(checkpoint)
             text = "".join(map(texts.put, new)) + texts.finish()
-            for stop in asked.get("stop") or []:
-                if stop in text and fault != "stop ignored":
-                    text, reason = text[: text.index(stop)], "stop"
             text = [{"type": "text", "text": text}] if fault == "text in parts" else text
-            own = self.logprobs(row, ids, new) if asked.get("logprobs") and fault != "no logprobs" else None
+            own = self.logprobs(row, ids, new) if asked.get("logprobs") else None
             choices.append(
                 {"index": index, "message": {"content": text}, "finish_reason": reason, "logprobs": own}
             )

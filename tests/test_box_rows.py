@@ -18,7 +18,8 @@ from data.loader import Loader, LoaderConfig, asked
 from data.processor import Processor, coordinates_of
 from data.sources import DatasetConfig, first_rows, open_datasets, open_source
 from eval.metrics import find_metric
-from eval.tasks import DEFAULT_MODEL, DataConfig, data_task
+from eval.rows import Asking, data_task
+from eval.tasks import DEFAULT_MODEL
 from families.qwen_images import QwenImages
 from tests import qwen_checkpoints
 from training.rewards import Rewards
@@ -171,7 +172,7 @@ def test_a_shrunk_copy_of_a_coco_image(tmp_path, name):
     (source,) = open_datasets([{"path": str(path)}]).sources
     _, answer = source.schema.conversation(source.rows[0])
     assert json.loads(answer["content"][0]["text"])[0]["bbox_2d"] == right
-    (sample,) = data_task(DataConfig(str(path), boxes=BoxRows()), find_metric("boxes")).samples
+    (sample,) = data_task(DatasetConfig(str(path)), find_metric("boxes"), Asking(boxes=BoxRows())).samples
     assert json.loads(sample.targets[0])[0]["bbox_2d"] == right
     assert np.allclose(sample.fields["boxes"], [[20, 14, 65, 56]])
     row = {"width": 380, "height": 250, "ref": "it", "bbox": [40, 28, 90, 84]}
@@ -253,7 +254,7 @@ def test_numbered_categories_have_the_names_of_the_library(tmp_path, layout, sto
     assert "the block" in question["content"][-1]["text"]
     (found,) = COORDINATES["qwen3-vl"].read(answer["content"][0]["text"], SIZE).boxes
     assert found.label == "the block" and np.allclose(found.box, PLACE, atol=0.2)
-    task = data_task(DataConfig(str(path), boxes=BoxRows()), find_metric("boxes"))
+    task = data_task(DatasetConfig(str(path)), find_metric("boxes"), Asking(boxes=BoxRows()))
     assert [one.fields["thing"] for one in task.samples] == ["the block"] * 2
 
 

@@ -13,12 +13,15 @@ from huggingface_hub import ModelCard
 from PIL import Image
 
 from data.images import load_image
+from data.sources import DatasetConfig
 from eval import compare, tasks
+from eval.answers import BLANK, answers, by_image, share
 from eval.metrics import find_metric
 from eval.results import describe_model, official_table
-from eval.run import BLANK, answers, by_image, evaluate, share
+from eval.rows import Asking, data_task
+from eval.run import evaluate
 from eval.statistics import calibration, score_interval
-from eval.tasks import DEFAULT_MODEL, DataConfig, TaskError, data_task, shapes_task
+from eval.tasks import DEFAULT_MODEL, TaskError, shapes_task
 from generation.options import GenerationOptions
 from generation.requests import Stats
 from inference.answer import ask
@@ -62,7 +65,7 @@ def alone(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def task(alone):
-    return data_task(DataConfig(str(alone[0] / "rows.jsonl")), find_metric("exact_match"))
+    return data_task(DatasetConfig(str(alone[0] / "rows.jsonl")), find_metric("exact_match"))
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +129,7 @@ def test_of_listed_choices_the_likeliest_is_the_answer(checkpoint, alone, tmp_pa
         for question, choices, own in asked
     ]
     path = str(save_rows(tmp_path / "rows.jsonl", rows))
-    config, metric = DataConfig(path, allow_outside=True), find_metric("multiple_choice")
+    config, metric = DatasetConfig(path, allow_outside=True), find_metric("multiple_choice")
     task = data_task(config, metric)
     evaluate(checkpoint, task, tmp_path / "out", batch_size=4)
     records = {record["id"]: record for record in samples_of(tmp_path / "out")}
@@ -138,7 +141,7 @@ def test_of_listed_choices_the_likeliest_is_the_answer(checkpoint, alone, tmp_pa
         assert [record["answer"]] == expected["answers"]
         assert record["score"] == (record["answer"] == "B")
         assert record["confidence"] == pytest.approx(max(record["probabilities"].values()), abs=1e-6)
-    task = data_task(replace(config, prompt="{question}", limit=2), metric)
+    task = data_task(config, metric, Asking(prompt="{question}", limit=2))
     for number, answer in answers(checkpoint, task.samples):
         plain = ask(checkpoint, [rows[number]["image"]], rows[number]["question"], GenerationOptions())
         assert [answer.text] == plain.finish()["answers"] and answer.probabilities is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import eval.run
+import eval.answers
 from data.boxes import COORDINATES, Box, Located, Malformed, Point
 from data.processor import Processor
 from eval import __main__ as command
@@ -165,7 +165,7 @@ def test_a_family_is_scored_in_its_own_form(kind, monkeypatch, tmp_path):
     seen = processor.images.plan(*size).parts.shape[:1:-1]
     steps = seen if kind == "qwen2_5_vl" else (1000, 1000)
     own = json.dumps([{"bbox_2d": [round(one * steps[at % 2] / size[at % 2]) for at, one in enumerate(box)]}])
-    monkeypatch.setattr(eval.run, "read_answer", lambda *_: ("", own))
+    monkeypatch.setattr(eval.answers, "read_answer", lambda *_: ("", own))
     data = ["--data", str(tmp_path / "rows.jsonl"), "--metric", "boxes", "--max-new-tokens", "4"]
     more = ["--model", str(tmp_path / "model"), "--compile", "off", "--output", str(tmp_path / "run")]
     more += ["--max-pixels", "50000"]

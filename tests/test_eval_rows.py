@@ -10,10 +10,11 @@ from datasets import Dataset, Features, Image, List, Value
 
 from data.errors import DatasetError
 from data.images import load_image
-from data.sources import open_datasets
+from data.sources import DatasetConfig, open_datasets
+from eval.held_out import scored_tasks
 from eval.metrics import find_metric
-from eval.run import evaluate, scored_tasks
-from eval.tasks import DataConfig, data_task
+from eval.rows import Asking, data_task
+from eval.run import evaluate
 from generation.options import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
@@ -30,7 +31,9 @@ CHOICE = {"question": "Which?", "choices": ["red", "blue"]}
 
 def task_of(tmp_path, rows: list[dict], allow_text_only: bool = True, metric=EXACT, **config):
     path = str(save_rows(tmp_path / "rows.jsonl", rows))
-    return data_task(DataConfig(path, allow_text_only=allow_text_only, **config), metric)
+    asked = {key: config.pop(key) for key in [*config] if key in Asking.__dataclass_fields__}
+    entry = DatasetConfig(path, split="", allow_text_only=allow_text_only, **config)
+    return data_task(entry, metric, Asking(**asked))
 
 
 def test_rows_become_samples(tmp_path):
@@ -82,7 +85,7 @@ def test_rows_are_read_as_training_reads_them(tmp_path, monkeypatch):
         "min_ratings": {"meta.mark": 1},
     }
     tasks: list = []
-    monkeypatch.setattr("eval.run._run_own", lambda task, *_: tasks.append(task))
+    monkeypatch.setattr("eval.command._run_own", lambda task, *_: tasks.append(task))
     assert run("--data", json.dumps([entry])) == 0
     tasks += scored_tasks(
         TrainConfig(init_from="x", data="rows.jsonl", eval_data=[entry], eval_metric="exact_match"), None
@@ -108,10 +111,10 @@ def test_of_a_few_questions_about_rows_of_the_hub_few_rows_are_read(monkeypatch)
     def open_rows(path, subset, split, streaming, revision):
         return (stream if streaming else rows), None
 
-    monkeypatch.setattr("eval.tasks.open_rows", open_rows)
-    few = data_task(DataConfig("owner/rows", limit=7), EXACT)
+    monkeypatch.setattr("eval.rows.open_rows", open_rows)
+    few = data_task(DatasetConfig("owner/rows", split=""), EXACT, Asking(limit=7))
     seen = stream.rows_read
-    every = data_task(DataConfig("owner/rows"), EXACT)
+    every = data_task(DatasetConfig("owner/rows", split=""), EXACT)
     assert len(every.samples) == 500 and stream.rows_read == seen < 350  # the first ones are looked at, too
     assert few.samples and [sample.prompt for sample in few.samples] == [f"What is {i}?" for i in range(7)]
     assert [sample.images()[0] for sample in few.samples] == [row["image"] for row in rows[:7]]
@@ -142,7 +145,7 @@ def test_images_in_parquet_are_grouped_by_their_bytes_and_opened_late(tmp_path):
     rows |= {"question": ["a?", "b?", "c?", "d?"], "answer": ["a", "b", "c", "d"]}
     features = Features(images=List(Image()), question=Value("string"), answer=Value("string"))
     Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "rows.parquet"))
-    samples = data_task(DataConfig(str(tmp_path / "rows.parquet")), EXACT).samples
+    samples = data_task(DatasetConfig(str(tmp_path / "rows.parquet")), EXACT).samples
     groups = [sample.group for sample in samples]
     assert groups[0] == groups[2] and len(set(groups)) == 3
     assert load_image(samples[1].images()[0]).size == (8, 6) and samples[3].images() == []
@@ -252,8 +255,8 @@ def test_rows_name_no_file_outside_of_their_folder(tmp_path, monkeypatch, named)
     path = str(save_rows(folder / "rows.jsonl", [{"question": "?", "answer": "a", "image": named}]))
     for where in (path, "rows.jsonl"):
         with pytest.raises(DatasetError, match="outside"):
-            data_task(DataConfig(where), EXACT)
-        (sample,) = data_task(DataConfig(where, allow_outside=True), EXACT).samples
+            data_task(DatasetConfig(where), EXACT)
+        (sample,) = data_task(DatasetConfig(where, allow_outside=True), EXACT).samples
         assert load_image(sample.images()[0]).size == (48, 48)
 
 
@@ -277,5 +280,5 @@ def test_a_snapshot_of_the_hubs_cache_links_to_its_own_files(tmp_path):
     blank_image(cache / "blobs", "0a1b.png")
     (folder / "a.png").symlink_to("../../blobs/0a1b.png")
     path = save_rows(folder / "rows.jsonl", [{"question": "?", "answer": "a", "image": "a.png"}])
-    (sample,) = data_task(DataConfig(str(path)), EXACT).samples
+    (sample,) = data_task(DatasetConfig(str(path)), EXACT).samples
     assert load_image(sample.images()[0]).size == (48, 48)

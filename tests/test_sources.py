@@ -35,7 +35,7 @@ from data.sources import (
     open_rows,
 )
 from eval.metrics import find_metric
-from eval.tasks import DataConfig, data_task
+from eval.rows import Asking, data_task
 from tests.processors import embedded
 from tests.rows import loader, png
 
@@ -407,7 +407,7 @@ def test_rows_at_an_address_are_read_as_files_here(addresses, where, name, strea
     reader = ShardReader(mixture, 0, 1, seed=0, epochs=1)
     assert len([*iter(reader.next, None)]) == COUNT
     if not streaming and name == "parquet/all.parquet":
-        task = data_task(DataConfig(entry["path"], allow_text_only=True), find_metric("exact_match"))
+        task = data_task(DatasetConfig(entry["path"], allow_text_only=True), find_metric("exact_match"))
         assert len(task.samples) == COUNT and task.samples[1].images()
 
 
@@ -547,7 +547,7 @@ def test_which_files_are_which_split(tmp_path, files, expected):
         answers(tmp_path, "no")
     for split in expected:
         task = data_task(
-            DataConfig(str(tmp_path), split=split, allow_text_only=True), find_metric("exact_match")
+            DatasetConfig(str(tmp_path), split=split, allow_text_only=True), find_metric("exact_match")
         )
         assert "".join(sample.targets[0] for sample in task.samples) == expected[split]
 
@@ -636,7 +636,7 @@ def test_rows_are_held_out_at_random_and_by_class(tmp_path, stored, split):
     if stored in ("folder", "saved", "parquet"):
         assert of_class == {answer: 2 for answer, _ in whole}
     entry.pop("split")
-    task = data_task(DataConfig(**entry, split=split, holdout=0.2), find_metric("exact_match"))
+    task = data_task(DatasetConfig(**entry, split=split), find_metric("exact_match"), Asking(holdout=0.2))
     assert [sample.targets[0] for sample in task.samples] == [answer for answer, _ in held_out]
 
 

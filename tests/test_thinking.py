@@ -20,9 +20,9 @@ from data.chat import ChatEncoder
 from data.conversation import Message
 from data.errors import ThinkingError
 from eval.__main__ import main as eval_main
+from eval.answers import records_of
 from eval.metrics import find_metric
 from eval.results import summarise
-from eval.run import records_of
 from eval.tasks import EvalSample, EvalTask
 from generation.confidence import TokenLogprobs
 from generation.options import GenerationOptions

@@ -21,10 +21,10 @@ from data.loader import asked
 from data.packing import IGNORE_INDEX, Sample, SampleEncoder
 from data.processor import Processor
 from data.row_schemas import RowSchema
-from data.sources import open_datasets
+from data.sources import DatasetConfig, open_datasets
 from data.tools import ToolCall
 from eval.metrics import find_metric
-from eval.tasks import DataConfig, data_task
+from eval.rows import data_task
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import processor
 from tests.tool_checkpoints import TEMPLATES, save
@@ -391,9 +391,9 @@ def test_runs_and_evaluations_score_answers_in_words_alone(tmp_path):
         assert sorted((one.target, *one.accept) for one in asked_in_run) == sorted(targets)
         if given is rows:  # an evaluation has no rows that it may pass over
             with pytest.raises(DatasetError, match=r"row 2: tools.*2 more"):
-                data_task(DataConfig(**entry), find_metric("exact_match"))
+                data_task(DatasetConfig(**entry), find_metric("exact_match"))
         else:
-            scored = data_task(DataConfig(**entry), find_metric("exact_match"))
+            scored = data_task(DatasetConfig(**entry), find_metric("exact_match"))
             assert sorted(one.targets for one in scored.samples) == sorted(targets)
 
 

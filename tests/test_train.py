@@ -212,7 +212,7 @@ def watched(base):
     held_out = [{"path": str(base / "rows.jsonl"), "name": "seen"}]
     more = {"eval_data": held_out, "eval_every": 2, "eval_samples": 5, "steps": 4, "save_every": 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eval.run.SLOTS", 8)  # answers that an evaluation before the last asks for
+        patch.setattr("eval.held_out.SLOTS", 8)  # answers that an evaluation before the last asks for
         train.main(settings(base, "watched", **more, eval_questions=20))
     return base / "watched"
 

@@ -8,11 +8,13 @@ from itertools import combinations
 
 import pytest
 
+from data.sources import DatasetConfig
+from eval.answers import answers as eval_answers
 from eval.card import eval_results, evaluation_text, read_results
 from eval.metrics import find_metric
-from eval.run import answers as eval_answers
+from eval.rows import data_task
 from eval.statistics import best_of, score_interval
-from eval.tasks import DEFAULT_MODEL, DataConfig, Draws, data_task
+from eval.tasks import DEFAULT_MODEL, Draws
 from generation.options import GenerationOptions
 from generation.requests import Stats
 from inference.answer import ask
@@ -120,7 +122,7 @@ def test_an_evaluation_of_several_answers_has_those_of_separate_calls_and_resume
     arguments = ("--data", rows, "--samples", 4, "--temperature", 1.5, "--sample-seed", 3)
     assert run(*arguments, "--batch-size", 3, "--compile", "off", "--output", out) == 0
     checkpoint = open_checkpoint(DEFAULT_MODEL, device="cpu", dtype="float32").compiled()
-    task, draws = data_task(DataConfig(str(rows)), find_metric("exact_match")), Draws(4, 1.5, 3)
+    task, draws = data_task(DatasetConfig(str(rows)), find_metric("exact_match")), Draws(4, 1.5, 3)
     records = {one["id"]: one for one in samples_of(out)}
     for sample in task.samples:
         record = records[sample.id]

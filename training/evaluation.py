@@ -29,7 +29,7 @@ BEST, SCORE = "best", "best.json"
 
 
 class HeldOut(Protocol):
-    """Held-out questions, and how they are answered: `eval.run.HeldOutQuestions`."""
+    """Held-out questions, and how they are answered: `eval.held_out.HeldOutQuestions`."""
 
     shared: bool  # all ranks answer together
     any: bool  # there are questions on some rank

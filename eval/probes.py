@@ -1,8 +1,4 @@
-"""What a server is asked: hard images and prompts, always the same, and how they are commonly misread.
-
-A `Case` is a conversation. A `Mistake` is one way of reading it wrong. Where a server leaves the reference,
-the reference is run with each mistake in turn.
-"""
+"""Hard images and prompts, always the same, for another engine, and common ways of reading them wrong."""
 
 from __future__ import annotations
 

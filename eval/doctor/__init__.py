@@ -1,1 +1,0 @@
-"""Whether a server of OpenAI's protocol answers as the reference does; see `eval.doctor.command`."""
