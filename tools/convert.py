@@ -47,7 +47,6 @@ from models.vision_language_model import VisionLanguageModel
 from tools import nanovlm
 from tools.adapter import put_in, read_adapter
 
-AUTO_MAP = "auto_map"  # key of a config.json whose model transformers knows by code that comes with it
 _WORDS = 12  # in the test prompt
 # Of the logits' standard deviation: sums in another order. A misplaced tensor exceeds it many times over.
 TOLERANCE = 1e-4
@@ -78,9 +77,14 @@ def convert(
     check_replaceable(target, overwrite)
     opened = open_files(source, revision)
     choose_family(opened.config, opened.source)  # no weights are fetched for nothing
-    layout = _layout(opened, adapter)
-    stored = {FLOATS[entry.dtype] for name, entry in entries_of(opened).items()
-              if name != INV_FREQ and entry.dtype in FLOATS} or {torch.float32}  # fmt: skip
+    other = recognises(opened.config)
+    if other and adapter is not None:
+        raise CheckpointError(
+            f"{source} is in nanoVLM's layout, and adapters name transformers' layers: convert it first, "
+            "then merge the adapter into the result"
+        )
+    kinds = {entry.dtype for name, entry in entries_of(opened).items() if name != INV_FREQ}
+    stored = {FLOATS[kind] for kind in kinds if kind in FLOATS} or {torch.float32}
     rounded = getattr(torch, dtype) if dtype else functools.reduce(torch.promote_types, stored)
     # In float32 at least, so that whatever is computed on the weights is rounded once, at the end.
     wide = torch.promote_types(rounded, torch.float32)
@@ -91,17 +95,20 @@ def convert(
 
     model, processor = one_version(source, opened.commit or revision, read)
     shown = str(rounded).removeprefix("torch.")
-    log(f"read {source}: {layout}, {_parameters(model):,} parameters, to {shown}")
+    layout = "nanoVLM's" if other else "transformers'"
+    log(f"read {source}: {layout} layout, {_parameters(model):,} parameters, to {shown}")
     reference, probe = _rewrite(model, processor, opened, adapter, log)
     verify("rewritten", reference, probe.ours(model), log)
     model = model.to(rounded)
 
     # Not where the dtype holds every number of the stored ones.
     narrower = any(torch.promote_types(kind, rounded) != rounded for kind in stored)
-    narrower |= rounded != wide and (adapter is not None or recognises(opened.config))
+    narrower |= rounded != wide and (adapter is not None or other)
     changes = ["with an adapter merged"] * (adapter is not None) + [f"rounded to {shown}"] * narrower
-    card = None if adapter or layout != HUB else card_of_origin(model)  # of the same model in the same layout
-    card = card or _new_card(model, source, push or str(target), changes, processor is not None)
+    same = adapter is None and not other
+    card = (card_of_origin(model) if same else None) or _new_card(
+        model, source, push or str(target), changes, processor is not None
+    )
     with replace_folder(target, lambda name: is_checkpoint_file(name) or name == CARD) as new:
         write_checkpoint(model, new, processor, MAX_SHARD_BYTES)
         (new / CARD).write_text(card, encoding="utf-8")
@@ -114,23 +121,6 @@ def convert(
         result = VisionLanguageModel.from_pretrained(target, dtype="stored")
         address = result.push_to_hub(push, processor, private=private)
         log(f"uploaded to {address}")
-
-
-HUB = "transformers' layout"
-
-
-def _layout(opened: Opened, adapter: Path | None) -> str:
-    """The layout of a checkpoint, in words; raises CheckpointError for an adapter to another than HUB."""
-    if recognises(opened.config):
-        layout = "nanoVLM's layout"
-    else:
-        layout = "the layout of code of its own" if AUTO_MAP in opened.config else HUB
-    if adapter is not None and layout != HUB:
-        raise CheckpointError(
-            f"{opened.source} is in {layout}, and adapters name transformers' layers: convert it first, then "
-            f"merge the adapter into the result"
-        )
-    return layout
 
 
 def _parameters(model: nn.Module) -> int:

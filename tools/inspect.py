@@ -24,7 +24,7 @@ from generation.kv_cache import bytes_per_row, numbers_per_token
 from generation.states import snapshot_numbers
 from messages import some
 from models.checkpoints.backbones import TEXT, VISION, Backbone
-from models.checkpoints.files import CheckpointError, Opened
+from models.checkpoints.files import CheckpointError, Opened, naming
 from models.checkpoints.load import choose_family, empty_model, parameter_shapes, quantization
 from models.checkpoints.missing import other_weights
 from models.checkpoints.sizes import PARTS, Headers, module_of, read_headers
@@ -40,10 +40,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     """Everything that configs and headers tell about a checkpoint, as JSON-ready values."""
     opened = open_files(source, revision)
     headers, quantized = read_headers(opened), quantization(opened.config)
-    try:
-        reader, config, prefix = _read(opened)
-    except CheckpointError as error:
-        raise CheckpointError(f"{source}: {error}") from None
+    reader, config, prefix = _read(opened)
     vision = config.vision if not prefix.startswith("language") else None
     text = config.text if not prefix.startswith("vision") else None
     shapes = parameter_shapes(empty_model(VisionLanguageModel, config))
@@ -52,7 +49,7 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     for name, shape in expected.items():
         parameters[module_of(name)] += math.prod(shape)
         parameters["all"] += math.prod(shape)
-    cache = text and _cache(config)
+    cache = _cache(config) if text else None
     stored = {dtype: parameters["all"] * size for dtype, size in _CACHE_BYTES.items()}
     for dtype in ("int8", "int4"):
         stored[dtype] = sum(rounded_bytes(dtype, name, shape) for name, shape in expected.items())
@@ -85,12 +82,13 @@ def _read(opened: Opened) -> tuple[Any, VLMConfig, str]:
     """A checkpoint's reader, its config, and the prefix of its parameters: a bare backbone is one tower of a
     model whose other is not counted."""
     kind = str(opened.config.get("model_type"))
-    if (reader := (VISION | TEXT).get(kind)) is None:
-        family = choose_family(opened.config, opened.source)
-        return family, family.read_config(opened.config, opened.generation_config, {}), ""
-    part, tied = reader.read_config(opened.config), bool(opened.config.get("tie_word_embeddings"))
-    towers = (part, TextConfig()) if kind in VISION else (VisionConfig(), part)
-    config = VLMConfig(*towers, scale_factor=1, image_token_id=0, tie_word_embeddings=tied)
+    reader: Any = (VISION | TEXT).get(kind) or choose_family(opened.config, opened.source)
+    with naming(opened.source):
+        if not isinstance(reader, Backbone):
+            return reader, reader.read_config(opened.config, opened.generation_config, {}), ""
+        part, tied = reader.read_config(opened.config), bool(opened.config.get("tie_word_embeddings"))
+        towers = (part, TextConfig()) if kind in VISION else (VisionConfig(), part)
+        config = VLMConfig(*towers, scale_factor=1, image_token_id=0, tie_word_embeddings=tied)
     return reader, config, "vision_model." if kind in VISION else "language_model."
 
 
